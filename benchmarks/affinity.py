@@ -51,7 +51,7 @@ WORDS = (
 class Shares:
     """Of the prompt tokens, how many were found in a prefix cache, 0 to 1."""
 
-    in_turn: float
+    round_robin: float
     routed: float
 
 
@@ -59,29 +59,31 @@ def load(seed: str) -> list[list[dict[str, str]]]:
     """The messages of all requests; another seed gives other documents of the same kind."""
     chance = random.Random(seed)
     documents = [f"{seed} {number}. " + " ".join(chance.choices(WORDS, k=500)) for number in range(DOCUMENTS)]
-    asked = [
+    conversations = [
         [{"role": "system", "content": text}, {"role": "user", "content": f"Question {number}?"}]
         for text in documents
         for number in range(QUESTIONS)
     ]
-    chance.shuffle(asked)
-    return asked
+    chance.shuffle(conversations)
+    return conversations
 
 
 async def compare(router: str, engines: Sequence[str], *, model: str, served: str) -> Shares:
     """Sends the load both ways. `served` is what the engines call the model that the router calls `model`."""
     name = f"{time.time_ns()}"  # so that no cache has seen it
     async with httpx.AsyncClient(timeout=120, trust_env=False, verify=False) as http:
-        begun = await _counters(http, engines)
+        before = await _counters(http, engines)
         await _send(http, cycle(engines), load(f"{name}-a"), served)
         half = await _counters(http, engines)
         await _send(http, cycle([router]), load(f"{name}-b"), model)
-        ended = await _counters(http, engines)
-    return Shares(_share(begun, half), _share(half, ended))
+        after = await _counters(http, engines)
+    return Shares(_share(before, half), _share(half, after))
 
 
-async def _send(http: httpx.AsyncClient, urls: Iterator[str], asked: list[list[dict[str, str]]], model: str) -> None:
-    for messages in asked:
+async def _send(
+    http: httpx.AsyncClient, urls: Iterator[str], conversations: list[list[dict[str, str]]], model: str
+) -> None:
+    for messages in conversations:
         body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0}
         (await http.post(f"{next(urls)}/v1/chat/completions", json=body)).raise_for_status()
 
@@ -104,7 +106,7 @@ def _share(before: tuple[float, float], after: tuple[float, float]) -> float:
 
 
 @contextmanager
-def house() -> Iterator[tuple[str, list[str]]]:
+def running_services() -> Iterator[tuple[str, list[str]]]:
     """Two simulated engines and a router without a cache, each a process of its own: its address, and theirs."""
     ports = [_free_port() for _ in range(3)]
     router, *engines = (f"http://127.0.0.1:{port}" for port in ports)
@@ -163,12 +165,12 @@ def main() -> None:
     options = parser.parse_args()
     served = options.served or options.model
     if options.router is None:
-        with house() as (router, engines):
+        with running_services() as (router, engines):
             shares = asyncio.run(compare(router, engines, model=options.model, served=served))
     else:
         shares = asyncio.run(compare(options.router, options.engine, model=options.model, served=served))
     print(f"prompt tokens found in a prefix cache, of {DOCUMENTS * QUESTIONS} prompts over {DOCUMENTS} documents")
-    print(f"  engines in turn      {shares.in_turn:6.1%}")
+    print(f"  engines in turn      {shares.round_robin:6.1%}")
     print(f"  routed by affinity   {shares.routed:6.1%}")
 
 

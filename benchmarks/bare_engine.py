@@ -37,10 +37,10 @@ def _framed(data: bytes) -> bytes:
 
 def events(count: int) -> list[bytes]:
     """So many events of a stream, as HTTP/1.1 chunks."""
-    *said, last = _pieces(count - 2)
+    *content, last = _pieces(count - 2)
     return [
         _event({"role": "assistant", "content": ""}),
-        *[_event({"content": piece}) for piece in said],
+        *[_event({"content": piece}) for piece in content],
         _event({"content": last}, "stop"),
         _framed(b"data: [DONE]\n\n") + b"0\r\n\r\n",
     ]

@@ -23,7 +23,7 @@ class Redis(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader()
-        self._asked: list[asyncio.Future[object]] = []
+        self._pending: list[asyncio.Future[object]] = []
         self._unsent: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -34,7 +34,7 @@ class Redis(asyncio.Protocol):
             self._loop.call_soon(self._send)
         self._unsent.append(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(key), key))
         reply: asyncio.Future[object] = self._loop.create_future()
-        self._asked.append(reply)
+        self._pending.append(reply)
         return reply
 
     def _send(self) -> None:
@@ -43,13 +43,13 @@ class Redis(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
-        answered = 0
+        done = 0
         while (reply := self._reader.gets()) is not False:
-            waiting = self._asked[answered]
-            answered += 1
+            waiting = self._pending[done]
+            done += 1
             if not waiting.done():  # else who asked has left
                 waiting.set_result(reply)
-        del self._asked[:answered]
+        del self._pending[:done]
 
 
 class Engine(asyncio.Protocol):

@@ -29,8 +29,8 @@ from typing import Any, Final
 
 import msgspec
 from load import load
-from stand import cpu_seconds, memory_kb, stand
-from streamed import Stream, asked, chat, prose, shapes
+from processes import cpu_seconds, memory_kb, running_routers
+from streamed import Stream, chat, prose, shapes
 
 from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
@@ -54,7 +54,7 @@ LARGE: Final = 64  # bytes; longer fields are shown by name
 
 def entry_of(stream: Stream) -> tuple[str, Entry] | NotStoredReason:
     """What a router stores of a stream under which key, or why it stores nothing."""
-    request = parse_request(ENDPOINT_BY_PATH[stream.path], msgspec.json.encode(stream.asked))
+    request = parse_request(ENDPOINT_BY_PATH[stream.path], msgspec.json.encode(stream.request))
     parts = split_parts(request, ContextMarkers())
     key = derive_cache_key(parts, tenant=DEFAULT_TENANT, model="bare", revision="")
     recorder = make_recorder(request.endpoint, CacheSettings().max_entry)
@@ -96,8 +96,8 @@ async def one_of_each(redis: RedisServer, store: StoreFixture) -> None:
 
 async def write_many(redis: RedisServer, store: StoreFixture, count: int) -> None:
     empty = await redis.command_bytes("INFO", "memory")
-    for begin in range(0, count, WRITTEN_AT_ONCE):
-        numbers = range(begin, min(begin + WRITTEN_AT_ONCE, count))
+    for first in range(0, count, WRITTEN_AT_ONCE):
+        numbers = range(first, min(first + WRITTEN_AT_ONCE, count))
         results = [entry_of(chat(TOKENS, number + 1)) for number in numbers]
         written = [store.put(*result) for result in results if not isinstance(result, NotStoredReason)]
         if await asyncio.gather(*written) != ["stored"] * len(results):
@@ -112,27 +112,27 @@ async def write_many(redis: RedisServer, store: StoreFixture, count: int) -> Non
     )  # fmt: skip
 
 
-async def hits(router: RouterProcess, local: str, name: str, asked: Iterator[bytes], requests: int) -> None:
-    began, cpu = time.perf_counter(), cpu_seconds(router.process.pid)
-    result = await load(router.port, asked, connections=16, requests=requests)
-    took, cpu = time.perf_counter() - began, cpu_seconds(router.process.pid) - cpu
+async def hits(router: RouterProcess, local: str, name: str, bodies: Iterator[bytes], requests: int) -> None:
+    started, cpu = time.perf_counter(), cpu_seconds(router.process.pid)
+    result = await load(router.port, bodies, connections=16, requests=requests)
+    took, cpu = time.perf_counter() - started, cpu_seconds(router.process.pid) - cpu
     if set(result.caches) != {"HIT"}:
         raise RuntimeError(f"X-Cache was {dict(result.caches)}")
     report(
-        local=local, asked=name, requests=requests, p50_ms=result.whole_ms(0.5), p99_ms=result.whole_ms(0.99),
+        local=local, asked=name, requests=requests, p50_ms=result.total_ms(0.5), p99_ms=result.total_ms(0.99),
         per_second=round(requests / took), cpu_ms=round(cpu / requests * 1000, 4),
         router_rss_mb=round(memory_kb(router.process.pid) / 1e3),
     )  # fmt: skip
 
 
 def any_of(count: int) -> Iterator[bytes]:
-    dice = Random(count)
+    rng = Random(count)
     while True:
-        yield body(dice.randrange(count))
+        yield body(rng.randrange(count))
 
 
 def body(number: int) -> bytes:
-    return msgspec.json.encode(asked("/v1/chat/completions", number + 1))
+    return msgspec.json.encode(request("/v1/chat/completions", number + 1))
 
 
 def report(**facts: Any) -> None:
@@ -156,7 +156,7 @@ async def main() -> None:
         await write_many(redis, store, arguments.many)
         popular = min(POPULAR, arguments.many)
         for local in ("0B", "64MiB"):
-            async with stand(local=local, redis=redis) as (router,):
+            async with running_routers(local=local, redis=redis) as (router,):
                 await hits(router, local, "uniform", any_of(arguments.many), arguments.requests)
                 await load(router.port, map(body, range(popular)), connections=16, requests=popular)
                 await hits(router, local, "popular", any_of(popular), arguments.requests)

@@ -34,9 +34,9 @@ import uvloop
 from engines.redis_server import find_program, redis_argv
 
 ENGINES = 4
-KILLED = 0.1  # how many of the faults are a SIGKILL
+KILL_SHARE = 0.1  # how many of the faults are a SIGKILL
 DOWN_FOR = 2.0
-LONGEST = 120.0  # seconds for one request; whoever is not answered by then is lost
+TIMEOUT = 120.0  # seconds for one request; whoever is not answered by then is lost
 FAULTS: tuple[dict[str, object], ...] = (
     {"fault": "status", "code": 500},
     {"fault": "status", "code": 503},
@@ -107,8 +107,8 @@ class Clients:
     """Asks, and counts what becomes of it."""
 
     def __init__(self, routers: list[str], requests: int) -> None:
-        self.endings: Counter[str] = Counter()
-        self.waits: list[float] = []
+        self.outcomes: Counter[str] = Counter()
+        self.durations: list[float] = []
         self.fallbacks = 0
         self._routers = routers
         self._numbers = iter(range(requests))
@@ -117,14 +117,14 @@ class Clients:
 
     async def ask(self) -> None:
         for number in self._numbers:
-            began = time.perf_counter()
+            started = time.perf_counter()
             try:
-                async with asyncio.timeout(LONGEST):
-                    ending = await self._one(number)
+                async with asyncio.timeout(TIMEOUT):
+                    outcome = await self._one(number)
             except (httpx.TransportError, TimeoutError) as error:
-                ending = f"lost: {type(error).__name__}"
-            self.endings[ending] += 1
-            self.waits.append(time.perf_counter() - began)
+                outcome = f"lost: {type(error).__name__}"
+            self.outcomes[outcome] += 1
+            self.durations.append(time.perf_counter() - started)
 
     async def _one(self, number: int) -> str:
         stream = number % 4 > 1
@@ -143,16 +143,16 @@ class Clients:
         return "error: at the end of a stream" if b'"error"' in last else "lost: a stream without an end"
 
 
-async def havoc(engines: list[Engine], every: float, dice: random.Random, deeds: "Counter[str]") -> None:
+async def inject_faults(engines: list[Engine], every: float, rng: random.Random, faults: "Counter[str]") -> None:
     """Until it is cancelled."""
     async with httpx.AsyncClient(timeout=5) as http, asyncio.TaskGroup() as group:
-        troubled: set[str] = set()
+        faulty: set[str] = set()
 
         async def killed(engine: Engine) -> None:
             await engine.end()
             await asyncio.sleep(DOWN_FOR)
             await engine.start()
-            troubled.discard(engine.name)
+            faulty.discard(engine.name)
 
         async def failing(engine: Engine, fault: dict[str, object], seconds: float) -> None:
             page = f"http://127.0.0.1:{engine.port}/_sim/faults"
@@ -160,22 +160,22 @@ async def havoc(engines: list[Engine], every: float, dice: random.Random, deeds:
                 await http.post(page, json=[fault])
                 await asyncio.sleep(seconds)
                 await http.delete(page)
-            troubled.discard(engine.name)
+            faulty.discard(engine.name)
 
         while True:
             await asyncio.sleep(every)
-            well = [engine for engine in engines if engine.name not in troubled]
-            if not well:
+            healthy = [engine for engine in engines if engine.name not in faulty]
+            if not healthy:
                 continue
-            engine = dice.choice(well)
-            troubled.add(engine.name)
-            if dice.random() < KILLED:
-                deeds["SIGKILL"] += 1
+            engine = rng.choice(healthy)
+            faulty.add(engine.name)
+            if rng.random() < KILL_SHARE:
+                faults["SIGKILL"] += 1
                 group.create_task(killed(engine))
             else:
-                fault = dice.choice(FAULTS)
-                deeds[" ".join(f"{name}={value}" for name, value in fault.items())] += 1
-                group.create_task(failing(engine, fault, dice.uniform(0.1, 1.0)))
+                fault = rng.choice(FAULTS)
+                faults[" ".join(f"{name}={value}" for name, value in fault.items())] += 1
+                group.create_task(failing(engine, fault, rng.uniform(0.1, 1.0)))
 
 
 async def until_ready(url: str) -> None:
@@ -211,14 +211,14 @@ async def run(arguments: argparse.Namespace) -> int:
             stack.push_async_callback(router.end, signal.SIGTERM)
             urls.append(f"http://127.0.0.1:{port}")
         await asyncio.gather(*map(until_ready, urls))
-        clients, deeds = Clients(urls, arguments.requests), Counter[str]()
-        began = time.perf_counter()
-        trouble = asyncio.create_task(havoc(engines, arguments.every, random.Random(arguments.seed), deeds))
+        clients, faults = Clients(urls, arguments.requests), Counter[str]()
+        started = time.perf_counter()
+        injecting = asyncio.create_task(inject_faults(engines, arguments.every, random.Random(arguments.seed), faults))
         await asyncio.gather(*(clients.ask() for _ in range(arguments.at_once)))
-        took = time.perf_counter() - began
-        trouble.cancel()
-        await asyncio.wait([trouble])
-        report(clients, deeds, took)
+        seconds = time.perf_counter() - started
+        injecting.cancel()
+        await asyncio.wait([injecting])
+        report(clients, faults, seconds)
         metrics = [(await httpx.AsyncClient().get(f"{url}/metrics")).text for url in urls]
         attempts = sum(
             float(line.rpartition(" ")[2])
@@ -227,18 +227,20 @@ async def run(arguments: argparse.Namespace) -> int:
             if line.startswith("llm_retries_total")
         )
         print(f"{attempts:.0f} attempts at engines failed")
-    return 1 if any(ending.startswith("lost") for ending in clients.endings) else 0
+    return 1 if any(outcome.startswith("lost") for outcome in clients.outcomes) else 0
 
 
-def report(clients: Clients, deeds: "Counter[str]", took: float) -> None:
-    waits, total = sorted(clients.waits), sum(clients.endings.values())
-    kinds = Counter(ending.partition(":")[0] for ending in clients.endings.elements())
-    print(f"{total} requests in {took:.1f} s, {total / took:.0f} a second; {clients.fallbacks} by the fallback model")
+def report(clients: Clients, faults: "Counter[str]", seconds: float) -> None:
+    durations, total = sorted(clients.durations), sum(clients.outcomes.values())
+    kinds = Counter(outcome.partition(":")[0] for outcome in clients.outcomes.elements())
+    rate = total / seconds
+    print(f"{total} requests in {seconds:.1f} s, {rate:.0f} a second; {clients.fallbacks} by the fallback model")
     print(", ".join(f"{kinds[kind]} {kind} ({kinds[kind] / total:.2%})" for kind in ("complete", "error", "lost")))
-    print(f"seconds: median {waits[total // 2]:.2f}, 99 % {waits[total * 99 // 100]:.2f}, slowest {waits[-1]:.2f}")
-    for ending, count in clients.endings.most_common():
-        print(f"  {count:6} {ending}")
-    print("meanwhile:", ", ".join(f"{count} x {deed}" for deed, count in sorted(deeds.items())))
+    median, p99 = durations[total // 2], durations[total * 99 // 100]
+    print(f"seconds: median {median:.2f}, 99 % {p99:.2f}, slowest {durations[-1]:.2f}")
+    for outcome, count in clients.outcomes.most_common():
+        print(f"  {count:6} {outcome}")
+    print("meanwhile:", ", ".join(f"{count} x {fault}" for fault, count in sorted(faults.items())))
 
 
 def main() -> None:

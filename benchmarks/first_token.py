@@ -19,7 +19,7 @@ from typing import cast
 
 from bare_engine import EVENTS
 from load import bodies
-from stand import bare_engine, bare_router, cpu_seconds, stand
+from processes import bare_engine, bare_router, cpu_seconds, running_routers
 
 ROUNDS = 4  # how often each stream's place is taken anew, the first time uncounted
 
@@ -29,10 +29,10 @@ class Client(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, told: Callable[[float], None], ended: Callable[["Client"], None]) -> None:
+    def __init__(self, on_first_token: Callable[[float], None], on_end: Callable[["Client"], None]) -> None:
         """`told` is told the seconds to each first token."""
-        self._told = told
-        self._ended = ended
+        self._on_first_token = on_first_token
+        self._on_end = on_end
         self._due = 0.0
         self._events = 0
         self._has_token = False
@@ -50,36 +50,36 @@ class Client(asyncio.Protocol):
             self._events += data.count(b"data: ")
             self._has_token = self._events > 1
             if self._has_token:
-                self._told(time.perf_counter() - self._due)
+                self._on_first_token(time.perf_counter() - self._due)
         if data.endswith(b"0\r\n\r\n"):
-            self._ended(self)
+            self._on_end(self)
 
 
-async def arrivals(port: int, asked: Iterator[bytes], streams: int, rate: float) -> list[float]:
+async def arrivals(port: int, bodies_: Iterator[bytes], streams: int, rate: float) -> list[float]:
     """Seconds to the first token of each request, in the order in which they came."""
     idle: list[Client] = []
     seconds: list[float] = []
     all_idle = asyncio.Event()
     count = 2 * streams
 
-    def ended(client: Client) -> None:
+    def on_end(client: Client) -> None:
         idle.append(client)
         if len(idle) == count:
             all_idle.set()
 
     for _ in range(count):
         _, client = await asyncio.get_running_loop().create_connection(
-            lambda: Client(seconds.append, ended), "127.0.0.1", port
+            lambda: Client(seconds.append, on_end), "127.0.0.1", port
         )
         idle.append(client)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for number in range(streams * ROUNDS):
-        due = begun + number / rate
+        due = started + number / rate
         await asyncio.sleep(due - time.perf_counter())
         if not idle:
             raise RuntimeError("twice as many streams are open as should be: it cannot keep up")
         all_idle.clear()
-        idle.pop().ask(next(asked), due)
+        idle.pop().ask(next(bodies_), due)
     await all_idle.wait()
     for client in idle:
         client.transport.close()
@@ -92,7 +92,7 @@ async def measure(streams: int, interval: float) -> dict[str, object]:
         direct = sorted(await arrivals(port, bodies(stream=True), streams, rate))
     async with bare_router(interval) as (port, pid):
         bare, bare_cpu = await through(port, pid, streams, rate)
-    async with stand(interval=interval) as (router,):
+    async with running_routers(interval=interval) as (router,):
         ours, cpu = await through(router.port, router.process.pid, streams, rate)
     result: dict[str, object] = {"streams": streams, "streams_a_second": round(rate, 1)}
     for name, share in (("p50", 0.5), ("p99", 0.99)):

@@ -29,17 +29,17 @@ REQUESTS = 200
 
 async def ask(http: httpx.AsyncClient, url: str, prompt: str, *, stream: bool = False) -> tuple[str, float]:
     """X-Cache, and the seconds that it took."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     answer = await http.post(f"{url}/v1/chat/completions", json=chat_body(prompt, stream=stream))
     answer.raise_for_status()
-    return answer.headers["x-cache"], time.perf_counter() - began
+    return answer.headers["x-cache"], time.perf_counter() - started
 
 
 async def identical(http: httpx.AsyncClient, urls: list[str], engine: SimulatedEngine) -> dict[str, object]:
     await engine.set_faults({"fault": "ttft", "ms": 300})
     before = (await engine.stats())["started"]
-    asked = [ask(http, urls[n % 2], "The sea?", stream=n % 3 == 0) for n in range(REQUESTS)]
-    answers = await asyncio.gather(*asked)
+    requests = [ask(http, urls[n % 2], "The sea?", stream=n % 3 == 0) for n in range(REQUESTS)]
+    answers = await asyncio.gather(*requests)
     generations = (await engine.stats())["started"] - before
     await engine.clear_faults()
     return {"requests": REQUESTS, "generations": generations, **Counter(cache for cache, _ in answers)}

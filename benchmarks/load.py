@@ -15,8 +15,8 @@ def bodies(*, stream: bool, different: int | None = None, name: str = "") -> Ite
     """Chats without end: all different, or so many different ones in turn; those of another `name` differ from all."""
     number = 0
     while True:
-        asked = f"{name} question {number if different is None else number % different}: " + "what is the sea? " * 16
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+        question = f"{name} question {number if different is None else number % different}: " + "what is the sea? " * 16
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
         fields = {"model": "bare", "messages": messages, "temperature": 0, "max_tokens": 64}
         yield json.dumps({**fields, "stream": True} if stream else fields).encode()
         number += 1
@@ -26,23 +26,23 @@ class Load(NamedTuple):
     """What came of it: times in seconds, and how often each X-Cache came."""
 
     first: list[float]
-    whole: list[float]
+    total: list[float]
     caches: Counter[str]
 
     def first_ms(self, share: float) -> float:
         """Milliseconds to the first event, or to the answer if that is JSON; `share` 0.5 is the median."""
         return _ms(self.first, share)
 
-    def whole_ms(self, share: float) -> float:
+    def total_ms(self, share: float) -> float:
         """Milliseconds to the last byte."""
-        return _ms(self.whole, share)
+        return _ms(self.total, share)
 
 
 def _ms(seconds: list[float], share: float) -> float:
     return round(sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))] * 1000, 2)
 
 
-async def load(port: int, asked: Iterator[bytes], *, connections: int, requests: int) -> Load:
+async def load(port: int, bodies: Iterator[bytes], *, connections: int, requests: int) -> Load:
     """Asks that many things in all; RuntimeError where an answer is not 200 and whole."""
     result = Load([], [], Counter())
     left = iter(range(requests))
@@ -50,9 +50,9 @@ async def load(port: int, asked: Iterator[bytes], *, connections: int, requests:
     open_ = 0
 
     def next_body() -> bytes | None:
-        return next(asked) if next(left, None) is not None else None
+        return next(bodies) if next(left, None) is not None else None
 
-    def over(error: Exception | None) -> None:
+    def on_end(error: Exception | None) -> None:
         nonlocal open_
         open_ -= 1
         if done.done():
@@ -66,7 +66,7 @@ async def load(port: int, asked: Iterator[bytes], *, connections: int, requests:
     for _ in range(min(connections, requests)):
         open_ += 1
         transport, _ = await asyncio.get_running_loop().create_connection(
-            lambda: _Client(result, next_body, over), "127.0.0.1", port
+            lambda: _Client(result, next_body, on_end), "127.0.0.1", port
         )
         transports.append(transport)
     try:
@@ -79,14 +79,14 @@ async def load(port: int, asked: Iterator[bytes], *, connections: int, requests:
 
 class _Client(asyncio.Protocol):
     def __init__(
-        self, result: Load, next_body: Callable[[], bytes | None], over: Callable[[Exception | None], None]
+        self, result: Load, next_body: Callable[[], bytes | None], on_end: Callable[[Exception | None], None]
     ) -> None:
         self._result = result
         self._next_body = next_body
-        self._over: Callable[[Exception | None], None] | None = over
+        self._on_end: Callable[[Exception | None], None] | None = on_end
         self._received: list[bytes] = []
-        self._begun = 0.0
-        self._heard = False
+        self._started = 0.0
+        self._has_first_event = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -98,23 +98,23 @@ class _Client(asyncio.Protocol):
             self._end(None)
             return
         head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: router\r\ncontent-type: application/json\r\n"
-        self._begun, self._heard = time.perf_counter(), False
+        self._started, self._has_first_event = time.perf_counter(), False
         self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
         self._received.append(data)
-        if not self._heard and (b"data: " in data or len(self._received) == 1):
-            self._heard = b"data: " in data or b"text/event-stream" not in data
-            if self._heard:
-                self._result.first.append(now - self._begun)
+        if not self._has_first_event and (b"data: " in data or len(self._received) == 1):
+            self._has_first_event = b"data: " in data or b"text/event-stream" not in data
+            if self._has_first_event:
+                self._result.first.append(now - self._started)
         if not data.endswith(b"0\r\n\r\n") and not self._has_its_length():
             return
         head, _, body = b"".join(self._received).partition(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200 ") or (b"text/event-stream" in head and b"data: [DONE]" not in body):
             self._end(RuntimeError(f"no whole answer: {head[:200]!r} ... {body[-200:]!r}"))
             return
-        self._result.whole.append(now - self._begun)
+        self._result.total.append(now - self._started)
         self._result.caches[head.partition(b"x-cache: ")[2].split(b"\r\n")[0].decode()] += 1
         self._received.clear()
         self._ask()
@@ -128,6 +128,6 @@ class _Client(asyncio.Protocol):
         self._end(exc or ConnectionError("the router closed the connection"))
 
     def _end(self, error: Exception | None) -> None:
-        over, self._over = self._over, None
-        if over is not None:
-            over(error)
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(error)

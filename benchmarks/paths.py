@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from bare_engine import EVENTS
 from load import Load, bodies, load
-from stand import cpu_seconds, stand
+from processes import cpu_seconds, running_routers
 
 from tests.support.router_process import RouterProcess
 
@@ -39,7 +39,7 @@ class Way(NamedTuple):
     local: str = "64MiB"
     events: int = EVENTS
 
-    def asked(self) -> Iterator[bytes]:
+    def bodies(self) -> Iterator[bytes]:
         return bodies(stream=self.stream, different=64 if self.hits else None, name=self.name)
 
 
@@ -62,22 +62,22 @@ def check(result: Load, way: Way) -> None:
 
 
 async def cpu_ms(router: RouterProcess, way: Way, connections: int, requests: int) -> float:
-    asked = way.asked()
-    await load(router.port, asked, connections=connections, requests=256)  # what is to be a hit is stored then
+    bodies = way.bodies()
+    await load(router.port, bodies, connections=connections, requests=256)  # what is to be a hit is stored then
     before = cpu_seconds(router.process.pid)
-    check(await load(router.port, asked, connections=connections, requests=requests), way)
+    check(await load(router.port, bodies, connections=connections, requests=requests), way)
     return (cpu_seconds(router.process.pid) - before) / requests * 1000
 
 
 async def million_instructions(way: Way, connections: int, requests: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
-        under = (*CALLGRIND, f"--callgrind-out-file={folder}/out")
-        async with stand(local=way.local, events=way.events, under=under) as (router,):
-            asked = way.asked()
-            await load(router.port, asked, connections=connections, requests=256)
+        command_prefix = (*CALLGRIND, f"--callgrind-out-file={folder}/out")
+        async with running_routers(local=way.local, events=way.events, command_prefix=command_prefix) as (router,):
+            bodies = way.bodies()
+            await load(router.port, bodies, connections=connections, requests=256)
             await control(router, "--instr=on")
             await control(router, "--dump=begin")
-            check(await load(router.port, asked, connections=connections, requests=requests), way)
+            check(await load(router.port, bodies, connections=connections, requests=requests), way)
             await control(router, "--dump=end")
         newest = max(Path(folder).glob("out.*"), key=lambda out: int(out.suffix[1:]))
         totals = re.search(r"^totals: (\d+)", newest.read_text(), re.MULTILINE)
@@ -100,13 +100,13 @@ async def main() -> None:
     for way in WAYS:
         if arguments.only not in way.name:
             continue
-        async with stand(local=way.local, events=way.events) as (router,):
-            told: dict[str, object] = {"path": way.name}
-            told["cpu_ms"] = round(await cpu_ms(router, way, arguments.connections, arguments.requests), 4)
+        async with running_routers(local=way.local, events=way.events) as (router,):
+            row: dict[str, object] = {"path": way.name}
+            row["cpu_ms"] = round(await cpu_ms(router, way, arguments.connections, arguments.requests), 4)
         if arguments.instructions:
             counted = await million_instructions(way, arguments.connections, 400)
-            told["million_instructions"] = round(counted, 3)
-        print(json.dumps(told), flush=True)
+            row["million_instructions"] = round(counted, 3)
+        print(json.dumps(row), flush=True)
 
 
 asyncio.run(main())

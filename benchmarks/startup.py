@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 
-from stand import memory_kb, stand
+from processes import memory_kb, running_routers
 
 
 async def main() -> None:
@@ -19,13 +19,13 @@ async def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     arguments = parser.parse_args()
     seconds, memory = [], []
-    async with stand() as (router,):
+    async with running_routers() as (router,):
         for _ in range(arguments.times):
             router.kill()
-            began = time.perf_counter()
+            started = time.perf_counter()
             router.start()
             await router.wait_until_ready()
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - started)
             memory.append(memory_kb(router.process.pid))
     print(json.dumps({"ready_seconds": round(min(seconds), 2), "memory_mb": round(min(memory) / 1024, 1)}))
 

@@ -37,7 +37,7 @@ class Stream(NamedTuple):
     """A streamed answer: what was asked at which path, its events, its text, and how many tokens that has."""
 
     path: str
-    asked: dict[str, Any]
+    request: dict[str, Any]
     events: list[bytes]
     text: str
     tokens: int
@@ -80,38 +80,38 @@ def _is_prose(paragraph: str) -> bool:
 def pieces(tokens: int, number: int = 0) -> list[str]:
     """So many tokens of prose; those of another `number` begin elsewhere, and say so in their first words."""
     of = prose()
-    begin = number * 37 % len(of)
-    heading = ["Answer", f" {number // 1000:03d}", f"{number % 1000:03d}", ":"] if number else []
-    return [*heading, *(of[at % len(of)] for at in range(begin, begin + tokens - len(heading)))]
+    start = number * 37 % len(of)
+    marker = ["Answer", f" {number // 1000:03d}", f"{number % 1000:03d}", ":"] if number else []
+    return [*marker, *(of[at % len(of)] for at in range(start, start + tokens - len(marker)))]
 
 
 def chat(tokens: int, number: int = 0) -> Stream:
     """A streamed chat."""
     opening, first, *_, last, usage, done = _captured("chat-stream-usage", number)
-    said = pieces(tokens, number)
+    texts = pieces(tokens, number)
     text, end = _around(first, "ve"), _around(last, "stract")
-    events = [opening, *map(text, said[:-1]), end(said[-1]), _counted(usage, 15, 8, tokens), done]
-    return _stream("/v1/chat/completions", events, said, number)
+    events = [opening, *map(text, texts[:-1]), end(texts[-1]), _counted(usage, 15, 8, tokens), done]
+    return _stream("/v1/chat/completions", events, texts, number)
 
 
 def chat_with_logprobs(tokens: int) -> Stream:
     """A chat with the log probabilities of each token and of one other."""
     opening, first, *_, last, done = _captured("chat-logprobs-stream")
-    dice, said = Random(tokens), pieces(tokens)
+    rng, texts = Random(tokens), pieces(tokens)
     events = [opening]
-    for piece in said:
+    for piece in texts:
         event = _decode((last if len(events) == tokens else first).removeprefix(b"data: "))
         choice = event["choices"][0]
-        likely = [_logprob(piece, dice), _logprob(dice.choice(prose()), dice)]
+        likely = [_logprob(piece, rng), _logprob(rng.choice(prose()), rng)]
         choice["delta"]["content"] = piece
         choice["logprobs"]["content"] = [{**likely[0], "top_logprobs": likely}]
         events.append(b"data: %b\n\n" % _encode(event))
     events += [_usage(tokens), done]
-    return _stream("/v1/chat/completions", events, said, logprobs=True, top_logprobs=2)
+    return _stream("/v1/chat/completions", events, texts, logprobs=True, top_logprobs=2)
 
 
-def _logprob(token: str, dice: Random) -> dict[str, Any]:
-    (logprob,) = struct.unpack("f", struct.pack("f", -dice.expovariate(1.0)))  # the engine's are single precision
+def _logprob(token: str, rng: Random) -> dict[str, Any]:
+    (logprob,) = struct.unpack("f", struct.pack("f", -rng.expovariate(1.0)))  # the engine's are single precision
     return {"token": token, "logprob": logprob, "bytes": list(token.encode())}
 
 
@@ -119,58 +119,59 @@ def chat_with_tool_call(tokens: int) -> Stream:
     """A chat whose answer is one call of a function, with a text for its only argument."""
     opening, call, first, *_, last, done = _captured("chat-tool-required-stream")
     inside = [_encode(piece).decode()[1:-1] for piece in pieces(tokens - 4)]
-    said = ['{"', "text", '": "', *inside, '"}']
-    events = [opening, call, *map(_around(first, "n"), said), last, _usage(tokens), done]
+    texts = ['{"', "text", '": "', *inside, '"}']
+    events = [opening, call, *map(_around(first, "n"), texts), last, _usage(tokens), done]
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    return _stream("/v1/chat/completions", events, said, tools=[tool], tool_choice="required")
+    return _stream("/v1/chat/completions", events, texts, tools=[tool], tool_choice="required")
 
 
 def chat_of_two(tokens: int) -> Stream:
     """A chat with two choices, whose tokens come in turn; `tokens` are those of both."""
     opening, other_opening, first, *_, other, last, done = _captured("chat-n2-stream")
-    said = [pieces(tokens // 2, number) for number in (1, 2)]
+    texts = [pieces(tokens // 2, number) for number in (1, 2)]
     text, other_text = _around(first, "td"), _around(other, "ader")
     events = [opening, other_opening]
-    for piece, other_piece in zip(*(each[:-1] for each in said), strict=True):
+    for piece, other_piece in zip(*(each[:-1] for each in texts), strict=True):
         events += [text(piece), other_text(other_piece)]
     other_end = _around(last, "tin")
-    events += [other_end(said[0][-1]).replace(b'"index":1', b'"index":0'), other_end(said[1][-1])]
+    events += [other_end(texts[0][-1]).replace(b'"index":1', b'"index":0'), other_end(texts[1][-1])]
     events += [_usage(tokens), done]
-    return _stream("/v1/chat/completions", events, said[0] + said[1], n=2)
+    return _stream("/v1/chat/completions", events, texts[0] + texts[1], n=2)
 
 
 def completion(tokens: int) -> Stream:
     """A streamed completion."""
     first, *_, last, usage, done = _captured("completion-stream-usage")
-    said = pieces(tokens)
-    events = [*map(_around(first, "ull"), said[:-1]), _around(last, "rue")(said[-1])]
-    return _stream("/v1/completions", [*events, _counted(usage, 6, 4, tokens), done], said)
+    texts = pieces(tokens)
+    events = [*map(_around(first, "ull"), texts[:-1]), _around(last, "rue")(texts[-1])]
+    return _stream("/v1/completions", [*events, _counted(usage, 6, 4, tokens), done], texts)
 
 
 def response(tokens: int) -> Stream:
     """A stream of /v1/responses, which says its text again in each of its last four events, and numbers all events."""
     *opening, first, _, _, _, _, _, text_done, part_done, item_done, completed = _captured("responses-stream")
-    said = pieces(tokens)
+    texts = pieces(tokens)
     completed = completed.replace(b'"output_tokens":8', b'"output_tokens":%d' % tokens)
-    whole = "".join(said)
+    full_text = "".join(texts)
     closing = [
-        _around(event, "```python\ndef _get_name_in")(whole) for event in (text_done, part_done, item_done, completed)
+        _around(event, "```python\ndef _get_name_in")(full_text)
+        for event in (text_done, part_done, item_done, completed)
     ]
-    events = [*opening, *map(_around(first, "```"), said), *closing]
+    events = [*opening, *map(_around(first, "```"), texts), *closing]
     numbered = [
         re.sub(rb'"sequence_number":\d+', b'"sequence_number":%d' % number, event)
         for number, event in enumerate(events)
     ]
-    return _stream("/v1/responses", numbered, said)
+    return _stream("/v1/responses", numbered, texts)
 
 
 def message(tokens: int) -> Stream:
     """A stream of /v1/messages."""
     start, block, first, *_, block_stop, end, stop = _captured("messages-stream")
-    said = pieces(tokens)
+    texts = pieces(tokens)
     end = end.replace(b'"output_tokens":8', b'"output_tokens":%d' % tokens)
-    events = [start, block, *map(_around(first, "```"), said), block_stop, end, stop]
-    return _stream("/v1/messages", events, said)
+    events = [start, block, *map(_around(first, "```"), texts), block_stop, end, stop]
+    return _stream("/v1/messages", events, texts)
 
 
 def _captured(name: str, number: int = 0) -> list[bytes]:
@@ -211,7 +212,7 @@ def _usage(tokens: int) -> bytes:
     return _counted(_captured("chat-stream-usage")[-2], 15, 8, tokens)
 
 
-def asked(path: str, number: int = 0, **fields: Any) -> dict[str, Any]:
+def request(path: str, number: int = 0, **fields: Any) -> dict[str, Any]:
     """A request for a stream; those of another `number` differ."""
     prompt = f"question {number}: what is the sea?"
     match path:
@@ -224,5 +225,5 @@ def asked(path: str, number: int = 0, **fields: Any) -> dict[str, Any]:
     return {"model": "bare", **what, **fields, "temperature": 0, "stream": True}
 
 
-def _stream(path: str, events: list[bytes], said: list[str], number: int = 0, **fields: Any) -> Stream:
-    return Stream(path, asked(path, number, **fields), events, "".join(said), len(said))
+def _stream(path: str, events: list[bytes], texts: list[str], number: int = 0, **fields: Any) -> Stream:
+    return Stream(path, request(path, number, **fields), events, "".join(texts), len(texts))

@@ -14,11 +14,11 @@ import resource
 
 from bare_engine import EVENTS
 from load import bodies, load
-from stand import cpu_seconds, memory_kb, stand
+from processes import cpu_seconds, memory_kb, running_routers
 
 
 async def measure(streams: int, seconds: float) -> dict[str, object]:
-    async with stand(interval=seconds / EVENTS * 1000) as (router,):
+    async with running_routers(interval=seconds / EVENTS * 1000) as (router,):
         pid = router.process.pid
         await load(router.port, bodies(stream=False, name="warm"), connections=16, requests=64)
         memory, cpu = memory_kb(pid), cpu_seconds(pid)

@@ -87,7 +87,7 @@ async def drain(chunks: AsyncIterable[bytes]) -> int:
     return sum([len(chunk) async for chunk in chunks])
 
 
-def through(client: httpx.AsyncClient) -> Exchange:
+def with_httpx(client: httpx.AsyncClient) -> Exchange:
     async def exchange(url: str) -> int:
         async with client.stream("POST", url, content=REQUEST) as response:
             return await drain(response.aiter_raw())
@@ -95,7 +95,7 @@ def through(client: httpx.AsyncClient) -> Exchange:
     return exchange
 
 
-def straight(transport: HTTPTransport) -> Exchange:
+def with_transport(transport: HTTPTransport) -> Exchange:
     async def exchange(url: str) -> int:
         page, received = RequestTarget(url), 0
 
@@ -144,11 +144,11 @@ async def compare(base: str, events: int, only: str) -> None:
 
     def default() -> tuple[Exchange, Callable[[], Awaitable[None]]]:
         client = httpx.AsyncClient(timeout=60.0, limits=limits, trust_env=False)
-        return through(client), client.aclose
+        return with_httpx(client), client.aclose
 
     def ours() -> tuple[Exchange, Callable[[], Awaitable[None]]]:
         transport = HTTPTransport()
-        return straight(transport), transport.aclose
+        return with_transport(transport), transport.aclose
 
     cases = [("httpx", default), ("ours", ours)]
     print(f"{'':16}{'concurrent':>12}{'json CPU':>12}{'stream CPU':>12}{'json wall':>12}{'stream wall':>12}   ms")

@@ -88,7 +88,7 @@ def test_the_version_shows_whether_it_is_compiled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "asked", "compiles"),
+    ("setting", "command", "compiles"),
     [
         ("1", "bdist_wheel", True),
         ("0", "bdist_wheel", False),
@@ -96,8 +96,8 @@ def test_the_version_shows_whether_it_is_compiled() -> None:
         ("", "editable_wheel", False),
     ],
 )
-def test_an_install_compiles_as_requested_and_an_editable_one_never(said: str, asked: str, compiles: bool) -> None:
-    assert SETUP["is_wanted"](said, ["setup.py", asked]) is compiles
+def test_an_install_compiles_as_requested_and_an_editable_one_never(setting: str, command: str, compiles: bool) -> None:
+    assert SETUP["is_wanted"](setting, ["setup.py", command]) is compiles
 
 
 def test_by_default_it_compiles_if_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,11 +174,11 @@ def test_an_engine_is_started_as_roundhouse_up_starts_it(compose: Compose, outsi
     )
     wanted = vllm_argv(spec, "python3")
     assert service.entrypoint == wanted[:3]
-    given, ours = options(service.command), options(wanted[3:])
+    actual_options, ours = options(service.command), options(wanted[3:])
     for option in OURS_TO_SAY:
-        del given[option], ours[option]
-    drafts = [json.loads(each.pop("--speculative-config") or "") for each in (given, ours)]
-    assert given == ours
+        del actual_options[option], ours[option]
+    drafts = [json.loads(each.pop("--speculative-config") or "") for each in (actual_options, ours)]
+    assert actual_options == ours
     assert drafts[0] == drafts[1]
 
 
@@ -187,10 +187,10 @@ def test_an_engine_listens_at_the_address_in_the_routers_configuration(
     compose: Compose, inside: Settings, name: str
 ) -> None:
     service = compose.services[name]
-    given = options(service.command)
-    assert given["--host"] == "0.0.0.0"
-    assert host_of(engine(inside, name).addresses[0]) == (name, int(given["--port"] or ""))
-    assert service.expose == [given["--port"]]
+    actual_options = options(service.command)
+    assert actual_options["--host"] == "0.0.0.0"
+    assert host_of(engine(inside, name).addresses[0]) == (name, int(actual_options["--port"] or ""))
+    assert service.expose == [actual_options["--port"]]
 
 
 @pytest.mark.parametrize("name", ENGINES)

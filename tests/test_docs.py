@@ -76,9 +76,9 @@ def test_the_defaults_on_the_page_are_those_of_the_code() -> None:
         if heading not in ("[router]", "[cache]", "[breaker]", "[timeouts]"):
             continue
         defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
-        for names, shown in re.findall(r"^\| (`.*?`) \| (.*?) \|", section(page, heading), re.MULTILINE):
-            told = re.findall(r"`([^`]*)`", shown)
-            for name, default in zip(re.findall(r"\w+", names), told, strict=True):
+        for names, default_cell in re.findall(r"^\| (`.*?`) \| (.*?) \|", section(page, heading), re.MULTILINE):
+            defaults_shown = re.findall(r"`([^`]*)`", default_cell)
+            for name, default in zip(re.findall(r"\w+", names), defaults_shown, strict=True):
                 table = heading.strip("[]")
                 text = f'[{table}]\n{name} = {default}\n[[model]]\nname = "m"\n[[engine]]\nname = "e"\nmodel = "m"\n'
                 settings = parse(text + 'url = "http://127.0.0.1"\n', {})

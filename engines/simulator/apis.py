@@ -64,7 +64,7 @@ APIS: Final = (
     ),
     GenerationApi(
         "/v1/responses", responses_request, ResponsesFrames, response_body,
-        make_id=lambda request, _: str(request.asked.get("request_id") or f"resp_{secrets.token_hex(8)}"),
+        make_id=lambda request, _: str(request.original.get("request_id") or f"resp_{secrets.token_hex(8)}"),
         stream_error=lambda _: None,
     ),
     GenerationApi(

@@ -160,8 +160,8 @@ class ChatFrames:
             frame += b',"finish_reason":null,"token_ids":' + ids + b"}]" + self._continuous_usage(index)
             return frame + b"}\n\n"
         delta, reason = end
-        shown = finish_reason(self._request, reason)
-        frame += b',"finish_reason":' + encode(shown) + b',"stop_reason":' + encode(delta.stop_reason)
+        finish = finish_reason(self._request, reason)
+        frame += b',"finish_reason":' + encode(finish) + b',"stop_reason":' + encode(delta.stop_reason)
         frame += b',"token_ids":' + ids + b"}]" + self._continuous_usage(index)
         # vLLM sends the fingerprint once: in the usage event if there is one, else in the last event.
         return frame + (b"" if self._request.include_usage else self._end_fingerprint) + b"}\n\n"
@@ -217,12 +217,12 @@ class CompletionFrames:
         opens = not self._started[index]
         self._started[index] = True
         text = "" if request.echo_only else "".join(part.text for part in delta.parts)
-        shown = [] if request.echo_only else [token.text for token in delta.tokens]
+        finish = [] if request.echo_only else [token.text for token in delta.tokens]
         echoed = split_tokens(prompt.text) if request.echo and opens else []
         logprobs = b"null"
         if request.logprobs is not None:
-            completion_values = completion_logprobs(echoed, shown, request.logprobs, self._offsets[index])
-            self._offsets[index] += sum(map(len, echoed)) + sum(map(len, shown))
+            completion_values = completion_logprobs(echoed, finish, request.logprobs, self._offsets[index])
+            self._offsets[index] += sum(map(len, echoed)) + sum(map(len, finish))
             logprobs = encode(completion_values)
         prompt_ids = prompt.tokens if opens and (request.echo or request.return_token_ids) else None
         ids = _token_ids(delta.tokens) if request.return_token_ids else None

@@ -142,13 +142,13 @@ def anthropic_error(rejection: Rejection) -> object:
 
 def anthropic_error_frame(rejection: Rejection) -> bytes:
     """The event for an error in a stream: vLLM reports that it cannot parse the error of the underlying chat stream."""
-    shown = repr(rejection.body)
-    shown = shown if len(shown) <= _MAX_REPR else f"{shown[:25]}...{shown[-24:]}"
+    received = repr(rejection.body)
+    received = received if len(received) <= _MAX_REPR else f"{received[:25]}...{received[-24:]}"
     lines = ["2 validation errors for ChatCompletionStreamResponse"]
     for name in ("model", "choices"):
         lines += [
             name,
-            f"  Field required [type=missing, input_value={shown}, input_type=dict]",
+            f"  Field required [type=missing, input_value={received}, input_type=dict]",
             f"    {_PYDANTIC_LINK}",
         ]
     return typed_frame({"type": "error", "error": {"type": "internal_error", "message": "\n".join(lines)}})

@@ -99,7 +99,7 @@ class GenerationRequest:
     """Hash of the model and of the other fields that select the generated text, without the prompt."""
     salt: int
     """Hash of `cache_salt`, which separates prefix caches."""
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    original: Mapping[str, Any] = field(default_factory=dict)
     """The fields of the body, for an API whose response repeats them."""
 
     @property

@@ -218,7 +218,7 @@ def _usage(prompt: int, generated: int, reasoning: int) -> Json:
 def _response(
     request: GenerationRequest, envelope: Envelope, output: list[Json], status: str, used: Json | None
 ) -> Json:
-    body = request.asked
+    body = request.original
     tools = body.get("tools") or []
     parallel = body.get("parallel_tool_calls")
     return {

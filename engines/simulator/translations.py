@@ -61,8 +61,8 @@ def responses_request(body: fields.Body, settings: SimulatorSettings) -> Generat
     """
     if not body.get("tools") and body.get("tool_choice", "auto") == "auto":
         body = {**body, "tool_choice": "none"}
-    asked = fields.coerce(body, _RESPONSES_FIELDS, required=("input",))
-    if asked.get("background"):
+    original = fields.coerce(body, _RESPONSES_FIELDS, required=("input",))
+    if original.get("background"):
         raise Rejection(
             400,
             "This vLLM engine does not support `store=True` and therefore does not support the background mode. To "
@@ -71,28 +71,28 @@ def responses_request(body: fields.Body, settings: SimulatorSettings) -> Generat
             kind="invalid_request_error",
             param="background",
         )
-    if (previous := asked.get("previous_response_id")) is not None:
+    if (previous := original.get("previous_response_id")) is not None:
         message = f"Response with id '{previous}' not found."
         raise Rejection(404, message, kind="invalid_request_error", param="response_id")
-    request_input = asked["input"]
+    request_input = original["input"]
     items = [{"role": "user", "content": request_input}] if isinstance(request_input, str) else request_input
-    system = [{"role": "system", "content": asked["instructions"]}] if asked.get("instructions") else []
-    chat: fields.Body = {name: asked[name] for name in _RESPONSES_SAMPLING if asked.get(name) is not None}
+    system = [{"role": "system", "content": original["instructions"]}] if original.get("instructions") else []
+    chat: fields.Body = {name: original[name] for name in _RESPONSES_SAMPLING if original.get(name) is not None}
     chat["messages"] = [*system, *map(_chat_message, items)]
-    chat["max_completion_tokens"] = asked.get("max_output_tokens")
-    tools = [tool for tool in asked.get("tools") or () if tool.get("type") == "function"]
+    chat["max_completion_tokens"] = original.get("max_output_tokens")
+    tools = [tool for tool in original.get("tools") or () if tool.get("type") == "function"]
     if tools:
         chat["tools"] = [{"type": "function", "function": tool} for tool in tools]
-        choice = asked.get("tool_choice", "auto")
+        choice = original.get("tool_choice", "auto")
         chat["tool_choice"] = {"function": choice} if isinstance(choice, dict) else choice
-    if ((asked.get("reasoning") or {}).get("effort") or "none") != "none":
-        chat["chat_template_kwargs"] = {"enable_thinking": True, **(asked.get("chat_template_kwargs") or {})}
-    output_format = (asked.get("text") or {}).get("format") or {}
+    if ((original.get("reasoning") or {}).get("effort") or "none") != "none":
+        chat["chat_template_kwargs"] = {"enable_thinking": True, **(original.get("chat_template_kwargs") or {})}
+    output_format = (original.get("text") or {}).get("format") or {}
     if output_format.get("type") == "json_schema":
         chat["response_format"] = {"type": "json_schema", "json_schema": output_format}
     elif output_format:
         chat["response_format"] = output_format
-    return replace(chat_request(chat, settings), asked=asked)
+    return replace(chat_request(chat, settings), original=original)
 
 
 def _chat_message(item: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def main() -> int:
     """Exit code 0 if there are no defects, else 1."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Kill and freeze, and look what breaks.")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, help="the same seed, the same deeds and much the same requests")
+    parser.add_argument("--seed", type=int, help="the same seed, the same faults and much the same requests")
     parser.add_argument("--redis", choices=("server", "sentinel", "cluster"), default="server")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--logs", type=Path, help="an existing folder that keeps the routers' logs")

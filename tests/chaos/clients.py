@@ -124,15 +124,15 @@ class ChaosClients:
         stats.requests += 1
         stats.paths[f"{request.origin.question.path}{', a stream' if request.stream else ''}"] += 1
         self.purger.last_origin = request.origin  # the purger prefers keys in flight
-        began = loop.time()
-        tracked = self._rate_limits.start_request(request.origin.tenant, began)
+        started = loop.time()
+        tracked = self._rate_limits.start_request(request.origin.tenant, started)
         task = asyncio.ensure_future(_send(http, request))
         try:
             while not task.done():
-                remaining = MAX_REQUEST_SECONDS + (outages.duration_since(began) or 0.0) - (loop.time() - began)
+                remaining = MAX_REQUEST_SECONDS + (outages.duration_since(started) or 0.0) - (loop.time() - started)
                 if remaining <= 0:
                     stats.endings["hung"] += 1
-                    stats.defects.append(f"{request} has not ended after {loop.time() - began:.1f} s")
+                    stats.defects.append(f"{request} has not ended after {loop.time() - started:.1f} s")
                     return None
                 if self.stop_waiting.is_set():
                     stats.endings["left at the end"] += 1
@@ -142,20 +142,20 @@ class ChaosClients:
             task.cancel()
             await asyncio.wait([task])
             self._rate_limits.end_request(tracked, loop.time())
-        stats.slowest = max(stats.slowest, loop.time() - began - (outages.duration_since(began) or 0.0))
-        return self._check(request, task.result(), began)
+        stats.slowest = max(stats.slowest, loop.time() - started - (outages.duration_since(started) or 0.0))
+        return self._check(request, task.result(), started)
 
     def _check(
-        self, request: ClientRequest, result: "ClientResponse | httpx.TransportError | None", began: float
+        self, request: ClientRequest, result: "ClientResponse | httpx.TransportError | None", started: float
     ) -> ClientResponse | None:
         """A killed router breaks connections; a stopping one refuses new requests; a frozen one does neither."""
         stats, outages = self.stats, self._testbed.outages[request.router]
-        killed = outages.duration_since(began, "killed") is not None
+        killed = outages.duration_since(started, "killed") is not None
         if result is None:
             stats.endings["left"] += 1
         elif isinstance(result, httpx.TransportError):
             stats.endings["no connection"] += 1
-            if not killed and outages.duration_since(began, "stopped") is None:
+            if not killed and outages.duration_since(started, "stopped") is None:
                 stats.defects.append(f"{request}: {result!r}, and its router was there")
         else:
             verdict = check_response(request, result, self._testbed.generations)
@@ -164,15 +164,15 @@ class ChaosClients:
             now = asyncio.get_running_loop().time()
             defects = [*verdict.defects, *self._rate_limits.check_rejection(request.origin.tenant, verdict.ending, now)]
             if verdict.generation is not None:
-                defects += self.purger.check_answer(request, verdict.generation, verdict.cache, began)
+                defects += self.purger.check_answer(request, verdict.generation, verdict.cache, started)
             if verdict.ending == "502 lost":
                 defects.append("it was not begun anew, and nothing had been said of it")
-            if verdict.ending == "broken, lost" and not self._may_be_lost(began - _LEADER_LOSS_WINDOW):
+            if verdict.ending == "broken, lost" and not self._may_be_lost(started - _LEADER_LOSS_WINDOW):
                 defects.append("its leader was lost, and all routers and Redis were there")
             if verdict.ending == "cut" and not killed:
                 defects.append(f"cut off, and its router was there; last came {result.body[-300:]!r}")
             stats.defects += [
-                f"{_time_of_day(began)} {request}, X-Cache {verdict.cache}, {verdict.ending}: {defect}"
+                f"{_time_of_day(started)} {request}, X-Cache {verdict.cache}, {verdict.ending}: {defect}"
                 for defect in defects
             ]
             return result

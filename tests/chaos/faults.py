@@ -133,18 +133,18 @@ async def run_faults(planned: Iterable[PlannedFault], testbed: Testbed) -> None:
     for fault in planned:
         by_target[fault.target].append(fault)
         last = max(last, fault.start)
-    began = asyncio.get_running_loop().time()
+    started = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as group:
         for faults in by_target.values():
-            group.create_task(_run_target_faults(faults, testbed, began, began + last))
+            group.create_task(_run_target_faults(faults, testbed, started, started + last))
 
 
-async def _run_target_faults(planned: Iterable[PlannedFault], testbed: Testbed, began: float, until: float) -> None:
+async def _run_target_faults(planned: Iterable[PlannedFault], testbed: Testbed, started: float, until: float) -> None:
     loop = asyncio.get_running_loop()
     for fault in planned:
         if loop.time() > until:  # earlier faults took longer than planned
             return
-        await asyncio.sleep(began + fault.start - loop.time())
+        await asyncio.sleep(started + fault.start - loop.time())
         detail = f" {(injected := connection_fault(fault)).what} {injected.kind}" if fault.target == "proxy" else ""
         testbed.fault_counts[f"{fault.target}: {fault.engine_fault.get('fault', fault.action)}{detail}"] += 1
         try:

@@ -19,27 +19,29 @@ class Outages:
 
     @contextmanager
     def record(self, kind: OutageKind) -> Iterator[None]:
-        began = asyncio.get_running_loop().time()
-        self._times.append((kind, began, None))
+        started = asyncio.get_running_loop().time()
+        self._times.append((kind, started, None))
         index = len(self._times) - 1
         try:
             yield
         finally:
-            self._times[index] = (kind, began, asyncio.get_running_loop().time())
+            self._times[index] = (kind, started, asyncio.get_running_loop().time())
 
     def duration_since(self, since: float, *kinds: OutageKind) -> float | None:
         """Seconds of unavailability since then, of these kinds or of any; None without an outage."""
         now = asyncio.get_running_loop().time()
         durations = [
-            min(ended, now) - max(began, since) for began, ended in self._intervals(kinds) if ended >= max(began, since)
+            min(ended, now) - max(started, since)
+            for started, ended in self._intervals(kinds)
+            if ended >= max(started, since)
         ]
         return sum(durations) if durations else None
 
     def overlaps(self, since: float, until: float, *kinds: OutageKind) -> bool:
-        return any(began <= until and ended >= since for began, ended in self._intervals(kinds))
+        return any(started <= until and ended >= since for started, ended in self._intervals(kinds))
 
     def _intervals(self, kinds: tuple[OutageKind, ...]) -> Iterator[tuple[float, float]]:
         now = asyncio.get_running_loop().time()
-        for kind, began, ended in self._times:
+        for kind, started, ended in self._times:
             if not kinds or kind in kinds:
-                yield began, now if ended is None else ended
+                yield started, now if ended is None else ended

@@ -32,7 +32,10 @@ class RateLimitModel:
     def check_rejection(self, tenant: str, ending: str, at: float) -> list[str]:
         limits, requests = TENANTS[tenant].limits, self._requests[tenant]
         if ending == "429 rate_limit_exceeded requests":
-            count, limit = sum(began > at - _RATE_WINDOW for began, _ in requests), limits.get("requests_per_minute", 0)
+            count, limit = (
+                sum(started > at - _RATE_WINDOW for started, _ in requests),
+                limits.get("requests_per_minute", 0),
+            )
             period = "in a minute"
         elif ending == "429 rate_limit_exceeded rate_limit_error":
             count, limit = (

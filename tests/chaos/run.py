@@ -22,7 +22,7 @@ class ChaosReport(msgspec.Struct, frozen=True):
     - `endings` of the requests: `complete`; `left`, if the client did not wait; `broken`, an error event at the end of
       a stream, with its code; `cut` and `no connection`, if the router was killed; else an error by its status and
       code.
-    - `cache`: of those with status 200, by X-Cache. `paths`: by endpoint. `deeds`: the faults, by target.
+    - `cache`: of those with status 200, by X-Cache. `paths`: by endpoint. `faults`: by target.
     - `purges`: completed ones. `generations`: begun by engines. `entries`: checked ones.
     """
 
@@ -34,14 +34,14 @@ class ChaosReport(msgspec.Struct, frozen=True):
     endings: dict[str, int]
     cache: dict[str, int]
     paths: dict[str, int]
-    deeds: dict[str, int]
+    fault_counts: dict[str, int]
     purges: int
     generations: int
     entries: int
     defects: list[str]
 
     def lines(self) -> list[str]:
-        tables = {"endings": self.endings, "cache": self.cache, "paths": self.paths, "deeds": self.deeds}
+        tables = {"endings": self.endings, "cache": self.cache, "paths": self.paths, "faults": self.fault_counts}
         requests = f"{self.requests} requests, the slowest {self.slowest:.1f} s"
         rest = f"{self.purges} purges, {self.generations} generations, {self.entries} entries looked at"
         lines = [f"seed {self.seed}, {self.seconds:g} s, {self.redis}: {requests}, {rest}"]
@@ -66,9 +66,9 @@ async def run_chaos(
                 group.create_task(clients.run_until(stop)),
                 group.create_task(HotKeyLoad(clients, seed).run_until(stop)),
             ]
-            async with asyncio.TaskGroup() as deeds:
-                deeds.create_task(run_faults(plan_faults(seed, seconds), testbed))
-                deeds.create_task(asyncio.sleep(seconds))
+            async with asyncio.TaskGroup() as fault_counts:
+                fault_counts.create_task(run_faults(plan_faults(seed, seconds), testbed))
+                fault_counts.create_task(asyncio.sleep(seconds))
             # Clients stop sending, then get time for their last requests, and are stopped if they still wait.
             stop.set()
             await asyncio.wait(loads, timeout=client_timeout)
@@ -80,7 +80,7 @@ async def run_chaos(
     return ChaosReport(
         seed=seed, seconds=seconds, redis=redis, requests=stats.requests, slowest=stats.slowest,
         endings=_sorted(stats.endings), cache=_sorted(stats.cache), paths=_sorted(stats.paths),
-        deeds=_sorted(testbed.fault_counts), purges=clients.purger.completed,
+        fault_counts=_sorted(testbed.fault_counts), purges=clients.purger.completed,
         generations=len(testbed.generations), entries=entries,
         defects=[*stats.defects, *testbed.defects],
     )  # fmt: skip

@@ -32,14 +32,14 @@ async def ask(engine: SimulatedEngine, question: WorkloadQuestion, **fields: Any
 
 @pytest.mark.parametrize("question", [each for each in QUESTIONS if each.streams], ids=lambda each: each.path)
 async def test_json_and_a_stream_have_the_same_text(engine: SimulatedEngine, question: WorkloadQuestion) -> None:
-    whole = parse_json_answer(question.path, json.loads(await ask(engine, question)))
+    complete_answer = parse_json_answer(question.path, json.loads(await ask(engine, question)))
     stream = parse_stream(question.path, await ask(engine, question, stream=True))
-    assert whole.text == stream.answer.text == question.template
-    assert (whole.finished, stream.answer.finished) == (True, True)
-    assert (whole.flaws, stream.answer.flaws) == ([], [])
-    assert len(whole.ids) == len(stream.answer.ids) == 1
+    assert complete_answer.text == stream.answer.text == question.template
+    assert (complete_answer.finished, stream.answer.finished) == (True, True)
+    assert (complete_answer.flaws, stream.answer.flaws) == ([], [])
+    assert len(complete_answer.ids) == len(stream.answer.ids) == 1
     assert (stream.done, stream.error_code) == (True, None)
-    assert whole.usage_count == 1
+    assert complete_answer.usage_count == 1
     assert stream.answer.usage_count == int(question.path in (RESPONSES, MESSAGES))
 
 
@@ -58,5 +58,5 @@ async def test_a_stream_without_its_end_or_a_piece_is_incomplete(
 
 async def test_a_vector_names_its_generation() -> None:
     vector = {"embedding": [float(0x0123), float(0x4567), float(0x89AB), 0.5]}
-    said = parse_json_answer("/v1/embeddings", {"id": "e", "data": [vector], "usage": {"prompt_tokens": 1}})
-    assert said.text == WorkloadQuestion(8).text("0123456789ab") == "0123456789ab"
+    vector_answer = parse_json_answer("/v1/embeddings", {"id": "e", "data": [vector], "usage": {"prompt_tokens": 1}})
+    assert vector_answer.text == WorkloadQuestion(8).text("0123456789ab") == "0123456789ab"

@@ -25,17 +25,17 @@ async def test_every_request_gets_its_own_response_or_an_error_whatever_is_kille
     assert report.entries > 0
     assert report.purges > 5
     assert {"HIT", "MISS", "COALESCED", "BYPASS"} <= report.cache.keys()
-    assert len(report.deeds) > 5
+    assert len(report.fault_counts) > 5
     assert len(report.paths) > 5
 
 
 def test_the_same_seed_gives_the_same_faults_and_a_longer_run_only_adds_to_them() -> None:
-    assert [deed for deed in plan_faults(7, 60) if deed.start < 30] == plan_faults(7, 30) != plan_faults(8, 30)
-    assert [connection_fault(deed) for deed in plan_faults(7, 60)] == [
-        connection_fault(deed) for deed in plan_faults(7, 60)
+    assert [fault for fault in plan_faults(7, 60) if fault.start < 30] == plan_faults(7, 30) != plan_faults(8, 30)
+    assert [connection_fault(fault) for fault in plan_faults(7, 60)] == [
+        connection_fault(fault) for fault in plan_faults(7, 60)
     ]
 
 
 @pytest.mark.parametrize("victim", ["llama-chat", "embed", "router-0", "router-1", "redis", "proxy"])
 def test_every_component_is_a_target_of_some_fault(victim: str) -> None:
-    assert any(deed.target == victim for deed in plan_faults(SEED, 60))
+    assert any(fault.target == victim for fault in plan_faults(SEED, 60))

@@ -72,8 +72,8 @@ class CacheDirective(NamedTuple):
 
 
 CACHE_DIRECTIVES: Final = {
-    wish.name: wish
-    for wish in (
+    directive.name: directive
+    for directive in (
         CacheDirective("none"),
         CacheDirective("no-store", (("cache-control", "no-store"),), ttl=0),
         CacheDirective("no-cache", (("cache-control", "no-cache"),)),

@@ -36,8 +36,8 @@ def tenants_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProce
 def found(tree: VllmProcessTree, path: str, tenant: str, prompt: str = SECRET, **fields: object) -> float:
     """How many tokens of the tenant's prompt the engine finds in its prefix cache."""
     before = tree.metric("llama-chat", HITS)
-    said = {"/v1/completions": {"prompt": prompt}, "/v1/responses": {"input": prompt}}
-    body = {"model": "llama", **said.get(path, {"messages": [{"role": "user", "content": prompt}]}), **fields}
+    bodies = {"/v1/completions": {"prompt": prompt}, "/v1/responses": {"input": prompt}}
+    body = {"model": "llama", **bodies.get(path, {"messages": [{"role": "user", "content": prompt}]}), **fields}
     body["max_output_tokens" if path == "/v1/responses" else "max_tokens"] = 4
     headers = {"authorization": f"Bearer {tenant}", "cache-control": "no-store"}
     answer = httpx.post(f"{tree.url}{path}", json=body, headers=headers, timeout=120)

@@ -64,8 +64,8 @@ def test_a_prompt_goes_to_the_engine_of_its_task_and_model_and_is_then_served_fr
     request = body(f"{prompt} ({model}, please)", model=model)
     first = ask(tree, request)
     assert first.status_code == 200, first.text
-    told = {name: first.headers[name] for name in ("x-cache", "x-task", "x-engine")}
-    assert told == {"x-cache": "MISS", "x-task": task, "x-engine": engine}
+    first_headers = {name: first.headers[name] for name in ("x-cache", "x-task", "x-engine")}
+    assert first_headers == {"x-cache": "MISS", "x-task": task, "x-engine": engine}
     second = ask(tree, request)
     assert second.headers["x-cache"] == "HIT"
     assert int(second.headers["age"]) >= 0
@@ -170,8 +170,8 @@ def test_the_router_shows_its_engines_and_their_speculation(tree: VllmProcessTre
 def frames(response: httpx.Response) -> Iterator[str]:
     rest = ""
     for piece in response.iter_text():
-        *whole, rest = (rest + piece).split("\n\n")
-        yield from whole
+        *complete, rest = (rest + piece).split("\n\n")
+        yield from complete
     assert rest == ""
 
 

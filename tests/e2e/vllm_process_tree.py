@@ -89,9 +89,9 @@ def wait_until_ready(
     """The tree, once its banner is out."""
     url = f"http://127.0.0.1:{router}"
     for _ in range(START_TIMEOUT):
-        said = log.read_text()
-        if "stop: Ctrl-C" in said:
-            socket_path = re.search(r"redis-cli -s (\S+)", said)
+        text = log.read_text()
+        if "stop: Ctrl-C" in text:
+            socket_path = re.search(r"redis-cli -s (\S+)", text)
             assert socket_path is not None
             return VllmProcessTree(url, Path(socket_path[1]), ports)
         try:

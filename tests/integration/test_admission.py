@@ -44,7 +44,7 @@ class Setting:
     def ask(self, prompt: str, **fields: Any) -> Asked:
         return asyncio.ensure_future(self.router.chat(prompt, stream=True, **fields))
 
-    async def begun(self, count: int) -> list[str]:
+    async def started_requests(self, count: int) -> list[str]:
         """The prompts that the engine has received, once there are so many."""
         await eventually(lambda: len(self.engine.bodies) >= count)
         assert len(self.engine.bodies) == count
@@ -93,9 +93,9 @@ async def test_an_engine_never_exceeds_its_limit_and_queued_requests_are_served_
     requests = []
     for number in range(6):
         requests.append(here.ask(f"{number}?"))
-        await (here.begun(number + 1) if number < 2 else here.queued(number - 1))
+        await (here.started_requests(number + 1) if number < 2 else here.queued(number - 1))
     for done in range(1, 7):
-        assert await here.begun(min(6, done + 1)) == [f"{number}?" for number in range(min(6, done + 1))]
+        assert await here.started_requests(min(6, done + 1)) == [f"{number}?" for number in range(min(6, done + 1))]
         here.finish()
     assert [chat_text(await answer) for answer in requests] == ["one two"] * 6
     await here.queued(0)
@@ -136,14 +136,14 @@ async def test_a_waiting_request_takes_the_first_free_slot_of_any_engine(
         for engine in (chat, code):
             await engine.set_faults({"fault": "stall", "after": 3, "match": "hold"})
 
-        async def one_waits() -> bool:
+        async def one_is_queued() -> bool:
             return (await router.metrics())[QUEUED] == 1
 
         async with open_stream(router, "hold 1"):
             async with open_stream(router, "hold 2") as second:
                 assert second.headers["x-engine"] == "llama-code"
                 waiting = asyncio.ensure_future(router.chat("The sea?"))
-                await eventually(one_waits)
+                await eventually(one_is_queued)
             answer = await waiting
             assert (answer.status_code, answer.headers["x-engine"]) == (200, "llama-code")
 
@@ -153,7 +153,7 @@ async def test_a_tenant_with_one_request_is_served_before_the_rest_of_a_tenant_t
 ) -> None:
     here = await setting(rest=TENANTS)
     requests = [here.ask("a0?", headers=ACME)]
-    await here.begun(1)
+    await here.started_requests(1)
     for number in range(1, 6):
         requests.append(here.ask(f"a{number}?", headers=ACME))
         await here.queued(number)
@@ -161,7 +161,7 @@ async def test_a_tenant_with_one_request_is_served_before_the_rest_of_a_tenant_t
     await here.queued(6)
     here.finish(7)
     await asyncio.gather(*requests)
-    assert await here.begun(7) == ["a0?", "b?", "a1?", "a2?", "a3?", "a4?", "a5?"]
+    assert await here.started_requests(7) == ["a0?", "b?", "a1?", "a2?", "a3?", "a4?", "a5?"]
 
 
 async def test_an_engine_that_fails_passes_its_slot_to_the_next_request(
@@ -214,11 +214,11 @@ async def test_no_request_waits_for_an_engine_with_an_open_breaker(
 async def test_hits_and_followers_never_wait(setting: MakeSetting) -> None:
     here = await setting()
     first = here.ask("known")
-    await here.begun(1)
+    await here.started_requests(1)
     here.finish()
     assert (await first).headers["x-cache"] == "MISS"
     leading = here.ask("in flight")
-    await here.begun(2)
+    await here.started_requests(2)
     waiting = here.ask("waits")
     await here.queued(1)
     for stream in (False, True):
@@ -231,7 +231,7 @@ async def test_hits_and_followers_never_wait(setting: MakeSetting) -> None:
         here.finish(2)
         await follower.read_to_end()
     assert {(await answer).status_code for answer in (leading, waiting, *followers)} == {200}
-    assert await here.begun(3) == ["known", "in flight", "waits"]
+    assert await here.started_requests(3) == ["known", "in flight", "waits"]
 
 
 # -- limits of the queue ----------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ async def test_hits_and_followers_never_wait(setting: MakeSetting) -> None:
 async def test_a_request_that_waits_too_long_gets_an_error(setting: MakeSetting, stream: bool) -> None:
     here = await setting(rest='[timeouts]\nqueue = "200ms"')
     first = here.ask("first")
-    await here.begun(1)
+    await here.started_requests(1)
     answer = await here.router.chat("second", stream=stream)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_timeout")
     assert answer.json()["error"]["type"] == "service_unavailable_error"
@@ -258,7 +258,7 @@ async def test_a_request_that_waits_too_long_gets_an_error(setting: MakeSetting,
 async def test_a_full_queue_refuses_at_once_and_drains(setting: MakeSetting) -> None:
     here = await setting()
     requests = [here.ask("first")]
-    await here.begun(1)
+    await here.started_requests(1)
     requests += [here.ask(f"{number}?") for number in range(max_queue_length(1))]
     await here.queued(max_queue_length(1))
     for stream in (False, True):
@@ -277,7 +277,7 @@ async def test_a_full_queue_refuses_at_once_and_drains(setting: MakeSetting) -> 
 async def test_a_tenant_that_fills_the_queue_is_evicted_for_another(setting: MakeSetting) -> None:
     here = await setting(rest=TENANTS)
     requests = [here.ask("first", headers=ACME)]
-    await here.begun(1)
+    await here.started_requests(1)
     for number in range(max_queue_length(1)):
         requests.append(here.ask(f"a{number}?", headers=ACME))
         await here.queued(number + 1)
@@ -290,7 +290,7 @@ async def test_a_tenant_that_fills_the_queue_is_evicted_for_another(setting: Mak
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "tenant_queue_full")
     here.finish(len(requests) + 1)
     assert {(await answer).status_code for answer in (*requests, waiting)} == {200}
-    assert (await here.begun(len(requests) + 1))[1] == "b?"
+    assert (await here.started_requests(len(requests) + 1))[1] == "b?"
 
 
 @pytest.mark.parametrize("on_abandon", ["cancel", "finish"])
@@ -300,7 +300,7 @@ async def test_a_client_that_disconnects_while_queued_leaves_the_queue_and_costs
 ) -> None:
     here = await setting(cache=f'on_abandon = "{on_abandon}"')
     first = here.ask("first")
-    await here.begun(1)
+    await here.started_requests(1)
     leaving = asyncio.ensure_future(here.router.chat("leaves", stream=stream))
     await here.queued(1)
     after = here.ask("stays")
@@ -309,13 +309,13 @@ async def test_a_client_that_disconnects_while_queued_leaves_the_queue_and_costs
     await here.queued(1)
     here.finish(2)
     assert [chat_text(await answer) for answer in (first, after)] == ["one two"] * 2
-    assert await here.begun(2) == ["first", "stays"]
+    assert await here.started_requests(2) == ["first", "stays"]
 
 
 async def test_a_flight_stays_in_the_queue_while_any_subscriber_waits_for_it(setting: MakeSetting) -> None:
     here = await setting()
     first = here.ask("first")
-    await here.begun(1)
+    await here.started_requests(1)
     leads = here.ask("wanted by two")
     await here.queued(1)
     follows = here.ask("wanted by two")
@@ -324,7 +324,7 @@ async def test_a_flight_stays_in_the_queue_while_any_subscriber_waits_for_it(set
     leads.cancel()
     here.finish(3)
     assert [chat_text(await answer) for answer in (first, follows, another)] == ["one two"] * 3
-    assert await here.begun(3) == ["first", "wanted by two", "another"]
+    assert await here.started_requests(3) == ["first", "wanted by two", "another"]
 
 
 # -- the configuration ------------------------------------------------------------------------------------------------

@@ -27,14 +27,14 @@ async def fills(router: RouterServer, simulated: SimulatedEngine, usage: float, 
     await wait_for_kv_usage(router, usage, *names)
 
 
-async def outlived(router: RouterServer, redis: Any) -> None:
+async def expire_entry(router: RouterServer, redis: Any) -> None:
     """Stores a response that is stale."""
     first = await router.chat("The sea?")
     assert first.headers["x-cache"] == "MISS"
     await backdate_entry(redis, first.headers["x-cache-key"], DAY + 10)
 
 
-def given(answer: httpx.Response) -> tuple[str, str | None]:
+def cache_and_reason(answer: httpx.Response) -> tuple[str, str | None]:
     return answer.headers["x-cache"], answer.headers.get("x-fallback")
 
 
@@ -42,21 +42,21 @@ async def test_new_work_goes_to_the_fallback_first_then_stale_entries_are_served
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet, redis: Any
 ) -> None:
     router = await make_router(four_llamas(redis_server.url, engines))
-    await outlived(router, redis)
+    await expire_entry(router, redis)
     await fills(router, engines.chat, 0.9, "one", "two")
-    assert given(await router.chat("The sea?")) == ("MISS", "mistral")
+    assert cache_and_reason(await router.chat("The sea?")) == ("MISS", "mistral")
     await fills(router, engines.code, 0.9, "three", "four")
-    assert given(await router.chat("The sea?")) == ("STALE", None)
-    assert given(await router.chat("The land?")) == ("MISS", "mistral")
+    assert cache_and_reason(await router.chat("The sea?")) == ("STALE", None)
+    assert cache_and_reason(await router.chat("The land?")) == ("MISS", "mistral")
     await fills(router, engines.mistral, 0.9, "mistral")
     refused = await router.chat("The land?")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "circuit_open")
     assert int(refused.headers["retry-after"]) >= 1
     await fills(router, engines.mistral, 0.1, "mistral")
     await fills(router, engines.code, 0.1, "three", "four")
-    assert given(await router.chat("The sea?")) == ("STALE", None), "half of it is still shut"
+    assert cache_and_reason(await router.chat("The sea?")) == ("STALE", None), "half of it is still shut"
     await fills(router, engines.chat, 0.1, "one", "two")
-    assert given(await router.chat("The land?")) == ("MISS", None)
+    assert cache_and_reason(await router.chat("The land?")) == ("MISS", None)
 
 
 async def test_a_failed_engine_is_no_pressure_on_the_others(

@@ -73,18 +73,18 @@ async def test_a_stored_stream_gives_the_json_that_the_engine_would_have_returne
     assert direct.headers["x-cache"] == "MISS"
     names = ("id", "created")
     actual, expected = ({k: v for k, v in a.json().items() if k not in names} for a in (hit, direct))
-    assert _said_fields(actual["usage"]) == _said_fields(expected["usage"])
+    assert _content_fields(actual["usage"]) == _content_fields(expected["usage"])
     for one, other in zip(actual["choices"], expected["choices"], strict=True):
         calls = [choice["message"].pop("tool_calls", None) or [] for choice in (one, other)]
         assert [c["function"] for c in calls[0]] == [c["function"] for c in calls[1]]
-        assert _said_fields(one) == _said_fields(other)
+        assert _content_fields(one) == _content_fields(other)
 
 
-def _said_fields(value: Any) -> Any:
+def _content_fields(value: Any) -> Any:
     """Without the nulls and empty lists that only one of the two forms contains."""
     if isinstance(value, dict):
-        return {k: _said_fields(v) for k, v in value.items() if v not in (None, [], {})}
-    return [_said_fields(item) for item in value] if isinstance(value, list) else value
+        return {k: _content_fields(v) for k, v in value.items() if v not in (None, [], {})}
+    return [_content_fields(item) for item in value] if isinstance(value, list) else value
 
 
 # -- the key ----------------------------------------------------------------------------------------------------------
@@ -210,11 +210,11 @@ async def test_an_entry_expires_after_its_time_to_live(make_router: MakeRouter, 
     await entry_of(redis, key)
     assert 80_000 < await redis.pttl(key) <= 90_000
     await redis.pexpire(key, 1)
-    await eventually(lambda: _gone(redis, key))
+    await eventually(lambda: _is_gone(redis, key))
     assert (await router.chat("The sea?")).headers["x-cache"] == "MISS"
 
 
-async def _gone(redis: Any, key: str) -> bool:
+async def _is_gone(redis: Any, key: str) -> bool:
     return not await redis.exists(key)
 
 

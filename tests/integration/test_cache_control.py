@@ -15,11 +15,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 PROMPT = "The sea?"
 
 
-async def asked(
-    router: RouterServer, wish: str | None = None, *, stream: bool = False, ttl: str | None = None
+async def ask(
+    router: RouterServer, directives: str | None = None, *, stream: bool = False, ttl: str | None = None
 ) -> httpx.Response:
-    wishes = {"cache-control": wish, "x-cache-ttl": ttl}
-    headers = {name: value for name, value in wishes.items() if value is not None}
+    request_headers = {"cache-control": directives, "x-cache-ttl": ttl}
+    headers = {name: value for name, value in request_headers.items() if value is not None}
     return await router.chat(PROMPT, stream=stream, headers=headers)
 
 
@@ -32,13 +32,13 @@ async def generations(engines: EngineSet) -> int:
 async def test_no_store_is_neither_looked_up_nor_stored(
     router: RouterServer, engines: EngineSet, redis: Any, stream: bool
 ) -> None:
-    first = await asked(router, "no-store", stream=stream)
+    first = await ask(router, "no-store", stream=stream)
     assert (first.headers["x-cache"], first.headers["x-cache-reason"]) == ("BYPASS", "no-store")
     assert first.headers["cache-status"] == "roundhouse; fwd=bypass; detail=no-store"
     assert "x-cache-key" not in first.headers
-    assert (await asked(router)).headers["x-cache"] == "MISS", "nothing was stored before"
+    assert (await ask(router)).headers["x-cache"] == "MISS", "nothing was stored before"
     before = await generations(engines)
-    assert (await asked(router, "no-store", stream=stream)).headers["x-cache"] == "BYPASS"
+    assert (await ask(router, "no-store", stream=stream)).headers["x-cache"] == "BYPASS"
     assert await generations(engines) == before + 1, "what is stored is not looked up"
     assert len(await redis.keys("rh:1:default:*")) == 1
 
@@ -47,81 +47,81 @@ async def test_no_store_is_neither_looked_up_nor_stored(
 async def test_no_cache_uses_an_engine_and_its_response_replaces_the_stored_one(
     router: RouterServer, engines: EngineSet, redis: Any, stream: bool
 ) -> None:
-    key = (await asked(router)).headers["x-cache-key"]
+    key = (await ask(router)).headers["x-cache-key"]
     await backdate_entry(redis, key, 100)
     before = await generations(engines)
-    again = await asked(router, "no-cache", stream=stream)
+    again = await ask(router, "no-cache", stream=stream)
     assert (again.headers["x-cache"], again.headers["x-cache-reason"]) == ("BYPASS", "no-cache")
     assert await generations(engines) == before + 1
-    hit = await asked(router)
+    hit = await ask(router)
     assert hit.headers["x-cache"] == "HIT"
     assert int(hit.headers["age"]) < 50
     assert chat_text(hit) == chat_text(again)
 
 
 async def test_max_age_accepts_no_older_entry(router: RouterServer, redis: Any) -> None:
-    key = (await asked(router)).headers["x-cache-key"]
+    key = (await ask(router)).headers["x-cache-key"]
     await backdate_entry(redis, key, 100)
-    assert (await asked(router, "max-age=200")).headers["x-cache"] == "HIT"
-    fresh = await asked(router, "max-age=50")
+    assert (await ask(router, "max-age=200")).headers["x-cache"] == "HIT"
+    fresh = await ask(router, "max-age=50")
     assert (fresh.headers["x-cache"], fresh.headers["x-cache-key"]) == ("MISS", key)
-    assert (await asked(router, "max-age=50")).headers["x-cache"] == "HIT", "the fresh one was stored"
+    assert (await ask(router, "max-age=50")).headers["x-cache"] == "HIT", "the fresh one was stored"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_only_if_cached_never_uses_an_engine(router: RouterServer, engines: EngineSet, stream: bool) -> None:
     before = await generations(engines)
-    refused = await asked(router, "only-if-cached", stream=stream)
+    refused = await ask(router, "only-if-cached", stream=stream)
     assert (refused.status_code, refused.headers["x-cache"]) == (504, "MISS")
     assert refused.json()["error"]["code"] == "not_cached"
     assert await generations(engines) == before
-    await asked(router)
-    hit = await asked(router, "only-if-cached", stream=stream)
+    await ask(router)
+    hit = await ask(router, "only-if-cached", stream=stream)
     assert (hit.status_code, hit.headers["x-cache"]) == (200, "HIT")
 
 
 async def test_only_if_cached_with_no_store_is_always_504(router: RouterServer) -> None:
-    await asked(router)
-    assert (await asked(router, "no-store, only-if-cached")).status_code == 504
+    await ask(router)
+    assert (await ask(router, "no-store, only-if-cached")).status_code == 504
 
 
 async def test_a_client_can_shorten_the_time_to_live_but_not_extend_it(router: RouterServer, redis: Any) -> None:
-    key = (await asked(router, ttl="100")).headers["x-cache-key"]
+    key = (await ask(router, ttl="100")).headers["x-cache-key"]
     assert 90 < await eventually(lambda: redis.ttl(key)) <= 100
-    hit = await asked(router)
+    hit = await ask(router)
     assert hit.headers["cache-status"].startswith("roundhouse; hit; ttl=")
     assert int(hit.headers["cache-status"].rpartition("=")[2]) <= 100
-    await asked(router, "no-cache", ttl=str(10**9))
+    await ask(router, "no-cache", ttl=str(10**9))
 
-    await eventually(lambda: lives_for_a_day_and_an_hour(redis, key))
+    await eventually(lambda: has_default_lifetime(redis, key))
 
 
-async def lives_for_a_day_and_an_hour(redis: Any, key: str) -> bool:
+async def has_default_lifetime(redis: Any, key: str) -> bool:
     ttl: int = await redis.ttl(key)
     return 89_000 < ttl <= 90_000
 
 
 async def test_a_time_to_live_of_zero_stores_nothing(router: RouterServer, redis: Any) -> None:
-    assert (await asked(router, ttl="0")).headers["x-cache"] == "MISS"
-    assert (await asked(router, ttl="0")).headers["x-cache"] == "MISS"
+    assert (await ask(router, ttl="0")).headers["x-cache"] == "MISS"
+    assert (await ask(router, ttl="0")).headers["x-cache"] == "MISS"
     assert await redis.keys("rh:1:default:*") == []
 
 
 async def test_a_time_to_live_that_is_not_a_number_is_refused(router: RouterServer, engines: EngineSet) -> None:
     before = await generations(engines)
-    refused = await asked(router, ttl="1h")
+    refused = await ask(router, ttl="1h")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "X-Cache-TTL")
     assert await generations(engines) == before
 
 
 async def test_several_headers_are_combined(router: RouterServer) -> None:
-    await asked(router)
-    wishes = [("cache-control", "no-transform"), ("cache-control", "no-cache")]
+    await ask(router)
+    request_headers = [("cache-control", "no-transform"), ("cache-control", "no-cache")]
     body = {"model": "llama", "messages": [{"role": "user", "content": PROMPT}]}
-    answer = await router.http.post("/v1/chat/completions", json=body, headers=wishes)
+    answer = await router.http.post("/v1/chat/completions", json=body, headers=request_headers)
     assert answer.headers["x-cache-reason"] == "no-cache"
 
 
 async def test_unknown_directives_are_ignored(router: RouterServer) -> None:
-    await asked(router)
-    assert (await asked(router, "max-stale=60, no-transform, private")).headers["x-cache"] == "HIT"
+    await ask(router)
+    assert (await ask(router, "max-stale=60, no-transform, private")).headers["x-cache"] == "HIT"

@@ -106,7 +106,7 @@ async def test_the_prefix_cache_hits_more_often_than_with_round_robin(
     from benchmarks.affinity import compare
 
     shares = await compare(router.url, [engine.url for engine in pair.values()], model="llama", served=LLAMA)
-    assert shares.routed > shares.in_turn + 0.1
+    assert shares.routed > shares.round_robin + 0.1
 
 
 # -- contexts ---------------------------------------------------------------------------------------------------------
@@ -163,12 +163,12 @@ async def test_a_request_that_speculation_cannot_serve_goes_to_an_engine_without
     async with simulated(a={"draft": "d"}, b={}) as engines:
         router = await make_router(router_config(redis_server.url, table(engines)))
         assert (await router.chat("Why?")).headers["x-engine"] == "a"
-        wishes: list[dict[str, Any]] = [BIASED, {"min_p": 0.1}]
-        for wish in wishes:
-            answer = await router.chat("Why?", **wish)
+        field_sets: list[dict[str, Any]] = [BIASED, {"min_p": 0.1}]
+        for fields in field_sets:
+            answer = await router.chat("Why?", **fields)
             assert (answer.status_code, answer.headers["x-engine"]) == (200, "b")
             assert "x-adjusted" not in answer.headers
-            assert (await router.chat("Why?", **wish)).headers["x-cache"] == "HIT"
+            assert (await router.chat("Why?", **fields)).headers["x-cache"] == "HIT"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -192,7 +192,7 @@ async def test_where_every_engine_speculates_the_field_is_removed_and_named_and_
         assert not {"logit_bias", "min_p"} & sent.keys()
 
 
-class Dice:
+class FixedRandom:
     """A random source that returns given values."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class Dice:
         return 0.0 if self.explore else 1.0
 
 
-async def ask_many(router: RouterServer, prompt: str, numbers: range) -> Counter[str]:
+async def engines_used_for(router: RouterServer, prompt: str, numbers: range) -> Counter[str]:
     """Sends different streaming requests; returns how often each engine answered."""
     few = asyncio.Semaphore(3)
 
@@ -223,25 +223,27 @@ async def test_the_router_learns_which_draft_pays_for_which_task_and_logs_when_o
         "chatty": {**pace, "acceptance": 0.9, "code_acceptance": 0.02},
         "coder": {**pace, "acceptance": 0.02, "code_acceptance": 0.9},
     }
-    dice = Dice()
+    random_ = FixedRandom()
     async with simulated(**good_at) as engines:
         # The configured tasks are swapped: the measured performance counts, not the configuration.
         wrong = {
             "chatty": ("llama", "code", engines["chatty"].url),
             "coder": ("llama", "chat", engines["coder"].url),
         }
-        async with RouterServer(router_config(redis_server.url, wrong, router="explore = 0.5"), random=dice) as router:
-            assert await ask_many(router, CODE, range(15)) == {"chatty": 15}
-            assert await ask_many(router, CHAT, range(15)) == {"coder": 15}
-            dice.explore = True
-            assert await ask_many(router, CODE, range(15, 30)) == {"coder": 15}
-            assert await ask_many(router, CHAT, range(15, 30)) == {"chatty": 15}
-            dice.explore = False
-            assert await ask_many(router, CODE, range(30, 34)) == {"coder": 4}
-            assert await ask_many(router, CHAT, range(30, 34)) == {"chatty": 4}
+        async with RouterServer(
+            router_config(redis_server.url, wrong, router="explore = 0.5"), random=random_
+        ) as router:
+            assert await engines_used_for(router, CODE, range(15)) == {"chatty": 15}
+            assert await engines_used_for(router, CHAT, range(15)) == {"coder": 15}
+            random_.explore = True
+            assert await engines_used_for(router, CODE, range(15, 30)) == {"coder": 15}
+            assert await engines_used_for(router, CHAT, range(15, 30)) == {"chatty": 15}
+            random_.explore = False
+            assert await engines_used_for(router, CODE, range(30, 34)) == {"coder": 4}
+            assert await engines_used_for(router, CHAT, range(30, 34)) == {"chatty": 4}
 
             with caplog.at_level(logging.INFO, "roundhouse.engines"):
-                drafts = await eventually(lambda: judged(router))
+                drafts = await eventually(lambda: draft_verdicts(router))
             assert drafts["coder"]["code"]["pays"] is drafts["chatty"]["chat"]["pays"] is True
             assert drafts["coder"]["code"]["tokens_per_second"] > 1.5 * drafts["chatty"]["code"]["tokens_per_second"]
             metrics = await router.metrics()
@@ -252,7 +254,7 @@ async def test_the_router_learns_which_draft_pays_for_which_task_and_logs_when_o
     assert len([text for text in warnings if re.match("engine chatty: its draft model slows code down: ", text)]) == 1
 
 
-async def judged(router: RouterServer) -> dict[str, dict[str, dict[str, Any]]] | None:
+async def draft_verdicts(router: RouterServer) -> dict[str, dict[str, dict[str, Any]]] | None:
     """The drafts in /healthz, once two of them are found not to pay off."""
     engines = (await router.http.get("/healthz")).json()["engines"]
     drafts = {name: engine["drafts"] for name, engine in engines.items()}

@@ -114,9 +114,9 @@ async def test_show_prints_the_text_and_the_plain_fields(client: Any, file: Path
 
 async def test_show_marks_a_body_that_is_only_a_readable_copy(client: Any, file: Path) -> None:
     at = await store_entry(client, entry_key(), make_streamed_entry(lossless=False))
-    said = (await cache(file, "show", at)).stdout
-    assert "\n\nThe sea is wide.\n\n" in said
-    assert "bytes of events; the body is a readable copy only\n" in said
+    result = (await cache(file, "show", at)).stdout
+    assert "\n\nThe sea is wide.\n\n" in result
+    assert "bytes of events; the body is a readable copy only\n" in result
 
 
 async def test_show_fields_prints_every_field_unchanged(client: Any, file: Path) -> None:
@@ -154,10 +154,10 @@ async def test_show_names_another_format_and_prints_the_fields(client: Any, file
 
 async def test_show_prints_a_damaged_entry_unchanged(client: Any, file: Path) -> None:
     await client.hset(entry_key(), mapping={"body": b"\xff\x00", "created": "yesterday"})
-    said = (await cache(file, "show", entry_key())).stdout
-    assert "!! not a valid entry" in said
-    assert "created: yesterday" in said
-    assert "body: base64:/wA=" in said
+    result = (await cache(file, "show", entry_key())).stdout
+    assert "!! not a valid entry" in result
+    assert "created: yesterday" in result
+    assert "body: base64:/wA=" in result
 
 
 async def test_a_response_text_cannot_send_control_sequences_to_the_terminal(client: Any, file: Path) -> None:
@@ -234,17 +234,17 @@ async def test_at_a_terminal_yes_confirms_the_purge(
     client: Any, file: Path, arguments: list[str], code: int, left: int
 ) -> None:
     await store_entry(client, entry_key())
-    said = await run_cli_in_terminal("cache", "purge", *arguments, "--config", file, prompt=b"[y/N]", reply=b"y\n")
-    assert (said.code, await client.exists(entry_key())) == (code, left)
-    assert ("Purge 1 entry" in said.stderr) == ("--yes" not in arguments)
-    assert said.stdout == "purged 1 entry and 0 leases\n"
+    result = await run_cli_in_terminal("cache", "purge", *arguments, "--config", file, prompt=b"[y/N]", reply=b"y\n")
+    assert (result.code, await client.exists(entry_key())) == (code, left)
+    assert ("Purge 1 entry" in result.stderr) == ("--yes" not in arguments)
+    assert result.stdout == "purged 1 entry and 0 leases\n"
 
 
 async def test_at_a_terminal_no_keeps_the_entries(client: Any, file: Path) -> None:
     await store_entry(client, entry_key())
-    said = await run_cli_in_terminal("cache", "purge", "--all", "--config", file, prompt=b"[y/N]", reply=b"n\n")
-    assert (said.code, said.stdout) == (1, "")
-    assert "nothing was purged" in said.stderr
+    result = await run_cli_in_terminal("cache", "purge", "--all", "--config", file, prompt=b"[y/N]", reply=b"n\n")
+    assert (result.code, result.stdout) == (1, "")
+    assert "nothing was purged" in result.stderr
     assert await client.exists(entry_key())
 
 

@@ -11,7 +11,7 @@ from tests.support.sse_answers import DONE_FRAME, parse_events
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NERVOUS = '[breaker]\nfailures = 1\ncooldown = "1h"'
+ONE_FAILURE_OPENS = '[breaker]\nfailures = 1\ncooldown = "1h"'
 LONG = 100_000
 TOO_LONG_EVENT = 9 << 20
 STATUS: list[dict[str, Any]] = [
@@ -42,7 +42,7 @@ def named(value: Any) -> str:
 def two(redis_server: RedisServer, engines: EngineSet) -> str:
     """Two engines of llama whose breakers open at the first failure; `first` is preferred."""
     table = {"first": ("llama", "chat", engines.chat.url), "second": ("llama", "any", engines.code.url)}
-    return router_config(redis_server.url, table, rest=NERVOUS)
+    return router_config(redis_server.url, table, rest=ONE_FAILURE_OPENS)
 
 
 async def ask(router: RouterServer, **fields: Any) -> httpx.Response:
@@ -54,15 +54,15 @@ async def received(engines: EngineSet) -> int:
     return int((await engines.chat.stats())["received"])
 
 
-async def shown(router: RouterServer) -> dict[str, str]:
+async def healthz_breakers(router: RouterServer) -> dict[str, str]:
     """The states of the engines' breakers in /healthz."""
     page = (await router.http.get("/healthz")).json()
     return {name: str(facts["breaker"]) for name, facts in page["engines"].items()}
 
 
-async def is_unharmed(router: RouterServer, engines: EngineSet) -> None:
+async def assert_healthy(router: RouterServer, engines: EngineSet) -> None:
     """Whether both engines are still used."""
-    assert await shown(router) == {"first": "closed", "second": "closed"}
+    assert await healthz_breakers(router) == {"first": "closed", "second": "closed"}
     await engines.chat.clear_faults()
     await engines.code.clear_faults()
     assert (await ask(router)).headers["x-engine"] == "first"
@@ -90,7 +90,7 @@ async def test_a_refusal_reaches_the_client_whatever_its_length_and_shape(
     assert answer.status_code == {405: 404, 501: 400}.get(status["code"], status["code"])
     error_of(answer)
     assert await received(engines) == before + 1, "nobody asks the same engine again"
-    await is_unharmed(router, engines)
+    await assert_healthy(router, engines)
 
 
 @pytest.mark.parametrize("shape", ["vllm", "vllm-0.9", "detail", "details", "text"])
@@ -110,7 +110,7 @@ async def test_a_feature_that_one_engine_lacks_is_tried_at_another_engine_of_the
     router = await make_router(two)
     await engines.chat.set_faults({"fault": "status", "code": code})
     assert (await ask(router)).headers["x-engine"] == "second"
-    await is_unharmed(router, engines)
+    await assert_healthy(router, engines)
 
 
 async def test_a_model_that_no_engine_has_is_404_without_the_engines_name_for_it(
@@ -120,14 +120,14 @@ async def test_a_model_that_no_engine_has_is_404_without_the_engines_name_for_it
     answer = await ask(router)
     assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
     assert "inner/name" not in answer.text
-    assert await shown(router) == {"first": "closed", "second": "closed"}
+    assert await healthz_breakers(router) == {"first": "closed", "second": "closed"}
 
 
 async def test_embeddings_of_a_chat_model_are_404(make_router: MakeRouter, two: str, engines: EngineSet) -> None:
     router = await make_router(two)
     answer = await router.post("/v1/embeddings", {"model": "llama", "input": "The sea?"}, cache_control="no-store")
     assert (answer.status_code, error_of(answer)["code"]) == (404, "unsupported_endpoint")
-    await is_unharmed(router, engines)
+    await assert_healthy(router, engines)
 
 
 async def test_engines_without_a_feature_do_not_hide_the_failure_of_one_that_has_it(
@@ -166,7 +166,7 @@ async def test_an_error_at_the_start_of_a_stream_is_a_refusal_for_the_client(
     else:
         assert b'"error"' in answer.content
         assert not answer.content.endswith(DONE_FRAME)
-    await is_unharmed(router, engines)
+    await assert_healthy(router, engines)
 
 
 @pytest.mark.parametrize("after", [0, 3])
@@ -184,24 +184,24 @@ async def test_an_event_over_the_routers_limit_is_an_error_that_names_the_limit(
         assert "8 MiB" in parse_events(answer.content)[-1]["error"]["message"]
         assert DONE_FRAME not in answer.content
     assert await received(engines) == before + 1
-    await is_unharmed(router, engines)
+    await assert_healthy(router, engines)
 
 
 async def test_a_client_error_within_a_200_reaches_the_client(scripted: ScriptedRouter) -> None:
     error = b'{"error": {"message": "Too many stops", "type": "BadRequestError", "param": "stop", "code": 400}}'
-    router, engine = await scripted(error, rest=NERVOUS, content_type="application/json")
+    router, engine = await scripted(error, rest=ONE_FAILURE_OPENS, content_type="application/json")
     answer = await ask(router)
     assert (answer.status_code, error_of(answer)["message"]) == (400, "Too many stops")
     assert len(engine.bodies) == 1
-    assert await shown(router) == {"scripted": "closed"}
+    assert await healthz_breakers(router) == {"scripted": "closed"}
 
 
 async def test_a_json_response_over_the_routers_limit_is_an_error_that_names_the_limit(
     scripted: ScriptedRouter,
 ) -> None:
-    router, engine = await scripted(*[b"." * (1 << 20)] * 257, rest=NERVOUS, content_type="application/json")
+    router, engine = await scripted(*[b"." * (1 << 20)] * 257, rest=ONE_FAILURE_OPENS, content_type="application/json")
     answer = await ask(router)
     assert (answer.status_code, error_of(answer)["code"]) == (400, "answer_too_large")
     assert "256 MiB" in error_of(answer)["message"]
     assert len(engine.bodies) == 1
-    assert await shown(router) == {"scripted": "closed"}
+    assert await healthz_breakers(router) == {"scripted": "closed"}

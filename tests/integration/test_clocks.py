@@ -67,9 +67,9 @@ async def test_an_entry_has_the_same_age_whichever_router_stored_or_serves_it(ro
         await backdate_entry(redis, key, 100)
         assert abs(float(await redis.hget(key, "created")) + 100 - time.time()) < 20, "as Redis counts the time"
         for reader in routers.served:
-            given = await routers.ask(reader, prompt)
-            assert given.headers["x-cache"] == "HIT", (writer, reader)
-            assert 99 <= int(given.headers["age"]) < 120, (writer, reader)
+            response = await routers.ask(reader, prompt)
+            assert response.headers["x-cache"] == "HIT", (writer, reader)
+            assert 99 <= int(response.headers["age"]) < 120, (writer, reader)
             too_old = await routers.ask(reader, prompt, cache_control="max-age=60, only-if-cached")
             assert too_old.status_code == 504, (writer, reader)
 

@@ -116,10 +116,10 @@ async def test_a_late_subscriber_gets_the_response_from_its_first_frame_and_then
 async def test_a_json_client_gets_the_response_of_a_stream_when_it_ends(pair: Pair) -> None:
     async with open_stream(pair[0], "x") as first:
         await first.read_until_text("one ")
-        asking = asyncio.ensure_future(pair[1].chat("x"))
+        request = asyncio.ensure_future(pair[1].chat("x"))
         go(pair.engine, 2)
         await first.read_to_end()
-        answer = await asking
+        answer = await request
     assert answer.headers["x-cache"] in ("COALESCED", "HIT")
     assert chat_text(answer) == "one two"
     assert answer.json()["usage"]["completion_tokens"] == 2
@@ -128,11 +128,11 @@ async def test_a_json_client_gets_the_response_of_a_stream_when_it_ends(pair: Pa
 
 async def test_a_stream_client_follows_a_json_generation_and_gets_the_complete_response(pair: Pair) -> None:
     pair.engine.pieces = (JSON_ANSWER[:9], JSON_ANSWER[9:])
-    asking = asyncio.ensure_future(pair[0].chat("x"))
+    request = asyncio.ensure_future(pair[0].chat("x"))
     await eventually(lambda: pair.generations == 1)
     following = asyncio.ensure_future(pair[1].chat("x", stream=True, stream_options={"include_usage": True}))
     go(pair.engine)
-    first, second = await asking, await following
+    first, second = await request, await following
     assert (first.headers["x-cache"], chat_text(first)) == ("MISS", "one two")
     assert second.headers["x-cache"] in ("COALESCED", "HIT")
     assert chat_text(second) == "one two"
@@ -188,9 +188,9 @@ async def test_an_abandoned_generation_is_finished_and_stored_if_configured(
     pair = await make_pair(redis_server, make_router, cache='on_abandon = "finish"')
     if not stream:
         pair.engine.pieces = (JSON_ANSWER[:9], JSON_ANSWER[9:])
-    asking = asyncio.ensure_future(pair[0].chat("x", stream=stream))
+    request = asyncio.ensure_future(pair[0].chat("x", stream=stream))
     await eventually(lambda: pair.generations == 1)
-    asking.cancel()
+    request.cancel()
     retrying = asyncio.ensure_future(pair[1].chat("x", stream=stream))
     await eventually(lambda: followed_or_claimed(redis))
     go(pair.engine, 2)
@@ -216,16 +216,16 @@ async def test_an_abandoned_generation_that_cannot_be_stored_is_cancelled(
     await pair.engine.stop()
 
 
-@pytest.mark.parametrize("wish", ["no-store", "no-cache"])
-async def test_a_request_that_bypasses_the_cache_joins_no_flight(pair: Pair, wish: str) -> None:
+@pytest.mark.parametrize("directive", ["no-store", "no-cache"])
+async def test_a_request_that_bypasses_the_cache_joins_no_flight(pair: Pair, directive: str) -> None:
     async with open_stream(pair[0], "x") as first:
         await first.read_until_text("one ")
-        async with open_stream(pair[1], "x", headers={"cache-control": wish}) as second:
+        async with open_stream(pair[1], "x", headers={"cache-control": directive}) as second:
             await eventually(lambda: pair.generations == 2)
             go(pair.engine, 4)
             await first.read_to_end()
             assert (await second.read_to_end()).endswith(DONE_FRAME)
-            assert (second.headers["x-cache"], second.headers["x-cache-reason"]) == ("BYPASS", wish)
+            assert (second.headers["x-cache"], second.headers["x-cache-reason"]) == ("BYPASS", directive)
 
 
 async def test_another_tenant_does_not_join(redis_server: RedisServer, redis: Any, make_router: MakeRouter) -> None:
@@ -263,18 +263,18 @@ async def test_a_subscriber_without_data_starts_again_when_the_flight_breaks_off
     pair.engine.pieces = (ANSWER[0], b'data: {"error": {"message": "core died"}}\n\n' + DONE_FRAME)
     async with open_stream(pair[0], "x") as first:
         await first.read_until_text("one ")
-        asking = asyncio.ensure_future(pair[1].chat("x"))
-        await attached(pair)
+        request = asyncio.ensure_future(pair[1].chat("x"))
+        await wait_for_subscribers(pair)
         pair.engine.pieces = (JSON_ANSWER[:9], JSON_ANSWER[9:])
         go(pair.engine)
         await first.read_to_end()
         go(pair.engine)
-        answer = await asking
+        answer = await request
     assert (answer.status_code, chat_text(answer)) == (200, "one two")
     assert pair.generations == 2
 
 
-async def attached(pair: Pair) -> None:
+async def wait_for_subscribers(pair: Pair) -> None:
     """Returns once a follower has had the time to attach: later requests join the same in-flight request."""
     async with open_stream(pair[1], "x") as third:
         await third.read_until_text("one ")
@@ -308,11 +308,11 @@ async def test_a_client_that_does_not_read_slows_no_other(
     long = [chat_frame(content="x" * 4000) for _ in range(200)]
     pair.engine.pieces = (ROLE_FRAME + long[0], *long[1:], chat_frame(content="", finish="stop") + DONE_FRAME)
     body = json.dumps(chat_body("x", stream=True)).encode()
-    with socket.socket() as lazy:
-        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        lazy.connect(("127.0.0.1", pair[0].port))
+    with socket.socket() as slow_socket:
+        slow_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow_socket.connect(("127.0.0.1", pair[0].port))
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
-        lazy.sendall(head + body)
+        slow_socket.sendall(head + body)
         await eventually(lambda: pair.generations == 1)
         reading = asyncio.ensure_future(pair[0].chat("x", stream=True))
         go(pair.engine, 200)

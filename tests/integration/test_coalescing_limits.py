@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def has_at_the_engines(router: RouterServer, most: int) -> bool:
+async def has_in_flight(router: RouterServer, most: int) -> bool:
     return (await router.metrics())['llm_requests_in_flight{engine="scripted"}'] <= most
 
 
@@ -30,10 +30,10 @@ async def test_a_tenant_has_no_more_generations_without_a_client_than_its_concur
     for number in range(12):
         async with open_stream(router, f"prompt {number}", headers=headers) as leaving:
             await leaving.read_until_text("one ")
-    await eventually(partial(has_at_the_engines, router, 4), 1)
-    async with open_stream(router, "prompt 11", headers=headers) as back:
-        await back.read_until_text("one ")
-        assert back.headers["x-cache"] == "COALESCED"
+    await eventually(partial(has_in_flight, router, 4), 1)
+    async with open_stream(router, "prompt 11", headers=headers) as reconnected:
+        await reconnected.read_until_text("one ")
+        assert reconnected.headers["x-cache"] == "COALESCED"
 
 
 async def test_a_follower_of_a_router_without_a_free_slot_is_served_by_its_own(

@@ -47,7 +47,7 @@ class Setting:
     def follow(self, *, stream: bool) -> "asyncio.Future[httpx.Response]":
         return asyncio.ensure_future(self.follower.chat("x", stream=stream))
 
-    async def somebody_follows(self) -> None:
+    async def wait_for_follower(self) -> None:
         """Returns once a follower has received the first words, so that every earlier subscriber is attached too."""
         body = chat_body("x", stream=True)
         async with self.follower.http.stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -74,7 +74,7 @@ async def test_followers_of_a_killed_leader_get_an_error_or_a_new_attempt_within
     async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
         leading = await setting.lead(http)
         streams, json_answer = setting.follow(stream=True), setting.follow(stream=False)
-        await setting.somebody_follows()
+        await setting.wait_for_follower()
         assert len(setting.engine.bodies) == 1
         setting.engine.pieces = (FRESH,)
         setting.leader.kill()
@@ -125,7 +125,7 @@ async def test_a_leader_that_stops_finishes_generations_that_only_others_follow(
     async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
         leading = await setting.lead(http)
         following = setting.follow(stream=True)
-        await setting.somebody_follows()
+        await setting.wait_for_follower()
         leading.cancel()
     setting.leader.send_signal(signal.SIGTERM)
     await eventually(lambda: not accepts(setting.leader))

@@ -169,11 +169,11 @@ async def test_a_client_that_joins_a_follower_gets_the_response_stored_meanwhile
 async def test_a_client_that_reconnects_finds_its_generation(pair: RouterPair, at: str) -> None:
     async with open_stream(pair.leader, "x") as leaving:
         await leaving.read_until_text("one ")
-    async with open_stream(getattr(pair, at), "x") as back:
-        await back.read_until_text("one ")
-        assert back.headers["x-cache"] == "COALESCED"
+    async with open_stream(getattr(pair, at), "x") as reconnected:
+        await reconnected.read_until_text("one ")
+        assert reconnected.headers["x-cache"] == "COALESCED"
         pair.release_chunks(2)
-        assert (await back.read_to_end()).endswith(DONE_FRAME)
+        assert (await reconnected.read_to_end()).endswith(DONE_FRAME)
     assert pair.generations == 1
     assert not pair.engine.client_disconnected.is_set()
 
@@ -183,12 +183,12 @@ async def test_a_json_client_that_reconnects_finds_its_generation(pair: RouterPa
         b'{"choices":[{"index":0,"message":{"role":"assistant","content":"one',
         b' two"},"finish_reason":"stop"}]}',
     )
-    asking = asyncio.ensure_future(pair.leader.http.post("/v1/chat/completions", json=chat_body("x")))
+    request = asyncio.ensure_future(pair.leader.http.post("/v1/chat/completions", json=chat_body("x")))
     await eventually(lambda: pair.generations == 1)
-    asking.cancel()
-    back = asyncio.ensure_future(pair.leader.chat("x"))
+    request.cancel()
+    reconnected = asyncio.ensure_future(pair.leader.chat("x"))
     pair.release_chunks(1)
-    assert chat_text(await back) == "one two"
+    assert chat_text(await reconnected) == "one two"
     assert pair.generations == 1
 
 

@@ -48,11 +48,11 @@ async def engine_of(router: RouterServer, prompt: str) -> str:
 
 
 async def test_the_listing_shows_the_state_of_each_engine(guarded: RouterServer, engines: EngineSet) -> None:
-    async def looked_at() -> Any:
+    async def listing() -> Any:
         listed = (await guarded.http.get("/admin/engines", headers=ADMIN)).json()["engines"]
         return listed[0]["running"] is not None and listed
 
-    listed = await eventually(looked_at)
+    listed = await eventually(listing)
     assert [engine["name"] for engine in listed] == ["llama-chat", "llama-code", "mistral"]
     assert listed[0] == {
         "name": "llama-chat", "model": "llama", "task": "chat", "url": engines.chat.url, "up": True, "drained": False,
@@ -222,10 +222,10 @@ async def test_without_redis_the_last_state_remains_and_a_local_change_applies_l
     assert await drained(one) == {"llama-code"}, "another configuration does not forget it"
     own_redis.thaw()
 
-    async def agreed() -> bool:
+    async def all_agree() -> bool:
         return await drained(one) == await drained(other) == {"llama-code"}
 
-    await eventually(agreed)
+    await eventually(all_agree)
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -268,9 +268,9 @@ async def test_the_command_waits_until_the_engine_is_idle(
     await engines.chat.set_faults({"fault": "stall", "after": 2})
     body = chat_body("The sea?", stream=True)
     async with guarded.http.stream("POST", "/v1/chat/completions", json=body):
-        said = await command(file, "drain", "llama-chat", "--wait", "--timeout", 1, "--json")
-        assert (said.code, said.json()["idle"]) == (1, False)
-        assert said.stderr.splitlines() == [
+        result = await command(file, "drain", "llama-chat", "--wait", "--timeout", 1, "--json")
+        assert (result.code, result.json()["idle"]) == (1, False)
+        assert result.stderr.splitlines() == [
             "llama-chat: 1 running or waiting",
             "roundhouse: engine llama-chat did not become idle within 1s; it stays drained",
         ]  # fmt: skip
@@ -289,9 +289,9 @@ async def test_an_engine_that_is_down_is_idle(redis_server: RedisServer, redis: 
 
 
 async def test_an_unknown_engine_name_is_a_usage_error(file: Path, redis: Any) -> None:
-    said = await command(file, "drain", "llama")
-    assert said.code == 2
-    assert said.stderr == (
+    result = await command(file, "drain", "llama")
+    assert result.code == 2
+    assert result.stderr == (
         f"roundhouse: {file}: no engine 'llama'; configured engines: llama-chat, llama-code, mistral\n"
     )
     assert not await redis.exists(DRAINS_KEY)

@@ -40,35 +40,35 @@ async def embedder(pooling: str, make_router: MakeRouter) -> RouterServer:
     return await make_router(pooling)
 
 
-async def embed(router: RouterServer, given: Any = "The sea", **fields: Any) -> httpx.Response:
-    return await router.post(PATH, {"model": "llama", "input": given, **fields})
+async def embed(router: RouterServer, input_: Any = "The sea", **fields: Any) -> httpx.Response:
+    return await router.post(PATH, {"model": "llama", "input": input_, **fields})
 
 
-@pytest.mark.parametrize("given", ["The sea", ["The sea", "The sky"], [1, 2, 3], [[1, 2], [3]]])
+@pytest.mark.parametrize("input_", ["The sea", ["The sea", "The sky"], [1, 2, 3], [[1, 2], [3]]])
 async def test_embeddings_are_generated_once_and_stored(
-    embedder: RouterServer, engine: SimulatedEngine, given: Any
+    embedder: RouterServer, engine: SimulatedEngine, input_: Any
 ) -> None:
     before = (await engine.stats())["received"]
-    answers = [await embed(embedder, given) for _ in range(2)]
+    answers = [await embed(embedder, input_) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
     assert answers[0].content == answers[1].content
     assert answers[1].headers["content-type"] == "application/json"
     assert answers[1].headers["x-engine"] == "embedder"
-    count = len(given) if isinstance(given, list) and not isinstance(given[0], int) else 1
+    count = len(input_) if isinstance(input_, list) and not isinstance(input_[0], int) else 1
     assert len(answers[1].json()["data"]) == count
     assert (await engine.stats())["received"] == before + 1
 
 
 @pytest.mark.parametrize(
-    ("given", "fields"),
+    ("input_", "fields"),
     [
         ("The Sea", {}), (["The sea"], {}), ("The sea", {"dimensions": 8}), ("The sea", {"encoding_format": "base64"}),
         ("The sea", {"frobnicate": 1}),
     ],
 )  # fmt: skip
-async def test_a_changed_field_is_another_entry(embedder: RouterServer, given: Any, fields: dict[str, Any]) -> None:
+async def test_a_changed_field_is_another_entry(embedder: RouterServer, input_: Any, fields: dict[str, Any]) -> None:
     first = await embed(embedder)
-    other = await embed(embedder, given, **fields)
+    other = await embed(embedder, input_, **fields)
     assert other.headers["x-cache"] == "MISS"
     assert first.headers["x-cache-key"] != other.headers["x-cache-key"]
 

@@ -50,7 +50,7 @@ AFTER_SOME_TOKENS: list[Fault] = [
     {"fault": "no_done"},
 ]
 
-IMPATIENT = '[timeouts]\nfirst_token = "300ms"\nbetween_tokens = "300ms"'
+SHORT_TIMEOUTS = '[timeouts]\nfirst_token = "300ms"\nbetween_tokens = "300ms"'
 
 
 def named(value: Any) -> str:
@@ -58,8 +58,8 @@ def named(value: Any) -> str:
 
 
 @pytest.fixture
-def impatient(redis_server: RedisServer, engines: EngineSet) -> str:
-    return router_config(redis_server.url, engines.as_config(), rest=IMPATIENT)
+def short_timeouts(redis_server: RedisServer, engines: EngineSet) -> str:
+    return router_config(redis_server.url, engines.as_config(), rest=SHORT_TIMEOUTS)
 
 
 async def on_llamas(engines: EngineSet, fault: Fault) -> None:
@@ -81,9 +81,9 @@ async def nothing_was_kept(router: RouterServer, engines: EngineSet, redis: Any,
 
 @pytest.mark.parametrize(("fault", "stream"), BEFORE_ANY_TOKEN, ids=named)
 async def test_another_engine_takes_over_before_the_first_token(
-    make_router: MakeRouter, impatient: str, engines: EngineSet, fault: Fault, stream: bool
+    make_router: MakeRouter, short_timeouts: str, engines: EngineSet, fault: Fault, stream: bool
 ) -> None:
-    router = await make_router(impatient)
+    router = await make_router(short_timeouts)
     await engines.chat.set_faults(fault)
     answer = await router.chat("The sea?", stream=stream)
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
@@ -98,9 +98,9 @@ async def test_another_engine_takes_over_before_the_first_token(
 
 @pytest.mark.parametrize(("fault", "stream"), BEFORE_ANY_TOKEN, ids=named)
 async def test_when_every_engine_fails_the_client_gets_an_error_and_nothing_is_stored(
-    make_router: MakeRouter, impatient: str, engines: EngineSet, redis: Any, fault: Fault, stream: bool
+    make_router: MakeRouter, short_timeouts: str, engines: EngineSet, redis: Any, fault: Fault, stream: bool
 ) -> None:
-    router = await make_router(impatient)
+    router = await make_router(short_timeouts)
     await on_llamas(engines, fault)
     answer = await router.chat("The sea?", stream=stream, headers={"x-request-id": "mine"})
     expected = {"stall": 504}.get(fault["fault"], {429: 503, 404: 404}.get(fault.get("code", 0), 502))
@@ -117,11 +117,11 @@ async def test_when_every_engine_fails_the_client_gets_an_error_and_nothing_is_s
 async def test_an_engine_that_is_gone_is_skipped_and_then_excluded(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
-    async with SimulatedEngine(LLAMA) as doomed:
-        table = {**engines.as_config(), "llama-chat": ("llama", "chat", doomed.url)}
+    async with SimulatedEngine(LLAMA) as dying_engine:
+        table = {**engines.as_config(), "llama-chat": ("llama", "chat", dying_engine.url)}
         router = await make_router(router_config(redis_server.url, table))
         assert (await router.chat("The sea?")).headers["x-engine"] == "llama-chat"
-        await doomed.kill()
+        await dying_engine.kill()
         for n in range(3):
             assert (await router.chat(f"The sea {n}?")).headers["x-engine"] == "llama-code"
         failed = {k: v for k, v in (await router.metrics()).items() if "llm_retries_total" in k}
@@ -132,10 +132,10 @@ async def test_an_engine_that_is_gone_is_skipped_and_then_excluded(
 async def test_with_every_engine_gone_the_response_is_503_with_retry_after_and_hits_are_served(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
-    async with SimulatedEngine(LLAMA) as doomed:
-        router = await make_router(router_config(redis_server.url, {"one": ("llama", "any", doomed.url)}))
+    async with SimulatedEngine(LLAMA) as dying_engine:
+        router = await make_router(router_config(redis_server.url, {"one": ("llama", "any", dying_engine.url)}))
         await router.chat("The sea?")
-        await doomed.kill()
+        await dying_engine.kill()
         await router.chat("Its kept connection breaks at this one")
         answer = await router.chat("Is anybody there?")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
@@ -146,13 +146,13 @@ async def test_with_every_engine_gone_the_response_is_503_with_retry_after_and_h
 async def test_a_request_that_crashes_an_engine_goes_to_the_next(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
-    async with SimulatedEngine(LLAMA) as doomed:
-        table = {"llama-chat": ("llama", "chat", doomed.url), "llama-code": ("llama", "code", engines.code.url)}
+    async with SimulatedEngine(LLAMA) as dying_engine:
+        table = {"llama-chat": ("llama", "chat", dying_engine.url), "llama-code": ("llama", "code", engines.code.url)}
         router = await make_router(router_config(redis_server.url, table))
-        await doomed.set_faults({"fault": "exit", "after": 0, "code": 3})
+        await dying_engine.set_faults({"fault": "exit", "after": 0, "code": 3})
         answer = await router.chat("The sea?", stream=True)
         assert (answer.status_code, answer.headers["x-engine"]) == (200, "llama-code")
-        assert await doomed.wait_for_exit() == 3
+        assert await dying_engine.wait_for_exit() == 3
 
 
 async def test_an_engines_error_about_the_request_reaches_the_client_unchanged(
@@ -176,9 +176,9 @@ async def test_an_engines_error_about_the_request_reaches_the_client_unchanged(
 
 @pytest.mark.parametrize("fault", AFTER_SOME_TOKENS, ids=named)
 async def test_a_stream_that_fails_ends_with_one_error_without_done_and_is_not_stored(
-    make_router: MakeRouter, impatient: str, engines: EngineSet, redis: Any, fault: Fault
+    make_router: MakeRouter, short_timeouts: str, engines: EngineSet, redis: Any, fault: Fault
 ) -> None:
-    router = await make_router(impatient)
+    router = await make_router(short_timeouts)
     await on_llamas(engines, fault)
     answer = await router.chat("The sea?", stream=True)
     assert (answer.status_code, answer.headers["x-engine"]) == (200, "llama-chat")
@@ -331,9 +331,9 @@ async def test_a_client_that_disconnects_frees_the_engine(
 
 
 async def test_the_number_of_requests_in_flight_returns_to_zero_whatever_happens(
-    make_router: MakeRouter, impatient: str, engines: EngineSet
+    make_router: MakeRouter, short_timeouts: str, engines: EngineSet
 ) -> None:
-    router = await make_router(impatient)
+    router = await make_router(short_timeouts)
     markers = ["", "[[sim:status code=500]]", "[[sim:error after=2]]", "[[sim:drop after=2]]", "[[sim:stall after=2]]"]
     markers += ["[[sim:stall after=0]]", "[[sim:malformed]]", "[[sim:no_done]]", "far too long " * 5000]
     await asyncio.gather(

@@ -25,7 +25,7 @@ def text(redis_server: RedisServer, engines: EngineSet) -> str:
     return with_fallback(router_config(redis_server.url, table, rest='[breaker]\nfailures = 1000\ncooldown = "1h"'))
 
 
-def fell_back(answer: httpx.Response) -> bool:
+def is_from_fallback(answer: httpx.Response) -> bool:
     fallback = answer.headers.get("x-fallback")
     assert fallback in (None, "mistral")
     assert answer.status_code == 200
@@ -41,7 +41,7 @@ async def test_the_fallback_serves_when_the_model_cannot_and_its_response_is_not
     await engines.chat.set_faults(FAILS)
     for _ in range(2):
         answer = await router.chat("The sea?", stream=stream)
-        assert fell_back(answer)
+        assert is_from_fallback(answer)
         assert (answer.headers["x-cache"], answer.content.endswith(DONE_FRAME)) == ("MISS", stream)
         assert answer.headers["x-cache-key"].startswith("rh:1:default:llama:")
         assert chat_text(answer)
@@ -50,9 +50,9 @@ async def test_the_fallback_serves_when_the_model_cannot_and_its_response_is_not
     assert metrics['llm_fallbacks_total{fallback="mistral",model="llama"}'] == 2
     assert metrics['llm_cache_writes_total{result="fallback"}'] == 2
     await engines.chat.clear_faults()
-    assert not fell_back(await router.chat("The sea?", stream=stream))
+    assert not is_from_fallback(await router.chat("The sea?", stream=stream))
     hit = await router.chat("The sea?", stream=stream)
-    assert (hit.headers["x-cache"], fell_back(hit)) == ("HIT", False)
+    assert (hit.headers["x-cache"], is_from_fallback(hit)) == ("HIT", False)
 
 
 async def test_the_fallbacks_engine_gets_its_own_model_name(
@@ -61,7 +61,7 @@ async def test_the_fallbacks_engine_gets_its_own_model_name(
     router = await make_router(text)
     await engines.chat.set_faults(FAILS)
     answer = await router.chat("The sea?")
-    assert fell_back(answer)
+    assert is_from_fallback(answer)
     assert answer.json()["model"] == MISTRAL
     mistrals = await router.chat("The sea?", model="mistral")
     assert (mistrals.headers["x-cache"], "x-fallback" in mistrals.headers) == ("MISS", False)
@@ -72,9 +72,9 @@ async def test_an_engine_with_an_open_breaker_is_skipped_for_the_fallback(
 ) -> None:
     router = await make_router(text.replace("failures = 1000", "failures = 3"))
     await engines.chat.set_faults(FAILS)
-    assert fell_back(await router.chat("The sea?"))
+    assert is_from_fallback(await router.chat("The sea?"))
     before = (await engines.chat.stats())["received"]
-    assert fell_back(await router.chat("The sea?"))
+    assert is_from_fallback(await router.chat("The sea?"))
     assert (await engines.chat.stats())["received"] == before
     assert (await router.http.get("/readyz")).status_code == 200
 
@@ -93,7 +93,7 @@ async def test_after_the_first_token_there_is_no_fallback(
     router = await make_router(text)
     await engines.chat.set_faults({"fault": "drop", "after": 3})
     answer = await router.chat("The sea?", stream=True)
-    assert not fell_back(answer)
+    assert not is_from_fallback(answer)
     assert DONE_FRAME not in answer.content
 
 
@@ -114,7 +114,7 @@ async def test_where_the_fallback_fails_too_a_stale_entry_is_served(
     for engine in engines:
         await engine.set_faults(FAILS)
     stale = await router.chat("The sea?")
-    assert (stale.headers["x-cache"], fell_back(stale), chat_text(stale)) == ("STALE", False, chat_text(first))
+    assert (stale.headers["x-cache"], is_from_fallback(stale), chat_text(stale)) == ("STALE", False, chat_text(first))
     refused = await router.chat("The land?")
     assert (refused.status_code, "x-fallback" in refused.headers) == (502, False)
 

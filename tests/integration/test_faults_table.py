@@ -19,7 +19,7 @@ from tests.support.waiting import eventually, free_port
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PAGE = ROOT / "docs" / "resilience.md"
-IMPATIENT = '[timeouts]\nfirst_token = "700ms"\nbetween_tokens = "700ms"\nmin_tokens_per_second = 1e6'
+SHORT_TIMEOUTS = '[timeouts]\nfirst_token = "700ms"\nbetween_tokens = "700ms"\nmin_tokens_per_second = 1e6'
 
 Fault = dict[str, Any]
 
@@ -113,7 +113,7 @@ async def test_the_client_sees_what_the_table_says(
     collected = {}
     for stream in (False, True):
         async with two_engines(FAULTS[fault], where) as engines:
-            router = await make_router(router_config(redis_server.url, engines, rest=IMPATIENT))
+            router = await make_router(router_config(redis_server.url, engines, rest=SHORT_TIMEOUTS))
             answer = await router.chat("The sea?", stream=stream, headers={"cache-control": "no-store"})
             collected[stream] = seen(answer)
     assert collected == expected
@@ -123,15 +123,15 @@ async def test_the_client_sees_what_the_table_says(
 async def test_an_engine_that_ends_during_a_stream_ends_the_stream_with_an_error(
     redis_server: RedisServer, make_router: MakeRouter, how: str
 ) -> None:
-    async with SimulatedEngine(LLAMA) as doomed, SimulatedEngine(LLAMA) as other:
-        both = {"first": ("llama", "chat", doomed.url), "second": ("llama", "any", other.url)}
+    async with SimulatedEngine(LLAMA) as dying_engine, SimulatedEngine(LLAMA) as other:
+        both = {"first": ("llama", "chat", dying_engine.url), "second": ("llama", "any", other.url)}
         router = await make_router(router_config(redis_server.url, both))
-        await doomed.set_faults({"fault": "stall", "after": 3})
+        await dying_engine.set_faults({"fault": "stall", "after": 3})
         complete = asyncio.create_task(router.chat("The land?"))
         async with open_stream(router, "The sea?") as answer:
             await answer.read_until_text(" ")
-            await doomed.stats(in_flight=2)
-            await (doomed.kill() if how == "SIGKILL" else doomed.stop())
+            await dying_engine.stats(in_flight=2)
+            await (dying_engine.kill() if how == "SIGKILL" else dying_engine.stop())
             assert "error" in parse_events(await answer.read_to_end())[-1]
             assert b"[DONE]" not in answer.received
         assert seen(await complete) == "another engine"

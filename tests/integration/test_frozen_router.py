@@ -32,7 +32,7 @@ class Setting:
         self.engine = engine
         self.http = http
 
-    async def asked_of_a_frozen_router_after_a_purge(self, prompt: str) -> str:
+    async def cache_status_after_purge_while_frozen(self, prompt: str) -> str:
         """X-Cache of a request that a router finds, together with the purge, when it continues."""
         process = self.frozen.process
         process.send_signal(signal.SIGSTOP)
@@ -80,11 +80,11 @@ async def test_a_frozen_router_serves_nothing_from_its_local_cache_that_was_purg
         return answer.headers["cache-status"].endswith("detail=local")
 
     await eventually(is_local)
-    assert await setting.asked_of_a_frozen_router_after_a_purge("x") == "MISS"
+    assert await setting.cache_status_after_purge_while_frozen("x") == "MISS"
 
 
 async def test_a_frozen_router_lets_no_request_join_a_generation_that_was_purged_meanwhile(setting: Setting) -> None:
     await setting.http.get("/healthz")
     async with setting.http.stream("POST", "/v1/chat/completions", json=chat_body("x", stream=True)) as before:
         assert before.headers["x-cache"] == "MISS"
-        assert await setting.asked_of_a_frozen_router_after_a_purge("x") == "MISS"
+        assert await setting.cache_status_after_purge_while_frozen("x") == "MISS"

@@ -29,7 +29,7 @@ async def stored(router: RouterServer, prompt: str = PROMPT, **headers: str) -> 
     return await router.chat(prompt, headers={"cache-control": "only-if-cached", **headers})
 
 
-async def is_held(router: RouterServer, **headers: str) -> httpx.Response | None:
+async def local_hit(router: RouterServer, **headers: str) -> httpx.Response | None:
     """A response from the local cache, if it has one."""
     answer = await stored(router, **headers)
     return answer if answer.headers["cache-status"].endswith(LOCAL) else None
@@ -40,14 +40,14 @@ async def is_gone(router: RouterServer) -> bool:
 
 
 async def is_not_local(router: RouterServer) -> bool:
-    return await is_held(router) is None
+    return await local_hit(router) is None
 
 
 async def held(*routers: RouterServer) -> httpx.Response:
     """Makes every router cache an entry locally; returns the last response."""
     await routers[0].chat(PROMPT)
     for router in routers:
-        answer: httpx.Response = await eventually(partial(is_held, router))
+        answer: httpx.Response = await eventually(partial(local_hit, router))
     return answer
 
 
@@ -176,7 +176,7 @@ async def test_without_the_listener_connection_the_local_cache_is_dropped_and_re
         (listening,) = [each for each in await client.client_list() if "B" in each["flags"]]
         await client.client_kill_filter(_id=listening["id"])
     await eventually(partial(is_not_local, alone), timeout=GONE_WITHIN)
-    await eventually(partial(is_held, alone))
+    await eventually(partial(local_hit, alone))
 
 
 async def test_nothing_is_served_from_a_killed_redis_and_the_local_cache_recovers_with_it(
@@ -189,7 +189,7 @@ async def test_nothing_is_served_from_a_killed_redis_and_the_local_cache_recover
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "BYPASS")
     await own_redis.start()
     # Redis is empty. A request that starts before the router knows that is not stored, since purges may be lost too.
-    await eventually(lambda: _asked(alone, "HIT"))
+    await eventually(lambda: _has_status(alone, "HIT"))
     await held(alone)
 
 
@@ -202,11 +202,11 @@ async def test_nothing_is_served_from_the_local_cache_once_redis_is_silent_for_t
     for _ in range(5):
         assert (await alone.chat(PROMPT)).headers["x-cache"] == "BYPASS"
     own_redis.thaw()
-    await eventually(lambda: _asked(alone, "HIT"))
+    await eventually(lambda: _has_status(alone, "HIT"))
     await held(alone)
 
 
-async def _asked(router: RouterServer, *statuses: str) -> bool:
+async def _has_status(router: RouterServer, *statuses: str) -> bool:
     return (await router.chat(PROMPT)).headers["x-cache"] in statuses
 
 
@@ -230,8 +230,8 @@ async def test_tenants_cannot_see_the_local_entries_of_others(make_router: MakeR
     router = await make_router(config + rest)
     acme, other = {"x-tenant-id": "acme"}, {"x-tenant-id": "purger"}
     await router.chat(PROMPT, headers=acme)
-    await eventually(lambda: is_held(router, **acme))
+    await eventually(lambda: local_hit(router, **acme))
     assert (await stored(router, **other)).status_code == 504
     await router.chat(PROMPT, headers=other)
-    answer = await eventually(lambda: is_held(router, **other))
+    answer = await eventually(lambda: local_hit(router, **other))
     assert answer.headers["x-cache-key"].startswith("rh:1:purger:")

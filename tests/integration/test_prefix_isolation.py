@@ -41,10 +41,10 @@ async def ask(router: RouterServer, path: str, tenant: str, prompt: str = SECRET
     return answer
 
 
-async def cached(engine: SimulatedEngine, *asks: Any) -> list[float]:
+async def cached(engine: SimulatedEngine, *requests: Any) -> list[float]:
     """How many tokens of each prompt the engine has found in its prefix cache."""
     cached_tokens = []
-    for request in asks:
+    for request in requests:
         before = await engine.metric("prefix_cache_hits_total")
         await request
         cached_tokens.append(await engine.metric("prefix_cache_hits_total") - before)

@@ -79,11 +79,11 @@ async def test_a_response_started_before_a_purge_is_served_and_not_stored(
         setting.engine.chunk_permits.release()
         assert (await answer.read_to_end()).endswith(DONE_FRAME)
 
-    async def told() -> bool:
+    async def is_counted_as_purged() -> bool:
         metrics = await setting.one.metrics()
         return metrics.get('llm_cache_writes_total{result="purged"}') == 1
 
-    await eventually(told)
+    await eventually(is_counted_as_purged)
     assert not await stored(redis, key)
 
 
@@ -106,13 +106,13 @@ async def test_a_request_after_a_purge_does_not_join_an_earlier_generation(
         await setting.purge(all=True)
         asker = getattr(setting, at)
 
-        async def begun_anew() -> bool:
+        async def has_new_generation() -> bool:
             # A router may learn of a purge only after up to a second.
             async with open_stream(asker, "x") as after:
                 await after.read_until_text("one ")
                 return after.headers["x-cache"] == "MISS"
 
-        await eventually(begun_anew, timeout=2)
+        await eventually(has_new_generation, timeout=2)
         setting.engine.chunk_permits.release()
         await before.read_to_end()
 
@@ -128,9 +128,9 @@ async def test_an_entry_purged_at_one_router_is_gone_at_all_within_a_second(sett
     assert result["entries"] == 1
 
     async def missed() -> bool:
-        wish = {"cache-control": "only-if-cached"}
+        headers = {"cache-control": "only-if-cached"}
         body = chat_body("x", stream=True)
-        requests = [router.http.post("/v1/chat/completions", json=body, headers=wish)
+        requests = [router.http.post("/v1/chat/completions", json=body, headers=headers)
                  for router in (setting.one, setting.other)]  # fmt: skip
         return [answer.status_code for answer in await asyncio.gather(*requests)] == [504, 504]
 

@@ -118,13 +118,13 @@ async def test_a_response_started_before_redis_was_emptied_is_not_stored(setting
         setting.engine.chunk_permits.release()
         await answer.read_to_end()
 
-    async def told() -> bool:
+    async def is_counted_as_purged() -> bool:
         return (await setting.near.metrics()).get('llm_cache_writes_total{result="purged"}') == 1
 
-    await eventually(told)
+    await eventually(is_counted_as_purged)
     setting.engine.paced = False
 
-    async def stored_again() -> bool:
+    async def is_stored_again() -> bool:
         return (await setting.near.chat("y", stream=True)).headers["x-cache"] == "HIT"
 
-    await eventually(stored_again)
+    await eventually(is_stored_again)

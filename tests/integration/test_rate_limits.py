@@ -41,7 +41,7 @@ async def ask(router: RouterServer, prompt: str = "The sea?", **fields: Any) -> 
     return await router.chat(prompt, headers=ACME, **fields)
 
 
-def told(answer: httpx.Response, what: str) -> tuple[int, int, str]:
+def limit_headers(answer: httpx.Response, what: str) -> tuple[int, int, str]:
     """The limit, what remains, and the time until it is replenished."""
     named = [answer.headers[f"x-ratelimit-{which}-{what}"] for which in ("limit", "remaining", "reset")]
     return int(named[0]), int(named[1]), named[2]
@@ -58,12 +58,12 @@ async def test_every_response_to_a_tenant_with_limits_has_the_remaining_quota(
     for number, (prompt, stream) in enumerate([("The sea?", False), ("The sea?", True), ("The land?", True)]):
         answer = await ask(router, prompt, stream=stream)
         kinds.append(answer.headers["x-cache"])
-        assert told(answer, "requests")[:2] == (6, 5 - number)
-        assert told(answer, "requests")[2] in ("59s", "1m0s")
-        assert told(answer, "tokens")[0] == 5000
+        assert limit_headers(answer, "requests")[:2] == (6, 5 - number)
+        assert limit_headers(answer, "requests")[2] in ("59s", "1m0s")
+        assert limit_headers(answer, "tokens")[0] == 5000
     assert kinds == ["MISS", "HIT", "MISS"]
     bad = await router.post("/v1/chat/completions", b"{}", **ACME)
-    assert (bad.status_code, told(bad, "requests")[1]) == (400, 2), "an error is an answer too"
+    assert (bad.status_code, limit_headers(bad, "requests")[1]) == (400, 2), "an error is an answer too"
     assert not [name for name in (await router.chat("The sea?", headers=FREE)).headers if "ratelimit" in name]
 
 
@@ -79,7 +79,7 @@ async def test_a_request_over_the_limit_is_refused_with_the_time_to_wait(
     error = answer.json()["error"]
     assert (error["type"], error["code"], error["param"]) == ("requests", "rate_limit_exceeded", None)
     assert 55 <= int(answer.headers["retry-after"]) <= 60, "openai-python waits no longer"
-    assert told(answer, "requests")[:2] == (2, 0)
+    assert limit_headers(answer, "requests")[:2] == (2, 0)
     assert "x-cache" not in answer.headers
     assert (await ask(router)).status_code == 429, "nothing is looked up"
     assert (await engines.chat.stats())["received"] == before
@@ -122,8 +122,8 @@ async def test_generated_tokens_are_charged_and_hits_and_followers_are_free(
     assert len(engine.bodies) == 1
     hit = await ask(router, stream=True)
     assert hit.headers["x-cache"] == "HIT"
-    assert told(hit, "tokens")[0] == 150
-    assert 50 <= told(hit, "tokens")[1] <= 60, "one generation of 100 has been paid, and some has come back"
+    assert limit_headers(hit, "tokens")[0] == 150
+    assert 50 <= limit_headers(hit, "tokens")[1] <= 60, "one generation of 100 has been paid, and some has come back"
 
 
 async def test_a_tenant_in_debt_waits_until_its_level_is_positive(make_router: MakeRouter, limited: Any) -> None:
@@ -132,7 +132,7 @@ async def test_a_tenant_in_debt_waits_until_its_level_is_positive(make_router: M
     answer = await ask(router)
     assert answer.status_code == 429
     assert answer.json()["error"]["type"] == "tokens"
-    assert told(answer, "tokens")[:2] == (40, 0)
+    assert limit_headers(answer, "tokens")[:2] == (40, 0)
     assert int(answer.headers["retry-after"]) > 10
     assert (await router.metrics())['llm_requests_rejected_total{reason="tokens_limit"}'] == 1
 
@@ -172,10 +172,10 @@ async def test_the_concurrency_limit_holds_over_both_routers(
             assert refused[0].headers["retry-after"] == "1"
             assert (await routers[1].chat("The sea?", headers=FREE)).status_code == 200
 
-        async def passes() -> bool:
+        async def is_admitted() -> bool:
             return (await ask(routers[1])).status_code == 200
 
-        await eventually(passes)
+        await eventually(is_admitted)
 
 
 async def test_an_error_and_a_hit_release_their_slot(make_router: MakeRouter, limited: Any, engines: EngineSet) -> None:
@@ -211,16 +211,16 @@ async def test_the_slots_of_a_killed_router_are_released(
         await engines.chat.stats(in_flight=2)
         await engines.chat.clear_faults()
         assert (await ask(router)).status_code == 429
-        began = time.monotonic()
+        started = time.monotonic()
         other_process.send_signal(signal.SIGKILL)
         await asyncio.wait(requests)
         assert all(isinstance(one.exception(), httpx.TransportError) for one in requests)
 
-    async def passes() -> bool:
+    async def is_admitted() -> bool:
         return (await ask(router)).status_code == 200
 
-    await eventually(passes)
-    assert time.monotonic() - began < 6
+    await eventually(is_admitted)
+    assert time.monotonic() - started < 6
 
 
 # -- without Redis ----------------------------------------------------------------------------------------------------
@@ -244,17 +244,19 @@ async def test_with_a_frozen_redis_requests_continue_and_limits_hold_in_each_rou
     router = await make_router(text)
     assert (await ask(router)).status_code == 200
     own_redis.freeze()
-    began = time.monotonic()
+    started = time.monotonic()
     answers = [await ask(router, f"{n}?") for n in range(6)]
     assert [answer.status_code for answer in answers] == [200] * 4 + [429] * 2
-    assert time.monotonic() - began < 5
-    assert told(answers[0], "requests")[:2] == (4, 3), "all of the limit, since nobody knows what was used before"
+    assert time.monotonic() - started < 5
+    assert limit_headers(answers[0], "requests")[:2] == (4, 3), (
+        "all of the limit, since nobody knows what was used before"
+    )
     own_redis.thaw()
 
-    async def passes() -> bool:
+    async def is_admitted() -> bool:
         return (await ask(router)).status_code == 200
 
-    await eventually(passes)
+    await eventually(is_admitted)
 
 
 # -- clients ----------------------------------------------------------------------------------------------------------
@@ -274,7 +276,7 @@ async def test_openai_python_waits_for_retry_after_and_then_succeeds(
             with pytest.raises(RateLimitError) as raised:
                 await client.chat.completions.create(**body)
             assert raised.value.code == "rate_limit_exceeded"
-            began = time.monotonic()
+            started = time.monotonic()
             patient = asyncio.ensure_future(client.with_options(max_retries=3).chat.completions.create(**body))
 
             async def refused_again() -> bool:
@@ -283,4 +285,4 @@ async def test_openai_python_waits_for_retry_after_and_then_succeeds(
 
             await eventually(refused_again)
         assert (await patient).choices[0].message.content
-        assert time.monotonic() - began >= 0.9, "Retry-After is a second"
+        assert time.monotonic() - started >= 0.9, "Retry-After is a second"

@@ -60,7 +60,7 @@ async def cache_status(router: RouterServer, prompt: str = PROMPT) -> str:
     return str(answer.headers["x-cache"])
 
 
-async def says(router: RouterServer, redis: str) -> bool:
+async def reports_redis(router: RouterServer, redis: str) -> bool:
     return bool((await router.http.get("/healthz")).json()["redis"] == redis)
 
 
@@ -108,30 +108,30 @@ async def test_a_router_follows_the_address_to_the_new_primary(
     async with SlowProxy(primary) as proxy:
         text = default_timeout(router_config(proxy.url, engines.as_config(), rest=ADMIN))
         async with RouterServer(text) as router:
-            await eventually(lambda: gives(router, "HIT"))
+            await eventually(lambda: serves_with_status(router, "HIT"))
             await fail_over(primary, replica)
             proxy.server = replica
-            await eventually(lambda: gives_again(router, "Another?"))
-            assert await says(router, "up")
+            await eventually(lambda: serves_from_cache(router, "Another?"))
+            assert await reports_redis(router, "up")
             assert await cache_status(router) == "HIT", "the replica had it"
             # The listener's connection has moved too: changes on the new primary invalidate the local cache.
-            await eventually(lambda: is_given_by_the_process(router))
+            await eventually(lambda: is_local_hit(router))
             key = (await router.chat(PROMPT)).headers["x-cache-key"]
             assert await replica.command("DEL", key) == 1
-            await eventually(lambda: gives(router, "MISS"))
+            await eventually(lambda: serves_with_status(router, "MISS"))
             # So has the admin connection, whose first write detects the change.
             await eventually(lambda: purges(router))
 
 
-async def gives(router: RouterServer, status: str) -> bool:
+async def serves_with_status(router: RouterServer, status: str) -> bool:
     return await cache_status(router) == status
 
 
-async def gives_again(router: RouterServer, prompt: str) -> bool:
+async def serves_from_cache(router: RouterServer, prompt: str) -> bool:
     return await cache_status(router, prompt) == "HIT"
 
 
-async def is_given_by_the_process(router: RouterServer) -> bool:
+async def is_local_hit(router: RouterServer) -> bool:
     return "local" in (await router.chat(PROMPT)).headers["cache-status"]
 
 
@@ -147,13 +147,13 @@ async def test_a_router_whose_redis_stays_read_only_reports_it_as_down_and_serve
     primary, replica = servers
     text = default_timeout(router_config(f"redis://127.0.0.1:{primary.port}", engines.as_config()))
     async with RouterServer(text) as router:
-        await eventually(lambda: gives(router, "HIT"))
+        await eventually(lambda: serves_with_status(router, "HIT"))
         await fail_over(primary, replica)
         assert await cache_status(router, "Another?") == "MISS", "whose answer is to be written"
-        await eventually(lambda: says(router, "down"))
+        await eventually(lambda: reports_redis(router, "down"))
         # The local cache is cleared when the listener loses its connection.
-        await eventually(lambda: gives(router, "BYPASS"))
+        await eventually(lambda: serves_with_status(router, "BYPASS"))
         assert (await router.metrics())["roundhouse_redis_up"] == 0
         await fail_over(replica, primary)
-        await eventually(lambda: gives(router, "HIT"))
-        assert await says(router, "up")
+        await eventually(lambda: serves_with_status(router, "HIT"))
+        assert await reports_redis(router, "up")

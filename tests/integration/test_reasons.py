@@ -20,7 +20,7 @@ ONLY_IF_CACHED = {"cache-control": "only-if-cached"}
 DOCUMENTS = [{"doc_id": "a", "text": "The sea is salt."}]
 
 
-async def asked(
+async def ask(
     router: RouterServer, prompt: str = PROMPT, *, system: str = SYSTEM, headers: dict[str, str] | None = None,
     **fields: Any,
 ) -> httpx.Response:  # fmt: skip
@@ -31,7 +31,7 @@ async def asked(
 
 
 async def reason(router: RouterServer, *args: Any, **fields: Any) -> str | None:
-    answer = await asked(router, *args, **fields)
+    answer = await ask(router, *args, **fields)
     assert answer.headers["x-cache"] == "MISS"
     assert answer.headers["cache-status"].startswith("roundhouse; fwd=")
     word: str | None = answer.headers.get("x-cache-reason")
@@ -74,27 +74,27 @@ async def test_where_many_parts_differ_the_reason_is_new(known: RouterServer) ->
 
 async def test_a_hit_has_no_reason_and_an_alias_is_not_another_model(known: RouterServer) -> None:
     for model in ("llama", LLAMA_ALIAS, "auto"):
-        answer = await asked(known, model=model)
+        answer = await ask(known, model=model)
         assert answer.headers["x-cache"] == "HIT"
         assert "x-cache-reason" not in answer.headers
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_entry_beyond_its_time_to_live_has_expired(known: RouterServer, redis: Any, stream: bool) -> None:
-    key = (await asked(known)).headers["x-cache-key"]
+    key = (await ask(known)).headers["x-cache-key"]
     await backdate_entry(redis, key, DAY + 1)
     await eventually(lambda: _is_missed(known, "expired"))
 
 
 async def _is_missed(router: RouterServer, word: str) -> bool:
-    answer = await asked(router, headers=ONLY_IF_CACHED)
+    answer = await ask(router, headers=ONLY_IF_CACHED)
     return bool(answer.headers["x-cache"] == "MISS" and answer.headers["x-cache-reason"] == word)
 
 
 async def test_an_expired_entry_has_expired_for_a_router_that_has_never_seen_it(
     make_router: MakeRouter, config: str, redis: Any
 ) -> None:
-    key = (await asked(await make_router(config))).headers["x-cache-key"]
+    key = (await ask(await make_router(config))).headers["x-cache-key"]
     await backdate_entry(redis, key, DAY + 1)
     assert await reason(await make_router(config)) == "expired"
 
@@ -103,13 +103,13 @@ async def test_an_expired_entry_has_expired_for_a_router_that_has_never_seen_it(
 async def test_an_entry_older_than_the_client_accepts_has_expired(
     make_router: MakeRouter, config: str, redis: Any, age: float
 ) -> None:
-    key = (await asked(await make_router(config))).headers["x-cache-key"]
+    key = (await ask(await make_router(config))).headers["x-cache-key"]
     await backdate_entry(redis, key, age)
     assert await reason(await make_router(config), headers={"cache-control": "max-age=50"}) == "expired"
 
 
 async def test_an_entry_that_existed_and_is_gone_has_expired(known: RouterServer, redis: Any) -> None:
-    key = (await asked(known)).headers["x-cache-key"]
+    key = (await ask(known)).headers["x-cache-key"]
     await redis.delete(key)
     await eventually(lambda: _is_missed(known, "expired"))
 
@@ -130,7 +130,7 @@ async def test_after_a_purge_nothing_is_remembered(known: RouterServer, redis: A
 
 
 async def _is_new(router: RouterServer) -> bool:
-    answer = await asked(router, system="Be long.", headers=ONLY_IF_CACHED)
+    answer = await ask(router, system="Be long.", headers=ONLY_IF_CACHED)
     return bool(answer.headers["x-cache-reason"] == "new")
 
 
@@ -163,7 +163,7 @@ async def _listens(router: RouterServer) -> bool:
 
 async def _is_known(router: RouterServer) -> bool:
     """Whether a router knows the key: then another question differs from it."""
-    answer = await asked(router, "A question that nobody asks", headers=ONLY_IF_CACHED)
+    answer = await ask(router, "A question that nobody asks", headers=ONLY_IF_CACHED)
     return bool(answer.headers["x-cache-reason"] == "query")
 
 
@@ -190,9 +190,9 @@ async def test_the_requests_of_other_tenants_are_not_revealed(make_router: MakeR
 
 async def test_the_log_has_the_reason(known: RouterServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "roundhouse.access"):
-        await asked(known, system="Be long.")
-        await asked(known)
-        await asked(known, headers={"cache-control": "no-store"})
+        await ask(known, system="Be long.")
+        await ask(known)
+        await ask(known, headers={"cache-control": "no-store"})
         await eventually(lambda: len(caplog.messages) == 3)
     records = [dict(word.partition("=")[::2] for word in line.split()) for line in caplog.messages]
     assert [(line["cache"], line.get("reason")) for line in records] == [
@@ -201,7 +201,7 @@ async def test_the_log_has_the_reason(known: RouterServer, caplog: pytest.LogCap
 
 
 async def test_a_504_for_only_if_cached_has_its_reason_too(known: RouterServer) -> None:
-    answer = await asked(known, system="Be long.", headers=ONLY_IF_CACHED)
+    answer = await ask(known, system="Be long.", headers=ONLY_IF_CACHED)
     assert (answer.status_code, answer.headers["x-cache-reason"]) == (504, "system")
 
 

@@ -49,7 +49,7 @@ async def test_an_entry_stored_by_one_router_is_served_by_another_until_it_is_de
     async with RouterServer(text) as first, RouterServer(text) as second:
         prompt = f"The sea at {deployment.url}?"
         assert await cached(first, prompt) == "MISS"
-        await eventually(lambda: _gives(second, prompt))
+        await eventually(lambda: _serves(second, prompt))
         await eventually(lambda: _gives_without_redis(second, deployment, prompt))
         key = await key_of(second, prompt)
         assert await (await deployment.primary_of_key(key)).command("DEL", key) == 1
@@ -136,15 +136,15 @@ class Requests:
         number = 0
         while self._going:
             number += 1
-            began = clock()
+            started = clock()
             answers = await asyncio.gather(
                 *(self._router.chat(prompt) for prompt in PROMPTS), self._router.chat(f"And number {number} of all?")
             )
-            self.slowest = max(self.slowest, clock() - began)
+            self.slowest = max(self.slowest, clock() - started)
             self.failures += [answer.text for answer in answers if answer.status_code != 200]
 
 
-async def _gives(router: RouterServer, prompt: str) -> bool:
+async def _serves(router: RouterServer, prompt: str) -> bool:
     return await cached(router, prompt) == "HIT"
 
 

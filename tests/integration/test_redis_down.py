@@ -21,9 +21,9 @@ def own_config(own_redis: RedisServer, engines: EngineSet) -> str:
 
 async def bypassed(router: RouterServer, prompt: str = "The sea?", **fields: Any) -> float:
     """Sends a request that bypasses the cache; returns the seconds that it took."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     answer = await router.chat(prompt, **fields)
-    took = time.perf_counter() - began
+    took = time.perf_counter() - started
     assert answer.status_code == 200
     assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("BYPASS", "redis-down")
     assert answer.headers["cache-status"] == "roundhouse; fwd=bypass; detail=redis-down"

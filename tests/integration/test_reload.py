@@ -143,10 +143,10 @@ async def test_the_old_configuration_is_closed_when_its_last_request_ends(
     for _ in range(3):
         await reload(router, config)
 
-    async def as_before() -> bool:
+    async def serves_old_configuration() -> bool:
         return await connections() <= before
 
-    await eventually(as_before)
+    await eventually(serves_old_configuration)
 
 
 async def test_a_configuration_that_fails_to_start_changes_nothing(
@@ -213,10 +213,10 @@ async def test_sighup_reads_the_file_again_and_no_request_is_lost(serve: Any, co
             )
             served.process.send_signal(signal.SIGHUP)
 
-            async def everywhere(name: str = name) -> bool:
+            async def is_known_everywhere(name: str = name) -> bool:
                 return all([name in await models(served) for _ in range(6)])
 
-            await eventually(everywhere)
+            await eventually(is_known_everywhere)
         stop.set()
     assert lost == []
     assert sent > 10
@@ -224,7 +224,7 @@ async def test_sighup_reads_the_file_again_and_no_request_is_lost(serve: Any, co
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("bad", "messages"),
     [
         ("[router", ["not valid TOML"]),
         ("[routr]\n[auth]\nmode = 'key'", ["routr: ", "auth.mode: 'key' is none of ", "model is missing"]),
@@ -232,15 +232,15 @@ async def test_sighup_reads_the_file_again_and_no_request_is_lost(serve: Any, co
     ],
 )
 async def test_an_invalid_file_is_refused_with_a_line_for_each_mistake_and_the_old_one_remains(
-    serve: Any, config: str, workers: int, bad: str | None, told: list[str]
+    serve: Any, config: str, workers: int, bad: str | None, messages: list[str]
 ) -> None:
     served = await serve(config.replace("[router]", f"[router]\nworkers = {workers}"))
     served.write_config(bad)
     served.process.send_signal(signal.SIGHUP)
     refused = "the configuration is invalid; the previous one stays in effect"
-    await eventually(lambda: served.log.read_text().count(refused) == len(told))
+    await eventually(lambda: served.log.read_text().count(refused) == len(messages))
     lines = [line for line in served.log.read_text().splitlines() if refused in line]
-    assert [said in line for said, line in zip(told, lines, strict=True)] == [True] * len(told)
+    assert [message in line for message, line in zip(messages, lines, strict=True)] == [True] * len(messages)
     assert "llama-alias" in await models(served)
     if workers == 2:  # nor does a worker that has to be replaced now need the file
         before = served.worker_pids()

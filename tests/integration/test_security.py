@@ -48,8 +48,8 @@ async def test_an_invalid_request_id_is_replaced_everywhere(scripted: ScriptedRo
         async with connect(router.port) as connection:
             connection.write(request)
             answer = await connection.read_response()
-        (given,) = re.findall(rb"\r\nx-request-id: ([^\r]*)\r\n", answer.head)
-        assert re.fullmatch(rb"[0-9a-f]{32}", given)
+        (received_id,) = re.findall(rb"\r\nx-request-id: ([^\r]*)\r\n", answer.head)
+        assert re.fullmatch(rb"[0-9a-f]{32}", received_id)
         assert b"set-cookie" not in answer.head
     (head,) = engine.heads
     assert re.search(rb"x-request-id: [0-9a-f]{32}\r\n", head)

@@ -141,7 +141,7 @@ async def test_a_port_in_use_is_one_clear_line(config: str, tmp_path: Path, engi
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[router", "not valid TOML"),
         (f"[routr]\n{MINIMAL}", "routr: no such setting; did you mean router?"),
@@ -153,7 +153,7 @@ async def test_a_port_in_use_is_one_clear_line(config: str, tmp_path: Path, engi
 )
 @pytest.mark.parametrize("name", ["serve", "check", "up"])
 async def test_an_invalid_configuration_is_one_clear_line(
-    tmp_path: Path, name: str, text: str | None, said: str
+    tmp_path: Path, name: str, text: str | None, message: str
 ) -> None:
     path = tmp_path / "roundhouse.toml"
     if text is not None:
@@ -162,7 +162,7 @@ async def test_an_invalid_configuration_is_one_clear_line(
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"roundhouse: {path}: ")
-    assert said in line
+    assert message in line
     assert result.stdout == ""
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.fixture
-def impatient(redis_server: RedisServer, engines: EngineSet) -> str:
+def short_timeouts(redis_server: RedisServer, engines: EngineSet) -> str:
     return router_config(redis_server.url, engines.as_config(), router='receive = "200ms"')
 
 
@@ -31,9 +31,9 @@ def impatient(redis_server: RedisServer, engines: EngineSet) -> str:
     ids=["a letter", "half a head", "no body", "half a body", "half a chunk"],
 )  # fmt: skip
 async def test_a_request_that_does_not_arrive_in_time_is_408(
-    impatient: str, make_router: MakeRouter, part: bytes
+    short_timeouts: str, make_router: MakeRouter, part: bytes
 ) -> None:
-    router = await make_router(impatient)
+    router = await make_router(short_timeouts)
     async with connect(router.port) as connection:
         connection.write(part)
         answer = await connection.read_response()
@@ -41,8 +41,8 @@ async def test_a_request_that_does_not_arrive_in_time_is_408(
         assert await connection.read_to_end() == b""
 
 
-async def test_a_request_that_arrives_too_slowly_is_408_too(impatient: str, make_router: MakeRouter) -> None:
-    router = await make_router(impatient)
+async def test_a_request_that_arrives_too_slowly_is_408_too(short_timeouts: str, make_router: MakeRouter) -> None:
+    router = await make_router(short_timeouts)
     async with connect(router.port) as connection:
         connection.write(CHAT_HEAD, b"content-length: 100000\r\n\r\n")
 
@@ -56,18 +56,20 @@ async def test_a_request_that_arrives_too_slowly_is_408_too(impatient: str, make
         dripping.cancel()
 
 
-@pytest.mark.parametrize("said", [b"", CRLF])
-async def test_a_connection_without_a_request_is_closed(impatient: str, make_router: MakeRouter, said: bytes) -> None:
-    router = await make_router(impatient)
+@pytest.mark.parametrize("sent", [b"", CRLF])
+async def test_a_connection_without_a_request_is_closed(
+    short_timeouts: str, make_router: MakeRouter, sent: bytes
+) -> None:
+    router = await make_router(short_timeouts)
     async with connect(router.port) as connection:
-        connection.write(said)
+        connection.write(sent)
         assert await connection.read_to_end() == b""
 
 
 async def test_a_response_may_take_longer_than_the_request_timeout(
-    impatient: str, make_router: MakeRouter, engines: EngineSet
+    short_timeouts: str, make_router: MakeRouter, engines: EngineSet
 ) -> None:
-    router = await make_router(impatient)
+    router = await make_router(short_timeouts)
     await engines.chat.set_faults({"fault": "tps", "rate": 6})
     answer = await router.chat("The sea?", max_tokens=10)
     assert answer.status_code == 200
@@ -77,8 +79,8 @@ async def test_a_response_may_take_longer_than_the_request_timeout(
 async def test_a_client_that_does_not_read_its_stream_frees_the_engine_in_time(scripted: ScriptedRouter) -> None:
     long = [chat_frame(content="x" * 60_000) for _ in range(500)]
     router, engine = await scripted(ROLE_FRAME + long[0], *long[1:], router='send = "300ms"', hold=True)
-    with _lazy(router) as lazy:
-        lazy.sendall(http_request(chat_body("x", stream=True)))
+    with _slow_socket(router) as slow_socket:
+        slow_socket.sendall(http_request(chat_body("x", stream=True)))
         async with asyncio.timeout(TEST_TIMEOUT):
             await engine.client_disconnected.wait()
 
@@ -87,23 +89,23 @@ async def test_a_client_that_reads_no_response_loses_its_connection(
     redis_server: RedisServer, engines: EngineSet, make_router: MakeRouter
 ) -> None:
     router = await make_router(router_config(redis_server.url, engines.as_config(), router='send = "300ms"'))
-    with _lazy(router) as lazy:
-        lazy.settimeout(TEST_TIMEOUT)
-        await asyncio.to_thread(_ask_until_reset, lazy)
+    with _slow_socket(router) as slow_socket:
+        slow_socket.settimeout(TEST_TIMEOUT)
+        await asyncio.to_thread(_ask_until_reset, slow_socket)
 
 
-def _lazy(router: RouterServer) -> socket.socket:
+def _slow_socket(router: RouterServer) -> socket.socket:
     """A connection whose client reads almost nothing."""
-    lazy = socket.socket()
-    lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    lazy.connect(("127.0.0.1", router.port))
-    return lazy
+    slow_socket = socket.socket()
+    slow_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow_socket.connect(("127.0.0.1", router.port))
+    return slow_socket
 
 
-def _ask_until_reset(lazy: socket.socket) -> None:
+def _ask_until_reset(slow_socket: socket.socket) -> None:
     try:
         while True:
-            lazy.sendall(VERSION_REQUEST * 1000)
+            slow_socket.sendall(VERSION_REQUEST * 1000)
     except ConnectionError:
         return
 
@@ -176,11 +178,11 @@ async def test_many_pipelined_upgrade_requests_are_served_until_too_many_wait(ro
     sent = 3 * MAX_PIPELINED_BYTES // len(upgrade)
     async with connect(router.port) as connection:
         connection.write(upgrade * sent)
-        answered = await connection.read_to_end()
-    count = answered.count(b"HTTP/1.1 200 OK")
+        response = await connection.read_to_end()
+    count = response.count(b"HTTP/1.1 200 OK")
     assert 100 < count < sent
-    assert answered.count(b"HTTP/1.1 ") == count
-    assert answered.rpartition(b"HTTP/1.1 200 OK")[2].count(b"connection: close") == 1
+    assert response.count(b"HTTP/1.1 ") == count
+    assert response.rpartition(b"HTTP/1.1 200 OK")[2].count(b"connection: close") == 1
 
 
 async def test_garbage_after_a_request_does_not_get_into_its_response(router: RouterServer, engines: EngineSet) -> None:
@@ -204,8 +206,8 @@ async def test_pipelined_requests_have_a_limit_and_accepted_ones_are_served(
         sent = 2 * MAX_PIPELINED_BYTES // len(VERSION_REQUEST)
         for _ in range(sent):
             connection.write(VERSION_REQUEST)
-        answered = await connection.read_to_end()
-    count = answered.count(b"HTTP/1.1 200 OK")
+        response = await connection.read_to_end()
+    count = response.count(b"HTTP/1.1 200 OK")
     assert 100 < count < sent
-    assert answered.count(b"connection: close") == 1
-    assert answered.rpartition(b"HTTP/1.1 200 OK")[2].count(b"connection: close") == 1
+    assert response.count(b"connection: close") == 1
+    assert response.rpartition(b"HTTP/1.1 200 OK")[2].count(b"connection: close") == 1

@@ -29,8 +29,8 @@ FAULTS: list[dict[str, Any]] = [
 ]
 
 
-async def asked(router: RouterServer, wish: str | None = None, **fields: Any) -> httpx.Response:
-    return await router.chat(PROMPT, headers={} if wish is None else {"cache-control": wish}, **fields)
+async def ask(router: RouterServer, directives: str | None = None, **fields: Any) -> httpx.Response:
+    return await router.chat(PROMPT, headers={} if directives is None else {"cache-control": directives}, **fields)
 
 
 async def all_engines_are_down(engines: EngineSet, fault: dict[str, Any] = FAULTS[0]) -> None:
@@ -45,12 +45,12 @@ async def received(engines: EngineSet) -> int:
 @pytest_asyncio.fixture(loop_scope="session")
 async def old(router: RouterServer, redis: Any) -> httpx.Response:
     """An entry that has been stale for ten seconds, and is still in Redis."""
-    return await outlived(router, redis, 10)
+    return await ask_after_expiry(router, redis, 10)
 
 
-async def outlived(router: RouterServer, redis: Any, seconds: float, **fields: Any) -> httpx.Response:
+async def ask_after_expiry(router: RouterServer, redis: Any, seconds: float, **fields: Any) -> httpx.Response:
     """Stores an entry that has been stale for so many seconds."""
-    answer = await asked(router, **fields)
+    answer = await ask(router, **fields)
     assert answer.headers["x-cache"] == "MISS"
     await backdate_entry(redis, answer.headers["x-cache-key"], DAY + seconds)
     return answer
@@ -69,11 +69,11 @@ async def test_while_no_engine_responds_a_stale_entry_is_served(
     fault: dict[str, Any],
     stream: bool,
 ) -> None:
-    impatient = '[timeouts]\nfirst_token = "300ms"\nmin_tokens_per_second = 1e6'
-    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=impatient))
-    first = await outlived(router, redis, 10)
+    short_timeouts = '[timeouts]\nfirst_token = "300ms"\nmin_tokens_per_second = 1e6'
+    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=short_timeouts))
+    first = await ask_after_expiry(router, redis, 10)
     await all_engines_are_down(engines, fault)
-    answer = await asked(router, stream=stream)
+    answer = await ask(router, stream=stream)
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "STALE")
     assert chat_text(answer) == chat_text(first)
     assert answer.content.endswith(DONE_FRAME) is stream
@@ -90,17 +90,17 @@ async def test_while_no_engine_responds_a_stale_entry_is_served(
 async def test_an_entry_has_no_remaining_ttl_from_the_moment_it_becomes_stale(
     router: RouterServer, engines: EngineSet, redis: Any
 ) -> None:
-    await outlived(router, redis, 0)
+    await ask_after_expiry(router, redis, 0)
     await all_engines_are_down(engines)
-    assert int((await asked(router)).headers["cache-status"].rpartition("ttl=")[2]) < 0
+    assert int((await ask(router)).headers["cache-status"].rpartition("ttl=")[2]) < 0
 
 
 async def test_a_fresh_entry_is_a_hit_whatever_the_state_of_the_engines(
     router: RouterServer, engines: EngineSet
 ) -> None:
-    await asked(router)
+    await ask(router)
     await all_engines_are_down(engines)
-    assert (await asked(router)).headers["x-cache"] == "HIT"
+    assert (await ask(router)).headers["x-cache"] == "HIT"
 
 
 async def test_concurrent_requests_get_the_stale_entry_too(
@@ -108,7 +108,7 @@ async def test_concurrent_requests_get_the_stale_entry_too(
 ) -> None:
     for engine in engines:
         await engine.set_faults({"fault": "ttft", "ms": 100}, {"fault": "error", "after": 0})
-    answers = await asyncio.gather(*(asked(router, stream=True) for _ in range(10)))
+    answers = await asyncio.gather(*(ask(router, stream=True) for _ in range(10)))
     assert [(answer.status_code, answer.headers["x-cache"]) for answer in answers] == [(200, "STALE")] * 10
     assert {chat_text(answer) for answer in answers} == {chat_text(old)}
 
@@ -117,40 +117,40 @@ async def test_the_local_cache_serves_stale_entries_too(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
 ) -> None:
     router = await make_router(router_config(redis_server.url, engines.as_config(), cache='ttl = "1s"'))
-    await asked(router)
+    await ask(router)
 
-    async def is_held() -> bool:
-        return (await asked(router)).headers["cache-status"].endswith("; detail=local")
+    async def is_in_local_cache() -> bool:
+        return (await ask(router)).headers["cache-status"].endswith("; detail=local")
 
-    await eventually(is_held)
+    await eventually(is_in_local_cache)
     await all_engines_are_down(engines)
-    stale = await eventually(lambda: given_as(router, "STALE"), timeout=5)
+    stale = await eventually(lambda: served_with(router, "STALE"), timeout=5)
     assert stale.headers["cache-status"].endswith("; detail=local")
 
 
-async def given_as(router: RouterServer, status: str) -> httpx.Response | None:
-    answer = await asked(router)
+async def served_with(router: RouterServer, status: str) -> httpx.Response | None:
+    answer = await ask(router)
     return answer if answer.headers.get("x-cache") == status else None
 
 
 async def test_failed_engines_do_not_prevent_stale_entries_from_being_served(
     redis_server: RedisServer, make_router: MakeRouter, redis: Any
 ) -> None:
-    async with SimulatedEngine(LLAMA) as doomed:
-        router = await make_router(router_config(redis_server.url, {"one": ("llama", "any", doomed.url)}))
-        await outlived(router, redis, 10)
-        await doomed.kill()
+    async with SimulatedEngine(LLAMA) as dying_engine:
+        router = await make_router(router_config(redis_server.url, {"one": ("llama", "any", dying_engine.url)}))
+        await ask_after_expiry(router, redis, 10)
+        await dying_engine.kill()
         for _ in range(2):
-            assert (await asked(router)).headers["x-cache"] == "STALE"
+            assert (await ask(router)).headers["x-cache"] == "STALE"
         healthz, readyz = await router.http.get("/healthz"), await router.http.get("/readyz")
         assert (healthz.status_code, healthz.json()["status"]) == (503, "unhealthy")
         assert readyz.status_code == 503
         refused = await router.chat("Never asked before")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_engine")
         assert "retry-after" in refused.headers
-        await doomed.start()
-        await eventually(lambda: given_as(router, "MISS"))
-        assert (await asked(router)).headers["x-cache"] == "HIT"
+        await dying_engine.start()
+        await eventually(lambda: served_with(router, "MISS"))
+        assert (await ask(router)).headers["x-cache"] == "HIT"
 
 
 # -- when it is not served --------------------------------------------------------------------------------------------
@@ -160,11 +160,11 @@ async def test_failed_engines_do_not_prevent_stale_entries_from_being_served(
 async def test_with_engines_up_a_stale_entry_is_a_miss_and_is_replaced(
     router: RouterServer, engines: EngineSet, old: httpx.Response, stream: bool
 ) -> None:
-    answer = await asked(router, stream=stream)
+    answer = await ask(router, stream=stream)
     assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("MISS", "expired")
     assert answer.headers["cache-status"] == "roundhouse; fwd=stale"
     assert "age" not in answer.headers
-    replaced = await asked(router)
+    replaced = await ask(router)
     assert replaced.headers["x-cache"] == "HIT"
     assert int(replaced.headers["age"]) < 10
     assert replaced.json()["id"] != old.json()["id"]
@@ -176,7 +176,7 @@ async def test_concurrent_requests_for_an_expired_entry_share_one_generation(
     other = await make_router(config)
     await engines.chat.set_faults({"fault": "tps", "rate": 100})
     before = await received(engines)
-    answers = await asyncio.gather(*(asked(each, stream=True) for each in [router, other] * 5))
+    answers = await asyncio.gather(*(ask(each, stream=True) for each in [router, other] * 5))
     assert await received(engines) == before + 1
     assert sorted(answer.headers["x-cache"] for answer in answers) == ["COALESCED"] * 9 + ["MISS"]
     assert len({chat_text(answer) for answer in answers}) == 1
@@ -185,9 +185,9 @@ async def test_concurrent_requests_for_an_expired_entry_share_one_generation(
 async def test_an_entry_older_than_stale_if_error_is_not_served(
     router: RouterServer, engines: EngineSet, redis: Any
 ) -> None:
-    await outlived(router, redis, AN_HOUR + 1)
+    await ask_after_expiry(router, redis, AN_HOUR + 1)
     await all_engines_are_down(engines)
-    answer = await asked(router)
+    answer = await ask(router)
     assert (answer.status_code, answer.headers["x-cache"]) == (502, "MISS")
 
 
@@ -195,11 +195,11 @@ async def test_with_stale_if_error_0_no_stale_entry_is_kept_or_served(
     redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet, redis: Any
 ) -> None:
     router = await make_router(router_config(redis_server.url, engines.as_config(), cache="stale_if_error = 0"))
-    key = (await asked(router)).headers["x-cache-key"]
+    key = (await ask(router)).headers["x-cache-key"]
     await backdate_entry(redis, key, DAY + 1)
     assert await redis.ttl(key) <= DAY
     await all_engines_are_down(engines)
-    assert (await asked(router)).status_code == 502
+    assert (await ask(router)).status_code == 502
 
 
 async def test_an_entry_whose_ttl_a_client_has_shortened_is_never_stale(
@@ -209,7 +209,7 @@ async def test_an_entry_whose_ttl_a_client_has_shortened_is_never_stale(
     await backdate_entry(redis, key, 101)
     assert await redis.ttl(key) <= 100
     await all_engines_are_down(engines)
-    assert (await asked(router)).status_code == 502
+    assert (await ask(router)).status_code == 502
 
 
 @pytest.mark.parametrize("code", [400, 413, 422])
@@ -217,15 +217,15 @@ async def test_a_client_error_is_returned_instead_of_a_stale_entry(
     router: RouterServer, engines: EngineSet, old: httpx.Response, code: int
 ) -> None:
     await all_engines_are_down(engines, {"fault": "status", "code": code})
-    assert (await asked(router)).status_code == code
+    assert (await ask(router)).status_code == code
 
 
-@pytest.mark.parametrize("wish", ["no-store", "no-cache", f"max-age={DAY}"])
+@pytest.mark.parametrize("directives", ["no-store", "no-cache", f"max-age={DAY}"])
 async def test_a_client_that_refuses_stale_entries_gets_the_error(
-    router: RouterServer, engines: EngineSet, old: httpx.Response, wish: str
+    router: RouterServer, engines: EngineSet, old: httpx.Response, directives: str
 ) -> None:
     await all_engines_are_down(engines)
-    answer = await asked(router, wish)
+    answer = await ask(router, directives)
     assert answer.status_code == 502
     assert answer.headers["x-cache"] in ("BYPASS", "MISS")
 
@@ -235,7 +235,7 @@ async def test_a_stream_that_broke_after_its_first_token_is_not_replaced_by_a_st
 ) -> None:
     for engine in engines:
         await engine.set_faults({"fault": "tps", "rate": 50}, {"fault": "error", "after": 3})
-    answer = await asked(router, stream=True)
+    answer = await ask(router, stream=True)
     assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
     assert b'"error"' in answer.content
     assert DONE_FRAME not in answer.content
@@ -245,7 +245,7 @@ async def test_a_stream_that_broke_after_its_first_token_is_not_replaced_by_a_st
 
 
 @pytest.mark.parametrize(
-    ("wish", "age", "given"),
+    ("directives", "age", "status"),
     [
         ("max-stale=100", DAY + 10, "STALE"),
         ("max-stale", DAY + 10, "STALE"),
@@ -262,17 +262,17 @@ async def test_a_stream_that_broke_after_its_first_token_is_not_replaced_by_a_st
     ],
 )
 async def test_a_client_limits_the_staleness_that_it_accepts(
-    router: RouterServer, engines: EngineSet, redis: Any, wish: str, age: float, given: str
+    router: RouterServer, engines: EngineSet, redis: Any, directives: str, age: float, status: str
 ) -> None:
     """RFC 9111, section 5.2.1."""
-    key = (await asked(router)).headers["x-cache-key"]
+    key = (await ask(router)).headers["x-cache-key"]
     await backdate_entry(redis, key, age)
     before = await received(engines)
-    answer = await asked(router, wish)
-    assert answer.headers["x-cache"] == given
-    assert await received(engines) == before + (given == "MISS")
+    answer = await ask(router, directives)
+    assert answer.headers["x-cache"] == status
+    assert await received(engines) == before + (status == "MISS")
 
 
 async def test_only_if_cached_alone_does_not_accept_a_stale_entry(router: RouterServer, old: httpx.Response) -> None:
-    answer = await asked(router, "only-if-cached")
+    answer = await ask(router, "only-if-cached")
     assert (answer.status_code, answer.headers["x-cache"]) == (504, "MISS")

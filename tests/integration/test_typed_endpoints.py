@@ -34,7 +34,7 @@ FIRST, LAST = (
 TEXT: Final = "  \tif x:\r\n\r\n    naïve  é e\u0301 👩‍👩‍👧 \u200b…\n"
 SLOWLY: Final[dict[str, Any]] = {"fault": "tps", "rate": 100}
 """So that the client has the first token before the engine fails."""
-IMPATIENT: Final = '[timeouts]\nfirst_token = "300ms"\nbetween_tokens = "300ms"'
+SHORT_TIMEOUTS: Final = '[timeouts]\nfirst_token = "300ms"\nbetween_tokens = "300ms"'
 
 
 @PATHS
@@ -129,8 +129,8 @@ async def test_concurrent_requests_in_either_form_share_one_generation_over_two_
     routers = [await make_router(config), await make_router(config)]
     before = (await engines.chat.stats())["started"]
     await engines.chat.set_faults({"fault": "ttft", "ms": 300})
-    asking = (post_typed(routers[n % 2], path, "The sea?", stream=first ^ (n % 3 == 2)) for n in range(24))
-    answers = await asyncio.gather(*asking)
+    requests = (post_typed(routers[n % 2], path, "The sea?", stream=first ^ (n % 3 == 2)) for n in range(24))
+    answers = await asyncio.gather(*requests)
     assert {answer.status_code for answer in answers} == {200}
     assert len({typed_text(answer) for answer in answers}) == 1
     assert [answer.headers["x-cache"] for answer in answers].count("MISS") == 1
@@ -145,8 +145,8 @@ async def test_a_request_that_is_not_shared_is_generated_for_each_client(
 ) -> None:
     before = (await engines.chat.stats())["started"]
     await engines.chat.set_faults({"fault": "ttft", "ms": 100})
-    asking = (post_typed(router, RESPONSES, "The sea?", tools=[{"type": "web_search"}]) for _ in range(3))
-    answers = await asyncio.gather(*asking)
+    requests = (post_typed(router, RESPONSES, "The sea?", tools=[{"type": "web_search"}]) for _ in range(3))
+    answers = await asyncio.gather(*requests)
     assert [answer.headers["x-cache"] for answer in answers] == ["BYPASS"] * 3
     assert (await engines.chat.stats())["started"] == before + 3
 
@@ -170,7 +170,7 @@ async def test_a_request_that_is_not_shared_is_generated_for_each_client(
 async def test_an_engine_that_fails_before_its_first_token_is_replaced_unnoticed(
     make_router: MakeRouter, redis_server: RedisServer, engines: EngineSet, path: str, fault: dict[str, Any]
 ) -> None:
-    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=IMPATIENT))
+    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=SHORT_TIMEOUTS))
     await engines.chat.set_faults(fault)
     answer = await post_typed(router, path, "The sea?", stream=True)
     assert answer.headers["x-engine"] == "llama-code"
@@ -194,7 +194,7 @@ async def test_an_engine_that_fails_before_its_first_token_is_replaced_unnoticed
 async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_stored(
     make_router: MakeRouter, redis_server: RedisServer, engines: EngineSet, redis: Any, path: str, fault: dict[str, Any]
 ) -> None:
-    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=IMPATIENT))
+    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=SHORT_TIMEOUTS))
     await engines.chat.set_faults(fault, SLOWLY)
     answer = await post_typed(router, path, "The sea?", stream=True)
     assert answer.status_code == 200

@@ -133,24 +133,24 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("given", ["mine", ADDRESSES, None])
+@pytest.mark.parametrize("forwarded", ["mine", ADDRESSES, None])
 @pytest.mark.parametrize(("path", "body"), ASKED)
 async def test_an_engine_gets_a_new_id_for_every_attempt_and_the_client_gets_its_own(
-    scripted: ScriptedRouter, path: str, body: dict[str, Any], given: str | None
+    scripted: ScriptedRouter, path: str, body: dict[str, Any], forwarded: str | None
 ) -> None:
     router, engine = await scripted(status=500)
-    headers = {} if given is None else {"x-request-id": given}
+    headers = {} if forwarded is None else {"x-request-id": forwarded}
     answer = await router.http.post(path, json={"model": "llama", **body}, headers=headers)
     assert answer.status_code == 502
     sent = [re.findall(rb"\r\nx-request-id: ([^\r]*)\r\n", head) for head in engine.heads]
     assert len(sent) == 3
     ids = [id_.decode() for (id_,) in sent]
-    own = re.escape(answer.headers["x-request-id"]) if given is None else "[0-9a-f]{32}"
+    own = re.escape(answer.headers["x-request-id"]) if forwarded is None else "[0-9a-f]{32}"
     assert re.fullmatch(own, ids[0])
     assert ids[1:] == [f"{ids[0]}-2", f"{ids[0]}-3"]
-    if given is not None:
-        assert answer.headers["x-request-id"] == given
-        assert not any(given.encode() in head for head in engine.heads)
+    if forwarded is not None:
+        assert answer.headers["x-request-id"] == forwarded
+        assert not any(forwarded.encode() in head for head in engine.heads)
 
 
 async def test_a_log_line_has_the_engines_request_id_if_it_differs(
@@ -160,9 +160,9 @@ async def test_a_log_line_has_the_engines_request_id_if_it_differs(
         await router.chat(CHAT, headers={"x-request-id": "mine"})
         await router.chat(CHAT, headers={"x-request-id": "again"})
         await router.chat(CHAT + "?")
-    given, hit, ours = [record.getMessage() for record in caplog.records if record.name == "roundhouse.access"]
-    assert "request=mine " in given
-    assert re.search(" engine_request=[0-9a-f]{32} ", given)
+    forwarded, hit, ours = [record.getMessage() for record in caplog.records if record.name == "roundhouse.access"]
+    assert "request=mine " in forwarded
+    assert re.search(" engine_request=[0-9a-f]{32} ", forwarded)
     assert "engine_request" not in hit
     assert "engine_request" not in ours
 
@@ -278,17 +278,17 @@ async def test_an_event_that_is_cut_in_two_is_forwarded_when_complete(scripted: 
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/nowhere", "/healthz"])
-@pytest.mark.parametrize("given", ["abc-123", "a" * 128, "550e8400-e29b-41d4-a716-446655440000", "a/b.c:d+e=@_"])
-async def test_a_valid_request_id_is_kept(router: RouterServer, path: str, given: str) -> None:
+@pytest.mark.parametrize("forwarded", ["abc-123", "a" * 128, "550e8400-e29b-41d4-a716-446655440000", "a/b.c:d+e=@_"])
+async def test_a_valid_request_id_is_kept(router: RouterServer, path: str, forwarded: str) -> None:
     method = "POST" if "chat" in path else "GET"
-    answer = await router.http.request(method, path, content=b"{}", headers={"x-request-id": given})
-    assert answer.headers.get_list("x-request-id") == [given]
+    answer = await router.http.request(method, path, content=b"{}", headers={"x-request-id": forwarded})
+    assert answer.headers.get_list("x-request-id") == [forwarded]
 
 
-@pytest.mark.parametrize("given", ["", "a" * 129, "a b", 'a"b', "a;b", "ü"])
-async def test_an_invalid_request_id_is_replaced(router: RouterServer, given: str) -> None:
+@pytest.mark.parametrize("forwarded", ["", "a" * 129, "a b", 'a"b', "a;b", "ü"])
+async def test_an_invalid_request_id_is_replaced(router: RouterServer, forwarded: str) -> None:
     for path in ("/v1/chat/completions", "/v1/models"):
-        headers = {b"x-request-id": given.encode("latin-1")}
+        headers = {b"x-request-id": forwarded.encode("latin-1")}
         answer = await router.http.request("POST", path, content=b"{}", headers=headers)
         assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
 

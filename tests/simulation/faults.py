@@ -203,10 +203,10 @@ def empty(world: "World", random: Random) -> None:
 
 def failover(world: "World", random: Random) -> None:
     """A replica without the last writes takes over; its clock may differ."""
-    back = random.random()
-    world.fail_over(CLOCK.now - back)
+    delay_back = random.random()
+    world.fail_over(CLOCK.now - delay_back)
     world.redis.offset += random.choice((-0.5, 0.0, 0.5))
-    world.record_fault("failover", f"redis, back by {back:.3f}", 1.0, breaks=True, leases=2 * len(world.routers))
+    world.record_fault("failover", f"redis, back by {delay_back:.3f}", 1.0, breaks=True, leases=2 * len(world.routers))
     for wire in _wires(world):
         _cut(world, wire, random)
 

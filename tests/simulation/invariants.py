@@ -200,8 +200,10 @@ def hits_were_in_redis(history: History, answers: dict[int, ReceivedAnswer]) -> 
         number = tokens[0][0]
         states = history.entries.get((request.tenant, request.question), [])
         if not any(
-            entry_number == number and begun <= request.ended and ended >= request.begun - PURGE_DELAY
-            for (begun, entry_number), ended in zip(states, [*[start for start, _ in states[1:]], FOREVER], strict=True)
+            entry_number == number and state_start <= request.ended and ended >= request.begun - PURGE_DELAY
+            for (state_start, entry_number), ended in zip(
+                states, [*[start for start, _ in states[1:]], FOREVER], strict=True
+            )
         ):
             wrong.append(f"5: {request} got generation {number}, which Redis had not had for a second: {states}")
     return wrong

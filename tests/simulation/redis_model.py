@@ -186,8 +186,8 @@ class ModelConnection(asyncio.Protocol):
         # The remaining commands are methods of the connection.
         run_own: Callable[[list[bytes]], Any] | None = getattr(self, f"_{name.decode('latin-1').lower()}", None)
         if run_own is None:
-            shown = " ".join(f"'{word.decode()}'" for word in rest[:3])
-            raise RedisError(f"ERR unknown command '{name.decode()}', with args beginning with: {shown} ")
+            arguments = " ".join(f"'{word.decode()}'" for word in rest[:3])
+            raise RedisError(f"ERR unknown command '{name.decode()}', with args beginning with: {arguments} ")
         return run_own(rest)
 
     # -- commands of the connection -----------------------------------------------------------------------------------

@@ -19,10 +19,10 @@ ScriptFunction = Callable[[RedisData, bytes, list[bytes]], Any]
 _REFUSED: Final = {None: 0, "requests": 1, "tokens": 2, "concurrent requests": 3}
 
 
-class LedgerText(bytes):
+class UsageText(bytes):
     """A tenant's usage, where Redis has JSON."""
 
-    ledger: TenantUsage
+    usage: TenantUsage
 
 
 def _delete_if_same(data: RedisData, key: bytes, words: list[bytes]) -> int:
@@ -65,12 +65,12 @@ def _limit(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
     at = int(now) if now else data.clock()
     current = data.find(key)
     # A copy of the state: the journal may still need the old value.
-    text = LedgerText(b"ledger")
-    text.ledger = TenantUsage()
-    if isinstance(current, LedgerText):
+    text = UsageText(b"ledger")
+    text.usage = TenantUsage()
+    if isinstance(current, UsageText):
         for name in TenantUsage.__slots__:
-            value = getattr(current.ledger, name)
-            setattr(text.ledger, name, value.copy() if isinstance(value, list | dict) else value)
+            value = getattr(current.usage, name)
+            setattr(text.usage, name, value.copy() if isinstance(value, list | dict) else value)
     step = UsageUpdate(
         process=process.decode(),
         acquire=ask == b"1",
@@ -82,16 +82,16 @@ def _limit(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
         requests_per_minute=_optional(requests), tokens_per_minute=_optional(tokens),
         concurrent_requests=_optional(concurrent),
     )  # fmt: skip
-    allowance = text.ledger.apply(quota, step, at, int(lease))
+    status = text.usage.apply(quota, step, at, int(lease))
     data.put(key, text)
-    data.expire_at(key, data.clock() + max(limits.RUNNING_LEASE_MS, 60_000) + 1000 + allowance.tokens_reset_ms)
+    data.expire_at(key, data.clock() + max(limits.RUNNING_LEASE_MS, 60_000) + 1000 + status.tokens_reset_ms)
     return [
-        _REFUSED[allowance.exceeded],
-        allowance.retry_after_ms,
-        allowance.requests_remaining,
-        allowance.requests_reset_ms,
-        allowance.tokens_remaining,
-        allowance.tokens_reset_ms,
+        _REFUSED[status.exceeded],
+        status.retry_after_ms,
+        status.requests_remaining,
+        status.requests_reset_ms,
+        status.tokens_remaining,
+        status.tokens_reset_ms,
     ]
 
 

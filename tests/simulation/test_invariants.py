@@ -23,19 +23,21 @@ def _at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CLOCK, "now", 0.0)
 
 
-def generation(history: History, question: int = 1, *, begun: float = 0.0, ended: float = 1.0, tokens: int = 3) -> int:
-    CLOCK.now = begun
+def generation(
+    history: History, question: int = 1, *, started: float = 0.0, ended: float = 1.0, tokens: int = 3
+) -> int:
+    CLOCK.now = started
     made = SimulatedGeneration(len(history.generations) + 1, question, "r1", "e1", tokens, True)
     made.ended, made.outcome = ended, "whole"
     history.generations.append(made)
     return made.number
 
 
-def asked(
-    history: History, of: int, ats: list[int], *, begun: float = 0.0, ended: float = 1.0, done: bool = True,
+def record_request(
+    history: History, of: int, ats: list[int], *, started: float = 0.0, ended: float = 1.0, done: bool = True,
     question: int = 1, tenant: str = "acme", cache: str = "MISS", stream: bool = True, ending: Ending = "complete",
 ) -> RequestRecord:  # fmt: skip
-    CLOCK.now = begun
+    CLOCK.now = started
     made = RequestRecord(len(history.requests) + 1, tenant, question, "r1", stream)
     made.status, made.cache, made.ending, made.ended = 200, cache, ending, ended
     words = [f"g{of}.{at} " for at in ats]
@@ -50,16 +52,16 @@ def asked(
     return made
 
 
-def purged(history: History, begun: float, returned: float, question: int | None = None) -> SimulatedPurge:
-    CLOCK.now = begun
+def purged(history: History, started: float, returned: float, question: int | None = None) -> SimulatedPurge:
+    CLOCK.now = started
     made = SimulatedPurge(len(history.purges) + 1, None, question)
     made.returned = returned
     history.purges.append(made)
     return made
 
 
-def failed(history: History, begun: float, ended: float, *, breaks: bool = True, leases: int = 1) -> None:
-    CLOCK.now = begun
+def failed(history: History, started: float, ended: float, *, breaks: bool = True, leases: int = 1) -> None:
+    CLOCK.now = started
     history.faults.append(FaultRecord("kill", "r1", ended, breaks=breaks, leases=leases))
 
 
@@ -74,45 +76,47 @@ def history() -> History:
 
 def test_a_generation_that_several_clients_get_in_either_form_is_correct(history: History) -> None:
     one = generation(history)
-    asked(history, one, [0, 1, 2])
-    asked(history, one, [0, 1, 2], stream=False)
-    asked(history, one, [0], done=False, ending="left")
+    record_request(history, one, [0, 1, 2])
+    record_request(history, one, [0, 1, 2], stream=False)
+    record_request(history, one, [0], done=False, ending="left")
     assert check(history) == []
 
 
 @pytest.mark.parametrize("ats", [[1, 2], [0, 2], [0, 1, 1, 2], [0, 1]])
 def test_a_gap_a_repetition_and_a_premature_end_are_detected(history: History, ats: list[int]) -> None:
-    asked(history, generation(history), ats)
+    record_request(history, generation(history), ats)
     assert number_of(check(history)) == ["1"]
 
 
 def test_two_generations_in_one_response_are_detected(history: History) -> None:
-    one, two = generation(history), generation(history, begun=1.2, ended=2.0)
-    got = asked(history, one, [0], ended=2.0, done=False)
-    got.body += asked(history, two, [1, 2], ended=2.0).body
+    one, two = generation(history), generation(history, started=1.2, ended=2.0)
+    got = record_request(history, one, [0], ended=2.0, done=False)
+    got.body += record_request(history, two, [1, 2], ended=2.0).body
     assert "1" in number_of(check(history))
 
 
 def test_the_response_to_another_request_or_tenant_is_detected(history: History) -> None:
     one = generation(history)
-    asked(history, one, [0, 1, 2], question=2)
+    record_request(history, one, [0, 1, 2], question=2)
     assert number_of(check(history)) == ["1"]
     history.requests.clear()
-    asked(history, one, [0, 1, 2], tenant="acme")
-    asked(history, one, [0, 1, 2], tenant="beta")
+    record_request(history, one, [0, 1, 2], tenant="acme")
+    record_request(history, one, [0, 1, 2], tenant="beta")
     assert number_of(check(history)) == ["1"]
 
 
 def test_bytes_that_no_engine_sent_are_detected(history: History) -> None:
     one = generation(history)
-    asked(history, one, [0, 1, 2]).body[0] = b'data: {"choices": [{"delta": {"content": "g1.0 nonsense "}}]}\n\n'
+    record_request(history, one, [0, 1, 2]).body[0] = (
+        b'data: {"choices": [{"delta": {"content": "g1.0 nonsense "}}]}\n\n'
+    )
     assert number_of(check(history)) == ["1"]
 
 
 def test_a_response_purged_before_its_request_started_is_detected(history: History) -> None:
-    one = generation(history, begun=0.0, ended=3.0)
+    one = generation(history, started=0.0, ended=3.0)
     purge = purged(history, 0.5, 0.6)
-    asked(history, one, [0, 1, 2], begun=0.6 + invariants.PURGE_DELAY + 0.1, ended=3.0, cache="COALESCED")
+    record_request(history, one, [0, 1, 2], started=0.6 + invariants.PURGE_DELAY + 0.1, ended=3.0, cache="COALESCED")
     assert number_of(check(history)) == ["2"]
     purge.recorded = False  # it was lost with the server that took it
     assert check(history) == []
@@ -121,15 +125,15 @@ def test_a_response_purged_before_its_request_started_is_detected(history: Histo
 
 
 def test_a_request_within_a_second_of_the_purge_may_get_an_older_response(history: History) -> None:
-    one = generation(history, begun=0.0, ended=3.0)
+    one = generation(history, started=0.0, ended=3.0)
     purged(history, 0.5, 0.6)
-    asked(history, one, [0, 1, 2], begun=0.7, ended=3.0, cache="COALESCED")
+    record_request(history, one, [0, 1, 2], started=0.7, ended=3.0, cache="COALESCED")
     assert check(history) == []
 
 
 def test_a_request_that_waits_for_nothing_is_detected(history: History) -> None:
     one = generation(history, ended=1.0)
-    got = asked(history, one, [0], ended=FOREVER, done=False, ending="")
+    got = record_request(history, one, [0], ended=FOREVER, done=False, ending="")
     assert number_of(check(history)) == ["3"]
     got.ended = 1.0 + invariants.LEASE + invariants.ENDING_DELAY - 0.1
     assert check(history) == []
@@ -137,7 +141,7 @@ def test_a_request_that_waits_for_nothing_is_detected(history: History) -> None:
 
 def test_a_failure_without_a_fault_is_detected_and_one_with_a_fault_is_not(history: History) -> None:
     one = generation(history)
-    asked(history, one, [0], done=False, ending="failed")
+    record_request(history, one, [0], done=False, ending="failed")
     assert number_of(check(history)) == ["3"]
     failed(history, 0.5, 0.6, breaks=False)
     assert number_of(check(history)) == ["3"]
@@ -146,25 +150,25 @@ def test_a_failure_without_a_fault_is_detected_and_one_with_a_fault_is_not(histo
 
 
 def test_two_concurrent_generations_are_detected_unless_a_lease_was_lost(history: History) -> None:
-    one, two = generation(history), generation(history, begun=0.2)
-    asked(history, one, [0, 1, 2])
-    asked(history, two, [0, 1, 2])
+    one, two = generation(history), generation(history, started=0.2)
+    record_request(history, one, [0, 1, 2])
+    record_request(history, two, [0, 1, 2])
     assert number_of(check(history)) == ["4"]
     failed(history, 0.1, 0.2)
     assert check(history) == []
 
 
 def test_concurrent_generations_of_two_tenants_are_correct(history: History) -> None:
-    one, two = generation(history), generation(history, begun=0.2)
-    asked(history, one, [0, 1, 2], tenant="acme")
-    asked(history, two, [0, 1, 2], tenant="beta")
+    one, two = generation(history), generation(history, started=0.2)
+    record_request(history, one, [0, 1, 2], tenant="acme")
+    record_request(history, two, [0, 1, 2], tenant="beta")
     assert check(history) == []
 
 
 def test_a_hit_that_has_not_been_in_redis_for_over_a_second_is_detected(history: History) -> None:
     one = generation(history, ended=0.5)
     history.entries["acme", 1] = [(0.5, one), (1.0, 0)]
-    asked(history, one, [0, 1, 2], begun=1.0 + invariants.PURGE_DELAY - 0.1, ended=2.0, cache="HIT")
+    record_request(history, one, [0, 1, 2], started=1.0 + invariants.PURGE_DELAY - 0.1, ended=2.0, cache="HIT")
     assert check(history) == []
-    asked(history, one, [0, 1, 2], begun=1.0 + invariants.PURGE_DELAY + 0.1, ended=2.2, cache="HIT")
+    record_request(history, one, [0, 1, 2], started=1.0 + invariants.PURGE_DELAY + 0.1, ended=2.2, cache="HIT")
     assert number_of(check(history)) == ["5"]

@@ -66,40 +66,40 @@ commands = st.one_of(
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(said=st.lists(commands, max_size=12))
-def test_replies_and_invalidations_equal_those_of_redis_for_any_commands(said: list[Any], real: str) -> None:
-    heard = []
+@given(steps_=st.lists(commands, max_size=12))
+def test_replies_and_invalidations_equal_those_of_redis_for_any_commands(steps_: list[Any], real: str) -> None:
+    invalidations = []
     for one in (ClientFactory(real), ClientFactory(None)):
-        speaker, listener = one.connect(), one.connect()
-        speaker.send_commands(("FLUSHALL",))
+        client, listener = one.connect(), one.connect()
+        client.send_commands(("FLUSHALL",))
         listener.send_commands(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:a", "PREFIX", "rh:1:b"))
         replies = []
-        for command_ in said:  # each alone, so that both servers tell of its changes at once
-            replies += speaker.send_commands(command_)
+        for command_ in steps_:  # each alone, so that both servers tell of its changes at once
+            replies += client.send_commands(command_)
             listener.read_pushes()
-        heard.append(
-            (replies, sorted(map(repr, listener.pushes)), speaker.send_commands(*[("TYPE", key) for key in KEYS]))
+        invalidations.append(
+            (replies, sorted(map(repr, listener.pushes)), client.send_commands(*[("TYPE", key) for key in KEYS]))
         )
         one.close()
-    assert heard[0] == heard[1]
+    assert invalidations[0] == invalidations[1]
 
 
 def test_changes_within_one_batch_are_one_invalidation_message(both: ClientFactory) -> None:
-    listener, speaker = both.connect(), both.connect()
+    listener, client = both.connect(), both.connect()
     listener.send_commands(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
-    speaker.send_commands(("SET", "rh:1:b", "1"), ("SET", "rh:1:a", "1"), ("SET", "other", "1"), ("DEL", "rh:1:b"))
+    client.send_commands(("SET", "rh:1:b", "1"), ("SET", "rh:1:a", "1"), ("SET", "other", "1"), ("DEL", "rh:1:b"))
     listener.read_pushes()
-    assert told(listener) == {b"rh:1:a", b"rh:1:b"}
+    assert invalidated_keys(listener) == {b"rh:1:a", b"rh:1:b"}
 
 
-def told(listener: RealRedisClient | ModelRedisClient) -> set[bytes]:
+def invalidated_keys(listener: RealRedisClient | ModelRedisClient) -> set[bytes]:
     return {key for kind, keys in listener.pushes if kind == b"invalidate" for key in keys}
 
 
 def test_an_emptied_server_invalidates_everything(both: ClientFactory) -> None:
-    listener, speaker = both.connect(), both.connect()
+    listener, client = both.connect(), both.connect()
     listener.send_commands(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
-    speaker.send_commands(("SET", "rh:1:a", "1"), ("FLUSHALL",))
+    client.send_commands(("SET", "rh:1:a", "1"), ("FLUSHALL",))
     listener.read_pushes()
     assert [b"invalidate", None] in listener.pushes
 
@@ -112,35 +112,35 @@ def test_overlapping_prefixes_are_refused(both: ClientFactory) -> None:
 
 
 def test_a_published_message_is_counted_and_reaches_the_subscribers(both: ClientFactory) -> None:
-    listener, speaker = both.connect(), both.connect()
-    assert speaker.send_commands(("PUBLISH", "c", "nobody")) == [0]
+    listener, client = both.connect(), both.connect()
+    assert client.send_commands(("PUBLISH", "c", "nobody")) == [0]
     listener.subscribe("c")
-    assert speaker.send_commands(("PUBLISH", "c", "one")) == [1]
+    assert client.send_commands(("PUBLISH", "c", "one")) == [1]
     listener.read_pushes()
     assert listener.pushes == [[b"subscribe", b"c", 1], [b"message", b"c", b"one"]]
 
 
 def test_an_expired_key_is_gone_and_invalidated_when_it_is_accessed(both: ClientFactory) -> None:
-    listener, speaker = both.connect(), both.connect()
+    listener, client = both.connect(), both.connect()
     listener.send_commands(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:"))
-    assert speaker.send_commands(("SET", "rh:1:a", "1", "PX", LONG), ("PEXPIRE", "rh:1:a", 0), ("GET", "rh:1:a")) == [
+    assert client.send_commands(("SET", "rh:1:a", "1", "PX", LONG), ("PEXPIRE", "rh:1:a", 0), ("GET", "rh:1:a")) == [
         b"OK",
         1,
         None,
     ]
     listener.read_pushes()
-    assert told(listener) == {b"rh:1:a"}
+    assert invalidated_keys(listener) == {b"rh:1:a"}
 
 
 def test_a_set_or_an_added_record_keeps_or_drops_the_expiry_as_redis_does(both: ClientFactory) -> None:
-    speaker = both.connect()
-    speaker.send_commands(
+    client = both.connect()
+    client.send_commands(
         ("SET", "a", "1", "PX", LONG), ("SET", "a", "2"), ("XADD", "s", "1-0", "f", "v"), ("EXPIRE", "s", LONG)
     )
-    speaker.send_commands(
+    client.send_commands(
         ("XADD", "s", "2-0", "f", "v"), ("HSET", "h", "f", "v"), ("PEXPIRE", "h", LONG), ("HSET", "h", "f", "w")
     )
-    ttl_a, ttl_s, ttl_h = speaker.send_commands(("PTTL", "a"), ("TTL", "s"), ("PTTL", "h"))
+    ttl_a, ttl_s, ttl_h = client.send_commands(("PTTL", "a"), ("TTL", "s"), ("PTTL", "h"))
     assert (ttl_a, ttl_s) == (-1, LONG)
     assert 0 < ttl_h <= LONG
 
@@ -148,29 +148,29 @@ def test_a_set_or_an_added_record_keeps_or_drops_the_expiry_as_redis_does(both: 
 def test_an_id_generated_by_redis_is_later_than_the_last_even_if_that_is_ahead_of_its_clock(
     both: ClientFactory,
 ) -> None:
-    speaker = both.connect()
-    speaker.send_commands(("XADD", "s", "9999999999999-5", "f", "v"))
-    assert speaker.send_commands(("XADD", "s", "*", "f", "v")) == [b"9999999999999-6"]
-    speaker.send_commands(("DEL", "s"))
-    (id_,) = speaker.send_commands(("XADD", "s", "*", "f", "v"))
+    client = both.connect()
+    client.send_commands(("XADD", "s", "9999999999999-5", "f", "v"))
+    assert client.send_commands(("XADD", "s", "*", "f", "v")) == [b"9999999999999-6"]
+    client.send_commands(("DEL", "s"))
+    (id_,) = client.send_commands(("XADD", "s", "*", "f", "v"))
     assert id_ < b"9999999999999"
 
 
 def test_a_record_may_be_trimmed_by_the_command_that_adds_it(both: ClientFactory) -> None:
-    speaker = both.connect()
+    client = both.connect()
     for number in range(1, 5):
-        speaker.send_commands(("XADD", "s", "MINID", f"{number - 1}-0", f"{number}-0", "f", number))
-    assert speaker.send_commands(("XRANGE", "s", "-", "+")) == [[[b"3-0", [b"f", b"3"]], [b"4-0", [b"f", b"4"]]]]
-    speaker.send_commands(("XADD", "s", "MAXLEN", "~", 1, "5-0", "f", "v"))
-    assert speaker.send_commands(("XLEN", "s")) == [3]
+        client.send_commands(("XADD", "s", "MINID", f"{number - 1}-0", f"{number}-0", "f", number))
+    assert client.send_commands(("XRANGE", "s", "-", "+")) == [[[b"3-0", [b"f", b"3"]], [b"4-0", [b"f", b"4"]]]]
+    client.send_commands(("XADD", "s", "MAXLEN", "~", 1, "5-0", "f", "v"))
+    assert client.send_commands(("XLEN", "s")) == [3]
 
 
 def test_a_complete_scan_finds_every_key(both: ClientFactory) -> None:
-    speaker = both.connect()
-    speaker.send_commands(*[("SET", f"rh:1:{number}", "v") for number in range(30)], ("SET", "other", "v"))
+    client = both.connect()
+    client.send_commands(*[("SET", f"rh:1:{number}", "v") for number in range(30)], ("SET", "other", "v"))
     found, cursor = set(), b"0"
     while True:
-        ((cursor, keys),) = speaker.send_commands(("SCAN", cursor, "MATCH", "rh:1:*", "COUNT", 7))
+        ((cursor, keys),) = client.send_commands(("SCAN", cursor, "MATCH", "rh:1:*", "COUNT", 7))
         found |= set(keys)
         if cursor == b"0":
             break
@@ -202,30 +202,30 @@ def script(part: str) -> str:
 
 
 def test_a_script_deletes_or_renews_a_key_only_if_it_holds_the_same_value(both: ClientFactory) -> None:
-    speaker = both.connect()
+    client = both.connect()
     delete, renew = script("== ARGV[1] then return redis.call('DEL'"), script("'PEXPIRE', KEYS[1], ARGV[2]")
-    speaker.send_commands(("SET", "a", "mine"), ("HSET", "h", "f", "v"))
-    assert speaker.send_commands(("EVAL", renew, 1, "a", "other", LONG), ("PTTL", "a")) == [0, -1]
-    renewed, left = speaker.send_commands(("EVAL", renew, 1, "a", "mine", LONG), ("PTTL", "a"))
+    client.send_commands(("SET", "a", "mine"), ("HSET", "h", "f", "v"))
+    assert client.send_commands(("EVAL", renew, 1, "a", "other", LONG), ("PTTL", "a")) == [0, -1]
+    renewed, left = client.send_commands(("EVAL", renew, 1, "a", "mine", LONG), ("PTTL", "a"))
     assert renewed == 1
     assert 0 < left <= LONG
-    assert speaker.send_commands(*[("EVAL", delete, 1, "a", word) for word in ("other", "mine", "mine")]) == [0, 1, 0]
-    (wrong,) = speaker.send_commands(("EVAL", delete, 1, "h", "v"))
+    assert client.send_commands(*[("EVAL", delete, 1, "a", word) for word in ("other", "mine", "mine")]) == [0, 1, 0]
+    (wrong,) = client.send_commands(("EVAL", delete, 1, "h", "v"))
     assert "WRONGTYPE" in wrong  # Redis 6.2 words an error within a script as one of the script
 
 
 def test_a_script_replaces_a_value_that_is_the_same_or_missing(both: ClientFactory) -> None:
-    speaker, replace = both.connect(), script("if current and current ~= ARGV[1]")
-    said = [("EVAL", replace, 1, "a", old, new, LONG) for old, new in (("x", "mine"), ("x", "y"), ("mine", "other"))]
-    assert speaker.send_commands(*said, ("GET", "a")) == [1, b"mine", 1, b"other"]
-    assert 0 < speaker.send_commands(("PTTL", "a"))[0] <= LONG
+    client, replace = both.connect(), script("if current and current ~= ARGV[1]")
+    steps_ = [("EVAL", replace, 1, "a", old, new, LONG) for old, new in (("x", "mine"), ("x", "y"), ("mine", "other"))]
+    assert client.send_commands(*steps_, ("GET", "a")) == [1, b"mine", 1, b"other"]
+    assert 0 < client.send_commands(("PTTL", "a"))[0] <= LONG
 
 
 def test_a_script_deletes_only_the_entry_that_was_read(both: ClientFactory) -> None:
-    speaker, delete = both.connect(), script("'created', 'checksum'")
-    speaker.send_commands(("HSET", "h", "created", "1", "checksum", "c"), ("HSET", "i", "created", "1"))
-    said = [("EVAL", delete, 1, "h", *words) for words in (("2", "c"), ("1", ""), ("1", "c"), ("1", "c"))]
-    assert speaker.send_commands(*said, ("EVAL", delete, 1, "i", "1", "")) == [0, 0, 1, 0, 1]
+    client, delete = both.connect(), script("'created', 'checksum'")
+    client.send_commands(("HSET", "h", "created", "1", "checksum", "c"), ("HSET", "i", "created", "1"))
+    steps_ = [("EVAL", delete, 1, "h", *words) for words in (("2", "c"), ("1", ""), ("1", "c"), ("1", "c"))]
+    assert client.send_commands(*steps_, ("EVAL", delete, 1, "i", "1", "")) == [0, 0, 1, 0, 1]
 
 
 QUOTA = Quota(requests_per_minute=3, tokens_per_minute=600, concurrent_requests=2)
@@ -240,22 +240,22 @@ steps = st.builds(
 def test_the_limits_are_counted_as_in_redis(taken: list[tuple[UsageUpdate, int]], real: str) -> None:
     allowed = []
     for one in (ClientFactory(real), ClientFactory(None)):
-        speaker, now = one.connect(), int(time.time() * 1000) // 1000 * 1000
-        speaker.send_commands(("FLUSHALL",))
-        given_ = []
+        client, now = one.connect(), int(time.time() * 1000) // 1000 * 1000
+        client.send_commands(("FLUSHALL",))
+        statuses = []
         for step, later in taken:
             now += later
-            (reply,) = speaker.send_commands(update_command("rh:1:limit:t", QUOTA, step, now))
+            (reply,) = client.send_commands(update_command("rh:1:limit:t", QUOTA, step, now))
             found = decode_status(reply)
-            given_.append((found.exceeded, found.requests_remaining, found.tokens_remaining))
-        allowed.append(given_)
+            statuses.append((found.exceeded, found.requests_remaining, found.tokens_remaining))
+        allowed.append(statuses)
         one.close()
     assert allowed[0] == allowed[1]
 
 
 def test_the_purge_log_accepts_records_as_the_purge_adds_them(both: ClientFactory) -> None:
-    speaker = both.connect()
-    (id_,) = speaker.send_commands(("XADD", PURGE_LOG_KEY, "MAXLEN", "~", 10_000, "*", "scope", b'{"all":true}'))
-    assert speaker.send_commands(("XRANGE", PURGE_LOG_KEY, "(0-0", "+", "COUNT", 1000)) == [
+    client = both.connect()
+    (id_,) = client.send_commands(("XADD", PURGE_LOG_KEY, "MAXLEN", "~", 10_000, "*", "scope", b'{"all":true}'))
+    assert client.send_commands(("XRANGE", PURGE_LOG_KEY, "(0-0", "+", "COUNT", 1000)) == [
         [[id_, [b"scope", b'{"all":true}']]]
     ]

@@ -48,10 +48,10 @@ def test_a_seed_gives_the_same_history_in_any_process_after_any_other_runs() -> 
 
 
 def test_a_seed_is_printed_with_its_events_and_their_times() -> None:
-    shown = simulate("--seed", "3").stdout.splitlines()
-    assert any(" redis < " in line for line in shown)
-    assert any(" engine: generation 1 " in line for line in shown)
-    assert shown[-1].startswith("seed 3: ")
+    output = simulate("--seed", "3").stdout.splitlines()
+    assert any(" redis < " in line for line in output)
+    assert any(" engine: generation 1 " in line for line in output)
+    assert output[-1].startswith("seed 3: ")
 
 
 def is_compiled() -> bool:
@@ -77,5 +77,5 @@ def test_a_removed_fix_is_detected_within_some_hundred_histories(mutant: str, ki
         simulate("--seeds", f"{SEEDS_OF_A_MUTANT}", "--kinds", kinds, "--mutant", mutant, "--one", "--json")
     )
     assert "seed" in found[0], "nothing was found"
-    with_the_mend = simulate("--seed", str(found[0]["seed"]), "--kinds", kinds)
-    assert with_the_mend.returncode == 0, with_the_mend.stdout
+    with_the_fix = simulate("--seed", str(found[0]["seed"]), "--kinds", kinds)
+    assert with_the_fix.returncode == 0, with_the_fix.stdout

@@ -226,15 +226,15 @@ class World:
         """Schedule the requests, the purges and the faults."""
         random, plan = self.random, self.plan
         for _ in range(plan.episodes):
-            begin, question = 0.1 + random.random() * plan.seconds, random.randint(1, plan.questions)
+            start, question = 0.1 + random.random() * plan.seconds, random.randint(1, plan.questions)
             spread = random.choice((0.005, 0.05, 0.5, 2.0))
             for _ in range(random.choice((1, 2, 3, 6))):
-                self.after(begin + spread * random.random(), self._random_request, question)
+                self.after(start + spread * random.random(), self._random_request, question)
             if plan.purges and random.random() < 0.6:
-                self.after(begin + spread * random.random(), self._random_purge, question)
+                self.after(start + spread * random.random(), self._random_purge, question)
             if plan.kinds and random.random() < 0.7:  # a fault during requests can do more harm
                 kind = random.choice(plan.kinds)
-                self.after(max(0.3, begin + spread * random.random()), FAULTS[kind], self, random)
+                self.after(max(0.3, start + spread * random.random()), FAULTS[kind], self, random)
         for _ in range(plan.faults):
             kind = random.choice(plan.kinds)
             self.after(0.3 + random.random() * plan.seconds, FAULTS[kind], self, random)

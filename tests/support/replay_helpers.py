@@ -44,9 +44,11 @@ def replay_json(recording: RecordedResponse, request: InferenceRequest = CHAT_RE
     return json.loads(replay(recording, replace(request, stream=False)) or b"null")
 
 
-def record_and_replay_json(*events: Any, asked: InferenceRequest = STREAM) -> Any:
+def record_and_replay_json(*events: Any, inference_request: InferenceRequest = STREAM) -> Any:
     """The JSON response that the entry of a stream gives; None if it gives none."""
-    return replay_json(recorded_response(record_stream(sse_stream(*events), endpoint=asked.endpoint), asked))
+    return replay_json(
+        recorded_response(record_stream(sse_stream(*events), endpoint=inference_request.endpoint), inference_request)
+    )
 
 
 def stream_events(sent: bytes | None) -> list[Any]:
@@ -57,8 +59,8 @@ def stream_events(sent: bytes | None) -> list[Any]:
     return [json.loads(payload(frame) or b"") for frame in frames]
 
 
-def entry_of_body(answer: Any, asked: InferenceRequest = CHAT_REQUEST) -> Entry:
-    recording = record_body(asked, json.dumps(answer).encode(), LIMIT)
+def entry_of_body(answer: Any, inference_request: InferenceRequest = CHAT_REQUEST) -> Entry:
+    recording = record_body(inference_request, json.dumps(answer).encode(), LIMIT)
     assert isinstance(recording, RecordedResponse), recording
     return entry_from(recording)
 
@@ -79,12 +81,14 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def round_trip(body: Any, asked: InferenceRequest = CHAT_REQUEST) -> Any:
+def round_trip(body: Any, inference_request: InferenceRequest = CHAT_REQUEST) -> Any:
     """A JSON response after a replay as a stream, whose recording is replayed as JSON."""
-    streaming = completion(stream=True, n=asked.fields.get("n", 1))
-    if asked.endpoint is CHAT:
-        streaming = chat(stream=True, n=asked.fields.get("n", 1))
-    assert asked.endpoint.streaming is not None
-    sent = asked.endpoint.streaming.frames_from_body(json.dumps(body).encode(), True)
+    streaming = completion(stream=True, n=inference_request.fields.get("n", 1))
+    if inference_request.endpoint is CHAT:
+        streaming = chat(stream=True, n=inference_request.fields.get("n", 1))
+    assert inference_request.endpoint.streaming is not None
+    sent = inference_request.endpoint.streaming.frames_from_body(json.dumps(body).encode(), True)
     assert sent is not None
-    return replay_json(recorded_response(record_stream(sent, endpoint=asked.endpoint), streaming), streaming)
+    return replay_json(
+        recorded_response(record_stream(sent, endpoint=inference_request.endpoint), streaming), streaming
+    )

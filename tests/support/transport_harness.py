@@ -138,13 +138,13 @@ LONG = 3600.0
 
 
 async def send_request(
-    transport: HTTPTransport, url: str, body: bytes = b"{}", *, connect: float = LONG, patience: float = LONG
+    transport: HTTPTransport, url: str, body: bytes = b"{}", *, connect: float = LONG, head_timeout: float = LONG
 ) -> EngineResponse:
     """A response whose head has been received."""
     target = RequestTarget(url)
     message = b"%b%d\r\n\r\n%b" % (target.post_prefix, len(body), body)
     return await transport.send(
-        target.origin, message, connect_timeout=connect, head_timeout=patience, total_timeout=LONG
+        target.origin, message, connect_timeout=connect, head_timeout=head_timeout, total_timeout=LONG
     )
 
 

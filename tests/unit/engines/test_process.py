@@ -51,7 +51,7 @@ async def started(tmp_path: Path) -> AsyncIterator[Started]:
         await child.wait()
 
 
-def runs(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether such a process exists; a zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -77,25 +77,25 @@ async def test_its_environment_extends_ours(started: Started, monkeypatch: pytes
 
 async def test_it_is_ready_when_the_check_succeeds(started: Started) -> None:
     child = await started.run(STUBBORN)
-    asked = 0
+    check_count = 0
 
     async def ready() -> bool:
-        nonlocal asked
-        asked += 1
+        nonlocal check_count
+        check_count += 1
         return "ready" in child.log.read_text()
 
     await child.wait_until_ready(ready, timeout=10, interval=0.01)
-    assert asked >= 1
+    assert check_count >= 1
 
 
-async def never() -> bool:
+async def is_never_ready() -> bool:
     return False
 
 
 async def test_a_process_that_ends_before_it_is_ready_reports_its_last_line(started: Started) -> None:
     child = await started.run("import sys; print('one'); print('the reason'); print(); sys.exit(3)")
     with pytest.raises(StartError) as raised:
-        await child.wait_until_ready(never, timeout=10)
+        await child.wait_until_ready(is_never_ready, timeout=10)
     assert str(raised.value) == (
         f"it: ended with code 3 before it was ready; its last line: the reason (full log: {child.log})"
     )
@@ -104,7 +104,7 @@ async def test_a_process_that_ends_before_it_is_ready_reports_its_last_line(star
 async def test_a_process_that_is_not_ready_in_time_reports_where_its_log_is(started: Started) -> None:
     child = await started.run(STUBBORN)
     with pytest.raises(StartError, match=r"^it: not ready after 0\.05 s; its log: .*it\.log$"):
-        await child.wait_until_ready(never, timeout=0.05, interval=0.01)
+        await child.wait_until_ready(is_never_ready, timeout=0.05, interval=0.01)
 
 
 async def test_a_missing_program_is_named(tmp_path: Path) -> None:
@@ -117,10 +117,10 @@ async def test_a_missing_program_is_named(tmp_path: Path) -> None:
 async def test_stopping_ends_child_processes_too(started: Started) -> None:
     child = await started.run(PARENT)
     grandchild = int(await eventually(lambda: _pid_in(child.log)))
-    assert runs(grandchild)
+    assert is_alive(grandchild)
     await child.stop()
     assert await child.wait() == -signal.SIGTERM
-    await eventually(lambda: not runs(grandchild))
+    await eventually(lambda: not is_alive(grandchild))
 
 
 def _pid_in(log: Path) -> str:
@@ -177,7 +177,7 @@ asyncio.run(main())
         pid = int(await asyncio.to_thread(parent.stdout.readline))
         await eventually(lambda: (tmp_path / "it.log").read_text() == "up\n")
         parent.kill()
-    await eventually(lambda: not runs(pid))
+    await eventually(lambda: not is_alive(pid))
 
 
 @pytest.mark.parametrize(

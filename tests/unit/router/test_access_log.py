@@ -41,7 +41,7 @@ def flush() -> None:
         handler.flush()
 
 
-def answered(*, first_token: float | None) -> Exchange:
+def completed_exchange(*, first_token: float | None) -> Exchange:
     facts = exchange(1)
     facts.tenant, facts.model, facts.engine, facts.task, facts.stream = "acme", "m", "e", "chat", True
     facts.cache_status, facts.miss_reason, facts.key, facts.status = CacheStatus.MISS, "new", "rh:1:acme:m:0:0:0", 200
@@ -101,7 +101,7 @@ async def test_access_lines_are_json_where_the_others_are(capsys: pytest.Capture
 
 LINES: Final = [
     (
-        answered(first_token=0.5),
+        completed_exchange(first_token=0.5),
         (
             "request=r1 tenant=acme path=/v1/chat/completions status=200 outcome=complete ms=1000.00 cache=MISS "
             "model=m task=chat stream=yes engine=e prompt_tokens=3 completion_tokens=4 ttft_ms=500.00 reason=new "

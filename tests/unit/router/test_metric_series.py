@@ -59,7 +59,7 @@ async def test_a_page_shows_everything_that_was_counted_before_it() -> None:
         assert counts["llm_tokens_total"] == 7 * (number + 1)
 
 
-def told(telemetry: Telemetry) -> float | None:
+def exported_value(telemetry: Telemetry) -> float | None:
     """What other workers can read by now."""
     labels = {"tenant": "default", "model": "m", "engine": "e", "task": "chat", "status": "200"}
     return telemetry.registry.get_sample_value("llm_requests_total", labels)
@@ -71,7 +71,7 @@ async def test_counted_values_are_flushed_soon_without_a_scrape() -> None:
         telemetry.record(hit(wanted), 0.5)
 
         async def known(wanted: int = wanted) -> bool:
-            return told(telemetry) == wanted
+            return exported_value(telemetry) == wanted
 
         await eventually(known)
 
@@ -80,11 +80,11 @@ async def test_at_the_end_everything_is_flushed_and_later_values_at_once() -> No
     telemetry = Telemetry(log_format="text")
     telemetry.record(hit(1), 0.5)
     telemetry.close()
-    assert told(telemetry) == 1
+    assert exported_value(telemetry) == 1
     telemetry.record(hit(2), 0.5)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert told(telemetry) == 2
+    assert exported_value(telemetry) == 2
 
 
 def work() -> GenerationRecord:

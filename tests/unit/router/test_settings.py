@@ -162,7 +162,7 @@ def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("ttl", 'is not a duration; write a number and one of ms, s, m, h, d, as in "10s"'),
         ("local", 'is not a size; write a number and one of B, KiB, MiB, GiB, kB, MB, GB, as in "4MiB"'),
@@ -171,23 +171,23 @@ def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     "text", ['"10"', "10", '"s"', '""', '"-1s"', '"1 parsec"', "true", "[]", "1.5", '"1s "', '"1e3s"', '"1S"', "nan"]
 )
-def test_an_invalid_quantity_is_reported_with_an_example(name: str, said: str, text: str) -> None:
+def test_an_invalid_quantity_is_reported_with_an_example(name: str, message: str, text: str) -> None:
     message = config_error(f"[cache]\n{name} = {text}\n{MINIMAL}")
     quoted = "a list" if text == "[]" else text.replace('"', "'")
-    assert message == f"cache.{name}: {quoted} {said}"
+    assert message == f"cache.{name}: {quoted} {message}"
 
 
 @pytest.mark.parametrize(
-    ("name", "unit", "said"),
+    ("name", "unit", "message"),
     [
         ("ttl", "d", "is too long; the maximum is 10^12 s"),
         ("local", "GiB", "is too large; the maximum is 10^12 B"),
     ],
 )
-def test_a_quantity_beyond_any_clock_or_machine_is_refused(name: str, unit: str, said: str) -> None:
+def test_a_quantity_beyond_any_clock_or_machine_is_refused(name: str, unit: str, message: str) -> None:
     amount = f"{'9' * 13}{unit}"
-    assert config_error(f'[cache]\n{name} = "{amount}"\n{MINIMAL}') == f"cache.{name}: '{amount}' {said}"
-    assert config_error(f'[cache]\n{name} = "{"9" * 400}{unit}"\n{MINIMAL}') == f"cache.{name} {said}"
+    assert config_error(f'[cache]\n{name} = "{amount}"\n{MINIMAL}') == f"cache.{name}: '{amount}' {message}"
+    assert config_error(f'[cache]\n{name} = "{"9" * 400}{unit}"\n{MINIMAL}') == f"cache.{name} {message}"
 
 
 # The environment

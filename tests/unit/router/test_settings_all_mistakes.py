@@ -69,7 +69,7 @@ def test_each_line_names_the_file(tmp_path: Path) -> None:
 
 def test_each_missing_variable_is_reported() -> None:
     text = MINIMAL.replace("127.0.0.1:8001", "${HOST}:${PORT}/${HOST}")
-    assert [said.split(";")[0] for said in mistakes(text)] == [
+    assert [message.split(";")[0] for message in mistakes(text)] == [
         f"engine[0].url: environment variable {name} is not set" for name in ("HOST", "PORT")
     ]
 
@@ -80,7 +80,7 @@ SIZE: Final = 'is not a size; write a number and one of B, KiB, MiB, GiB, kB, MB
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (MINIMAL.replace("[[model]]", "[[modle]]"), "modle: no such setting; did you mean model?"),
         (MINIMAL.replace("[[engine]]", "[[engin]]"), "engin: no such setting; did you mean engine?"),
@@ -118,8 +118,8 @@ SIZE: Final = 'is not a size; write a number and one of B, KiB, MiB, GiB, kB, MB
         ),
     ],
 )
-def test_consequences_of_a_mistake_are_not_reported(text: str, said: str) -> None:
-    assert config_error(text) == said
+def test_consequences_of_a_mistake_are_not_reported(text: str, message: str) -> None:
+    assert config_error(text) == message
 
 
 # No secrets

@@ -26,7 +26,7 @@ SCHEMES: Final = (
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[router]\nprot = 1\n", "router.prot: no such setting; did you mean port?"),
         ("[routre]\n", "routre: no such setting; did you mean router?"),
@@ -132,12 +132,12 @@ SCHEMES: Final = (
         ("[tenant]\n", "tenant is not a list; write [[tenant]]"),
     ],
 )
-def test_a_mistake_is_reported_with_its_place(text: str, said: str) -> None:
-    assert config_error(text + MINIMAL) == said
+def test_a_mistake_is_reported_with_its_place(text: str, message: str) -> None:
+    assert config_error(text + MINIMAL) == message
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "model is missing; add at least one [[model]]"),
         (MODEL, "model[0].name: 'llama' has no engine; add an [[engine]] with this model"),
@@ -240,8 +240,8 @@ def test_a_mistake_is_reported_with_its_place(text: str, said: str) -> None:
         ),
     ],
 )
-def test_a_mistake_about_models_and_engines_is_reported_with_its_place(text: str, said: str) -> None:
-    assert config_error(text) == said
+def test_a_mistake_about_models_and_engines_is_reported_with_its_place(text: str, message: str) -> None:
+    assert config_error(text) == message
 
 
 @pytest.mark.parametrize("text", ["[", "a = ", "x = 1\nx = 2\n", "a = \x00", "[router]\n[router]\n"])
@@ -251,11 +251,15 @@ def test_invalid_toml_is_reported_with_its_line(text: str) -> None:
 
 def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
-    for content, said in ((b"[router]\nport = 0\n", "router.port: "), (b"\xff", "not UTF-8 text"), (b"[", "not valid")):
+    for content, message in (
+        (b"[router]\nport = 0\n", "router.port: "),
+        (b"\xff", "not UTF-8 text"),
+        (b"[", "not valid"),
+    ):
         path.write_bytes(content)
         with pytest.raises(ConfigurationError) as caught:
             load(path, {})
-        assert str(caught.value).startswith(f"{path}: {said}")
+        assert str(caught.value).startswith(f"{path}: {message}")
 
 
 def test_a_file_that_cannot_be_read_is_reported_by_its_name(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class Client:
         self._writer.close()
 
 
-class Rig(NamedTuple):
+class ProxySetup(NamedTuple):
     proxy: ProxyProcess
     redis: RedisServer
     port: int
@@ -48,7 +48,7 @@ class Rig(NamedTuple):
 
 
 @pytest_asyncio.fixture
-async def rig() -> AsyncIterator[Rig]:
+async def setup() -> AsyncIterator[ProxySetup]:
     redis = RedisServer(port=free_port())
     port = free_port()
     proxy = ProxyProcess(NAME, {port: redis.port})
@@ -56,7 +56,7 @@ async def rig() -> AsyncIterator[Rig]:
     try:
         await redis.start()
         await proxy.start()
-        yield Rig(proxy, redis, port, clients)
+        yield ProxySetup(proxy, redis, port, clients)
     finally:
         for client in clients:
             client.close()
@@ -64,9 +64,9 @@ async def rig() -> AsyncIterator[Rig]:
         redis.remove()
 
 
-async def connect(rig: Rig, kind: ConnectionKind | None) -> Client:
-    client = Client(*await asyncio.open_connection("127.0.0.1", rig.port))
-    rig.clients.append(client)
+async def connect(setup: ProxySetup, kind: ConnectionKind | None) -> Client:
+    client = Client(*await asyncio.open_connection("127.0.0.1", setup.port))
+    setup.clients.append(client)
     if kind is not None:
         assert await client.ask(f"CLIENT SETNAME {NAME}") == b"+OK"
     if kind == "listening":
@@ -89,9 +89,9 @@ async def is_silent(client: Client) -> bool:
 
 
 @pytest.mark.parametrize("held", ["listening", "commands"])
-async def test_one_kind_of_connection_is_held_and_the_other_continues(rig: Rig, held: ConnectionKind) -> None:
-    clients = {kind: await connect(rig, kind) for kind in ("listening", "commands", None)}
-    assert await rig.proxy.inject(ConnectionFault("hold", held, seconds=LONG)) == 1
+async def test_one_kind_of_connection_is_held_and_the_other_continues(setup: ProxySetup, held: ConnectionKind) -> None:
+    clients = {kind: await connect(setup, kind) for kind in ("listening", "commands", None)}
+    assert await setup.proxy.inject(ConnectionFault("hold", held, seconds=LONG)) == 1
     for kind, client in clients.items():
         client.send("PING")
         if kind == held:
@@ -100,46 +100,46 @@ async def test_one_kind_of_connection_is_held_and_the_other_continues(rig: Rig, 
             assert await client.reply() == b"+PONG"
 
 
-async def test_held_data_is_forwarded_when_the_time_is_over(rig: Rig) -> None:
-    client = await connect(rig, "commands")
-    began = asyncio.get_running_loop().time()
-    assert await rig.proxy.inject(ConnectionFault("hold", seconds=0.2)) == 1
+async def test_held_data_is_forwarded_when_the_time_is_over(setup: ProxySetup) -> None:
+    client = await connect(setup, "commands")
+    started = asyncio.get_running_loop().time()
+    assert await setup.proxy.inject(ConnectionFault("hold", seconds=0.2)) == 1
     assert await client.ask("PING") == b"+PONG"
-    assert asyncio.get_running_loop().time() - began >= 0.1
+    assert asyncio.get_running_loop().time() - started >= 0.1
     assert await client.ask("PING") == b"+PONG"
 
 
-async def test_a_reply_can_be_lost_although_the_command_is_executed(rig: Rig) -> None:
-    client = await connect(rig, "commands")
-    assert await rig.proxy.inject(ConnectionFault("lose", seconds=0.1)) == 1
+async def test_a_reply_can_be_lost_although_the_command_is_executed(setup: ProxySetup) -> None:
+    client = await connect(setup, "commands")
+    assert await setup.proxy.inject(ConnectionFault("lose", seconds=0.1)) == 1
     with pytest.raises(ConnectionError):
         await client.ask("SET k v")
-    assert await rig.redis.command("GET", "k") == "v"
+    assert await setup.redis.command("GET", "k") == "v"
 
 
-async def test_a_cut_closes_the_selected_connections_and_new_ones_work(rig: Rig) -> None:
-    cut, other = await connect(rig, "commands"), await connect(rig, None)
-    assert await rig.proxy.inject(ConnectionFault("cut")) == 1
+async def test_a_cut_closes_the_selected_connections_and_new_ones_work(setup: ProxySetup) -> None:
+    cut, other = await connect(setup, "commands"), await connect(setup, None)
+    assert await setup.proxy.inject(ConnectionFault("cut")) == 1
     with pytest.raises(ConnectionError):
         await cut.ask("PING")
     assert await other.ask("PING") == b"+PONG"
-    again = await connect(rig, "commands")
+    again = await connect(setup, "commands")
     assert await again.ask("PING") == b"+PONG"
 
 
-async def test_one_of_several_connections_can_be_selected_and_data_can_be_delayed(rig: Rig) -> None:
-    clients = [await connect(rig, "commands") for _ in range(3)]
-    assert await rig.proxy.inject(ConnectionFault("cut", pick=0.5)) == 1
+async def test_one_of_several_connections_can_be_selected_and_data_can_be_delayed(setup: ProxySetup) -> None:
+    clients = [await connect(setup, "commands") for _ in range(3)]
+    assert await setup.proxy.inject(ConnectionFault("cut", pick=0.5)) == 1
     with pytest.raises(ConnectionError):
         await clients[1].ask("PING")
-    assert await rig.proxy.inject(ConnectionFault("delay", seconds=LONG, late=0.1)) == 2
-    began = asyncio.get_running_loop().time()
+    assert await setup.proxy.inject(ConnectionFault("delay", seconds=LONG, late=0.1)) == 2
+    started = asyncio.get_running_loop().time()
     assert await clients[0].ask("PING") == b"+PONG"
-    assert asyncio.get_running_loop().time() - began >= 0.2  # one delay in each direction
+    assert asyncio.get_running_loop().time() - started >= 0.2  # one delay in each direction
 
 
-async def test_without_redis_behind_it_connections_end_at_once(rig: Rig) -> None:
-    rig.redis.kill()
-    client = await connect(rig, None)
+async def test_without_redis_behind_it_connections_end_at_once(setup: ProxySetup) -> None:
+    setup.redis.kill()
+    client = await connect(setup, None)
     with pytest.raises(ConnectionError):
         await client.ask("PING")

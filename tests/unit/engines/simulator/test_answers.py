@@ -71,10 +71,10 @@ def test_a_longer_response_begins_with_the_shorter_one() -> None:
 
 def test_a_reasoning_response_reasons_first() -> None:
     kinds = [token.kind for token in generate_tokens(OutputSpec(7, "prompt", reasoning=True))]
-    turn = kinds.index(TokenKind.CONTENT)
-    assert turn > 0
-    assert set(kinds[:turn]) == {TokenKind.REASONING}
-    assert set(kinds[turn:]) == {TokenKind.CONTENT}
+    first_content = kinds.index(TokenKind.CONTENT)
+    assert first_content > 0
+    assert set(kinds[:first_content]) == {TokenKind.REASONING}
+    assert set(kinds[first_content:]) == {TokenKind.CONTENT}
 
 
 @pytest.mark.parametrize(
@@ -105,21 +105,21 @@ def test_markers_and_json_have_one_vocabulary() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "fault",
     [{"fault": "nonsense"}, {"fault": "stall", "after": "x"}, {"fault": "stall", "afterwards": 1}, {"fault": "status"},
      {"fault": "stall", "times": 0}, {"fault": "drop", "how": "gently"}, {"fault": "say", "base64": "%"}],
 )  # fmt: skip
-def test_an_unknown_fault_or_option_is_an_error(wish: dict[str, object]) -> None:
+def test_an_unknown_fault_or_option_is_an_error(fault: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"fault|option|times|is no"):
-        FaultRegistry().add(wish)
+        FaultRegistry().add(fault)
 
 
 def test_a_fault_with_times_runs_out_and_one_with_match_waits_for_its_prompt() -> None:
-    book = FaultRegistry()
-    book.add({"fault": "no_done", "times": 1, "match": "blue"})
-    assert book.take_matching("red") == []
-    assert book.take_matching("blue") == [make_fault("no_done", {})]
-    assert book.take_matching("blue") == []
+    registry = FaultRegistry()
+    registry.add({"fault": "no_done", "times": 1, "match": "blue"})
+    assert registry.take_matching("red") == []
+    assert registry.take_matching("blue") == [make_fault("no_done", {})]
+    assert registry.take_matching("blue") == []
 
 
 def test_a_model_length_beyond_the_kv_cache_is_refused() -> None:
@@ -172,12 +172,12 @@ def test_the_scheduler_never_allocates_more_than_it_has_and_gets_all_back(work: 
 
 def test_a_sequence_that_needs_space_preempts_the_last_admitted_one() -> None:
     scheduler = Scheduler(BlockPool(5), 8)
-    old, young = (Sequence(tuple(range(start, start + 32)), 0, lambda: None) for start in (0, 100))
+    old, newer = (Sequence(tuple(range(start, start + 32)), 0, lambda: None) for start in (0, 100))
     scheduler.submit(old)
-    scheduler.submit(young)
+    scheduler.submit(newer)
     assert scheduler.pool.usage == 1
     scheduler.append_token(old, 1)
-    assert (old.admitted, young.admitted) == (True, False)
+    assert (old.admitted, newer.admitted) == (True, False)
     assert (scheduler.counts.preemptions, scheduler.running, scheduler.waiting) == (1, 1, 1)
     scheduler.finish(old)
-    assert young.admitted
+    assert newer.admitted

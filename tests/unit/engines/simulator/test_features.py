@@ -93,16 +93,20 @@ async def test_openais_client_lists_models(client: openai.AsyncOpenAI) -> None:
 async def test_responses_differ_between_prompts_models_and_parameters_and_not_otherwise(
     engine: SimulatedEngine,
 ) -> None:
-    async def said(prompt: str, **fields: Any) -> str:
+    async def text_for(prompt: str, **fields: Any) -> str:
         return str((await chat(engine, prompt, **fields))["choices"][0]["message"]["content"])
 
-    same = [await said("What?"), await said("What?", user="u", frobnicate=1), await said("What?", model="alias")]
+    same = [
+        await text_for("What?"),
+        await text_for("What?", user="u", frobnicate=1),
+        await text_for("What?", model="alias"),
+    ]
     assert len(set(same)) == 1
     others = [
-        await said("What"),
-        await said("What?", temperature=0),
-        await said("What?", seed=4),
-        await said("What?", documents=[{"text": "because"}]),
+        await text_for("What"),
+        await text_for("What?", temperature=0),
+        await text_for("What?", seed=4),
+        await text_for("What?", documents=[{"text": "because"}]),
     ]
     assert len({*same, *others}) == 5
     async with SimulatedEngine(model="org/other") as other:
@@ -169,8 +173,8 @@ async def test_auto_tool_choice_needs_its_option_as_with_vllm(engine: SimulatedE
         refused = await http.post(f"{engine.url}/v1/chat/completions", json=body)
     assert refused.status_code == 400
     assert "--enable-auto-tool-choice" in refused.json()["error"]["message"]
-    async with SimulatedEngine(enable_auto_tool_choice=True) as willing:
-        answer = await chat(willing, "Sunny?", tools=[TOOL])
+    async with SimulatedEngine(enable_auto_tool_choice=True) as with_tool_choice:
+        answer = await chat(with_tool_choice, "Sunny?", tools=[TOOL])
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
 
 

@@ -27,17 +27,17 @@ def lines(path: Path) -> list[dict[str, Any]]:
 async def test_each_generation_contains_its_name_and_is_logged_with_its_start_even_across_a_crash(
     tmp_path: Path,
 ) -> None:
-    path, began = tmp_path / "generations", time.monotonic()
+    path, started = tmp_path / "generations", time.monotonic()
     async with SimulatedEngine(generations=path) as engine:
         texts = [(await post(engine, "/v1/chat/completions", CHAT))["choices"][0]["message"]["content"]]
         await engine.kill()
         await engine.start()
         texts.append((await post(engine, "/v1/chat/completions", CHAT))["choices"][0]["message"]["content"])
-    noted = lines(path)
-    assert texts == [f"a {line['generation']} b {line['generation']}" for line in noted]
-    assert noted[0]["generation"] != noted[1]["generation"]
-    assert {line["asked_by"] for line in noted} == {"me"}
-    assert began <= noted[0]["at"] <= noted[1]["at"] <= time.monotonic()
+    logged = lines(path)
+    assert texts == [f"a {line['generation']} b {line['generation']}" for line in logged]
+    assert logged[0]["generation"] != logged[1]["generation"]
+    assert {line["asked_by"] for line in logged} == {"me"}
+    assert started <= logged[0]["at"] <= logged[1]["at"] <= time.monotonic()
 
 
 async def test_a_vector_contains_the_name_in_its_first_three_numbers(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def outcome(read: Callable[[], object]) -> object:
         return rejection
 
 
-def refused_well(result: object) -> bool:
+def is_valid_refusal(result: object) -> bool:
     return isinstance(result, Rejection) and result.status in (400, 404) and bool(json.dumps(result.body))
 
 
@@ -55,25 +55,25 @@ def test_any_json_object_is_read_or_refused(body: dict[str, object], chat: bool)
         assert result.prompts
         assert all(limit >= 1 for limit in result.limits)
     else:
-        assert refused_well(result)
+        assert is_valid_refusal(result)
 
 
 @given(TOOLS, JSON | st.just("required") | st.just("auto") | st.fixed_dictionaries({"function": JSON}))
 def test_any_tools_are_read_or_refused(tools: list[object], choice: object) -> None:
     result = outcome(lambda: chat_request({"messages": MESSAGES, "tools": tools, "tool_choice": choice}, SETTINGS))
-    assert isinstance(result, GenerationRequest) or refused_well(result)
+    assert isinstance(result, GenerationRequest) or is_valid_refusal(result)
 
 
 @given(st.binary(max_size=30))
 def test_any_bytes_are_an_object_or_refused(raw: bytes) -> None:
     result = outcome(lambda: parse_body(raw))
-    assert isinstance(result, dict) or refused_well(result)
+    assert isinstance(result, dict) or is_valid_refusal(result)
 
 
 @given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls"]), JSON), max_size=3))
 def test_any_messages_are_read_or_refused(messages: list[object]) -> None:
     result = outcome(lambda: chat_request({"messages": messages}, SETTINGS))
-    assert isinstance(result, GenerationRequest) or refused_well(result)
+    assert isinstance(result, GenerationRequest) or is_valid_refusal(result)
 
 
 def test_parameters_that_only_limit_the_output_do_not_change_the_text() -> None:
@@ -105,4 +105,4 @@ def test_a_draft_refuses_what_vllms_speculation_cannot_sample(fields: dict[str, 
     body = {"messages": MESSAGES, **fields}
     assert isinstance(outcome(lambda: chat_request(body, SETTINGS)), GenerationRequest)
     result = outcome(lambda: chat_request(body, replace(SETTINGS, draft="d")))
-    assert refused_well(result) is refused
+    assert is_valid_refusal(result) is refused

@@ -48,10 +48,10 @@ def test_ten_thousand_keys_cost_no_more_than_one(monkeypatch: pytest.MonkeyPatch
     assert authenticator.authenticate(bearer(b"Bearer key-7777")) == "t7777"
     with pytest.raises(ApiError):
         authenticator.authenticate(bearer(b"Bearer stranger"))
-    door = AdminAuthenticator(keys)
-    door.check(bearer(b"Bearer key-3"))
+    admin = AdminAuthenticator(keys)
+    admin.check(bearer(b"Bearer key-3"))
     with pytest.raises(ApiError):
-        door.check(bearer(b"Bearer stranger"))
+        admin.check(bearer(b"Bearer stranger"))
     assert compared == [(hash_key(key), hash_key(key)) for key in (b"key-7777", b"key-3")]
 
 
@@ -131,12 +131,12 @@ def test_no_header_raises_anything_but_a_refusal(value: bytes, mode: str) -> Non
 
 # -- administrators ---------------------------------------------------------------------------------------------------
 
-DOOR = AdminAuthenticator([hash_key(b"first"), hash_key(b"second")])
+ADMIN = AdminAuthenticator([hash_key(b"first"), hash_key(b"second")])
 
 
 @pytest.mark.parametrize("value", [b"Bearer first", b"bearer  second "])
 def test_an_admin_key_is_accepted(value: bytes) -> None:
-    DOOR.check(bearer(value))
+    ADMIN.check(bearer(value))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_an_admin_key_is_accepted(value: bytes) -> None:
 )  # fmt: skip
 def test_a_request_without_an_admin_key_is_refused(headers: Headers) -> None:
     with pytest.raises(ApiError) as caught:
-        DOOR.check(headers)
+        ADMIN.check(headers)
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
 
 

@@ -20,16 +20,16 @@ def hit(number: int = 1) -> Exchange:
     return facts
 
 
-def lines(heading: ResponseHeaders, facts: Exchange) -> list[bytes]:
-    rendered = heading.render(facts)
+def lines(response_headers: ResponseHeaders, facts: Exchange) -> list[bytes]:
+    rendered = response_headers.render(facts)
     assert rendered.endswith(b"\r\n")
     return rendered[:-2].split(b"\r\n")
 
 
 def test_each_response_of_a_kind_has_its_own_id_key_and_age() -> None:
-    heading = ResponseHeaders()
+    response_headers = ResponseHeaders()
     for number in (1, 2):
-        assert lines(heading, hit(number)) == [
+        assert lines(response_headers, hit(number)) == [
             b"x-request-id: r%d" % number,
             b"x-cache-key: rh:1:k%d" % number,
             b"cache-status: roundhouse; hit; ttl=%d; detail=local" % (10 - number),
@@ -42,17 +42,17 @@ def test_each_response_of_a_kind_has_its_own_id_key_and_age() -> None:
 
 
 def test_kinds_of_responses_are_not_confused() -> None:
-    heading = ResponseHeaders()
-    heading.render(hit())
+    response_headers = ResponseHeaders()
+    response_headers.render(hit())
     missed = exchange()
     missed.cache_status, missed.miss_reason = CacheStatus.MISS, "new"
-    assert not [line for line in lines(heading, missed) if line.startswith(b"age:")]
+    assert not [line for line in lines(response_headers, missed) if line.startswith(b"age:")]
     missed.stream = True
-    assert b"content-type: text/event-stream; charset=utf-8" in lines(heading, missed)
+    assert b"content-type: text/event-stream; charset=utf-8" in lines(response_headers, missed)
     missed.status = 502
-    assert b"content-type: application/json" in lines(heading, missed)
+    assert b"content-type: application/json" in lines(response_headers, missed)
     missed.fallback_model, missed.adjusted_fields = "m", ("seed", "logprobs")
-    assert {b"x-fallback: m", b"x-adjusted: seed, logprobs"} < {*lines(heading, missed)}
+    assert {b"x-fallback: m", b"x-adjusted: seed, logprobs"} < {*lines(response_headers, missed)}
 
 
 def test_a_bypassed_response_shows_no_key() -> None:
@@ -69,12 +69,12 @@ def test_a_value_is_unchanged_whatever_characters_it_has() -> None:
     assert b"x-engine: 100%b %" in lines(ResponseHeaders(), facts)
 
 
-@pytest.mark.parametrize("evil", ["a\r\nx: y", "a\nx: y", "a\rx: y", "a\0", "\r", "\n"])
-def test_no_value_becomes_another_header(evil: str) -> None:
+@pytest.mark.parametrize("injected", ["a\r\nx: y", "a\nx: y", "a\rx: y", "a\0", "\r", "\n"])
+def test_no_value_becomes_another_header(injected: str) -> None:
     """A stored entry names its engine, and other programs may write to Redis."""
-    heading = ResponseHeaders()
+    response_headers = ResponseHeaders()
     facts = hit()
-    facts.engine = evil
+    facts.engine = injected
     for _ in range(2):
         with pytest.raises(RuntimeError):
-            heading.render(facts)
+            response_headers.render(facts)

@@ -16,16 +16,16 @@ def engine(name: str, places: int | None = 1, model: str = "m") -> Engine:
     )  # fmt: skip
 
 
-class House:
+class AdmissionHarness:
     """Engines of one model, and the requests that want a slot."""
 
-    def __init__(self, *engines: Engine, patience: float = 30.0) -> None:
+    def __init__(self, *engines: Engine, timeout: float = 30.0) -> None:
         self.engines = engines
         self.waiting = 0
         self.admission = Admission(
             Catalog([Model("m", "")], engines),
             accepts_requests=lambda engine: engine.up is not False,
-            queue_timeout=patience,
+            queue_timeout=timeout,
             set_queue_length=self._queued,
         )
 
@@ -38,31 +38,31 @@ class House:
     def ask(self, tenant: str = "t", *engines: Engine) -> "asyncio.Task[Slot]":
         return asyncio.ensure_future(self.enter(tenant, engines or self.engines))
 
-    async def turn(self) -> None:
+    async def run_loop(self) -> None:
         """Runs the event loop until nobody can continue."""
         for _ in range(5):
             await asyncio.sleep(0)
 
 
 async def test_a_request_cancelled_at_the_moment_of_its_turn_passes_the_slot_on() -> None:
-    house = House(engine("a"))
-    held = await house.ask()
-    first, second = house.ask(), house.ask()
-    await house.turn()
+    harness = AdmissionHarness(engine("a"))
+    held = await harness.ask()
+    first, second = harness.ask(), harness.ask()
+    await harness.run_loop()
     held.release()
     first.cancel()
-    await house.turn()
+    await harness.run_loop()
     assert first.cancelled()
-    assert house.engines[0].in_flight == 1
+    assert harness.engines[0].in_flight == 1
     (await second).release()
-    assert (house.engines[0].in_flight, house.waiting) == (0, 0)
+    assert (harness.engines[0].in_flight, harness.waiting) == (0, 0)
 
 
 async def test_a_request_that_times_out_at_the_moment_of_its_turn_has_the_slot_or_not_and_none_is_lost() -> None:
-    house = House(engine("a"), patience=0.02)
-    held = await house.ask()
-    waiting = [house.ask() for _ in range(3)]
-    await house.turn()
+    harness = AdmissionHarness(engine("a"), timeout=0.02)
+    held = await harness.ask()
+    waiting = [harness.ask() for _ in range(3)]
+    await harness.run_loop()
     asyncio.get_running_loop().call_later(0.02, held.release)
     for ended in await asyncio.gather(*waiting, return_exceptions=True):
         if isinstance(ended, Slot):
@@ -71,45 +71,45 @@ async def test_a_request_that_times_out_at_the_moment_of_its_turn_has_the_slot_o
             assert isinstance(ended, NoSlotError)
             assert ended.code == "queue_timeout"
     held.release()  # again, in case all three timed out before the timer fired
-    assert (house.engines[0].in_flight, house.waiting) == (0, 0)
-    (await house.ask()).release()
+    assert (harness.engines[0].in_flight, harness.waiting) == (0, 0)
+    (await harness.ask()).release()
 
 
 async def test_releasing_a_slot_twice_releases_it_once() -> None:
-    house = House(engine("a"))
-    one = await house.ask()
+    harness = AdmissionHarness(engine("a"))
+    one = await harness.ask()
     one.release()
-    another = await house.ask()
+    another = await harness.ask()
     one.release()
-    assert house.engines[0].in_flight == 1
+    assert harness.engines[0].in_flight == 1
     another.release()
 
 
 async def test_a_request_that_waits_for_a_recovering_engine_starts_when_it_is_back() -> None:
     a, b = engine("a"), engine("b")
-    house = House(a, b)
+    harness = AdmissionHarness(a, b)
     b.update_status(up=False)
-    held = await house.ask()
+    held = await harness.ask()
     assert held.engine is a
-    waiting = house.ask()
-    await house.turn()
-    house.admission.recheck()
+    waiting = harness.ask()
+    await harness.run_loop()
+    harness.admission.recheck()
     assert not waiting.done(), "an engine that is down has no room"
     b.update_status(up=True)
-    house.admission.recheck()
+    harness.admission.recheck()
     assert (await waiting).engine is b
     held.release()
 
 
 async def test_a_newcomer_does_not_overtake_a_request_that_waits_for_a_recovered_engine() -> None:
     a, b = engine("a"), engine("b")
-    house = House(a, b)
+    harness = AdmissionHarness(a, b)
     b.update_status(up=False)
-    held = await house.ask()
-    first = house.ask()
-    await house.turn()
+    held = await harness.ask()
+    first = harness.ask()
+    await harness.run_loop()
     b.update_status(up=True)
-    second = house.ask()
+    second = harness.ask()
     assert (await first).engine is b
     assert not second.done()
     held.release()
@@ -118,11 +118,11 @@ async def test_a_newcomer_does_not_overtake_a_request_that_waits_for_a_recovered
 
 async def test_a_request_in_the_admission_of_another_configuration_is_notified_of_a_free_slot_too() -> None:
     a = engine("a")
-    before = House(a)
+    before = AdmissionHarness(a)
     held = await before.ask()
-    after = House(a)
+    after = AdmissionHarness(a)
     waiting = after.ask()
-    await after.turn()
+    await after.run_loop()
     assert not waiting.done()
     held.release()
     (await waiting).release()
@@ -132,16 +132,16 @@ async def test_a_request_in_the_admission_of_another_configuration_is_notified_o
 async def test_where_all_engines_are_down_they_are_tried_nevertheless() -> None:
     a = engine("a")
     a.update_status(up=False)
-    assert (await House(a).ask()).engine is a
+    assert (await AdmissionHarness(a).ask()).engine is a
 
 
 async def test_a_request_that_failed_at_an_engine_waits_only_for_the_others() -> None:
     a, b = engine("a"), engine("b")
-    house = House(a, b)
-    held = {place.engine.name: place for place in [await house.ask(), await house.ask()]}
-    waiting = house.ask("t", b)
-    after = house.ask()
-    await house.turn()
+    harness = AdmissionHarness(a, b)
+    held = {place.engine.name: place for place in [await harness.ask(), await harness.ask()]}
+    waiting = harness.ask("t", b)
+    after = harness.ask()
+    await harness.run_loop()
     held["a"].release()
     assert (await after).engine is a
     held["b"].release()
@@ -149,41 +149,41 @@ async def test_a_request_that_failed_at_an_engine_waits_only_for_the_others() ->
 
 
 async def test_an_engine_without_a_limit_admits_every_request() -> None:
-    house = House(engine("a", None))
-    places = await asyncio.gather(*(house.ask() for _ in range(500)))
-    assert house.engines[0].in_flight == 500
+    harness = AdmissionHarness(engine("a", None))
+    places = await asyncio.gather(*(harness.ask() for _ in range(500)))
+    assert harness.engines[0].in_flight == 500
     for place in places:
         place.release()
-    assert house.engines[0].in_flight == 0
+    assert harness.engines[0].in_flight == 0
 
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_in_any_sequence_the_limits_hold_and_every_slot_is_released(seed: int) -> None:
-    dice = random.Random(seed)
-    house = House(engine("a", 2), engine("b", 3), patience=0.05)
+    rng = random.Random(seed)
+    harness = AdmissionHarness(engine("a", 2), engine("b", 3), timeout=0.05)
     most = [0, 0]
 
     async def work(tenant: str) -> None:
-        place = await house.enter(tenant, dice.sample(house.engines, dice.randint(1, 2)))
+        place = await harness.enter(tenant, rng.sample(harness.engines, rng.randint(1, 2)))
         try:
-            most[:] = [max(seen, engine.in_flight) for seen, engine in zip(most, house.engines, strict=True)]
-            for _ in range(dice.randint(0, 4)):
+            most[:] = [max(seen, engine.in_flight) for seen, engine in zip(most, harness.engines, strict=True)]
+            for _ in range(rng.randint(0, 4)):
                 await asyncio.sleep(0)
-            if dice.random() < 0.01:
+            if rng.random() < 0.01:
                 await asyncio.sleep(0.06)
         finally:
             place.release()
 
     tasks = []
     for _ in range(400):
-        tasks.append(asyncio.ensure_future(work(dice.choice("aaaaabc"))))
-        if dice.random() < 0.6:
+        tasks.append(asyncio.ensure_future(work(rng.choice("aaaaabc"))))
+        if rng.random() < 0.6:
             await asyncio.sleep(0)
-        if dice.random() < 0.2:
-            dice.choice(tasks).cancel()
+        if rng.random() < 0.2:
+            rng.choice(tasks).cancel()
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert most == [2, 3]
-    assert [engine.in_flight for engine in house.engines] == [0, 0]
-    assert house.waiting == 0
+    assert [engine.in_flight for engine in harness.engines] == [0, 0]
+    assert harness.waiting == 0
     assert {type(error) for error in ended if error is not None} <= {NoSlotError, asyncio.CancelledError}
     assert ended.count(None) > 100

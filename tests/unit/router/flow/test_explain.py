@@ -49,9 +49,9 @@ def read(body: Any, tenant: str = "default", endpoint: Endpoint = CHAT) -> Parse
     )
 
 
-async def answered(client: Any, asked: Any, tenant: str = "default", **fields: Any) -> Entry:
+async def store_response(client: Any, request_body: Any, tenant: str = "default", **fields: Any) -> Entry:
     """Stores a response to a request, as a router would."""
-    reading = read(asked, tenant)
+    reading = read(request_body, tenant)
     of = reading.fingerprint
     kept = make_entry(
         digest=reading.key.digest,
@@ -82,7 +82,7 @@ BODY = {"model": "llama", "messages": SAID}
 
 
 async def test_a_request_whose_response_is_stored_would_hit(client: Any, explain: Explain) -> None:
-    await answered(client, BODY)
+    await store_response(client, BODY)
     explanation = await explain(BODY)
     assert (explanation.result, explanation.reason, explanation.state, explanation.nearest) == (
         "HIT",
@@ -137,7 +137,7 @@ async def test_without_entries_it_is_new(explain: Explain) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "asked"),
+    ("part", "body"),
     [
         ("system", {**BODY, "messages": [{"role": "system", "content": "Be brief. "}, SAID[1]]}),
         ("rag", {**BODY, "messages": [SAID[0], {"role": "user", "content": "<context>two</context> Why?"}]}),
@@ -148,9 +148,9 @@ async def test_without_entries_it_is_new(explain: Explain) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_miss_by_one_part_names_it(client: Any, explain: Explain, part: str, asked: Any) -> None:
-    await answered(client, BODY)
-    explanation = await explain(asked)
+async def test_a_miss_by_one_part_names_it(client: Any, explain: Explain, part: str, body: Any) -> None:
+    await store_response(client, BODY)
+    explanation = await explain(body)
     assert (explanation.result, explanation.reason) == ("MISS", part)
     assert explanation.nearest is not None
     assert (explanation.nearest.key, explanation.nearest.differs) == (read(BODY).key.text, [part])
@@ -158,7 +158,7 @@ async def test_a_miss_by_one_part_names_it(client: Any, explain: Explain, part: 
 
 
 async def test_a_miss_by_several_parts_names_them_all(client: Any, explain: Explain) -> None:
-    await answered(client, BODY)
+    await store_response(client, BODY)
     explanation = await explain({**chat_body("Something else"), "temperature": 0})
     assert explanation.reason == "new"
     assert explanation.nearest is not None
@@ -167,7 +167,7 @@ async def test_a_miss_by_several_parts_names_them_all(client: Any, explain: Expl
 
 
 async def test_another_tenants_entry_explains_nothing(client: Any, explain: Explain) -> None:
-    await answered(client, BODY, "acme")
+    await store_response(client, BODY, "acme")
     explanation = await explain(BODY)
     assert explanation.reason == "new"
     assert explanation.nearest is not None
@@ -176,7 +176,7 @@ async def test_another_tenants_entry_explains_nothing(client: Any, explain: Expl
 
 
 async def test_an_expired_entry_is_not_a_hit(client: Any, explain: Explain) -> None:
-    await answered(client, BODY, created=time.time() - 100, ttl=50.0)
+    await store_response(client, BODY, created=time.time() - 100, ttl=50.0)
     explanation = await explain(BODY)
     assert (explanation.result, explanation.reason, explanation.state) == ("MISS", "expired", "stale")
 
@@ -197,14 +197,14 @@ async def test_an_invalid_value_at_the_key_is_not_a_hit(
 
 
 async def test_an_entry_written_after_its_purge_is_not_a_hit(client: Any, explain: Explain) -> None:
-    await answered(client, BODY)
+    await store_response(client, BODY)
     await client.xadd(PURGE_LOG_KEY, {"scope": '{"all":true}'})  # the entry has escaped the purge's deletion
     explanation = await explain(BODY)
     assert (explanation.result, explanation.state) == ("MISS", "purged")
 
 
 async def test_an_entry_that_can_only_be_streamed_is_not_a_hit_for_json(client: Any, explain: Explain) -> None:
-    await answered(client, BODY, stream=encode_stream(StreamParts(), b"{}", None, lossless=False), body=b"{}")
+    await store_response(client, BODY, stream=encode_stream(StreamParts(), b"{}", None, lossless=False), body=b"{}")
     assert (await explain(BODY)).state == "no-such-form"
     assert (await explain({**BODY, "stream": True})).result == "HIT"
 
@@ -213,9 +213,14 @@ async def test_a_request_that_the_configuration_excludes_is_not_looked_up(
     redis_server: RedisServer, client: Any
 ) -> None:
     one = explainer(redis_server.url, client, cache='store = "deterministic"')
-    told = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(BODY).encode())))
-    assert (told.result, told.reason, told.state, told.nearest) == ("BYPASS", "policy", None, None)
-    assert told.why == 'cache.store is "deterministic", and the request has neither temperature 0 nor a seed.'
+    explanation_ = await one.explain(ExplainRequest(msgspec.Raw(json.dumps(BODY).encode())))
+    assert (explanation_.result, explanation_.reason, explanation_.state, explanation_.nearest) == (
+        "BYPASS",
+        "policy",
+        None,
+        None,
+    )
+    assert explanation_.why == 'cache.store is "deterministic", and the request has neither temperature 0 nor a seed.'
 
 
 @pytest.mark.parametrize(
@@ -237,7 +242,7 @@ async def test_a_request_that_the_router_would_refuse_is_refused(
 
 
 async def test_explaining_changes_nothing(client: Any, explain: Explain) -> None:
-    await answered(client, BODY)
+    await store_response(client, BODY)
     before = {name: await client.dump(name) for name in await client.keys("*")}
     await explain(BODY)
     await explain(chat_body("Something else"))
@@ -252,7 +257,7 @@ async def test_without_redis_it_reports_that(own_redis: RedisServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "fields", "said"),
+    ("endpoint", "fields", "message"),
     [
         (RESPONSES, {"input": "x", "previous_response_id": "resp_1"}, "`previous_response_id`"),
         (RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}, "`web_search`"),
@@ -265,11 +270,11 @@ async def test_without_redis_it_reports_that(own_redis: RedisServer) -> None:
     ],
 )
 async def test_an_uncacheable_request_is_explained_by_its_reason(
-    explain: Explain, endpoint: Endpoint, fields: dict[str, Any], said: str
+    explain: Explain, endpoint: Endpoint, fields: dict[str, Any], message: str
 ) -> None:
     explanation = await explain({"model": "llama", **fields}, path=endpoint.path)
     assert (explanation.result, explanation.reason) == ("BYPASS", "uncacheable")
-    assert said in explanation.why
+    assert message in explanation.why
     assert "cache.store" not in explanation.why
 
 

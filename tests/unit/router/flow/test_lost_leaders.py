@@ -81,28 +81,28 @@ async def test_a_follower_of_a_flight_whose_response_is_already_stored_starts_ag
 @pytest.mark.parametrize(
     ("status", "is_the_clients"), [(400, True), (404, True), (422, True), (501, True), (429, False), (503, False)]
 )
-@pytest.mark.parametrize("led_here", [True, False], ids=["here", "elsewhere"])
+@pytest.mark.parametrize("is_leader", [True, False], ids=["here", "elsewhere"])
 async def test_a_refusal_applies_only_to_the_leader_since_it_may_depend_on_fields_outside_the_key(
-    status: int, is_the_clients: bool, led_here: bool
+    status: int, is_the_clients: bool, is_leader: bool
 ) -> None:
     coalescer = Coalescer(
         idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
     in_flight = launch(coalescer, CacheKey("rh:1:default:llama:0:0:0", ("d",)))
-    in_flight.is_leader = led_here
+    in_flight.is_leader = is_leader
     leader = in_flight.subscribe(in_flight.request, EXCHANGE, is_initiator=True)
     follower = in_flight.subscribe(in_flight.request, EXCHANGE)
     in_flight.finish(GenerationResult(complete=False, error=ApiError(status, "no"), error_reason="no"))
-    with pytest.raises(ApiError if led_here or not is_the_clients else RetryRequest):
+    with pytest.raises(ApiError if is_leader or not is_the_clients else RetryRequest):
         await leader.start()
     with pytest.raises(RetryRequest if is_the_clients else ApiError):
         await follower.start()
     await coalescer.aclose()
 
 
-@pytest.mark.parametrize("turns", range(3))
+@pytest.mark.parametrize("iterations", range(3))
 async def test_a_client_that_disconnects_before_redis_has_replied_leaves_no_claim_behind(
-    redis_server: RedisServer, redis: Any, turns: int
+    redis_server: RedisServer, redis: Any, iterations: int
 ) -> None:
     store = StoreFixture(redis_server.url)
     await store.start()
@@ -115,7 +115,7 @@ async def test_a_client_that_disconnects_before_redis_has_replied_leaves_no_clai
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     in_flight = launch(coalescer, key)
     reader = in_flight.subscribe(in_flight.request, EXCHANGE, is_initiator=True)
-    for _ in range(turns):
+    for _ in range(iterations):
         await asyncio.sleep(0)
     reader.close()
     await store.pipeline.execute(("PING",))  # what was asked before has been done by then

@@ -45,7 +45,7 @@ class Process:
         self.breakers = Breakers(
             self.line, LIMITS, engine_names=lambda: ("a", "b"), probe_lease=30, clock=self.redis_clock
         )
-        self.hears = asyncio.Event()
+        self.connected = asyncio.Event()
         prefix = breaker_key("")
         self._listener = Listener(link, prefixes=[prefix], channel="test", callbacks=self, retry_interval=0.02)
 
@@ -59,10 +59,10 @@ class Process:
 
     def on_connected(self) -> None:
         self.breakers.refresh()
-        self.hears.set()
+        self.connected.set()
 
     def on_disconnected(self) -> None:
-        self.hears.clear()
+        self.connected.clear()
 
     def on_keys_changed(self, keys: Any) -> None:
         for key in keys or ():
@@ -100,7 +100,7 @@ async def test_a_breaker_that_opens_in_one_process_opens_in_all_and_closes_in_al
     redis_server: RedisServer, redis: Any, clock: Clock
 ) -> None:
     async with processes(redis_server, clock, 3) as all_:
-        await asyncio.gather(*(process.hears.wait() for process in all_))
+        await asyncio.gather(*(process.connected.wait() for process in all_))
         all_[0].fails()
         for process in all_:
             await eventually(process.is_(BreakerState.OPEN))
@@ -117,7 +117,7 @@ async def test_a_breaker_that_opens_in_one_process_opens_in_all_and_closes_in_al
 
 async def test_pressure_is_shared_as_well(redis_server: RedisServer, redis: Any, clock: Clock) -> None:
     async with processes(redis_server, clock, 2) as (one, other):
-        await asyncio.gather(one.hears.wait(), other.hears.wait())
+        await asyncio.gather(one.connected.wait(), other.connected.wait())
         one.breakers.on_kv_usage("a", 0.9)
         await eventually(other.is_(BreakerState.OPEN))
         assert other.breakers.under_pressure("a")
@@ -140,7 +140,7 @@ async def test_a_process_that_starts_later_knows_the_earlier_state(
 
 async def test_one_of_all_processes_sends_the_probe(redis_server: RedisServer, redis: Any, clock: Clock) -> None:
     async with processes(redis_server, clock, 3) as all_:
-        await asyncio.gather(*(process.hears.wait() for process in all_))
+        await asyncio.gather(*(process.connected.wait() for process in all_))
         all_[0].fails()
         for process in all_:
             await eventually(process.is_(BreakerState.OPEN))
@@ -164,7 +164,7 @@ async def test_a_process_that_gets_the_claim_after_a_failed_probe_learns_of_that
     redis_server: RedisServer, redis: Any, clock: Clock
 ) -> None:
     async with processes(redis_server, clock, 1) as (deaf,):
-        await deaf.hears.wait()
+        await deaf.connected.wait()
         deaf.fails()
         clock.now += 11
         async with processes(redis_server, clock, 1) as (other,):
@@ -181,7 +181,7 @@ async def test_a_client_that_disconnects_releases_the_claim(
 ) -> None:
     async with processes(redis_server, clock, 2) as (one, other):
         for process in (one, other):
-            await process.hears.wait()
+            await process.connected.wait()
         one.fails()
         await eventually(other.is_(BreakerState.OPEN))
         clock.now += 11
@@ -203,7 +203,7 @@ async def test_machines_whose_monotonic_clocks_differ_mean_the_same_instant(
     one, other = Process(redis_server, clock, up_for=100), Process(redis_server, clock, up_for=1e8)
     for process in (one, other):
         await process.start()
-        await process.hears.wait()
+        await process.connected.wait()
     one.fails("a")
     await eventually(other.is_(BreakerState.OPEN))
     decoded = json.loads(await redis.get(breaker_key("a")))
@@ -223,7 +223,7 @@ async def test_a_clock_of_redis_that_is_set_back_keeps_no_breaker_open(
 ) -> None:
     async with processes(redis_server, clock, 2) as (one, other):
         for process in (one, other):
-            await process.hears.wait()
+            await process.connected.wait()
         one.fails("a")
         await eventually(other.is_(BreakerState.OPEN))
         for process in (one, other):
@@ -238,7 +238,7 @@ async def test_a_clock_of_redis_that_is_set_back_keeps_no_breaker_open(
 async def test_without_redis_each_process_has_its_own(own_redis: RedisServer, clock: Clock) -> None:
     await own_redis.start()
     async with processes(own_redis, clock, 2) as (one, other):
-        await asyncio.gather(one.hears.wait(), other.hears.wait())
+        await asyncio.gather(one.connected.wait(), other.connected.wait())
         own_redis.kill()
         await eventually(lambda: _asks_in_vain(one))
         one.fails()
@@ -249,7 +249,7 @@ async def test_without_redis_each_process_has_its_own(own_redis: RedisServer, cl
         assert await one.breakers.claim_probe("a")
         one.breakers.on_failure("a", probe=True)
         await own_redis.start()
-        await asyncio.gather(one.hears.wait(), other.hears.wait())
+        await asyncio.gather(one.connected.wait(), other.connected.wait())
         assert one.is_(BreakerState.OPEN)(), "an empty Redis says nothing"
 
 
@@ -265,7 +265,7 @@ async def test_an_invalid_value_in_redis_is_ignored(
     redis_server: RedisServer, redis: Any, clock: Clock, value: bytes
 ) -> None:
     async with processes(redis_server, clock, 1) as (one,):
-        await one.hears.wait()
+        await one.connected.wait()
         await redis.set(breaker_key("a"), value)
         await redis.set(breaker_key("nobody"), b'{"until":1e12}')
         await redis.set(breaker_key("b"), b'{"until":1e12}')
@@ -277,7 +277,7 @@ async def test_an_invalid_value_in_redis_is_ignored(
 
 async def test_a_key_of_another_type_does_no_harm(redis_server: RedisServer, redis: Any, clock: Clock) -> None:
     async with processes(redis_server, clock, 1) as (one,):
-        await one.hears.wait()
+        await one.connected.wait()
         await redis.rpush(breaker_key("a"), "x")
         await redis.rpush(probe_key("b"), "x")
         one.fails("b")

@@ -50,7 +50,7 @@ async def store(open_store: OpenStore) -> StoreFixture:
     return await open_store()
 
 
-async def noted(redis: Any, scope: EntryFilter, id_: str = "*") -> None:
+async def add_record(redis: Any, scope: EntryFilter, id_: str = "*") -> None:
     await redis.xadd(PURGE_LOG_KEY, {"scope": msgspec.json.encode(scope)}, id=id_)
 
 
@@ -63,10 +63,10 @@ async def test_a_purged_entry_whose_write_lost_its_reply_is_a_miss_and_is_delete
 ) -> None:
     async with GatedProxy(redis_server) as proxy:
         writer, reader = await open_store(proxy.url), await open_store()
-        began = writer.purges.last_position
+        start_position = writer.purges.last_position
         await purge(client, scope)
         proxy.lose_reply_to = b"PEXPIRE"
-        assert await writer.put(KEY, ENTRY, began) == "failed"
+        assert await writer.put(KEY, ENTRY, start_position) == "failed"
         assert await client.exists(KEY)
         assert await reader.get(KEY) is None
         assert await reader.get(KEY) is None
@@ -87,14 +87,14 @@ async def test_an_entry_that_no_purge_covers_is_found_although_its_write_lost_it
 async def test_a_reader_that_starts_after_the_purge_knows_it_too(client: Any, open_store: OpenStore) -> None:
     writer = await open_store()
     await writer.put(KEY, ENTRY)
-    await noted(client, ACME)  # and the purging process dies before it deletes anything
+    await add_record(client, ACME)  # and the purging process dies before it deletes anything
     assert await (await open_store()).get(KEY) is None
 
 
 async def test_a_reader_that_is_behind_the_writer_catches_up(client: Any, open_store: OpenStore) -> None:
     reader, writer = await open_store(), await open_store()
     reader.purges.listening = True  # although the notification of the purge is still on its way
-    await noted(client, ACME)
+    await add_record(client, ACME)
     await writer.purges.catch_up()
     await writer.put(KEY, ENTRY)
     assert await reader.get(KEY) == ENTRY
@@ -113,7 +113,7 @@ async def test_an_entry_copied_before_its_purge_was_known_is_not_served_from_the
         await writer.put(key, ENTRY)
         assert await reader.get(key) == ENTRY
         assert local.get(key) is not None
-    await noted(client, ACME)
+    await add_record(client, ACME)
     await reader.purges.catch_up()
     assert (local.get(KEY), local.get(OTHER) is not None, len(local)) == (None, True, 1)
     assert local.size > 0
@@ -125,7 +125,7 @@ async def test_an_entry_is_checked_against_all_later_purges_however_many(client:
     writer = await open_store()
     await writer.put(KEY, ENTRY)
     await writer.put(OTHER, ENTRY)
-    await noted(client, ACME)
+    await add_record(client, ACME)
     batch = client.pipeline(transaction=False)
     for number in range(2500):
         batch.xadd(PURGE_LOG_KEY, {"scope": msgspec.json.encode(EntryFilter(document=f"d{number}"))})
@@ -139,24 +139,24 @@ async def test_an_entry_is_checked_against_all_later_purges_however_many(client:
 
 
 async def test_an_entry_counts_as_stored_after_all_unknown_purges_were_read(store: StoreFixture, client: Any) -> None:
-    began = store.purges.last_position
+    start_position = store.purges.last_position
     batch = client.pipeline(transaction=False)
     for number in range(2500):
         batch.xadd(PURGE_LOG_KEY, {"scope": msgspec.json.encode(EntryFilter(tenant=f"t{number}"))})
     await batch.execute()
-    await noted(client, ACME)
-    assert await store.put(OTHER, ENTRY, began) == "stored"
-    assert store.purges.covers(KEY, (), began)
+    await add_record(client, ACME)
+    assert await store.put(OTHER, ENTRY, start_position) == "stored"
+    assert store.purges.covers(KEY, (), start_position)
 
 
 async def test_a_purge_on_a_later_page_reverts_a_write(store: StoreFixture, client: Any) -> None:
-    began = store.purges.last_position
+    start_position = store.purges.last_position
     batch = client.pipeline(transaction=False)
     for number in range(1500):
         batch.xadd(PURGE_LOG_KEY, {"scope": msgspec.json.encode(EntryFilter(tenant=f"t{number}"))})
     await batch.execute()
-    await noted(client, ACME)
-    assert await store.put(KEY, ENTRY, began) == "purged"
+    await add_record(client, ACME)
+    assert await store.put(KEY, ENTRY, start_position) == "purged"
     assert not await client.exists(KEY)
 
 
@@ -164,35 +164,35 @@ async def test_a_purge_on_a_later_page_reverts_a_write(store: StoreFixture, clie
 
 
 async def test_a_log_whose_ids_go_back_prevents_storing_older_responses(store: StoreFixture, client: Any) -> None:
-    await noted(client, EntryFilter(tenant="beta"))
+    await add_record(client, EntryFilter(tenant="beta"))
     await store.purges.catch_up()
-    began = store.purges.last_position
+    start_position = store.purges.last_position
     await client.delete(PURGE_LOG_KEY)
-    await noted(client, ACME, "5-1")  # by a slow clock
-    assert await store.put(KEY, ENTRY, began) == "purged"
+    await add_record(client, ACME, "5-1")  # by a slow clock
+    assert await store.put(KEY, ENTRY, start_position) == "purged"
     await store.purges.catch_up()
-    assert await store.put(KEY, ENTRY, began) == "purged"
+    assert await store.put(KEY, ENTRY, start_position) == "purged"
     assert not await client.exists(KEY)
 
 
 async def test_a_log_that_was_replaced_by_one_with_the_same_id_is_detected(store: StoreFixture, client: Any) -> None:
-    began = store.purges.last_position
+    start_position = store.purges.last_position
     await client.delete(PURGE_LOG_KEY)
-    await noted(client, ACME, "%d-%d" % began)  # noqa: UP031 - shorter so
-    assert await store.put(KEY, ENTRY, began) == "purged"
+    await add_record(client, ACME, "%d-%d" % start_position)  # noqa: UP031 - shorter so
+    assert await store.put(KEY, ENTRY, start_position) == "purged"
 
 
 async def test_after_the_log_went_back_its_ids_are_beyond_all_known_ones(store: StoreFixture, client: Any) -> None:
-    began = store.purges.last_position
+    start_position = store.purges.last_position
     await client.delete(PURGE_LOG_KEY)
-    await noted(client, EntryFilter(tenant="beta"), "5-1")
+    await add_record(client, EntryFilter(tenant="beta"), "5-1")
     await store.purges.catch_up()
-    assert store.purges.last_position > began
+    assert store.purges.last_position > start_position
     assert await store.put(KEY, ENTRY) == "stored"
     assert await store.get(KEY) == ENTRY
     await purge(client, ACME)
     await store.purges.catch_up()
-    assert store.purges.covers(KEY, (), began)
+    assert store.purges.covers(KEY, (), start_position)
     assert not store.purges.covers(KEY, (), store.purges.last_position)
 
 
@@ -201,7 +201,7 @@ async def test_an_entry_stored_before_the_log_was_lost_is_a_miss(
 ) -> None:
     await store.put(KEY, ENTRY)
     await client.delete(PURGE_LOG_KEY)
-    await noted(client, EntryFilter(tenant="beta"), "5-1")
+    await add_record(client, EntryFilter(tenant="beta"), "5-1")
     assert await store.get(KEY) is None
     await store.put(KEY, ENTRY)
     assert await (await open_store()).get(KEY) == ENTRY
@@ -212,7 +212,7 @@ async def test_an_entry_with_a_position_beyond_the_log_is_a_miss(
 ) -> None:
     await store.put(KEY, ENTRY)
     await client.delete(PURGE_LOG_KEY)
-    await noted(client, EntryFilter(tenant="beta"), "5-1")
+    await add_record(client, EntryFilter(tenant="beta"), "5-1")
     assert await (await open_store()).get(KEY) is None, "to a process that knows nothing of the log that was lost"
 
 
@@ -220,15 +220,15 @@ async def test_a_process_that_detects_lost_records_records_that_once_for_all(
     store: StoreFixture, open_store: OpenStore, client: Any
 ) -> None:
     other = await open_store()
-    await noted(client, ACME)
+    await add_record(client, ACME)
     for one in (store, other):
         await one.purges.catch_up()
-    began = store.purges.last_position
+    start_position = store.purges.last_position
     ((last, _),) = await client.xrevrange(PURGE_LOG_KEY, count=1)
     await client.xdel(PURGE_LOG_KEY, last)  # as in a failover to a replica that had not received it
     for one in (store, other):
         await one.purges.catch_up()
-        assert one.purges.covers(OTHER, (), began)
+        assert one.purges.covers(OTHER, (), start_position)
         assert not one.purges.covers(OTHER, (), one.purges.last_position)
     assert await logged_scopes(client) == [ALL]
     assert store.purges.last_position == other.purges.last_position
@@ -249,12 +249,12 @@ async def test_a_lost_log_is_a_purge_of_everything_for_responses_in_progress(
 async def test_records_trimmed_while_a_process_was_disconnected_may_have_covered_anything(
     store: StoreFixture, client: Any
 ) -> None:
-    began = store.purges.last_position
+    start_position = store.purges.last_position
     for number in range(5):
-        await noted(client, EntryFilter(tenant=f"t{number}"))
+        await add_record(client, EntryFilter(tenant=f"t{number}"))
     await client.xtrim(PURGE_LOG_KEY, maxlen=2, approximate=False)
     await store.purges.catch_up()
-    assert store.purges.covers(KEY, (), began)
+    assert store.purges.covers(KEY, (), start_position)
     assert await logged_scopes(client) == [EntryFilter(tenant="t3"), EntryFilter(tenant="t4")], (
         "nothing was lost that others know"
     )
@@ -266,7 +266,7 @@ async def test_the_log_is_read_page_by_page(
     monkeypatch.setattr(purges_module, "_PAGE", 3)
     await store.put(KEY, ENTRY)
     for number in range(10):
-        await noted(client, ACME if number == 4 else EntryFilter(tenant=f"t{number}"))
+        await add_record(client, ACME if number == 4 else EntryFilter(tenant=f"t{number}"))
     late = await open_store()
     assert (await late.get(KEY), late.purges.last_position > BEGINNING) == (None, True)
 
@@ -295,11 +295,11 @@ async def test_nothing_is_stored_while_a_lost_log_cannot_be_continued(
     assert await store.put(KEY, ENTRY) == "purged"
     await own_redis.command("CONFIG", "SET", "min-replicas-to-write", "0")
 
-    async def learned() -> bool:
+    async def is_known() -> bool:
         await store.purges.catch_up()
         return store.purges.loaded
 
-    await eventually(learned)
+    await eventually(is_known)
     assert await store.put(KEY, ENTRY) == "stored"
 
 

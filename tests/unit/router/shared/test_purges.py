@@ -50,14 +50,14 @@ async def store(open_store: OpenStore) -> StoreFixture:
     return await open_store()
 
 
-async def noted(redis: Any, scope: EntryFilter | bytes) -> None:
+async def add_record(redis: Any, scope: EntryFilter | bytes) -> None:
     """Appends a purge record to the stream, the first step of a purge."""
     await redis.xadd(PURGE_LOG_KEY, {"scope": scope if isinstance(scope, bytes) else msgspec.json.encode(scope)})
 
 
 async def purged(redis: Any, scope: EntryFilter) -> None:
     """Purges as an administrator does: first the record, then the matching entries."""
-    await noted(redis, scope)
+    await add_record(redis, scope)
     async for key in redis.scan_iter(match=scope.key_pattern):
         if scope.matches(key):
             await redis.delete(key)
@@ -72,7 +72,7 @@ async def test_each_purge_becomes_known_once_and_in_order(store: StoreFixture, r
     await purges.load()
     scopes = [EntryFilter(tenant=f"t{n}") for n in range(5)]
     for scope in scopes:
-        await noted(redis, scope)
+        await add_record(redis, scope)
         await purges.catch_up()
     await purges.catch_up()
     assert events == scopes
@@ -81,7 +81,7 @@ async def test_each_purge_becomes_known_once_and_in_order(store: StoreFixture, r
 async def test_purges_from_before_a_process_started_do_not_affect_its_responses(
     redis: Any, open_store: OpenStore
 ) -> None:
-    await noted(redis, ACME)
+    await add_record(redis, ACME)
     store = await open_store()
     assert store.purges.last_position > BEGINNING
     assert await store.put(KEY, ENTRY, store.purges.last_position) == "stored"
@@ -90,7 +90,7 @@ async def test_purges_from_before_a_process_started_do_not_affect_its_responses(
 async def test_a_response_started_before_the_first_read_is_not_stored_if_anything_was_purged(
     redis: Any, open_store: OpenStore
 ) -> None:
-    await noted(redis, EntryFilter(tenant="somebody-else"))
+    await add_record(redis, EntryFilter(tenant="somebody-else"))
     store = await open_store()
     assert await store.put(KEY, ENTRY, BEGINNING) == "purged"
 
@@ -110,31 +110,31 @@ async def test_any_number_of_purges_is_caught_up_with(
     store: StoreFixture, redis: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(purges_module, "_PAGE", 3)
-    began = store.purges.last_position
-    await noted(redis, ACME)
+    start_position = store.purges.last_position
+    await add_record(redis, ACME)
     for n in range(10):
-        await noted(redis, EntryFilter(tenant=f"t{n}"))
+        await add_record(redis, EntryFilter(tenant=f"t{n}"))
     await store.purges.catch_up()
-    assert store.purges.covers(KEY, (), began)
-    assert store.purges.covers(KEY.replace("acme", "t9"), (), began)
+    assert store.purges.covers(KEY, (), start_position)
+    assert store.purges.covers(KEY.replace("acme", "t9"), (), start_position)
 
 
 async def test_the_first_purge_after_redis_lost_all_is_known_too(store: StoreFixture, redis: Any) -> None:
-    await noted(redis, ACME)
+    await add_record(redis, ACME)
     await store.purges.catch_up()
-    began = store.purges.last_position
+    start_position = store.purges.last_position
     await redis.flushall()
 
     async def is_later() -> bool:
         """Redis numbers records by the millisecond, and the numbers before were lost."""
         seconds, micros = await redis.time()
-        return bool(seconds * 1000 + micros // 1000 > began[0])
+        return bool(seconds * 1000 + micros // 1000 > start_position[0])
 
     await eventually(is_later)
-    await noted(redis, EntryFilter(tenant="beta"))
+    await add_record(redis, EntryFilter(tenant="beta"))
     await store.purges.catch_up()
-    assert store.purges.covers(OTHER, (), began)
-    assert store.purges.covers(KEY, (), began), "purges that nobody knows of may have been lost, too"
+    assert store.purges.covers(OTHER, (), start_position)
+    assert store.purges.covers(KEY, (), start_position), "purges that nobody knows of may have been lost, too"
     assert not store.purges.covers(OTHER, (), store.purges.last_position), "what begins now is new"
 
 
@@ -163,10 +163,10 @@ async def test_without_redis_a_change_is_skipped_and_catching_up_reports_it(own_
 async def test_a_response_is_covered_if_a_purge_since_its_start_matches_it(
     store: StoreFixture, redis: Any, scope: EntryFilter, meant: bool
 ) -> None:
-    began = store.purges.last_position
-    await noted(redis, scope)
+    start_position = store.purges.last_position
+    await add_record(redis, scope)
     await store.purges.catch_up()
-    assert store.purges.covers(KEY, ("doc-1",), began) is meant
+    assert store.purges.covers(KEY, ("doc-1",), start_position) is meant
     assert not store.purges.covers(KEY, ("doc-1",), store.purges.last_position), "what begins now is new"
 
 
@@ -175,29 +175,37 @@ async def test_a_response_older_than_all_remembered_purges_may_have_been_covered
 ) -> None:
     monkeypatch.setattr(purges_module, "MAX_PURGES", 3)
     store = await open_store()
-    began = [store.purges.last_position]
+    start_position = [store.purges.last_position]
     for n in range(6):
-        await noted(redis, EntryFilter(tenant=f"t{n}"))
+        await add_record(redis, EntryFilter(tenant=f"t{n}"))
         await store.purges.catch_up()
-        began.append(store.purges.last_position)
-    assert [store.purges.covers(KEY, (), mark) for mark in began] == [True, True, True, False, False, False, False]
+        start_position.append(store.purges.last_position)
+    assert [store.purges.covers(KEY, (), mark) for mark in start_position] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
 
 
 # -- concurrent purges and writes -------------------------------------------------------------------------------------
 
 
 async def test_an_unannounced_purge_before_the_write_reverts_it(store: StoreFixture, redis: Any) -> None:
-    began = store.purges.last_position
+    start_position = store.purges.last_position
     await purged(redis, ACME)
-    assert await store.put(KEY, ENTRY, began) == "purged"
+    assert await store.put(KEY, ENTRY, start_position) == "purged"
     assert await store.get(KEY) is None
 
 
 async def test_a_known_purge_before_the_write_prevents_it(store: StoreFixture, redis: Any) -> None:
-    began = store.purges.last_position
-    await noted(redis, ACME)
+    start_position = store.purges.last_position
+    await add_record(redis, ACME)
     await store.purges.catch_up()
-    written = store.put(KEY, ENTRY, began)
+    written = store.put(KEY, ENTRY, start_position)
     assert written.done()
     assert await written == "purged"
     assert not await redis.exists(KEY)
@@ -213,7 +221,7 @@ async def test_a_concurrent_write_and_purge_leave_nothing(open_store: OpenStore,
     store = await open_store()
     results = set()
     for n in range(60):
-        began = store.purges.last_position
+        start_position = store.purges.last_position
 
         async def after(steps: int) -> None:
             for _ in range(steps):
@@ -223,7 +231,7 @@ async def test_a_concurrent_write_and_purge_leave_nothing(open_store: OpenStore,
         purging = asyncio.ensure_future(after(n % 12))
         for _ in range(n // 12):
             await asyncio.sleep(0)
-        results.add(await store.put(KEY, ENTRY, began))
+        results.add(await store.put(KEY, ENTRY, start_position))
         await purging
         assert await store.get(KEY) is None
         assert not await redis.exists(KEY)
@@ -231,13 +239,13 @@ async def test_a_concurrent_write_and_purge_leave_nothing(open_store: OpenStore,
 
 
 async def test_a_response_that_a_purge_does_not_cover_is_stored(store: StoreFixture, redis: Any) -> None:
-    began = store.purges.last_position
-    await noted(redis, ACME)
-    assert await store.put(OTHER, ENTRY, began) == "stored"
+    start_position = store.purges.last_position
+    await add_record(redis, ACME)
+    assert await store.put(OTHER, ENTRY, start_position) == "stored"
 
 
 async def test_a_response_started_after_a_purge_is_stored(store: StoreFixture, redis: Any) -> None:
-    await noted(redis, ACME)
+    await add_record(redis, ACME)
     await store.purges.catch_up()
     assert await store.put(KEY, ENTRY, store.purges.last_position) == "stored"
 
@@ -271,17 +279,17 @@ async def test_another_type_at_the_key_of_the_log_does_no_harm(
 async def test_an_invalid_record_is_ignored(
     store: StoreFixture, redis: Any, record: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    began = store.purges.last_position
-    await noted(redis, record)
-    assert await asyncio.wait_for(store.put(OTHER, ENTRY, began), 5) == "stored"
+    start_position = store.purges.last_position
+    await add_record(redis, record)
+    assert await asyncio.wait_for(store.put(OTHER, ENTRY, start_position), 5) == "stored"
     assert "cannot be decoded" in caplog.text
-    await noted(redis, ACME)
-    assert await store.put(KEY, ENTRY, began) == "purged"
+    await add_record(redis, ACME)
+    assert await store.put(KEY, ENTRY, start_position) == "purged"
 
 
 async def test_a_record_without_a_filter_is_ignored(store: StoreFixture, redis: Any) -> None:
-    began = store.purges.last_position
+    start_position = store.purges.last_position
     await redis.xadd(PURGE_LOG_KEY, {"something": "else"})
     await redis.xadd(PURGE_LOG_KEY, {"scope": msgspec.json.encode(ACME), "at": "now"})
-    assert await store.put(KEY, ENTRY, began) == "purged"
-    assert await store.put(OTHER, ENTRY, began) == "stored"
+    assert await store.put(KEY, ENTRY, start_position) == "purged"
+    assert await store.put(OTHER, ENTRY, start_position) == "stored"

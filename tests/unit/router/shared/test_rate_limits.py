@@ -24,22 +24,22 @@ KEY = limit_key("acme")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def lines(own_redis: RedisServer) -> AsyncIterator[list[RedisPipeline]]:
+async def pipelines(own_redis: RedisServer) -> AsyncIterator[list[RedisPipeline]]:
     """The pipelines of two processes to one Redis."""
     await own_redis.start()
     opened = [open_pipeline(open_backend(own_redis.url, timeout=1), timeout=0.5, retry=0.02) for _ in range(2)]
-    for line in opened:
-        await line.start()
+    for pipeline in opened:
+        await pipeline.start()
     yield opened
-    for line in opened:
-        await line.aclose()
+    for pipeline in opened:
+        await pipeline.aclose()
 
 
-def both(lines: list[RedisPipeline], **limits: int) -> list[TenantLimits]:
-    return [TenantLimits(line, {"acme": Quota(**limits), "free": Quota()}) for line in lines]
+def both(pipelines: list[RedisPipeline], **limits: int) -> list[TenantLimits]:
+    return [TenantLimits(pipeline, {"acme": Quota(**limits), "free": Quota()}) for pipeline in pipelines]
 
 
-async def ask(limits: TenantLimits) -> Reservation:
+async def reserve(limits: TenantLimits) -> Reservation:
     permit = await limits.reserve("acme")
     assert permit is not None
     return permit
@@ -73,27 +73,27 @@ async def test_the_script_counts_as_the_local_usage_does(
     redis: Any, limits: Quota, steps: list[tuple[int, UsageUpdate]]
 ) -> None:
     await redis.delete(KEY)
-    ledger, now = TenantUsage(), 1_800_000_000_000
+    usage, now = TenantUsage(), 1_800_000_000_000
     for gap, step in steps:
         now += gap
         in_redis = decode_status(await redis.execute_command(*update_command(KEY, limits, step, now)))
-        assert in_redis == ledger.apply(limits, step, now, RUNNING_LEASE_MS)
+        assert in_redis == usage.apply(limits, step, now, RUNNING_LEASE_MS)
 
 
-@pytest.mark.parametrize("rubbish", ["", "no json", "[1]", '"x"', "{}", '{"at": 5}', '{"requests": 1, "working": 2}'])
-async def test_an_invalid_value_at_the_key_is_replaced(redis: Any, rubbish: str) -> None:
+@pytest.mark.parametrize("value", ["", "no json", "[1]", '"x"', "{}", '{"at": 5}', '{"requests": 1, "working": 2}'])
+async def test_an_invalid_value_at_the_key_is_replaced(redis: Any, value: str) -> None:
     limits = Quota(requests_per_minute=2)
-    await redis.set(KEY, rubbish)
-    allowance = decode_status(
+    await redis.set(KEY, value)
+    status = decode_status(
         await redis.execute_command(*update_command(KEY, limits, UsageUpdate(process="p", acquire=True)))
     )
-    assert (allowance.exceeded, allowance.requests_remaining) == (None, 1)
+    assert (status.exceeded, status.requests_remaining) == (None, 1)
     await redis.delete(KEY)
     await redis.rpush(KEY, "a", "list")
-    allowance = decode_status(
+    status = decode_status(
         await redis.execute_command(*update_command(KEY, limits, UsageUpdate(process="p", acquire=True)))
     )
-    assert (allowance.exceeded, allowance.requests_remaining) == (None, 1)
+    assert (status.exceeded, status.requests_remaining) == (None, 1)
 
 
 async def test_the_usage_expires_when_it_no_longer_matters(redis: Any) -> None:
@@ -105,18 +105,18 @@ async def test_the_usage_expires_when_it_no_longer_matters(redis: Any) -> None:
 
 
 async def test_of_many_concurrent_requests_at_two_processes_exactly_the_limit_is_admitted(
-    lines: list[RedisPipeline],
+    pipelines: list[RedisPipeline],
 ) -> None:
-    limits = both(lines, requests_per_minute=37)
-    permits = await asyncio.gather(*(ask(limits[n % 2]) for n in range(200)))
+    limits = both(pipelines, requests_per_minute=37)
+    permits = await asyncio.gather(*(reserve(limits[n % 2]) for n in range(200)))
     assert sum(permit.status.exceeded is None for permit in permits) == 37
     assert {permit.status.requests_remaining for permit in permits} == set(range(37))
 
 
 async def test_a_tenant_without_limits_sends_nothing_to_redis(
-    lines: list[RedisPipeline], own_redis: RedisServer
+    pipelines: list[RedisPipeline], own_redis: RedisServer
 ) -> None:
-    (limits, _) = both(lines, requests_per_minute=1)
+    (limits, _) = both(pipelines, requests_per_minute=1)
     assert limits.has_limits("acme")
     assert not limits.has_limits("free")
     assert not limits.has_limits("unheard-of")
@@ -124,110 +124,112 @@ async def test_a_tenant_without_limits_sends_nothing_to_redis(
     assert await own_redis.command("KEYS", "*") == []
 
 
-async def test_slots_are_counted_over_both_processes_and_released(lines: list[RedisPipeline]) -> None:
-    one, other = both(lines, concurrent_requests=3)
-    permits = [await ask(one), await ask(other), await ask(one)]
+async def test_slots_are_counted_over_both_processes_and_released(pipelines: list[RedisPipeline]) -> None:
+    one, other = both(pipelines, concurrent_requests=3)
+    permits = [await reserve(one), await reserve(other), await reserve(one)]
     assert [permit.status.exceeded for permit in permits] == [None] * 3
-    refused = await ask(other)
+    refused = await reserve(other)
     assert refused.status.exceeded == "concurrent requests"
     refused.release()
-    assert (await ask(one)).status.exceeded is not None, "who was refused had no place to give back"
+    assert (await reserve(one)).status.exceeded is not None, "who was refused had no place to give back"
     permits[0].release()
     permits[0].release()
-    assert [(await ask(other)).status.exceeded for _ in range(2)] == [None, "concurrent requests"]
+    assert [(await reserve(other)).status.exceeded for _ in range(2)] == [None, "concurrent requests"]
 
 
-async def test_a_cancelled_reservation_holds_no_slot(lines: list[RedisPipeline]) -> None:
-    one, other = both(lines, concurrent_requests=1)
-    asking = asyncio.ensure_future(ask(one))
+async def test_a_cancelled_reservation_holds_no_slot(pipelines: list[RedisPipeline]) -> None:
+    one, other = both(pipelines, concurrent_requests=1)
+    reserving = asyncio.ensure_future(reserve(one))
     await asyncio.sleep(0)
-    asking.cancel()
-    await asyncio.wait([asking])
+    reserving.cancel()
+    await asyncio.wait([reserving])
 
-    async def comes_in() -> bool:
-        return (await ask(other)).status.exceeded is None
+    async def is_admitted() -> bool:
+        return (await reserve(other)).status.exceeded is None
 
-    await eventually(comes_in)
+    await eventually(is_admitted)
 
 
-async def test_a_live_process_keeps_its_slots_and_a_dead_one_does_not(lines: list[RedisPipeline]) -> None:
-    one, other = both(lines, concurrent_requests=1)
-    telling = asyncio.ensure_future(one.run())
-    assert (await ask(one)).status.exceeded is None
-    began = time.monotonic()
+async def test_a_live_process_keeps_its_slots_and_a_dead_one_does_not(pipelines: list[RedisPipeline]) -> None:
+    one, other = both(pipelines, concurrent_requests=1)
+    reporting = asyncio.ensure_future(one.run())
+    assert (await reserve(one)).status.exceeded is None
+    started = time.monotonic()
 
-    async def comes_in() -> bool:
-        return (await ask(other)).status.exceeded is None
+    async def is_admitted() -> bool:
+        return (await reserve(other)).status.exceeded is None
 
     async def is_refused() -> bool:
-        return time.monotonic() - began > 1.5 * RUNNING_LEASE_MS / 1000 or await comes_in()
+        return time.monotonic() - started > 1.5 * RUNNING_LEASE_MS / 1000 or await is_admitted()
 
     await eventually(is_refused)
-    assert not await comes_in()
-    telling.cancel()
-    await eventually(comes_in)
-    assert time.monotonic() - began < 4 * RUNNING_LEASE_MS / 1000
+    assert not await is_admitted()
+    reporting.cancel()
+    await eventually(is_admitted)
+    assert time.monotonic() - started < 4 * RUNNING_LEASE_MS / 1000
 
 
 async def test_without_redis_each_process_counts_for_itself_with_the_full_limits(
-    lines: list[RedisPipeline], own_redis: RedisServer
+    pipelines: list[RedisPipeline], own_redis: RedisServer
 ) -> None:
-    limits = both(lines, requests_per_minute=3, concurrent_requests=2)
-    assert (await ask(limits[0])).status.exceeded is None
+    limits = both(pipelines, requests_per_minute=3, concurrent_requests=2)
+    assert (await reserve(limits[0])).status.exceeded is None
     own_redis.kill()
-    permits = [await ask(limits[0]) for _ in range(3)]
+    permits = [await reserve(limits[0]) for _ in range(3)]
     assert [permit.status.exceeded for permit in permits] == [None, "concurrent requests", "concurrent requests"]
     permits[0].release()
-    assert [(await ask(limits[0])).status.exceeded for _ in range(2)] == [None, "concurrent requests"]
-    assert (await ask(limits[1])).status.exceeded is None
+    assert [(await reserve(limits[0])).status.exceeded for _ in range(2)] == [None, "concurrent requests"]
+    assert (await reserve(limits[1])).status.exceeded is None
 
 
-async def test_tokens_used_without_redis_count_too(lines: list[RedisPipeline], own_redis: RedisServer) -> None:
-    (limits, _) = both(lines, tokens_per_minute=100)
+async def test_tokens_used_without_redis_count_too(pipelines: list[RedisPipeline], own_redis: RedisServer) -> None:
+    (limits, _) = both(pipelines, tokens_per_minute=100)
     own_redis.kill()
-    assert (await ask(limits)).status.exceeded is None
+    assert (await reserve(limits)).status.exceeded is None
     limits.subtract_tokens("acme", 150)
-    assert (await ask(limits)).status.exceeded == "tokens"
+    assert (await reserve(limits)).status.exceeded == "tokens"
 
 
 async def test_a_redis_that_was_emptied_gets_the_running_requests(
-    lines: list[RedisPipeline], own_redis: RedisServer
+    pipelines: list[RedisPipeline], own_redis: RedisServer
 ) -> None:
-    one, other = both(lines, concurrent_requests=2)
-    telling = asyncio.ensure_future(one.run())
-    held = [await ask(one), await ask(one)]
+    one, other = both(pipelines, concurrent_requests=2)
+    reporting = asyncio.ensure_future(one.run())
+    held = [await reserve(one), await reserve(one)]
     own_redis.kill()
-    assert (await ask(one)).status.exceeded is not None
+    assert (await reserve(one)).status.exceeded is not None
     held.pop().release()
-    (await ask(other)).release()  # so that it has detected it too
+    (await reserve(other)).release()  # so that it has detected it too
     await own_redis.start()
-    for line in lines:
-        await line.wait_until_up()
+    for pipeline in pipelines:
+        await pipeline.wait_until_up()
     await eventually(lambda: own_redis.command("EXISTS", KEY))
-    assert [(await ask(other)).status.exceeded for _ in range(2)] == [None, "concurrent requests"]
-    telling.cancel()
+    assert [(await reserve(other)).status.exceeded for _ in range(2)] == [None, "concurrent requests"]
+    reporting.cancel()
 
 
-async def test_an_end_that_redis_missed_is_corrected(lines: list[RedisPipeline], own_redis: RedisServer) -> None:
-    one, other = both(lines, concurrent_requests=2)
-    telling = asyncio.ensure_future(one.run())
-    held = [await ask(one), await ask(one)]
+async def test_an_end_that_redis_missed_is_corrected(pipelines: list[RedisPipeline], own_redis: RedisServer) -> None:
+    one, other = both(pipelines, concurrent_requests=2)
+    reporting = asyncio.ensure_future(one.run())
+    held = [await reserve(one), await reserve(one)]
     own_redis.freeze()
     held.pop().release()
-    await eventually(lambda: not lines[0].up)
+    await eventually(lambda: not pipelines[0].up)
     own_redis.thaw()
-    for line in lines:
-        await line.wait_until_up()
+    for pipeline in pipelines:
+        await pipeline.wait_until_up()
 
-    async def comes_in() -> bool:
-        return (await ask(other)).status.exceeded is None
+    async def is_admitted() -> bool:
+        return (await reserve(other)).status.exceeded is None
 
-    await eventually(comes_in)
-    assert (await ask(other)).status.exceeded == "concurrent requests"
-    telling.cancel()
+    await eventually(is_admitted)
+    assert (await reserve(other)).status.exceeded == "concurrent requests"
+    reporting.cancel()
 
 
-async def test_a_redis_that_cannot_count_blocks_no_request(lines: list[RedisPipeline], own_redis: RedisServer) -> None:
-    (limits, _) = both(lines, requests_per_minute=2)
+async def test_a_redis_that_cannot_count_blocks_no_request(
+    pipelines: list[RedisPipeline], own_redis: RedisServer
+) -> None:
+    (limits, _) = both(pipelines, requests_per_minute=2)
     await own_redis.command("CONFIG", "SET", "maxmemory", "1")
-    assert [(await ask(limits)).status.exceeded for _ in range(3)] == [None, None, "requests"]
+    assert [(await reserve(limits)).status.exceeded for _ in range(3)] == [None, None, "requests"]

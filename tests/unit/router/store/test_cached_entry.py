@@ -27,7 +27,7 @@ ENTRY = Entry(
 )  # fmt: skip
 
 
-def asking(**fields: Any) -> InferenceRequest:
+def request_with(**fields: Any) -> InferenceRequest:
     return parse_request(CHAT, json.dumps({"model": "m", "messages": [MESSAGE], **fields}).encode())
 
 
@@ -35,7 +35,7 @@ EVENT = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"The sea."}}]
 PARTS = StreamParts()
 PARTS.append(EVENT)
 STREAMED = msgspec.structs.replace(ENTRY, stream=encode_stream(PARTS, ENTRY.body, None, lossless=True))
-FORMS = [asking(), asking(stream=True), asking(stream=True, stream_options={"include_usage": True})]
+FORMS = [request_with(), request_with(stream=True), request_with(stream=True, stream_options={"include_usage": True})]
 
 
 def held(limit: int, entry: Entry = ENTRY) -> tuple[LocalCache, CachedEntry]:
@@ -47,36 +47,36 @@ def held(limit: int, entry: Entry = ENTRY) -> tuple[LocalCache, CachedEntry]:
     return copy, stored
 
 
-def in_the_copy() -> CachedEntry:
+def entry_in_local_cache() -> CachedEntry:
     return held(100_000)[1]
 
 
-@pytest.mark.parametrize("stored", [CachedEntry(ENTRY), in_the_copy()], ids=["fetched", "in-the-copy"])
+@pytest.mark.parametrize("stored", [CachedEntry(ENTRY), entry_in_local_cache()], ids=["fetched", "in-the-copy"])
 def test_an_entry_matches_only_its_own_request_however_often_it_is_checked(stored: CachedEntry) -> None:
     keys = [CacheKey(key.text, key.canonical_parts) for key in (OTHER, KEY, OTHER, KEY)]
     assert [stored.matches(key) for key in keys] == [False, True, False, True]
 
 
 def test_an_entry_verified_once_in_the_local_cache_needs_no_digest() -> None:
-    stored = in_the_copy()
+    stored = entry_in_local_cache()
     assert stored.matches(KEY)
 
-    class Undigested(CacheKey):
+    class CountingCacheKey(CacheKey):
         @property
         def digest(self) -> str:
             raise AssertionError
 
-    assert stored.matches(Undigested(KEY.text, KEY.canonical_parts))
+    assert stored.matches(CountingCacheKey(KEY.text, KEY.canonical_parts))
 
 
 @pytest.mark.parametrize("entry", [ENTRY, STREAMED], ids=["json", "streamed"])
-@pytest.mark.parametrize("asked", FORMS, ids=["json", "stream", "usage"])
-def test_a_repeated_hit_returns_the_first_rendering(asked: InferenceRequest, entry: Entry) -> None:
+@pytest.mark.parametrize("inference_request", FORMS, ids=["json", "stream", "usage"])
+def test_a_repeated_hit_returns_the_first_rendering(inference_request: InferenceRequest, entry: Entry) -> None:
     _, stored = held(100_000, entry)
-    given = [stored.replay(one) for one in (asked, *FORMS, asked)]
-    assert given[0] == given[-1] == replay(entry, asked)
-    assert given[0] is not None
-    assert stored.replay(asked) is given[0]
+    replays = [stored.replay(one) for one in (inference_request, *FORMS, inference_request)]
+    assert replays[0] == replays[-1] == replay(entry, inference_request)
+    assert replays[0] is not None
+    assert stored.replay(inference_request) is replays[0]
 
 
 def test_data_attached_to_an_entry_counts_and_is_evicted_with_it() -> None:

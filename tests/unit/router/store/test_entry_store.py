@@ -197,17 +197,17 @@ async def test_a_frozen_redis_costs_one_timeout_and_then_nothing(own_redis: Redi
     store = await open_store(own_redis, timeout=0.2)
     await store.put("k", ENTRY)
     own_redis.freeze()
-    began = time.perf_counter()
+    started = time.perf_counter()
     failed = await asyncio.gather(*(store.get("k") for _ in range(20)), return_exceptions=True)
-    took = time.perf_counter() - began
+    took = time.perf_counter() - started
     assert all(isinstance(error, RedisDownError) for error in failed)
     assert 0.15 < took < 2, "the timeout once, not once for each; the bound leaves room for a busy machine"
     assert not store.is_up
-    began = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(100):
         with pytest.raises(RedisDownError):
             await store.get("k")
-    assert time.perf_counter() - began < 0.15, "nobody waits any more"
+    assert time.perf_counter() - started < 0.15, "nobody waits any more"
     own_redis.thaw()
     await asyncio.wait_for(store.wait_until_up(), 10)
     assert await store.get("k") == ENTRY

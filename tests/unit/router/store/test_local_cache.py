@@ -17,9 +17,9 @@ LIMIT = 10_000
 Fetched = Callable[[Entry | None], None]
 
 
-def entry(said: str = "", **fields: Any) -> Entry:
+def entry(text: str = "", **fields: Any) -> Entry:
     stored_entry = Entry(
-        digest="d", body=said.encode(), stream=None, model="m", engine="e", task="chat",
+        digest="d", body=text.encode(), stream=None, model="m", engine="e", task="chat",
         created=1000.0, ttl=60.0, prompt_tokens=1, completion_tokens=1, generation_ms=1,
     )  # fmt: skip
     return msgspec.structs.replace(stored_entry, **fields)
@@ -36,7 +36,7 @@ def fetch(copy: LocalCache, key: str, entry_: Entry | None) -> None:
     copy.begin_fetch(key)(entry_)
 
 
-def given_by(copy: LocalCache, key: str) -> Entry | None:
+def lookup(copy: LocalCache, key: str) -> Entry | None:
     stored = copy.get(key)
     return stored.entry if stored is not None else None
 
@@ -47,7 +47,7 @@ def given_by(copy: LocalCache, key: str) -> Entry | None:
 def test_a_fetched_entry_is_served_again() -> None:
     copy = listening()
     fetch(copy, "k", entry("x"))
-    assert given_by(copy, "k") == entry("x")
+    assert lookup(copy, "k") == entry("x")
     assert copy.get("another") is None
 
 
@@ -98,12 +98,12 @@ def test_a_repeated_entry_counts_once() -> None:
     assert copy.size == once
 
 
-@pytest.mark.parametrize(("now", "given_"), [(1059, True), (1069, True), (1071, False)])
-def test_an_expired_entry_is_not_served_even_before_redis_invalidates_it(now: float, given_: bool) -> None:
+@pytest.mark.parametrize(("now", "is_served"), [(1059, True), (1069, True), (1071, False)])
+def test_an_expired_entry_is_not_served_even_before_redis_invalidates_it(now: float, is_served: bool) -> None:
     copy = listening(now=now)
     fetch(copy, "k", entry("x", ttl=60.0, stale=10.0))
-    assert (copy.get("k") is not None) is given_
-    assert len(copy) == given_
+    assert (copy.get("k") is not None) is is_served
+    assert len(copy) == is_served
 
 
 # -- changes ----------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_a_fetch_that_starts_after_the_change_is_kept() -> None:
     copy = listening()
     copy.invalidate(["k"])
     fetch(copy, "k", entry("new"))
-    assert given_by(copy, "k") == entry("new")
+    assert lookup(copy, "k") == entry("new")
 
 
 STEPS = ("first asks", "first has", "second asks", "second has", "changed")
@@ -155,7 +155,7 @@ def test_of_two_fetches_none_that_saw_the_old_entry_is_kept(order: tuple[str, ..
         else:
             copy.invalidate(["k"])
             changed = True
-    assert given_by(copy, "k") != entry("old")
+    assert lookup(copy, "k") != entry("old")
     asked_after = [who for who in ("first", "second") if order.index(f"{who} asks") > order.index("changed")]
     assert (copy.get("k") is not None) is bool(asked_after)
 
@@ -189,17 +189,17 @@ def test_nothing_is_served_or_kept_after_the_listener_is_disconnected() -> None:
     assert (copy.get("k"), len(copy)) == (None, 0)
 
 
-@pytest.mark.parametrize("begun", ["before", "meanwhile"])
-def test_a_fetch_during_a_disconnection_is_not_kept(begun: str) -> None:
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_fetch_during_a_disconnection_is_not_kept(when: str) -> None:
     copy = listening()
-    fetched = copy.begin_fetch("k") if begun == "before" else None
+    fetched = copy.begin_fetch("k") if when == "before" else None
     copy.disable()
     fetched = fetched or copy.begin_fetch("k")
     copy.enable()
     fetched(entry("old"))
     assert copy.get("k") is None
     fetch(copy, "k", entry("new"))
-    assert given_by(copy, "k") == entry("new")
+    assert lookup(copy, "k") == entry("new")
 
 
 def test_without_a_limit_there_is_no_local_cache() -> None:
@@ -213,7 +213,7 @@ def test_without_a_limit_there_is_no_local_cache() -> None:
 KEYS = st.sampled_from("abcd")
 
 
-class AnyStory(RuleBasedStateMachine):
+class LocalCacheMachine(RuleBasedStateMachine):
     """A Redis that is changed and read, delayed invalidations, and a local cache that must never serve old data."""
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ class AnyStory(RuleBasedStateMachine):
         self.redis: dict[str, Entry] = {}
         self.news: list[str] = []
         self.under_way: list[tuple[str, Fetched, Entry | None]] = []
-        self.told = False
+        self.connected_ = False
         self.number = 0
 
     @rule(key=KEYS, size=st.integers(0, 12_000))
@@ -246,7 +246,7 @@ class AnyStory(RuleBasedStateMachine):
         _, fetched, entry_ = self.under_way.pop(data.draw(st.integers(0, len(self.under_way) - 1)))
         fetched(entry_)
 
-    @precondition(lambda self: self.told)
+    @precondition(lambda self: self.connected_)
     @rule()
     def the_news_come(self) -> None:
         self.copy.invalidate(self.news)
@@ -256,18 +256,18 @@ class AnyStory(RuleBasedStateMachine):
     def the_connection_is_lost(self) -> None:
         self.copy.disable()
         self.news.clear()
-        self.told = False
+        self.connected_ = False
 
     @rule()
     def the_connection_is_there(self) -> None:
         self.copy.enable()
-        self.told = True
+        self.connected_ = True
 
     @rule(key=KEYS)
     def it_is_asked(self, key: str) -> None:
-        entry_ = given_by(self.copy, key)
+        entry_ = lookup(self.copy, key)
         if entry_ is not None:
-            assert self.told
+            assert self.connected_
             assert entry_ == self.redis.get(key) or key in self.news
 
     @invariant()
@@ -277,7 +277,7 @@ class AnyStory(RuleBasedStateMachine):
         assert len(self.copy._fetches) <= len(self.under_way), "what was fetched is forgotten"
 
 
-TestAnyStory = AnyStory.TestCase
+TestLocalCacheMachine = LocalCacheMachine.TestCase
 
 
 @given(st.lists(st.tuples(KEYS, st.integers(0, 12_000)), max_size=30), st.integers(0, 20_000))

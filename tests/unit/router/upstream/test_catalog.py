@@ -78,15 +78,15 @@ def test_every_requestable_name_is_listed_once() -> None:
 def test_a_router_is_ready_once_an_engine_of_each_model_is_up() -> None:
     engines = engine("a", "llama"), engine("b", "llama"), engine("c", "mistral")
     catalog_ = catalog(Model("llama", "1"), Model("mistral", "1"), engines=engines)
-    ready = [catalog_.ready(anyone)]
+    ready = [catalog_.ready(accept_all)]
     for changed, up in ((1, True), (2, True), (1, False), (0, True)):
         engines[changed].up = up
-        ready.append(catalog_.ready(anyone))
+        ready.append(catalog_.ready(accept_all))
     assert ready == [False, False, True, False, True]
     assert not catalog_.ready(lambda name: name != "a"), "it is up, and takes no work"
 
 
-def anyone(_: str) -> bool:
+def accept_all(_: str) -> bool:
     return True
 
 
@@ -94,9 +94,9 @@ def test_a_model_whose_fallback_is_up_is_ready() -> None:
     engines = engine("a", "llama"), engine("b", "mistral")
     catalog_ = catalog(Model("llama", "1", fallback="mistral"), Model("mistral", "1"), engines=engines)
     engines[1].up = True
-    assert catalog_.ready(anyone)
+    assert catalog_.ready(accept_all)
     engines[0].up, engines[1].up = True, False
-    assert not catalog_.ready(anyone), "nobody answers for mistral"
+    assert not catalog_.ready(accept_all), "nobody answers for mistral"
 
 
 def test_a_chain_of_fallbacks_has_no_model_twice_and_ends() -> None:

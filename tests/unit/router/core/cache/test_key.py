@@ -80,9 +80,9 @@ GOLDEN: Final = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "text", "digest"), GOLDEN)
-def test_keys_do_not_change_between_versions(asked: InferenceRequest, text: str, digest: str) -> None:
-    key = derive_key(asked)
+@pytest.mark.parametrize(("inference_request", "text", "digest"), GOLDEN)
+def test_keys_do_not_change_between_versions(inference_request: InferenceRequest, text: str, digest: str) -> None:
+    key = derive_key(inference_request)
     assert (key.text, key.digest) == (text, digest)
 
 
@@ -188,15 +188,15 @@ def test_a_stream_option_that_changes_the_events_changes_the_key(value: Any) -> 
 # Spelling
 
 
-def spelt_otherwise(value: Any, draw: Any) -> str:
+def respelled(value: Any, draw: Any) -> str:
     """The same JSON with another order, other white space, escapes and number formats."""
     space = draw(st.sampled_from(["", " ", "\n", "\t \r\n"]))
     if isinstance(value, dict):
         items = draw(st.permutations(list(value.items())))
-        written = [f"{space}{spelt_otherwise(n, draw)}{space}:{spelt_otherwise(v, draw)}{space}" for n, v in items]
+        written = [f"{space}{respelled(n, draw)}{space}:{respelled(v, draw)}{space}" for n, v in items]
         return "{" + ",".join(written) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(f"{space}{spelt_otherwise(item, draw)}{space}" for item in value) + "]"
+        return "[" + ",".join(f"{space}{respelled(item, draw)}{space}" for item in value) + "]"
     if isinstance(value, str):
         return '"' + "".join(escaped(char, draw(st.sampled_from(["raw", "short", "\\u"]))) for char in value) + '"'
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53:
@@ -219,7 +219,7 @@ def test_equal_json_has_one_key_however_it_is_written(data: Any) -> None:
         "x": data.draw(JSON_VALUES),
     }
     one = parse_request(CHAT, json.dumps(fields).encode())
-    other = parse_request(CHAT, spelt_otherwise(fields, data.draw).encode())
+    other = parse_request(CHAT, respelled(fields, data.draw).encode())
     assert derive_key(one).canonical_parts == derive_key(other).canonical_parts
 
 

@@ -97,10 +97,10 @@ def test_any_document_can_be_named(documents: list[Any]) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=200))
-def test_a_purge_finds_a_document_by_its_id_and_by_its_text(said: str) -> None:
+def test_a_purge_finds_a_document_by_its_id_and_by_its_text(text: str) -> None:
     key = f"rh:1:acme:llama:{'0' * 16}:{'0' * 16}:{'0' * 32}"
-    for document in ({"text": said}, *([{"doc_id": said, "text": "x"}] if said else [])):
+    for document in ({"text": text}, *([{"doc_id": text, "text": "x"}] if text else [])):
         known = names(document)
-        assert set(known) <= possible_document_names(said)
-        assert EntryFilter(document=said).matches(key, known)
-        assert EntryFilter(document=text_document_name(said)).matches(key, known) or known == (said,)
+        assert set(known) <= possible_document_names(text)
+        assert EntryFilter(document=text).matches(key, known)
+        assert EntryFilter(document=text_document_name(text)).matches(key, known) or known == (text,)

@@ -88,11 +88,11 @@ LEFT_OUT: Final[dict[str, Any]] = {
 @ENDPOINTS
 def test_an_ignored_field_is_ignored_unless_the_response_repeats_it(endpoint: Endpoint) -> None:
     make = MAKE[endpoint]
-    said_back = endpoint.echoed_fields
-    assert all(said_back.values())
-    assert said_back.keys() <= IGNORED_FIELDS.keys() == LEFT_OUT.keys()
+    echoed = endpoint.echoed_fields
+    assert all(echoed.values())
+    assert echoed.keys() <= IGNORED_FIELDS.keys() == LEFT_OUT.keys()
     for name, value in LEFT_OUT.items():
-        assert changed_parts(make(), make(**{name: value})) == ({"query"} if name in said_back else set()), name
+        assert changed_parts(make(), make(**{name: value})) == ({"query"} if name in echoed else set()), name
 
 
 @ENDPOINTS

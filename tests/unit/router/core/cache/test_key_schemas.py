@@ -24,18 +24,18 @@ ONE = {"type": "object", "properties": {"thoughts": {"type": "string"}, "answer"
 OTHER = {"type": "object", "properties": {"answer": {"type": "string"}, "thoughts": {"type": "string"}}}
 
 
-def turned(value: Any) -> Any:
+def with_reversed_order(value: Any) -> Any:
     """The same JSON with the names of every object in reverse order."""
     if isinstance(value, dict):
-        return {name: turned(item) for name, item in reversed(value.items())}
-    return [turned(item) for item in value] if isinstance(value, list) else value
+        return {name: with_reversed_order(item) for name, item in reversed(value.items())}
+    return [with_reversed_order(item) for item in value] if isinstance(value, list) else value
 
 
 def function(schema: Any) -> Any:
     return {"type": "function", "function": {"name": "f", "description": "x", "parameters": schema}}
 
 
-def asked_with(schema: Any) -> dict[str, InferenceRequest]:
+def requests_with(schema: Any) -> dict[str, InferenceRequest]:
     """Requests with a schema, by the field that contains it."""
     format_ = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
     flat = {"type": "json_schema", "name": "a", "schema": schema}
@@ -56,16 +56,16 @@ def asked_with(schema: Any) -> dict[str, InferenceRequest]:
     }
 
 
-@pytest.mark.parametrize("place", asked_with({}))
+@pytest.mark.parametrize("place", requests_with({}))
 def test_another_order_of_properties_is_another_key(place: str) -> None:
-    assert changed_parts(asked_with(ONE)[place], asked_with(OTHER)[place]) == {"query"}
+    assert changed_parts(requests_with(ONE)[place], requests_with(OTHER)[place]) == {"query"}
 
 
-@pytest.mark.parametrize("place", asked_with({}))
+@pytest.mark.parametrize("place", requests_with({}))
 def test_the_order_around_a_schema_does_not_matter(place: str) -> None:
-    parsed_request = asked_with({"type": "string"})[place]
+    parsed_request = requests_with({"type": "string"})[place]
     assert (
-        derive_key(request(parsed_request.endpoint, turned(parsed_request.fields))).text
+        derive_key(request(parsed_request.endpoint, with_reversed_order(parsed_request.fields))).text
         == derive_key(parsed_request).text
     )
 

@@ -15,8 +15,8 @@ from tests.support.factories import chat, completion, conversation, derive_key, 
 FIRST: Final = [("system", "Be brief."), ("user", "<context>one</context> Why?")]
 
 
-def of(asked: InferenceRequest, **target: Any) -> Fingerprint:
-    return fingerprint_request(derive_key(asked, **target), request_parts(asked))
+def fingerprint_of(inference_request: InferenceRequest, **target: Any) -> Fingerprint:
+    return fingerprint_request(derive_key(inference_request, **target), request_parts(inference_request))
 
 
 def changed(**parts: str) -> InferenceRequest:
@@ -25,16 +25,16 @@ def changed(**parts: str) -> InferenceRequest:
     return conversation(("system", texts["system"]), ("user", f"<context>{texts['rag']}</context> {texts['query']}"))
 
 
-KNOWN: Final = of(changed())
+KNOWN: Final = fingerprint_of(changed())
 
 ONE_APART: Final = [
-    ("system", of(changed(system="Be long."))),
-    ("rag", of(changed(rag="two"))),
-    ("query", of(changed(query="How?"))),
-    ("params", of(conversation(*FIRST, temperature=0.5))),
-    ("params", of(conversation(*FIRST, somebodys_field={"a": 1}))),
-    ("model", of(changed(), model="mistral")),
-    ("model", of(changed(), revision="2")),
+    ("system", fingerprint_of(changed(system="Be long."))),
+    ("rag", fingerprint_of(changed(rag="two"))),
+    ("query", fingerprint_of(changed(query="How?"))),
+    ("params", fingerprint_of(conversation(*FIRST, temperature=0.5))),
+    ("params", fingerprint_of(conversation(*FIRST, somebodys_field={"a": 1}))),
+    ("model", fingerprint_of(changed(), model="mistral")),
+    ("model", fingerprint_of(changed(), revision="2")),
 ]
 IDS: Final = ["system", "rag", "query", "params", "unknown-field", "model", "revision"]
 
@@ -45,7 +45,7 @@ def test_one_part_that_differs_is_named(reason: str, wanted: Fingerprint) -> Non
 
 
 def test_several_parts_that_differ_are_all_named() -> None:
-    assert of(changed(system="Be long.", query="How?"), model="mistral").differing_parts(KNOWN) == [
+    assert fingerprint_of(changed(system="Be long.", query="How?"), model="mistral").differing_parts(KNOWN) == [
         "model", "system", "query",
     ]  # fmt: skip
 
@@ -53,19 +53,19 @@ def test_several_parts_that_differ_are_all_named() -> None:
 @pytest.mark.parametrize("fields", [{"stream": True}, {"user": "u"}, {"temperature": None}])
 def test_two_forms_of_one_request_differ_only_in_parts_of_the_key(fields: dict[str, Any]) -> None:
     expected = [] if "temperature" not in fields else ["params"]
-    assert of(conversation(*FIRST, **fields)).differing_parts(KNOWN) == expected
+    assert fingerprint_of(conversation(*FIRST, **fields)).differing_parts(KNOWN) == expected
 
 
 def test_a_system_prompt_that_only_one_request_has_changes_the_query_too() -> None:
-    assert of(conversation(FIRST[1])).differing_parts(KNOWN) == ["system", "query"]
+    assert fingerprint_of(conversation(FIRST[1])).differing_parts(KNOWN) == ["system", "query"]
 
 
 def test_another_endpoint_differs_in_the_parameters() -> None:
-    assert "params" in of(completion()).differing_parts(of(chat()))
+    assert "params" in fingerprint_of(completion()).differing_parts(fingerprint_of(chat()))
 
 
 def test_an_entry_without_hashes_of_its_query_differs_in_its_query() -> None:
-    expected = of(changed(query="How?"))
+    expected = fingerprint_of(changed(query="How?"))
     old = entry_fingerprint(derive_key(changed()).text, "", "")
     assert old is not None
     assert expected.differing_parts(old) == ["query"]
@@ -86,62 +86,62 @@ def test_without_any_known_entry_a_miss_is_new() -> None:
 
 @pytest.mark.parametrize(("reason", "wanted"), ONE_APART, ids=IDS)
 def test_a_miss_is_explained_by_the_entry_that_differs_in_one_part(reason: str, wanted: Fingerprint) -> None:
-    hints = SeenKeys()
-    hints.add(hash_parts(KNOWN))
-    assert hints.miss_reason(hash_parts(wanted)) == reason
+    seen_keys = SeenKeys()
+    seen_keys.add(hash_parts(KNOWN))
+    assert seen_keys.miss_reason(hash_parts(wanted)) == reason
 
 
 def test_an_entry_that_existed_and_is_gone_has_expired() -> None:
-    hints = SeenKeys()
-    hints.add(hash_parts(KNOWN))
-    assert hints.miss_reason(hash_parts(KNOWN)) == "expired"
+    seen_keys = SeenKeys()
+    seen_keys.add(hash_parts(KNOWN))
+    assert seen_keys.miss_reason(hash_parts(KNOWN)) == "expired"
 
 
 @pytest.mark.parametrize("reason", ["system", "rag", "query"])
 def test_the_key_of_another_processs_entry_is_enough_for_the_parts_of_a_key(reason: str) -> None:
-    hints = SeenKeys()
-    hints.add_key(derive_key(changed()).text)
-    assert hints.miss_reason(hash_parts(dict(ONE_APART)[reason])) == reason
-    assert hints.miss_reason(hash_parts(KNOWN)) == "expired"
+    seen_keys = SeenKeys()
+    seen_keys.add_key(derive_key(changed()).text)
+    assert seen_keys.miss_reason(hash_parts(dict(ONE_APART)[reason])) == reason
+    assert seen_keys.miss_reason(hash_parts(KNOWN)) == "expired"
 
 
 def test_a_request_that_differs_in_two_parts_is_new() -> None:
-    hints = SeenKeys()
-    hints.add(hash_parts(KNOWN))
-    assert hints.miss_reason(hash_parts(of(changed(system="Be long.", rag="two")))) == "new"
+    seen_keys = SeenKeys()
+    seen_keys.add(hash_parts(KNOWN))
+    assert seen_keys.miss_reason(hash_parts(fingerprint_of(changed(system="Be long.", rag="two")))) == "new"
 
 
 def test_another_tenants_entries_explain_nothing() -> None:
-    hints = SeenKeys()
-    hints.add(hash_parts(KNOWN))
-    hints.add_key(derive_key(changed()).text)
+    seen_keys = SeenKeys()
+    seen_keys.add(hash_parts(KNOWN))
+    seen_keys.add_key(derive_key(changed()).text)
     for _, wanted in [("", KNOWN), *ONE_APART]:
         key = msgspec.structs.replace(wanted.key, tenant="other")
         others = Fingerprint(key, wanted.question, wanted.params)
-        assert hints.miss_reason(hash_parts(others)) == "new"
+        assert seen_keys.miss_reason(hash_parts(others)) == "new"
 
 
 def test_cleared_keys_are_forgotten() -> None:
-    hints = SeenKeys()
-    hints.add(hash_parts(KNOWN))
-    hints.clear()
-    assert hints.miss_reason(hash_parts(KNOWN)) == "new"
+    seen_keys = SeenKeys()
+    seen_keys.add(hash_parts(KNOWN))
+    seen_keys.clear()
+    assert seen_keys.miss_reason(hash_parts(KNOWN)) == "new"
 
 
 def test_an_invalid_key_is_ignored() -> None:
-    hints = SeenKeys()
+    seen_keys = SeenKeys()
     for key in ("", "rh:1:purge", "rh:1:hits:acme", "x" * 1000):
-        hints.add_key(key)
-    assert hints.miss_reason(hash_parts(KNOWN)) == "new"
+        seen_keys.add_key(key)
+    assert seen_keys.miss_reason(hash_parts(KNOWN)) == "new"
 
 
 @given(st.lists(st.integers(0, 30), max_size=60))
 def test_the_oldest_keys_are_evicted_first_and_repeated_keys_count_as_recent(numbers: list[int]) -> None:
-    hints = SeenKeys(max_entries=4)
-    noted = [of(chat(seed=number), model=f"m{number}", tenant=f"t{number}") for number in numbers]
-    for one in noted:
-        hints.add(hash_parts(one))
-    youngest = list(dict.fromkeys(reversed(noted)))
-    assert [hints.miss_reason(hash_parts(one)) for one in youngest[:2]] == ["expired"] * len(youngest[:2])
-    assert {hints.miss_reason(hash_parts(one)) for one in youngest[6:]} <= {"new"}
-    assert len(hints._new) + len(hints._old) <= 6 * 7
+    seen_keys = SeenKeys(max_entries=4)
+    fingerprints = [fingerprint_of(chat(seed=number), model=f"m{number}", tenant=f"t{number}") for number in numbers]
+    for one in fingerprints:
+        seen_keys.add(hash_parts(one))
+    most_recent = list(dict.fromkeys(reversed(fingerprints)))
+    assert [seen_keys.miss_reason(hash_parts(one)) for one in most_recent[:2]] == ["expired"] * len(most_recent[:2])
+    assert {seen_keys.miss_reason(hash_parts(one)) for one in most_recent[6:]} <= {"new"}
+    assert len(seen_keys._new) + len(seen_keys._old) <= 6 * 7

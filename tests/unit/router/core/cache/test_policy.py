@@ -15,11 +15,11 @@ from tests.support.factories import chat, embeddings, messages, responses
 CACHED = CacheDecision(None, may_store=True)
 
 
-def decided(
-    asked: InferenceRequest, control: CacheControl, store_policy: StorePolicy
+def decide(
+    inference_request: InferenceRequest, control: CacheControl, store_policy: StorePolicy
 ) -> tuple[BypassReason | None, bool]:
     """Why it is not looked up, and whether it may be stored."""
-    bypass, may_store = decide_caching(asked, control, store_policy)
+    bypass, may_store = decide_caching(inference_request, control, store_policy)
     return None if bypass is None else bypass.reason, may_store
 
 
@@ -34,7 +34,7 @@ def test_everything_is_cached_by_default(fields: dict[str, Any]) -> None:
 def test_a_nondeterministic_request_is_bypassed_where_only_deterministic_ones_are_stored(
     fields: dict[str, Any],
 ) -> None:
-    assert decided(chat(**fields), NO_DIRECTIVES, "deterministic") == (BypassReason.POLICY, False)
+    assert decide(chat(**fields), NO_DIRECTIVES, "deterministic") == (BypassReason.POLICY, False)
 
 
 @pytest.mark.parametrize(
@@ -45,16 +45,16 @@ def test_temperature_0_or_a_seed_is_deterministic(fields: dict[str, Any]) -> Non
 
 
 def test_no_store_is_neither_looked_up_nor_stored() -> None:
-    assert decided(chat(), CacheControl(no_store=True), "all") == (BypassReason.NO_STORE, False)
-    assert decided(chat(), CacheControl(no_store=True, no_cache=True), "all") == (BypassReason.NO_STORE, False)
+    assert decide(chat(), CacheControl(no_store=True), "all") == (BypassReason.NO_STORE, False)
+    assert decide(chat(), CacheControl(no_store=True, no_cache=True), "all") == (BypassReason.NO_STORE, False)
 
 
 def test_no_cache_is_not_looked_up_but_stored() -> None:
-    assert decided(chat(), CacheControl(no_cache=True), "all") == (BypassReason.NO_CACHE, True)
+    assert decide(chat(), CacheControl(no_cache=True), "all") == (BypassReason.NO_CACHE, True)
 
 
 def test_a_client_cannot_store_what_the_configuration_excludes() -> None:
-    assert decided(chat(), CacheControl(no_cache=True, ttl=60), "deterministic") == (BypassReason.POLICY, False)
+    assert decide(chat(), CacheControl(no_cache=True, ttl=60), "deterministic") == (BypassReason.POLICY, False)
 
 
 def test_a_response_with_a_ttl_of_zero_is_looked_up_and_not_stored() -> None:
@@ -63,7 +63,7 @@ def test_a_response_with_a_ttl_of_zero_is_looked_up_and_not_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "inference_request",
     [
         responses(previous_response_id="resp_1"),
         responses(conversation="conv_1"),
@@ -81,14 +81,16 @@ def test_a_response_with_a_ttl_of_zero_is_looked_up_and_not_stored() -> None:
         messages(container="c"),
     ],
 )
-def test_a_request_that_depends_on_external_state_is_neither_looked_up_nor_stored(asked: InferenceRequest) -> None:
-    assert decided(asked, NO_DIRECTIVES, "all") == (BypassReason.UNCACHEABLE, False)
-    assert decided(asked, CacheControl(no_cache=True, ttl=60), "all") == (BypassReason.UNCACHEABLE, False)
-    assert decided(asked, NO_DIRECTIVES, "deterministic") == (BypassReason.UNCACHEABLE, False)
+def test_a_request_that_depends_on_external_state_is_neither_looked_up_nor_stored(
+    inference_request: InferenceRequest,
+) -> None:
+    assert decide(inference_request, NO_DIRECTIVES, "all") == (BypassReason.UNCACHEABLE, False)
+    assert decide(inference_request, CacheControl(no_cache=True, ttl=60), "all") == (BypassReason.UNCACHEABLE, False)
+    assert decide(inference_request, NO_DIRECTIVES, "deterministic") == (BypassReason.UNCACHEABLE, False)
 
 
 @pytest.mark.parametrize(
-    ("asked", "control", "store_policy", "explanation"),
+    ("inference_request", "control", "store_policy", "explanation"),
     [
         (chat(), CacheControl(no_store=True), "deterministic", "no-store"),
         (chat(seed=1), CacheControl(no_cache=True), "deterministic", "no-cache"),
@@ -97,15 +99,15 @@ def test_a_request_that_depends_on_external_state_is_neither_looked_up_nor_store
     ],
 )
 def test_of_several_reasons_the_reported_one_is_the_explained_one(
-    asked: InferenceRequest, control: CacheControl, store_policy: StorePolicy, explanation: str
+    inference_request: InferenceRequest, control: CacheControl, store_policy: StorePolicy, explanation: str
 ) -> None:
-    bypass, _ = decide_caching(asked, control, store_policy)
+    bypass, _ = decide_caching(inference_request, control, store_policy)
     assert bypass is not None
     assert explanation in bypass.explanation
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "inference_request",
     [
         responses(previous_response_id=None, background=False, conversation=None, tools=None, store=True),
         responses(tools=[{"type": "function", "name": "f"}, {"type": "custom", "name": "g"}]),
@@ -116,8 +118,8 @@ def test_of_several_reasons_the_reported_one_is_the_explained_one(
         chat(previous_response_id="x", background=True),
     ],
 )
-def test_a_request_that_depends_on_nothing_else_is_cached(asked: InferenceRequest) -> None:
-    assert decide_caching(asked, NO_DIRECTIVES, "all") == CACHED
+def test_a_request_that_depends_on_nothing_else_is_cached(inference_request: InferenceRequest) -> None:
+    assert decide_caching(inference_request, NO_DIRECTIVES, "all") == CACHED
 
 
 def test_embeddings_are_stored_where_only_deterministic_responses_are() -> None:
@@ -127,7 +129,7 @@ def test_embeddings_are_stored_where_only_deterministic_responses_are() -> None:
 # -- freshness --------------------------------------------------------------------------------------------------------
 
 AGES = st.integers(0, 200)
-WISHES = st.builds(
+DIRECTIVES = st.builds(
     CacheControl, max_age=st.none() | AGES, max_stale=st.none() | AGES.map(float) | st.just(float("inf"))
 )  # fmt: skip
 WORSE = [Freshness.FRESH, Freshness.STALE, Freshness.STALE_IF_ERROR, Freshness.UNUSABLE]
@@ -142,9 +144,9 @@ def test_without_directives_a_fresh_entry_is_served_and_a_stale_one_only_on_an_e
     assert evaluate_freshness(age, ttl, NO_DIRECTIVES, stale) is expected
 
 
-@given(AGES, AGES, WISHES, AGES)
-def test_a_fresh_entry_is_within_its_ttl(age: int, ttl: int, wishes: CacheControl, stale: int) -> None:
-    if evaluate_freshness(age, ttl, wishes, stale) is Freshness.FRESH:
+@given(AGES, AGES, DIRECTIVES, AGES)
+def test_a_fresh_entry_is_within_its_ttl(age: int, ttl: int, directives: CacheControl, stale: int) -> None:
+    if evaluate_freshness(age, ttl, directives, stale) is Freshness.FRESH:
         assert age <= ttl
 
 
@@ -154,34 +156,37 @@ def test_no_entry_older_than_the_client_accepts_is_served(age: int, ttl: int, ma
         assert age <= max_age
 
 
-@given(AGES, AGES, WISHES, AGES)
+@given(AGES, AGES, DIRECTIVES, AGES)
 def test_an_entry_is_served_stale_only_as_far_as_the_client_accepts(
-    age: int, ttl: int, wishes: CacheControl, stale: int
+    age: int, ttl: int, directives: CacheControl, stale: int
 ) -> None:
     """RFC 9111, section 5.2.1: max-age shortens the freshness lifetime, and max-stale extends it."""
-    if evaluate_freshness(age, ttl, wishes, stale) is Freshness.STALE:
-        assert wishes.max_stale is not None
-        lifetime = ttl if wishes.max_age is None else min(ttl, wishes.max_age)
-        assert ttl < age <= lifetime + wishes.max_stale
+    if evaluate_freshness(age, ttl, directives, stale) is Freshness.STALE:
+        assert directives.max_stale is not None
+        lifetime = ttl if directives.max_age is None else min(ttl, directives.max_age)
+        assert ttl < age <= lifetime + directives.max_stale
 
 
-@given(AGES, AGES, AGES, WISHES, AGES)
+@given(AGES, AGES, AGES, DIRECTIVES, AGES)
 def test_an_entry_never_becomes_more_usable_with_age(
-    age: int, by: int, ttl: int, wishes: CacheControl, stale: int
+    age: int, by: int, ttl: int, directives: CacheControl, stale: int
 ) -> None:
-    younger, older = evaluate_freshness(age, ttl, wishes, stale), evaluate_freshness(age + by, ttl, wishes, stale)
+    younger, older = (
+        evaluate_freshness(age, ttl, directives, stale),
+        evaluate_freshness(age + by, ttl, directives, stale),
+    )
     assert WORSE.index(younger) <= WORSE.index(older)
 
 
-@given(AGES, AGES, WISHES, AGES)
-def test_max_age_restricts_and_max_stale_extends(age: int, ttl: int, wishes: CacheControl, stale: int) -> None:
-    rank = WORSE.index(evaluate_freshness(age, ttl, wishes, stale))
-    assert rank >= WORSE.index(evaluate_freshness(age, ttl, CacheControl(max_stale=wishes.max_stale), stale))
-    assert rank <= WORSE.index(evaluate_freshness(age, ttl, CacheControl(max_age=wishes.max_age), stale))
+@given(AGES, AGES, DIRECTIVES, AGES)
+def test_max_age_restricts_and_max_stale_extends(age: int, ttl: int, directives: CacheControl, stale: int) -> None:
+    rank = WORSE.index(evaluate_freshness(age, ttl, directives, stale))
+    assert rank >= WORSE.index(evaluate_freshness(age, ttl, CacheControl(max_stale=directives.max_stale), stale))
+    assert rank <= WORSE.index(evaluate_freshness(age, ttl, CacheControl(max_age=directives.max_age), stale))
 
 
 @pytest.mark.parametrize(
-    ("wishes", "age", "use"),
+    ("directives", "age", "use"),
     [
         (CacheControl(max_stale=10), 110, Freshness.STALE),
         (CacheControl(max_stale=10), 111, Freshness.STALE_IF_ERROR),
@@ -195,5 +200,5 @@ def test_max_age_restricts_and_max_stale_extends(age: int, ttl: int, wishes: Cac
         (CacheControl(max_age=0), 0, Freshness.FRESH),
     ],
 )
-def test_the_accepted_staleness_is_the_clients(wishes: CacheControl, age: int, use: Freshness) -> None:
-    assert evaluate_freshness(age, 100, wishes, 50) is use
+def test_the_accepted_staleness_is_the_clients(directives: CacheControl, age: int, use: Freshness) -> None:
+    assert evaluate_freshness(age, 100, directives, 50) is use

@@ -33,7 +33,7 @@ def index_of(scopes: list[EntryFilter], limit: int = 1000) -> PurgeIndex:
     return index
 
 
-def walked(scopes: list[EntryFilter], key: str, documents: tuple[str, ...], since: PurgePosition) -> bool:
+def is_covered_linearly(scopes: list[EntryFilter], key: str, documents: tuple[str, ...], since: PurgePosition) -> bool:
     return any((number, 0) > since and scope.matches(key, documents) for number, scope in enumerate(scopes, 1))
 
 
@@ -41,7 +41,7 @@ def walked(scopes: list[EntryFilter], key: str, documents: tuple[str, ...], sinc
 def test_the_index_covers_exactly_what_a_linear_search_finds(
     scopes: list[EntryFilter], entry: tuple[str, tuple[str, ...]], since: int
 ) -> None:
-    assert index_of(scopes).covers(*entry, (since, 0)) is walked(scopes, *entry, (since, 0))
+    assert index_of(scopes).covers(*entry, (since, 0)) is is_covered_linearly(scopes, *entry, (since, 0))
 
 
 @given(scopes=st.lists(SCOPES, max_size=12), entry=ENTRIES, since=st.integers(0, 12), limit=st.integers(1, 6))
@@ -50,7 +50,7 @@ def test_an_index_that_drops_purges_covers_too_much_rather_than_too_little(
 ) -> None:
     index = index_of(scopes, limit)
     assert len(index) <= limit
-    assert index.covers(*entry, (since, 0)) >= walked(scopes, *entry, (since, 0))
+    assert index.covers(*entry, (since, 0)) >= is_covered_linearly(scopes, *entry, (since, 0))
 
 
 def test_a_filter_that_is_purged_repeatedly_takes_one_place_and_evicts_no_other() -> None:

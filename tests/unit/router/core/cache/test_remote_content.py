@@ -13,7 +13,7 @@ from tests.support.factories import chat, completion, embeddings, messages, requ
 URL, DATA = "https://example.com/cat.png", "data:image/png;base64,AAAA"
 
 
-def said(*parts: Any, role: str = "user") -> list[Any]:
+def conversation_of(*parts: Any, role: str = "user") -> list[Any]:
     return [{"role": role, "content": [{"type": "text", "text": "What is it?"}, *parts]}]
 
 
@@ -22,21 +22,21 @@ def result(*parts: Any) -> Any:
 
 
 REMOTE: list[InferenceRequest] = [
-    chat(messages=said({"type": "image_url", "image_url": {"url": URL, "detail": "low"}})),
-    chat(messages=said({"type": "image_url", "image_url": URL})),
-    chat(messages=said({"image_url": URL})),
-    chat(messages=said({"type": "image_url", "image_url": {"url": "file:///etc/cat.png"}})),
-    chat(messages=said({"type": "image_url", "image_url": None, "uuid": "cat-1"})),
-    chat(messages=said({"type": "audio_url", "audio_url": {"url": URL}})),
-    chat(messages=said({"type": "video_url", "video_url": {"url": URL}})),
-    chat(messages=said({"type": "file", "file": {"file_id": "file-1"}})),
-    chat(messages=[*said(), {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}]),
-    chat(messages=said({"type": "image_url", "image_url": {"url": URL}}, role="tool")),
-    embeddings(messages=said({"type": "image_url", "image_url": {"url": URL}}), input=None),
-    responses(input=said({"type": "input_image", "image_url": URL})),
-    responses(input=said({"type": "input_image", "file_id": "file-1"})),
-    responses(input=said({"type": "input_file", "file_url": URL})),
-    responses(input=said({"type": "input_file", "file_id": "file-1"})),
+    chat(messages=conversation_of({"type": "image_url", "image_url": {"url": URL, "detail": "low"}})),
+    chat(messages=conversation_of({"type": "image_url", "image_url": URL})),
+    chat(messages=conversation_of({"image_url": URL})),
+    chat(messages=conversation_of({"type": "image_url", "image_url": {"url": "file:///etc/cat.png"}})),
+    chat(messages=conversation_of({"type": "image_url", "image_url": None, "uuid": "cat-1"})),
+    chat(messages=conversation_of({"type": "audio_url", "audio_url": {"url": URL}})),
+    chat(messages=conversation_of({"type": "video_url", "video_url": {"url": URL}})),
+    chat(messages=conversation_of({"type": "file", "file": {"file_id": "file-1"}})),
+    chat(messages=[*conversation_of(), {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}]),
+    chat(messages=conversation_of({"type": "image_url", "image_url": {"url": URL}}, role="tool")),
+    embeddings(messages=conversation_of({"type": "image_url", "image_url": {"url": URL}}), input=None),
+    responses(input=conversation_of({"type": "input_image", "image_url": URL})),
+    responses(input=conversation_of({"type": "input_image", "file_id": "file-1"})),
+    responses(input=conversation_of({"type": "input_file", "file_url": URL})),
+    responses(input=conversation_of({"type": "input_file", "file_id": "file-1"})),
     responses(
         input=[{"type": "function_call_output", "call_id": "a", "output": [{"type": "input_image", "image_url": URL}]}]
     ),
@@ -49,19 +49,19 @@ REMOTE: list[InferenceRequest] = [
             }
         ]
     ),
-    messages(messages=said({"type": "image", "source": {"type": "url", "url": URL}})),
-    messages(messages=said({"type": "image", "source": {"type": "file", "file_id": "file_1"}})),
-    messages(messages=said({"type": "document", "source": {"type": "url", "url": URL}})),
-    messages(messages=said(result({"type": "image", "source": {"type": "url", "url": URL}}))),
+    messages(messages=conversation_of({"type": "image", "source": {"type": "url", "url": URL}})),
+    messages(messages=conversation_of({"type": "image", "source": {"type": "file", "file_id": "file_1"}})),
+    messages(messages=conversation_of({"type": "document", "source": {"type": "url", "url": URL}})),
+    messages(messages=conversation_of(result({"type": "image", "source": {"type": "url", "url": URL}}))),
     messages(
-        messages=said(
+        messages=conversation_of(
             {
                 "type": "document",
                 "source": {"type": "content", "content": [{"type": "image", "source": {"type": "url", "url": URL}}]},
             }
         )
     ),
-    messages(messages=said({"type": "container_upload", "file_id": "file_1"})),
+    messages(messages=conversation_of({"type": "container_upload", "file_id": "file_1"})),
 ]
 INLINE: list[InferenceRequest] = [
     chat(),
@@ -69,45 +69,51 @@ INLINE: list[InferenceRequest] = [
     embeddings(input=[1, 2, 3]),
     embeddings(input=[[1, 2], [3]]),
     embeddings(input=[URL]),
-    chat(messages=said({"type": "text", "text": URL})),
-    chat(messages=said({"type": "image_url", "image_url": {"url": DATA}})),
-    chat(messages=said({"type": "image_url", "image_url": {"url": "DATA:image/png;base64,AAAA"}})),
-    chat(messages=said({"image_url": DATA})),
-    chat(messages=said({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}})),
-    chat(messages=said({"type": "file", "file": {"file_data": DATA, "filename": URL}})),
+    chat(messages=conversation_of({"type": "text", "text": URL})),
+    chat(messages=conversation_of({"type": "image_url", "image_url": {"url": DATA}})),
+    chat(messages=conversation_of({"type": "image_url", "image_url": {"url": "DATA:image/png;base64,AAAA"}})),
+    chat(messages=conversation_of({"image_url": DATA})),
+    chat(messages=conversation_of({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}})),
+    chat(messages=conversation_of({"type": "file", "file": {"file_data": DATA, "filename": URL}})),
     chat(documents=[{"text": "x", "url": URL}]),
     chat(tools=[{"type": "function", "function": {"name": "f", "parameters": {"url": URL}}}]),
     responses(input=URL),
-    responses(input=said({"type": "input_text", "text": URL})),
-    responses(input=said({"type": "input_image", "image_url": DATA})),
-    responses(input=said({"type": "input_file", "file_data": DATA, "filename": "x"})),
+    responses(input=conversation_of({"type": "input_text", "text": URL})),
+    responses(input=conversation_of({"type": "input_image", "image_url": DATA})),
+    responses(input=conversation_of({"type": "input_file", "file_data": DATA, "filename": "x"})),
     responses(input=[{"type": "function_call", "call_id": "a", "name": "f", "arguments": f'{{"url": "{URL}"}}'}]),
     responses(input=[{"type": "function_call_output", "call_id": "a", "output": f'{{"url": "{URL}"}}'}]),
-    messages(messages=said({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}})),
-    messages(messages=said({"type": "document", "source": {"type": "text", "data": "x"}, "title": URL})),
-    messages(messages=said({"type": "tool_use", "id": "a", "name": "f", "input": {"url": URL}}, role="assistant")),
-    messages(messages=said(result({"type": "text", "text": URL}))),
-    messages(messages=said({"type": "search_result", "source": URL, "title": "x", "content": []})),
+    messages(
+        messages=conversation_of(
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+        )
+    ),
+    messages(messages=conversation_of({"type": "document", "source": {"type": "text", "data": "x"}, "title": URL})),
+    messages(
+        messages=conversation_of({"type": "tool_use", "id": "a", "name": "f", "input": {"url": URL}}, role="assistant")
+    ),
+    messages(messages=conversation_of(result({"type": "text", "text": URL}))),
+    messages(messages=conversation_of({"type": "search_result", "source": URL, "title": "x", "content": []})),
 ]
 
 
-@pytest.mark.parametrize("asked", REMOTE, ids=lambda asked: asked.body.decode())
-def test_content_fetched_from_elsewhere_is_not_cached(asked: InferenceRequest) -> None:
-    bypass, may_store = decide_caching(asked, NO_DIRECTIVES, "all")
+@pytest.mark.parametrize("inference_request", REMOTE, ids=lambda inference_request: inference_request.body.decode())
+def test_content_fetched_from_elsewhere_is_not_cached(inference_request: InferenceRequest) -> None:
+    bypass, may_store = decide_caching(inference_request, NO_DIRECTIVES, "all")
     assert bypass is not None
     assert (bypass.reason, may_store) == (BypassReason.UNCACHEABLE, False)
     assert "cache.remote_content" in bypass.explanation
-    assert not request_parts(asked).texts_only, "it is looked for"
+    assert not request_parts(inference_request).texts_only, "it is looked for"
 
 
-@pytest.mark.parametrize("asked", REMOTE, ids=lambda asked: asked.body.decode())
-def test_where_remote_content_is_stable_it_is_cached_by_its_address(asked: InferenceRequest) -> None:
-    assert decide_caching(asked, NO_DIRECTIVES, "all", "stable") == CacheDecision(None, may_store=True)
+@pytest.mark.parametrize("inference_request", REMOTE, ids=lambda inference_request: inference_request.body.decode())
+def test_where_remote_content_is_stable_it_is_cached_by_its_address(inference_request: InferenceRequest) -> None:
+    assert decide_caching(inference_request, NO_DIRECTIVES, "all", "stable") == CacheDecision(None, may_store=True)
 
 
-@pytest.mark.parametrize("asked", INLINE, ids=lambda asked: asked.body.decode())
-def test_content_within_the_request_is_cached(asked: InferenceRequest) -> None:
-    assert decide_caching(asked, NO_DIRECTIVES, "all") == CacheDecision(None, may_store=True)
+@pytest.mark.parametrize("inference_request", INLINE, ids=lambda inference_request: inference_request.body.decode())
+def test_content_within_the_request_is_cached(inference_request: InferenceRequest) -> None:
+    assert decide_caching(inference_request, NO_DIRECTIVES, "all") == CacheDecision(None, may_store=True)
 
 
 def test_text_messages_are_not_inspected() -> None:

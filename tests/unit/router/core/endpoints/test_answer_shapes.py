@@ -44,12 +44,12 @@ def events(
 
 
 def recording(
-    sent: list[bytes], shapes: AnswerShapes | None, asked: InferenceRequest = CHAT_REQUEST
+    sent: list[bytes], shapes: AnswerShapes | None, inference_request: InferenceRequest = CHAT_REQUEST
 ) -> RecordedResponse:
-    recorder = choices_recorder(LIMIT, shapes, endpoint=asked.endpoint)
+    recorder = choices_recorder(LIMIT, shapes, endpoint=inference_request.endpoint)
     for one in sent:
         recorder.feed(one)
-    return recorded_response(recorder, asked)
+    return recorded_response(recorder, inference_request)
 
 
 def as_read(response: RecordedResponse) -> Any:
@@ -153,7 +153,7 @@ def test_a_completion_has_a_shape_of_its_own() -> None:
 HEAD: Final = {"id": "chatcmpl-7d1c4be2", "object": "chat.completion.chunk", "created": 1795432012, "model": "m"}
 
 
-def said(*extra: bytes, usage: Any = None, **beside: Any) -> list[bytes]:
+def chunks_with(*extra: bytes, usage: Any = None, **beside: Any) -> list[bytes]:
     """A stream with other contents: events before the text, a usage, extra fields in each event."""
     head = {**HEAD, **beside}
     texts = [{**head, "choices": [choice_delta(content=text)]} for text in ("a", "b", "c")]
@@ -166,26 +166,26 @@ def said(*extra: bytes, usage: Any = None, **beside: Any) -> list[bytes]:
 @pytest.mark.parametrize(
     "sent",
     [
-        said(created_at=1795432012.48),
-        said(usage={"prompt_tokens": 1, "timings": {"start": 1795432012.5}}, started=17954320129),
-        said(b': "id":"\n\n', usage=USED),
-        said(b': "id":"realid12"\n\n', model="id-7d1c4be2f0a94c57"),
-        said(model="text-5b0e9d3c7fa2468e"),
-        said(vendor={"id": "another-one"}),
-        said(vendor={"usage": USED}, usage=USED),
-        *[said(usage=usage) for usage in ({}, 0, "", [], False, True, "x", [1], {"": 1})],
+        chunks_with(created_at=1795432012.48),
+        chunks_with(usage={"prompt_tokens": 1, "timings": {"start": 1795432012.5}}, started=17954320129),
+        chunks_with(b': "id":"\n\n', usage=USED),
+        chunks_with(b': "id":"realid12"\n\n', model="id-7d1c4be2f0a94c57"),
+        chunks_with(model="text-5b0e9d3c7fa2468e"),
+        chunks_with(vendor={"id": "another-one"}),
+        chunks_with(vendor={"usage": USED}, usage=USED),
+        *[chunks_with(usage=usage) for usage in ({}, 0, "", [], False, True, "x", [1], {"": 1})],
     ],
 )
 def test_values_that_occur_elsewhere_too_change_nothing(sent: list[bytes]) -> None:
     shapes = AnswerShapes()
-    for before in (said(), said(usage=USED), sent, sent):
+    for before in (chunks_with(), chunks_with(usage=USED), sent, sent):
         assert as_read(recording(before, shapes)) == as_read(recording(before, None))
 
 
 def test_an_id_that_is_not_utf_8_gives_no_response() -> None:
     shapes = AnswerShapes()
-    recording(said(), shapes)
+    recording(chunks_with(), shapes)
     broken = choices_recorder(LIMIT, shapes)
-    for one in said():
+    for one in chunks_with():
         broken.feed(one.replace(b"7d1c4be2", b"7d1c4b\xff\xfe"))
     assert broken.recorded_response(CHAT_REQUEST) is NotStoredReason.ERROR

@@ -19,8 +19,8 @@ from tests.support.factories import chat, completion, embeddings, messages, resp
 ACME, BETA = (derive_salts({"acme": None, "beta": None})[name] for name in ("acme", "beta"))
 
 
-def sent(asked: InferenceRequest, salt: str | None = ACME, served: str = "served") -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(engine_body(asked, served, salt))
+def sent_body(inference_request: InferenceRequest, salt: str | None = ACME, served: str = "served") -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads(engine_body(inference_request, served, salt))
     return fields
 
 
@@ -52,7 +52,7 @@ def test_no_tenant_can_use_the_salt_of_another(mine: str, theirs: str) -> None:
 @pytest.mark.parametrize("make", [chat, completion, embeddings, responses, messages])
 def test_each_endpoints_request_gets_the_salt_and_nothing_else(make: Any, stream: bool, served: str) -> None:
     for request in (make(stream=stream), make(stream=stream, cache_salt="mine"), make(stream=stream, cache_salt=None)):
-        actual, plain = sent(request, served=served), sent(request, None, served)
+        actual, plain = sent_body(request, served=served), sent_body(request, None, served)
         own = plain.pop("cache_salt", None)
         assert actual.pop("cache_salt") == combine_salts(ACME, own)
         assert actual == plain
@@ -60,8 +60,8 @@ def test_each_endpoints_request_gets_the_salt_and_nothing_else(make: Any, stream
 
 
 def test_without_a_salt_the_clients_own_is_forwarded_unchanged() -> None:
-    assert sent(chat(cache_salt="mine"), None)["cache_salt"] == "mine"
-    assert "cache_salt" not in sent(chat(), None)
+    assert sent_body(chat(cache_salt="mine"), None)["cache_salt"] == "mine"
+    assert "cache_salt" not in sent_body(chat(), None)
 
 
 @pytest.mark.parametrize("own", ["", 1, ["x"], {}, False])

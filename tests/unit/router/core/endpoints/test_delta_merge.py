@@ -23,7 +23,7 @@ def body(choices_format: ChoicesFormat, payloads: list[bytes]) -> bytes | None:
     return body_from_events(choices_format, events, None)
 
 
-def compacted(choices_format: ChoicesFormat, payloads: list[bytes]) -> list[bytes]:
+def merged(choices_format: ChoicesFormat, payloads: list[bytes]) -> list[bytes]:
     """The payloads of a stream, in which each mergeable run is merged."""
     parts = StreamParts()
     for payload_ in payloads:
@@ -39,41 +39,56 @@ def event(choice: dict[str, Any], **beside: Any) -> bytes:
     return json.dumps(shaped, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def said(text: str, *, index: int = 0, delta: dict[str, Any] | None = None, **rest: Any) -> bytes:
+def text_event(text: str, *, index: int = 0, delta: dict[str, Any] | None = None, **rest: Any) -> bytes:
     return event({"index": index, "delta": {"content": text, **(delta or {})}, "finish_reason": None, **rest})
 
 
 def test_consecutive_text_is_one_event() -> None:
-    (one,) = compacted(CHAT_CHOICES, [said("a"), said("\n"), said(' "b"'), said("é\\")])
-    assert one == said('a\n "b"é\\')
+    (one,) = merged(CHAT_CHOICES, [text_event("a"), text_event("\n"), text_event(' "b"'), text_event("é\\")])
+    assert one == text_event('a\n "b"é\\')
 
 
 def test_consecutive_reasoning_is_one_event() -> None:
     pieces = [event({"index": 0, "delta": {"reasoning": text}}) for text in ("I", " see")]
-    assert compacted(CHAT_CHOICES, pieces) == [event({"index": 0, "delta": {"reasoning": "I see"}})]
+    assert merged(CHAT_CHOICES, pieces) == [event({"index": 0, "delta": {"reasoning": "I see"}})]
 
 
 def test_consecutive_text_of_a_completion_is_one_event() -> None:
     pieces = [event({"index": 0, "text": text, "token_ids": None}) for text in ("def", " f", "():")]
-    (one,) = compacted(COMPLETIONS_CHOICES, pieces)
+    (one,) = merged(COMPLETIONS_CHOICES, pieces)
     assert one == event({"index": 0, "text": "def f():", "token_ids": None})
 
 
 def test_the_order_of_choices_and_other_events_is_kept() -> None:
     other = event({"index": 0, "delta": {"tool_calls": []}})
-    stream = [said("a"), said("b"), said("A", index=1), said("c"), other, said("d"), said("e", finish_reason="stop")]
-    expected = [said("ab"), said("A", index=1), said("c"), other, said("d"), said("e", finish_reason="stop")]
-    assert compacted(CHAT_CHOICES, stream) == expected
+    stream = [
+        text_event("a"),
+        text_event("b"),
+        text_event("A", index=1),
+        text_event("c"),
+        other,
+        text_event("d"),
+        text_event("e", finish_reason="stop"),
+    ]
+    expected = [
+        text_event("ab"),
+        text_event("A", index=1),
+        text_event("c"),
+        other,
+        text_event("d"),
+        text_event("e", finish_reason="stop"),
+    ]
+    assert merged(CHAT_CHOICES, stream) == expected
 
 
 @pytest.mark.parametrize(
     "same",
     [
-        said("x", delta={"reasoning": "y"}),
-        said("x", delta={"refusal": "y"}),
-        said("x", token_ids=[5]),
-        said("x", logprobs={"content": []}),
-        said("x", vendor={"content": "z"}),
+        text_event("x", delta={"reasoning": "y"}),
+        text_event("x", delta={"refusal": "y"}),
+        text_event("x", token_ids=[5]),
+        text_event("x", logprobs={"content": []}),
+        text_event("x", vendor={"content": "z"}),
         event({"index": 0, "delta": {"reasoning": "y", "content": "x"}}),
         event({"index": 0, "delta": {"content": "x"}}, annotations=["z"]),
         event({"index": 0, "text": "y", "delta": {"content": "x"}}),
@@ -84,12 +99,12 @@ def test_the_order_of_choices_and_other_events_is_kept() -> None:
     ],
 )
 def test_an_event_with_more_than_text_is_not_merged(same: bytes) -> None:
-    assert compacted(CHAT_CHOICES, [same, same]) == [same, same]
+    assert merged(CHAT_CHOICES, [same, same]) == [same, same]
 
 
 @pytest.mark.parametrize("choices_format", [CHAT_CHOICES, COMPLETIONS_CHOICES])
 def test_an_empty_stream_stays_empty(choices_format: ChoicesFormat) -> None:
-    assert compacted(choices_format, []) == []
+    assert merged(choices_format, []) == []
 
 
 @pytest.mark.parametrize("path", sorted(FULL_CAPTURES.glob("*.sse")), ids=lambda path: path.stem)
@@ -97,7 +112,7 @@ def test_a_merged_stream_of_vllm_gives_the_same_response(path: Path) -> None:
     frames = [payload(frame) for frame in split_events(path.read_bytes()) if frame.startswith(b"data: {")]
     payloads = [data for data in frames if data is not None]
     choices_format = CHAT_CHOICES if "chat" in path.name else COMPLETIONS_CHOICES
-    assert body(choices_format, compacted(choices_format, payloads)) == body(choices_format, payloads)
+    assert body(choices_format, merged(choices_format, payloads)) == body(choices_format, payloads)
 
 
 texts = st.one_of(
@@ -130,15 +145,15 @@ def test_any_stream_gives_the_same_response_merged_or_not(
     stream: list[tuple[dict[str, Any], dict[str, Any]]], choices_format: ChoicesFormat
 ) -> None:
     payloads = [event(choice, **more) for choice, more in stream for _ in range(2)]
-    assert body(choices_format, compacted(choices_format, payloads)) == body(choices_format, payloads)
+    assert body(choices_format, merged(choices_format, payloads)) == body(choices_format, payloads)
 
 
 @pytest.mark.parametrize("name", ["thinking", "partial_json"])
 def test_a_text_of_another_endpoint_is_not_merged(name: str) -> None:
     same = event({"index": 0, "delta": {name: "x"}})
-    assert compacted(CHAT_CHOICES, [same, same]) == [same, same]
+    assert merged(CHAT_CHOICES, [same, same]) == [same, same]
 
 
 def test_numbered_events_are_not_merged() -> None:
     events = [event({"index": 0, "delta": {"content": "x"}}, sequence_number=number) for number in (1, 2)]
-    assert compacted(CHAT_CHOICES, events) == events
+    assert merged(CHAT_CHOICES, events) == events

@@ -23,11 +23,11 @@ def event(text: bytes, *, before: bytes = b"", after: bytes = b"", name: bytes =
     return b'data: {"id":"x",%b"choices":[%b]}\n\n' % (before, choice)
 
 
-def learned(*events: bytes) -> StreamParts:
-    alike = StreamParts()
+def parts_with_template(*events: bytes) -> StreamParts:
+    matching = StreamParts()
     for one in events:
-        alike.learn_template(one)
-    return alike
+        matching.learn_template(one)
+    return matching
 
 
 @pytest.mark.parametrize("name", [b"content", b"text", b"reasoning", b"reasoning_content", b"arguments"])
@@ -36,11 +36,11 @@ def test_an_event_with_another_text_matches(name: bytes, space: bytes) -> None:
     first, other, none = (
         event(text, name=name).replace(b'":', b'":' + space) for text in (b"one", "anöther\\n".encode(), b"")
     )
-    alike = learned(first)
-    assert alike.try_append(other)
-    assert alike.try_append(none)
-    assert alike.try_append(first)
-    assert alike.has_valid_texts()
+    matching = parts_with_template(first)
+    assert matching.try_append(other)
+    assert matching.try_append(none)
+    assert matching.try_append(first)
+    assert matching.has_valid_texts()
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_an_event_with_another_text_matches(name: bytes, space: bytes) -> None:
     ],
 )
 def test_an_event_that_differs_in_more_than_the_text_does_not_match(other: bytes) -> None:
-    assert not learned(event(b"one")).try_append(other)
+    assert not parts_with_template(event(b"one")).try_append(other)
 
 
 def texts_of(parts: StreamParts) -> list[Any]:
@@ -67,7 +67,7 @@ def texts_of(parts: StreamParts) -> list[Any]:
 
 
 def test_a_text_with_escaped_quotes_matches() -> None:
-    parts = learned(event(b"one"))
+    parts = parts_with_template(event(b"one"))
     assert parts.try_append(event(b'a \\" b'))
     assert parts.try_append(event(b'\\"') + event(b"c"))
     assert parts.has_valid_texts()
@@ -75,7 +75,7 @@ def test_a_text_with_escaped_quotes_matches() -> None:
 
 
 def test_several_events_of_one_chunk_are_appended_together() -> None:
-    parts = learned(event(b"one"))
+    parts = parts_with_template(event(b"one"))
     assert parts.try_append(event(b"two") + event(b"") + event(b"three"))
     assert texts_of(parts) == [[b"one", b"two", b"", b"three"]]
 
@@ -90,7 +90,7 @@ def test_events_of_one_chunk_with_others_are_still_in_a_run() -> None:
 
 def test_events_of_several_choices_have_a_template_each() -> None:
     one, other = event(b"a"), event(b"b").replace(b'"index":0', b'"index":1')
-    parts = learned(one, other)
+    parts = parts_with_template(one, other)
     assert parts.try_append(one)
     assert parts.try_append(other)
     assert texts_of(parts) == [[b"a"], [b"b"], [b"a"], [b"b"]]
@@ -106,7 +106,7 @@ def numbered(text: bytes, number: int | bytes, *, first: bool = False) -> bytes:
 
 @pytest.mark.parametrize("first", [False, True])
 def test_events_with_consecutive_numbers_match(first: bool) -> None:
-    parts = learned(numbered(b"a", 8, first=first))
+    parts = parts_with_template(numbered(b"a", 8, first=first))
     assert parts.try_append(numbered(b"b", 9, first=first))
     assert parts.try_append(numbered(b"c", 10, first=first))
     assert parts.try_append(numbered(b"d", 17, first=first))
@@ -123,7 +123,7 @@ def test_events_with_consecutive_numbers_match(first: bool) -> None:
 
 @pytest.mark.parametrize("number", [b"007", b"-1", b'"1"', b"1" * 16])
 def test_an_event_whose_number_is_written_differently_is_a_template_with_this_number(number: bytes) -> None:
-    parts = learned(numbered(b"a", number))
+    parts = parts_with_template(numbered(b"a", number))
     assert parts.try_append(numbered(b"b", number))
     assert parts.merged_events(lambda *_: False) == [numbered(b"a", number), numbered(b"b", number)]
 
@@ -132,15 +132,15 @@ def test_an_event_whose_number_is_written_differently_is_a_template_with_this_nu
     "first", [event(b"x") * 2, event(b'a \\" b'), event(b"a\\n"), b"data: {}\n\n", event(b"x")[:-2]]
 )
 def test_an_event_without_exactly_one_plain_text_gives_no_template(first: bytes) -> None:
-    alike = learned(first)
-    assert not alike.try_append(event(b"x"))
-    assert not alike.try_append(first)
+    matching = parts_with_template(first)
+    assert not matching.try_append(event(b"x"))
+    assert not matching.try_append(first)
 
 
 @pytest.mark.parametrize("space", [b"", b" "])
 def test_an_event_in_which_a_choice_ends_gives_no_template(space: bytes) -> None:
     end = event(b"x").replace(b'"finish_reason":null', b'"finish_reason":' + space + b'"abort"')
-    assert not learned(end).try_append(end)
+    assert not parts_with_template(end).try_append(end)
 
 
 def test_the_last_finish_reason_of_a_stream_counts_even_if_it_was_sent_before() -> None:
@@ -170,14 +170,14 @@ def test_a_stream_with_a_text_that_json_does_not_allow_is_not_stored(text: bytes
 
 @pytest.mark.parametrize("text", [b"\\", b"\\x", b"\\u12", b"a\\", b"\\ud83d"])
 def test_an_invalid_string_is_detected_at_the_end(text: bytes) -> None:
-    alike = learned(event(b"one"))
-    assert alike.try_append(event(b"fine"))
-    assert alike.has_valid_texts()
-    assert alike.try_append(event(text))
-    assert alike.try_append(event(b",n"))  # which would turn the backslash before it into an escape or an end
-    assert not alike.has_valid_texts()
-    alike.discard()
-    assert alike.has_valid_texts()
+    matching = parts_with_template(event(b"one"))
+    assert matching.try_append(event(b"fine"))
+    assert matching.has_valid_texts()
+    assert matching.try_append(event(text))
+    assert matching.try_append(event(b",n"))  # which would turn the backslash before it into an escape or an end
+    assert not matching.has_valid_texts()
+    matching.discard()
+    assert matching.has_valid_texts()
 
 
 LETTERS: Final = ["a", "n", "u", "0", "\\", "\\\\", "\\n", '\\"', '"', ",", "}", "\n", "\x01", "é", '"error"', "[DONE]"]
@@ -210,7 +210,7 @@ def test_matching_events_are_stored_as_they_were_received() -> None:
 
 
 def test_the_size_of_events_does_not_depend_on_how_they_are_grouped() -> None:
-    apart, together = learned(event(b"a")), learned(event(b"a"))
+    apart, together = parts_with_template(event(b"a")), parts_with_template(event(b"a"))
     for text in (b"one", b"two", b"three"):
         assert apart.try_append(event(text))
     assert together.try_append(event(b"one") + event(b"two") + event(b"three"))

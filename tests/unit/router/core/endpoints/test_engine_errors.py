@@ -96,7 +96,7 @@ def test_a_long_message_is_truncated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "told", "code"),
+    ("status", "body", "reported_status", "code"),
     [
         (404, {"error": {"message": "The model `x` does not exist.", "param": "model"}}, 404, "model_not_found"),
         (404, {"detail": "Not Found"}, 404, "unsupported_endpoint"),
@@ -105,9 +105,9 @@ def test_a_long_message_is_truncated() -> None:
         (501, {"error": {"message": "The model does not support Embeddings API"}}, 400, None),
     ],
 )
-def test_features_that_an_engine_lacks(status: int, body: Any, told: int, code: str | None) -> None:
+def test_features_that_an_engine_lacks(status: int, body: Any, reported_status: int, code: str | None) -> None:
     refusal = refused(body, status)
-    assert (refusal.status, refusal.code, refusal.raw) == (told, code, None)
+    assert (refusal.status, refusal.code, refusal.raw) == (reported_status, code, None)
 
 
 def test_a_missing_earlier_response_is_reported_unchanged() -> None:

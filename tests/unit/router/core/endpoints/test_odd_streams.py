@@ -64,7 +64,7 @@ def test_repeated_pieces_of_an_unknown_field_of_a_choice_or_a_tool_call_have_no_
     again = {"index": 0, "text": "a", "notes": "ha", "finish_reason": None}
     last = {"index": 0, "text": "", "finish_reason": "stop"}
     events = [{"choices": [again]}, {"choices": [again]}, {"choices": [last]}]
-    assert record_and_replay_json(*events, asked=completion(stream=True)) is None
+    assert record_and_replay_json(*events, inference_request=completion(stream=True)) is None
     calls = [
         tool_call_event(0, id="a", type="function", function={"name": "f", "arguments": "{}"}, why="ha"),
         tool_call_event(0, why="ha"),
@@ -97,20 +97,20 @@ def test_a_field_that_is_not_a_piece_may_be_repeated() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["content", "thoughts"]), st.sampled_from(["", "a", "ha"])), max_size=6))
-def test_a_json_form_has_every_piece(said: list[tuple[str, str]]) -> None:
-    deltas: list[dict[str, Any]] = [{name: text} for name, text in said]
+def test_a_json_form_has_every_piece(pieces: list[tuple[str, str]]) -> None:
+    deltas: list[dict[str, Any]] = [{name: text} for name, text in pieces]
     replayed = record_and_replay_json(
         ROLE_EVENT,
         chat_event(choice_delta(content="!")),
         *[chat_event(choice_delta(**delta)) for delta in deltas],
         STOP,
     )
-    thoughts = [text for name, text in said if name == "thoughts" and text]
+    thoughts = [text for name, text in pieces if name == "thoughts" and text]
     if replayed is None:
-        assert sum(name == "thoughts" for name, _ in said) > 1
+        assert sum(name == "thoughts" for name, _ in pieces) > 1
         return
     message = replayed["choices"][0]["message"]
-    assert message["content"] == "!" + "".join(text for name, text in said if name == "content")
+    assert message["content"] == "!" + "".join(text for name, text in pieces if name == "content")
     assert (message.get("thoughts") or "") == "".join(thoughts)
 
 

@@ -48,14 +48,14 @@ def cut(sent: bytes, cuts: list[int]) -> tuple[ChoicesRecorder, bytes]:
     return recorder, passed
 
 
-def seen(recorder: ChoicesRecorder, asked: InferenceRequest = CHAT_REQUEST) -> tuple[Any, ...]:
+def observed(recorder: ChoicesRecorder, inference_request: InferenceRequest = CHAT_REQUEST) -> tuple[Any, ...]:
     """Everything that a recorder reports at the end."""
     return (
         recorder.started,
         recorder.ended,
         recorder.failure,
         recorder.is_complete,
-        client_view(recorder.recorded_response(asked)),
+        client_view(recorder.recorded_response(inference_request)),
     )
 
 
@@ -91,7 +91,7 @@ def test_every_single_cut_of_a_stream_makes_no_difference(name: str) -> None:
     for at in range(1, len(sent)):
         again, also_passed = cut(sent, [at])
         assert also_passed == passed
-        assert seen(again) == seen(recorder)
+        assert observed(again) == observed(recorder)
 
 
 @given(st.sampled_from(sorted(STREAMS)), st.data())
@@ -101,14 +101,14 @@ def test_a_stream_is_recorded_the_same_wherever_it_is_cut(name: str, data: st.Da
     recorder, passed = cut(sent, [])
     again, also_passed = cut(sent, cuts)
     assert also_passed == passed
-    assert seen(again) == seen(recorder)
+    assert observed(again) == observed(recorder)
 
 
 @pytest.mark.parametrize("name", ["chat-stream-usage", "chat-n2-stream", "chat-tool-required-stream"])
 def test_a_stream_of_vllm_is_recorded_the_same_byte_by_byte(name: str) -> None:
     request, sent = load_capture(name)
     again, passed = cut(sent, list(range(1, len(sent))))
-    assert seen(again, request) == seen(record_stream(sent, endpoint=request.endpoint), request)
+    assert observed(again, request) == observed(record_stream(sent, endpoint=request.endpoint), request)
     assert passed == choices_recorder(LIMIT).feed(sent)
 
 
@@ -342,7 +342,7 @@ def test_each_prompt_of_a_completion_has_its_choices(fields: dict[str, Any], exp
 def test_a_stream_over_the_limit_is_forwarded_and_not_stored() -> None:
     frames = b"".join(map(encode_event, HELLO_EVENTS))
 
-    def fed(limit: int) -> ChoicesRecorder:
+    def fed_recorder(limit: int) -> ChoicesRecorder:
         recorder = choices_recorder(limit)
         assert b"".join(recorder.feed(encode_event(event)) for event in HELLO_EVENTS) == frames
         recorder.feed(encode_event(USAGE_EVENT) + DONE)
@@ -350,10 +350,10 @@ def test_a_stream_over_the_limit_is_forwarded_and_not_stored() -> None:
         assert recorder.usage is not None
         return recorder
 
-    size = entry_from(recorded_response(fed(LIMIT), CHAT_REQUEST)).size
-    assert isinstance(fed(size).recorded_response(CHAT_REQUEST), RecordedResponse)
-    assert fed(size - 1).recorded_response(CHAT_REQUEST) is NotStoredReason.TOO_LARGE
-    assert fed(0).recorded_response(CHAT_REQUEST) is NotStoredReason.TOO_LARGE
+    size = entry_from(recorded_response(fed_recorder(LIMIT), CHAT_REQUEST)).size
+    assert isinstance(fed_recorder(size).recorded_response(CHAT_REQUEST), RecordedResponse)
+    assert fed_recorder(size - 1).recorded_response(CHAT_REQUEST) is NotStoredReason.TOO_LARGE
+    assert fed_recorder(0).recorded_response(CHAT_REQUEST) is NotStoredReason.TOO_LARGE
 
 
 def test_a_message_beside_the_deltas_leaves_the_stream_without_a_json_form() -> None:
@@ -379,9 +379,9 @@ def test_events_that_are_json_only_together_are_an_error() -> None:
 
 @settings(max_examples=300)
 @given(st.lists(ODD_EVENT | JSON_VALUES, max_size=3), st.booleans())
-def test_no_events_of_an_engine_raise_anything(events: list[Any], begun: bool) -> None:
+def test_no_events_of_an_engine_raise_anything(events: list[Any], has_started: bool) -> None:
     for request in (CHAT_REQUEST, completion(stream=True)):
-        beginning = [ROLE_EVENT, HELLO_EVENTS[1]] if begun else []
+        beginning = [ROLE_EVENT, HELLO_EVENTS[1]] if has_started else []
         recorder = record_stream(sse_stream(*beginning, *events), endpoint=request.endpoint)
         assert isinstance(recorder.recorded_response(request), RecordedResponse | NotStoredReason)
 

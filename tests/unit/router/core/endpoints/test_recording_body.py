@@ -72,5 +72,7 @@ def test_a_json_response_over_the_limit_is_not_stored() -> None:
     ODD_EVENT | JSON_VALUES,
     st.sampled_from([chat(), chat(n=2), chat(n="x"), completion(), completion(prompt=["a", 1])]),
 )
-def test_no_body_of_an_engine_raises_anything(body: Any, asked: InferenceRequest) -> None:
-    assert isinstance(record_body(asked, json.dumps(body).encode(), LIMIT), RecordedResponse | NotStoredReason)
+def test_no_body_of_an_engine_raises_anything(body: Any, inference_request: InferenceRequest) -> None:
+    assert isinstance(
+        record_body(inference_request, json.dumps(body).encode(), LIMIT), RecordedResponse | NotStoredReason
+    )

@@ -23,12 +23,12 @@ def answer(*vectors: Any, **beside: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("given_", "count"),
+    ("input_", "count"),
     [("x", 1), ("", 1), ([1, 2], 1), (["x"], 1), (["x", "y"], 2), ([[1], [2], [3]], 3), ([USER, USER], 1),
      ([[USER], [USER]], 2)],
 )  # fmt: skip
-def test_a_response_is_complete_with_a_vector_for_each_input(given_: Any, count: int) -> None:
-    parsed_request = embeddings(input=given_)
+def test_a_response_is_complete_with_a_vector_for_each_input(input_: Any, count: int) -> None:
+    parsed_request = embeddings(input=input_)
     body = answer(*[[0.5, -0.5]] * count)
     recording = record_body(parsed_request, body, LIMIT)
     assert recording == RecordedResponse(body=body, stream=None, prompt_tokens=3, completion_tokens=0)

@@ -47,12 +47,12 @@ def delta(kind: str, index: int = 0, **piece: str) -> dict[str, Any]:
     return {"type": "content_block_delta", "delta": {"type": kind, **piece}, "index": index}
 
 
-def text(said: str, index: int = 0) -> dict[str, Any]:
-    return delta("text_delta", index, text=said)
+def text(content: str, index: int = 0) -> dict[str, Any]:
+    return delta("text_delta", index, text=content)
 
 
-def arguments(said: str, index: int = 0) -> dict[str, Any]:
-    return delta("input_json_delta", index, partial_json=said)
+def arguments(content: str, index: int = 0) -> dict[str, Any]:
+    return delta("input_json_delta", index, partial_json=content)
 
 
 def stop(index: int = 0) -> dict[str, Any]:
@@ -274,10 +274,10 @@ def test_only_a_complete_body_is_stored(answer: Any, verdict: NotStoredReason | 
 
 
 BLOCKS: Final = st.one_of(
-    st.builds(lambda said: {"type": "text", "text": said}, TEXTS),
-    st.builds(lambda said, name: {"type": "thinking", "thinking": said, "signature": name}, TEXTS, TEXTS),
+    st.builds(lambda content: {"type": "text", "text": content}, TEXTS),
+    st.builds(lambda content, name: {"type": "thinking", "thinking": content, "signature": name}, TEXTS, TEXTS),
     st.builds(
-        lambda given: {"type": "tool_use", **TOOL, "input": given},
+        lambda input_: {"type": "tool_use", **TOOL, "input": input_},
         st.dictionaries(st.text(max_size=5), JSON_VALUES, max_size=3),
     ),
     st.builds(lambda data: {"type": "redacted_thinking", "data": data}, TEXTS),

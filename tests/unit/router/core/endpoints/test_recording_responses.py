@@ -275,15 +275,15 @@ def streamed(answer: dict[str, Any]) -> list[Any] | None:
 
 
 @given(TEXTS, TEXTS)
-def test_a_body_as_a_stream_has_the_same_content_and_is_recorded_as_the_same(thought: str, said: str) -> None:
-    answer = response(reasoning(thought), message(said, "more"), CALL)
+def test_a_body_as_a_stream_has_the_same_content_and_is_recorded_as_the_same(thought: str, content: str) -> None:
+    answer = response(reasoning(thought), message(content, "more"), CALL)
     events = streamed(answer)
     assert events is not None
     assert [one["sequence_number"] for one in events] == list(range(len(events)))
     deltas = {one["type"]: one["delta"] for one in reversed(events) if "delta" in one}
     assert deltas == {
         "response.reasoning_text.delta": thought,
-        "response.output_text.delta": said,
+        "response.output_text.delta": content,
         "response.function_call_arguments.delta": CALL["arguments"],
     }
     assert [one["item"] for one in events if one["type"] == "response.output_item.done"] == answer["output"]

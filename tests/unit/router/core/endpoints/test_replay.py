@@ -165,7 +165,7 @@ def test_text_is_the_same_from_either_form(text: str, data: st.DataObject) -> No
 
     texts = [{"choices": [{"index": 0, "text": delta, "finish_reason": None}]} for delta in deltas]
     end = {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]}
-    assert record_and_replay_json(*texts, end, asked=completion(stream=True))["choices"][0]["text"] == text
+    assert record_and_replay_json(*texts, end, inference_request=completion(stream=True))["choices"][0]["text"] == text
 
 
 # Usage
@@ -233,10 +233,10 @@ def test_a_body_that_cannot_be_parsed_is_a_miss_for_a_stream(body: bytes) -> Non
 
 @settings(max_examples=300)
 @given(ODD_EVENT | JSON_VALUES, st.sampled_from([STREAM, STREAM_USAGE, completion(stream=True)]))
-def test_no_body_raises_anything_when_it_is_replayed(body: Any, asked: InferenceRequest) -> None:
+def test_no_body_raises_anything_when_it_is_replayed(body: Any, inference_request: InferenceRequest) -> None:
     stored = json.dumps(body).encode()
     entry = entry_from(RecordedResponse(body=stored, stream=None, prompt_tokens=0, completion_tokens=0))
-    sent = replay(entry, asked)
+    sent = replay(entry, inference_request)
     assert sent is None or sent.endswith(DONE)
 
 

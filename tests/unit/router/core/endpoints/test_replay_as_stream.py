@@ -18,18 +18,18 @@ from tests.support.replay_helpers import STREAM, STREAM_USAGE, TOOL_CALLS, chat_
 COMPLETION: Final = completion(stream=True, stream_options={"include_usage": True})
 
 
-def streamed(body: bytes, asked: InferenceRequest = STREAM_USAGE) -> bytes | None:
+def streamed(body: bytes, inference_request: InferenceRequest = STREAM_USAGE) -> bytes | None:
     entry = entry_from(RecordedResponse(body=body, stream=None, prompt_tokens=0, completion_tokens=0))
-    return replay(entry, asked)
+    return replay(entry, inference_request)
 
 
-def events(body: Any, asked: InferenceRequest = STREAM_USAGE) -> list[Any]:
-    return stream_events(streamed(body if isinstance(body, bytes) else json.dumps(body).encode(), asked))
+def events(body: Any, inference_request: InferenceRequest = STREAM_USAGE) -> list[Any]:
+    return stream_events(streamed(body if isinstance(body, bytes) else json.dumps(body).encode(), inference_request))
 
 
-def expected(body: dict[str, Any], asked: InferenceRequest = STREAM_USAGE) -> list[Any]:
+def expected(body: dict[str, Any], inference_request: InferenceRequest = STREAM_USAGE) -> list[Any]:
     """The events that a response must give, computed in the simplest way."""
-    is_chat = asked.endpoint is CHAT
+    is_chat = inference_request.endpoint is CHAT
     named = {"object": "chat.completion.chunk" if is_chat else "text_completion"}
     head = {"id": body.get("id"), "created": body.get("created"), "model": body.get("model"), **named}
     openings, deltas = [], []
@@ -75,12 +75,12 @@ TOP: Final = dict.fromkeys(
 
 @given(st.data(), st.sampled_from([STREAM_USAGE, COMPLETION]), st.sampled_from([None, 1]), st.booleans())
 def test_each_field_of_any_response_is_in_its_place(
-    data: st.DataObject, asked: InferenceRequest, indent: int | None, escaped: bool
+    data: st.DataObject, inference_request: InferenceRequest, indent: int | None, escaped: bool
 ) -> None:
-    choices = st.lists(CHOICE if asked.endpoint is CHAT else PIECE, max_size=3)
+    choices = st.lists(CHOICE if inference_request.endpoint is CHAT else PIECE, max_size=3)
     body = data.draw(st.fixed_dictionaries({"choices": choices}, optional=TOP))
     written = json.dumps(body, indent=indent, ensure_ascii=escaped)
-    assert events(written.encode(), asked) == expected(body, asked)
+    assert events(written.encode(), inference_request) == expected(body, inference_request)
 
 
 def test_an_unknown_field_stays_at_its_level() -> None:
@@ -116,10 +116,12 @@ def test_a_number_inside_a_message_or_the_usage_keeps_its_spelling(number: str) 
     assert f'"logprobs":{{"content":[{number}]}}'.encode() in sent
 
 
-@pytest.mark.parametrize(("number", "told"), [("1.0", "1.0"), ("-7", "-7"), ("0.1", "0.1"), ("9" * 40, "9" * 40)])
-def test_a_number_beside_a_message_keeps_its_value_and_kind(number: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "replayed_number"), [("1.0", "1.0"), ("-7", "-7"), ("0.1", "0.1"), ("9" * 40, "9" * 40)]
+)
+def test_a_number_beside_a_message_keeps_its_value_and_kind(number: str, replayed_number: str) -> None:
     body = f'{{"choices":[{{"index":0,"message":{{}},"score":{number}}}],"score":{number}}}'
-    assert (streamed(body.encode()) or b"").count(f'"score":{told}'.encode()) == 2
+    assert (streamed(body.encode()) or b"").count(f'"score":{replayed_number}'.encode()) == 2
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

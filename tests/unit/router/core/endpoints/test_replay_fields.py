@@ -108,14 +108,14 @@ def test_log_probabilities_of_a_chat_are_joined_in_order() -> None:
 
 
 def test_log_probabilities_of_a_completion_are_joined_in_order() -> None:
-    asked = completion(stream=True)
+    inference_request = completion(stream=True)
     one = {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}
     two = {"tokens": ["b"], "token_logprobs": [-1.5], "top_logprobs": [{"b": -1.5}], "text_offset": [1]}
     events = [
         {"choices": [{"index": 0, "text": "a", "logprobs": one, "finish_reason": None}]},
         {"choices": [{"index": 0, "text": "b", "logprobs": two, "finish_reason": "stop"}]},
     ]
-    replayed = record_and_replay_json(*events, asked=asked)["choices"][0]
+    replayed = record_and_replay_json(*events, inference_request=inference_request)["choices"][0]
     assert replayed["logprobs"] == {name: one[name] + two[name] for name in one}  # type: ignore[operator]
     body = {"id": "x", "choices": [replayed], "usage": None}
     assert without_nulls(round_trip(body, completion())["choices"]) == without_nulls(body["choices"])
@@ -131,8 +131,8 @@ def test_interleaved_choices_are_separated() -> None:
         chat_event(choice_delta(0, finish="stop")),
         chat_event(choice_delta(1, finish="length")),
     ]
-    asked = chat(stream=True, n=2)
-    replayed = record_and_replay_json(*events, asked=asked)["choices"]
+    inference_request = chat(stream=True, n=2)
+    replayed = record_and_replay_json(*events, inference_request=inference_request)["choices"]
     assert [(choice["index"], choice["message"]["content"], choice["finish_reason"]) for choice in replayed] == [
         (0, "Aa", "stop"),
         (1, "Bb", "length"),

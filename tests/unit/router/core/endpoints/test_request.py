@@ -153,16 +153,16 @@ def test_usage_is_requested_only_by_a_stream() -> None:
     assert not chat(stream=None).stream
 
 
-@pytest.mark.parametrize("spelt", ["1", "1.0", "1e0", "10E-1", "0.1e+1"])
-def test_a_number_is_one_value_however_it_is_spelt(spelt: str) -> None:
-    parsed_request = parse_request(CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
+@pytest.mark.parametrize("spelling", ["1", "1.0", "1e0", "10E-1", "0.1e+1"])
+def test_a_number_is_one_value_however_it_is_spelt(spelling: str) -> None:
+    parsed_request = parse_request(CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelling.encode())
     assert repr(parsed_request.fields["x"]) == "1"
 
 
-@pytest.mark.parametrize("spelt", ["0.1", "-1.5", "1e22", "9007199254740993", "1234567890123456789012", "1e-300"])
-def test_a_number_loses_nothing(spelt: str) -> None:
-    parsed_request = parse_request(CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelt.encode())
-    assert parsed_request.fields["x"] == json.loads(spelt)
+@pytest.mark.parametrize("spelling", ["0.1", "-1.5", "1e22", "9007199254740993", "1234567890123456789012", "1e-300"])
+def test_a_number_loses_nothing(spelling: str) -> None:
+    parsed_request = parse_request(CHAT, b'{"model":"m","messages":[{"role":"user"}],"x":%b}' % spelling.encode())
+    assert parsed_request.fields["x"] == json.loads(spelling)
 
 
 def test_an_engine_gets_its_own_name_for_the_model() -> None:
@@ -261,7 +261,7 @@ def test_too_many_fractional_numbers_are_refused() -> None:
     assert (caught.value.status, caught.value.code) == (400, "too_many_parts")
 
 
-LEAST = {
+MINIMAL = {
     CHAT: b'"messages":[{"role":"user","content":"x"}]', COMPLETIONS: b'"prompt":"x"',
     EMBEDDINGS: b'"input":"x"', RESPONSES: b'"input":"x"',
     MESSAGES: b'"max_tokens":1,"messages":[{"role":"user","content":"x"}]',
@@ -277,7 +277,7 @@ def test_a_body_may_be_nested_up_to_the_limit(
     opening, closing, inside = pair
     for levels, allowed in ((MAX_DEPTH - 1, True), (MAX_DEPTH, False), (450, False), (100_000, False)):
         deep = opening * levels + inside + closing * levels
-        body = b'{"model":"m",%b,"x":%b}' % (LEAST[endpoint], deep) + b" " * padding
+        body = b'{"model":"m",%b,"x":%b}' % (MINIMAL[endpoint], deep) + b" " * padding
         if allowed:
             assert parse_request(endpoint, body).model == "m"
             continue

@@ -57,9 +57,9 @@ def test_a_missing_or_wrong_field_is_refused_by_name(endpoint: Endpoint, fields:
     assert f"`{param}`" in error.message
 
 
-@pytest.mark.parametrize("given", ["x", "", ["x", "y"], [1, 2], [[1, 2], [3]], [USER], [[USER], [USER]]])
-def test_embeddings_take_text_tokens_or_conversations(given: Any) -> None:
-    assert embeddings(input=given).fields["input"] == given
+@pytest.mark.parametrize("input_", ["x", "", ["x", "y"], [1, 2], [[1, 2], [3]], [USER], [[USER], [USER]]])
+def test_embeddings_take_text_tokens_or_conversations(input_: Any) -> None:
+    assert embeddings(input=input_).fields["input"] == input_
 
 
 def test_embeddings_take_a_conversation_in_place_of_the_input() -> None:
@@ -80,15 +80,15 @@ def test_embeddings_are_always_deterministic() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "input_",
     [
         "x", "", [USER], [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}],
         [{"type": "function_call_output", "call_id": "c", "output": "x"}],
         [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]}],
     ],
 )  # fmt: skip
-def test_responses_take_a_text_or_items(given: Any) -> None:
-    assert responses(input=given).fields["input"] == given
+def test_responses_take_a_text_or_items(input_: Any) -> None:
+    assert responses(input=input_).fields["input"] == input_
 
 
 def test_the_token_limit_has_another_name_at_each_endpoint() -> None:
@@ -98,8 +98,10 @@ def test_the_token_limit_has_another_name_at_each_endpoint() -> None:
     assert embeddings().max_tokens is None
 
 
-@pytest.mark.parametrize("asked", [responses(stream=True), messages(stream=True)], ids=["responses", "messages"])
-def test_a_stream_that_always_sends_its_usage_is_given_no_stream_options(asked: InferenceRequest) -> None:
-    assert asked.stream
-    assert engine_body(asked, "llama") is asked.body
-    assert "stream_options" not in json.loads(engine_body(asked, "served"))
+@pytest.mark.parametrize(
+    "inference_request", [responses(stream=True), messages(stream=True)], ids=["responses", "messages"]
+)
+def test_a_stream_that_always_sends_its_usage_is_given_no_stream_options(inference_request: InferenceRequest) -> None:
+    assert inference_request.stream
+    assert engine_body(inference_request, "llama") is inference_request.body
+    assert "stream_options" not in json.loads(engine_body(inference_request, "served"))

@@ -18,7 +18,7 @@ EVENT: Final = st.builds(
 )
 
 
-def fed(pieces: list[bytes]) -> tuple[list[bytes], int]:
+def fed_parser(pieces: list[bytes]) -> tuple[list[bytes], int]:
     """What a buffer returns for each piece, and the number of bytes that it still holds."""
     reader = EventBuffer()
     return [reader.feed(piece) for piece in pieces], reader.pending
@@ -29,7 +29,7 @@ def test_events_are_the_same_wherever_they_are_cut(events: list[bytes], rest: by
     rest = b"data: " + rest.replace(b"\n", b"")  # the start of another event
     sent = b"".join(events) + rest
     cuts = sorted(data.draw(st.sets(st.integers(0, len(sent)), max_size=8)))
-    given_back, pending = fed([sent[a:b] for a, b in pairwise([0, *cuts, len(sent)])])
+    given_back, pending = fed_parser([sent[a:b] for a, b in pairwise([0, *cuts, len(sent)])])
     assert b"".join(given_back) == b"".join(events)
     assert pending == len(rest)
     assert [event for piece in given_back for event in split_events(piece)] == events
@@ -39,7 +39,7 @@ def test_events_are_the_same_wherever_they_are_cut(events: list[bytes], rest: by
 def test_every_single_cut_of_a_stream_makes_no_difference(end: bytes) -> None:
     sent = (b": hi\n\n" + b"data: {}\n\n" * 2 + b"event: x\ndata: a\ndata: b\n\n" + DONE).replace(b"\n", end)
     for at in range(len(sent) + 1):
-        given_back, pending = fed([sent[:at], sent[at:]])
+        given_back, pending = fed_parser([sent[:at], sent[at:]])
         assert b"".join(given_back) == sent
         assert pending == 0
         assert not given_back[0] or given_back[0].endswith(end * 2)
@@ -59,7 +59,7 @@ def test_an_event_is_returned_exactly_with_its_last_byte() -> None:
 def test_line_ends_may_be_mixed() -> None:
     for sent in (b"data: a\r\n\n", b"data: a\n\r\n"):
         for at in range(len(sent)):
-            assert fed([sent[:at], sent[at:]]) == ([b"", sent], 0)
+            assert fed_parser([sent[:at], sent[at:]]) == ([b"", sent], 0)
     assert split_events(b"data: a\r\n\ndata: b\n\r\ndata: c\n\n") == [
         b"data: a\r\n\n",
         b"data: b\n\r\n",
@@ -78,7 +78,7 @@ def test_empty_lines_between_events_have_no_meaning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("frame", "said"),
+    ("frame", "expected"),
     [
         (b"data: x\n\n", b"x"),
         (b"data:x\n\n", b"x"),
@@ -100,8 +100,8 @@ def test_empty_lines_between_events_have_no_meaning() -> None:
         (b"\n", None),
     ],
 )
-def test_the_payload_of_an_event_is_that_of_its_data_lines(frame: bytes, said: bytes | None) -> None:
-    assert payload(frame) == said
+def test_the_payload_of_an_event_is_that_of_its_data_lines(frame: bytes, expected: bytes | None) -> None:
+    assert payload(frame) == expected
 
 
 def test_the_end_of_a_stream_is_an_event() -> None:

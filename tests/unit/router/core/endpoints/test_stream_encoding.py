@@ -36,7 +36,7 @@ def parts_of(*frames: bytes) -> StreamParts:
     return parts
 
 
-def back(parts: StreamParts, body: bytes, usage: bytes | None = None, *, include_usage: bool = False) -> bytes:
+def decoded(parts: StreamParts, body: bytes, usage: bytes | None = None, *, include_usage: bool = False) -> bytes:
     stream = encode_stream(parts, body, usage, lossless=True)
     return decode_stream(stream, body, include_usage=include_usage, end=b"")
 
@@ -52,14 +52,14 @@ EVENTS: Final = st.one_of(
 @given(st.lists(EVENTS, max_size=30), st.sampled_from([b"{}", b"", b'{"a":"the the the"}', b"z" * 5000]))
 def test_any_events_are_decoded_as_they_were_with_any_response(events: list[bytes], body: bytes) -> None:
     sent = b"".join(events)
-    assert back(parts_of(*events), body) == sent
-    assert back(parts_of(sent), body) == sent
+    assert decoded(parts_of(*events), body) == sent
+    assert decoded(parts_of(sent), body) == sent
 
 
 def test_the_usage_is_decoded_only_on_request() -> None:
     parts = parts_of(event(b"a"))
-    assert back(parts, b"{}", b"data: u\n\n") == event(b"a")
-    assert back(parts, b"{}", b"data: u\n\n", include_usage=True) == event(b"a") + b"data: u\n\n"
+    assert decoded(parts, b"{}", b"data: u\n\n") == event(b"a")
+    assert decoded(parts, b"{}", b"data: u\n\n", include_usage=True) == event(b"a") + b"data: u\n\n"
 
 
 @pytest.mark.parametrize("count", [1, 3, 3000])
@@ -68,20 +68,20 @@ def test_events_that_repeat_the_response_take_almost_no_space(count: int) -> Non
     body = b'{"said":"%b"}' % text
     repeated = b"data: %b, %b\n\n" % (body, body)
     parts = parts_of(*[repeated] * count)
-    assert back(parts, body) == repeated * count
+    assert decoded(parts, body) == repeated * count
     assert len(encode_stream(parts, body, None, lossless=True)) < 400 + 20 * count
 
 
 def test_a_text_that_is_not_in_the_response_is_stored_beside_it() -> None:
     words = [b"w%d" % number for number in range(100)]
     parts = parts_of(*map(event, words))
-    assert back(parts, b"{}") == b"".join(map(event, words))
+    assert decoded(parts, b"{}") == b"".join(map(event, words))
 
 
 def test_many_prefixes_of_the_text_in_the_response_do_not_mislead() -> None:
     text = b"a" * 200 + b"b"
     parts = parts_of(event(b"a" * 200), event(b"b"))
-    assert back(parts, b"a" * 5000 + text + b"a" * 5000) == event(b"a" * 200) + event(b"b")
+    assert decoded(parts, b"a" * 5000 + text + b"a" * 5000) == event(b"a" * 200) + event(b"b")
 
 
 def test_the_flag_says_whether_the_response_is_complete() -> None:

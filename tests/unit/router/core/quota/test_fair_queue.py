@@ -130,18 +130,18 @@ def test_in_any_sequence_requests_wait_in_order_within_the_limit_and_are_served(
     held = Counter[str]()
     for number, (what, tenant) in enumerate(steps):
         if what == "push":
-            gave_way = waiting.push(tenant, f"{tenant}{number}")
+            evicted = waiting.push(tenant, f"{tenant}{number}")
             lines[tenant].append(f"{tenant}{number}")
-            if gave_way is not None:
+            if evicted is not None:
                 most = max(map(len, lines.values()))
-                assert len(lines[gave_way[0]]) == most, "who has the most gives way"
-                assert lines[gave_way[0]].pop() == gave_way[1], "with its newest"
+                assert len(lines[evicted[0]]) == most, "who has the most gives way"
+                assert lines[evicted[0]].pop() == evicted[1], "with its newest"
         elif what == "pop":
             item = waiting.pop(anything)
-            wanting = [name for name, line in lines.items() if line]
-            assert (item is None) == (not wanting)
+            waiting_tenants = [name for name, line in lines.items() if line]
+            assert (item is None) == (not waiting_tenants)
             if item is not None:
-                assert held[item[0]] == min(held[name] for name in wanting)
+                assert held[item[0]] == min(held[name] for name in waiting_tenants)
                 assert lines[item[0]].pop(0) == item
                 held[item[0]] += 1
         elif what == "end" and held[tenant]:

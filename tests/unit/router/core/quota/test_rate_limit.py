@@ -21,17 +21,17 @@ LEASE = 3000
 NONE = Quota()
 
 
-def ask(ledger: TenantUsage, limits: Quota, now: float, process: str = "p") -> RateLimitStatus:
-    return ledger.apply(limits, UsageUpdate(process=process, acquire=True), int(now * 1000), LEASE)
+def acquire(usage: TenantUsage, limits: Quota, now: float, process: str = "p") -> RateLimitStatus:
+    return usage.apply(limits, UsageUpdate(process=process, acquire=True), int(now * 1000), LEASE)
 
 
-def comes_in(ledger: TenantUsage, limits: Quota, now: float, process: str = "p") -> bool:
-    return ask(ledger, limits, now, process).exceeded is None
+def is_admitted(usage: TenantUsage, limits: Quota, now: float, process: str = "p") -> bool:
+    return acquire(usage, limits, now, process).exceeded is None
 
 
 def test_without_a_limit_every_request_is_admitted() -> None:
-    ledger = TenantUsage()
-    assert all(comes_in(ledger, NONE, 0) for _ in range(1000))
+    usage = TenantUsage()
+    assert all(is_admitted(usage, NONE, 0) for _ in range(1000))
     assert not NONE.is_limited
     assert Quota(concurrent_requests=1).is_limited
 
@@ -41,10 +41,10 @@ def test_without_a_limit_every_request_is_admitted() -> None:
 
 @given(st.lists(st.integers(0, 40_000), max_size=80), st.integers(1, 8))
 def test_no_more_requests_are_admitted_in_any_minute_than_the_limit(gaps: list[int], limit: int) -> None:
-    ledger, limits, now, admitted = TenantUsage(), Quota(requests_per_minute=limit), 1_000_000, list[int]()
+    usage, limits, now, admitted = TenantUsage(), Quota(requests_per_minute=limit), 1_000_000, list[int]()
     for gap in gaps:
         now += gap
-        if ledger.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE).exceeded is None:
+        if usage.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE).exceeded is None:
             admitted.append(now)
     for first in admitted:
         assert sum(first <= instant < first + 60_000 for instant in admitted) <= limit
@@ -52,70 +52,70 @@ def test_no_more_requests_are_admitted_in_any_minute_than_the_limit(gaps: list[i
 
 @given(st.lists(st.integers(0, 20_000), max_size=60), st.integers(1, 5))
 def test_a_client_that_waits_exactly_as_long_as_advised_is_admitted(gaps: list[int], limit: int) -> None:
-    ledger, limits, now = TenantUsage(), Quota(requests_per_minute=limit), 1_000_000
+    usage, limits, now = TenantUsage(), Quota(requests_per_minute=limit), 1_000_000
     for gap in gaps:
         now += gap
-        allowance = ledger.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE)
-        if allowance.exceeded is not None:
-            assert allowance.exceeded == "requests"
-            assert 0 < allowance.retry_after_ms <= 60_000
-            if allowance.retry_after_ms > 1:
-                early = ledger.apply(
-                    limits, UsageUpdate(process="p", acquire=True), now + allowance.retry_after_ms - 1, LEASE
+        status = usage.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE)
+        if status.exceeded is not None:
+            assert status.exceeded == "requests"
+            assert 0 < status.retry_after_ms <= 60_000
+            if status.retry_after_ms > 1:
+                early = usage.apply(
+                    limits, UsageUpdate(process="p", acquire=True), now + status.retry_after_ms - 1, LEASE
                 )
                 assert early.exceeded == "requests"
-            now += allowance.retry_after_ms
-            assert ledger.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE).exceeded is None
+            now += status.retry_after_ms
+            assert usage.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE).exceeded is None
 
 
 def test_a_refused_request_costs_nothing() -> None:
-    ledger, limits = TenantUsage(), Quota(requests_per_minute=2)
-    assert [comes_in(ledger, limits, 0.5) for _ in range(50)] == [True, True] + [False] * 48
-    assert comes_in(ledger, limits, 60.5)
+    usage, limits = TenantUsage(), Quota(requests_per_minute=2)
+    assert [is_admitted(usage, limits, 0.5) for _ in range(50)] == [True, True] + [False] * 48
+    assert is_admitted(usage, limits, 60.5)
 
 
 def test_the_remaining_quota_and_its_reset_are_returned() -> None:
-    ledger, limits = TenantUsage(), Quota(requests_per_minute=3)
-    assert ask(ledger, limits, 10).requests_remaining == 2
-    allowance = ask(ledger, limits, 20.5)
-    assert (allowance.requests_remaining, allowance.requests_reset_ms) == (1, 60_000)
+    usage, limits = TenantUsage(), Quota(requests_per_minute=3)
+    assert acquire(usage, limits, 10).requests_remaining == 2
+    status = acquire(usage, limits, 20.5)
+    assert (status.requests_remaining, status.requests_reset_ms) == (1, 60_000)
 
 
 def test_a_clock_that_is_set_back_blocks_no_tenant_for_long() -> None:
-    ledger, limits = TenantUsage(), Quota(requests_per_minute=2, tokens_per_minute=10)
-    assert [comes_in(ledger, limits, 1000) for _ in range(2)] == [True, True]
-    assert not comes_in(ledger, limits, 990), "a little: they still count"
-    assert comes_in(ledger, limits, 100), "by far: another clock's seconds mean nothing"
+    usage, limits = TenantUsage(), Quota(requests_per_minute=2, tokens_per_minute=10)
+    assert [is_admitted(usage, limits, 1000) for _ in range(2)] == [True, True]
+    assert not is_admitted(usage, limits, 990), "a little: they still count"
+    assert is_admitted(usage, limits, 100), "by far: another clock's seconds mean nothing"
 
 
 # Tokens
 
 
-def spend(ledger: TenantUsage, limits: Quota, tokens: int, now: float) -> RateLimitStatus:
-    return ledger.apply(limits, UsageUpdate(process="p", tokens_used=tokens), int(now * 1000), LEASE)
+def spend(usage: TenantUsage, limits: Quota, tokens: int, now: float) -> RateLimitStatus:
+    return usage.apply(limits, UsageUpdate(process="p", tokens_used=tokens), int(now * 1000), LEASE)
 
 
 def test_tokens_are_subtracted_after_use_and_debts_are_paid_first() -> None:
-    ledger, limits = TenantUsage(), Quota(tokens_per_minute=60)
-    assert ask(ledger, limits, 0).tokens_remaining == 60
-    assert spend(ledger, limits, 100, 0).tokens_remaining == 0
-    allowance = ask(ledger, limits, 0)
-    assert (allowance.exceeded, allowance.retry_after_ms, allowance.tokens_reset_ms) == ("tokens", 41_000, 100_000)
-    assert not comes_in(ledger, limits, 40.9)
-    assert comes_in(ledger, limits, 41)
-    assert ask(ledger, limits, 1000).tokens_remaining == 60, "it never holds more than a minute's worth"
+    usage, limits = TenantUsage(), Quota(tokens_per_minute=60)
+    assert acquire(usage, limits, 0).tokens_remaining == 60
+    assert spend(usage, limits, 100, 0).tokens_remaining == 0
+    status = acquire(usage, limits, 0)
+    assert (status.exceeded, status.retry_after_ms, status.tokens_reset_ms) == ("tokens", 41_000, 100_000)
+    assert not is_admitted(usage, limits, 40.9)
+    assert is_admitted(usage, limits, 41)
+    assert acquire(usage, limits, 1000).tokens_remaining == 60, "it never holds more than a minute's worth"
 
 
 @given(st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 500)), max_size=60), st.integers(1, 300))
 def test_over_time_no_more_tokens_are_used_than_the_limit_except_for_the_last_request(
     work: Iterable[tuple[int, int]], limit: int
 ) -> None:
-    ledger, limits, now, used, last = TenantUsage(), Quota(tokens_per_minute=limit), 0, 0, 0
+    usage, limits, now, used, last = TenantUsage(), Quota(tokens_per_minute=limit), 0, 0, 0
     for gap, tokens in work:
         now += gap
-        if ledger.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE).exceeded is None:
+        if usage.apply(limits, UsageUpdate(process="p", acquire=True), now, LEASE).exceeded is None:
             assert used <= limit + limit * now / 60_000 + 1
-            ledger.apply(limits, UsageUpdate(process="p", tokens_used=tokens), now, LEASE)
+            usage.apply(limits, UsageUpdate(process="p", tokens_used=tokens), now, LEASE)
             used, last = used + tokens, tokens
     assert used - last <= limit + limit * now / 60_000 + 1
 
@@ -124,53 +124,53 @@ def test_over_time_no_more_tokens_are_used_than_the_limit_except_for_the_last_re
 
 
 def test_no_more_requests_run_than_the_limit_and_the_next_is_admitted_when_one_ends() -> None:
-    ledger, limits = TenantUsage(), Quota(concurrent_requests=2)
-    assert [comes_in(ledger, limits, 0, process) for process in "pqp"] == [True, True, False]
-    ledger.apply(limits, UsageUpdate(process="q", released=1), 0, LEASE)
-    assert [comes_in(ledger, limits, 0, process) for process in "pq"] == [True, False]
+    usage, limits = TenantUsage(), Quota(concurrent_requests=2)
+    assert [is_admitted(usage, limits, 0, process) for process in "pqp"] == [True, True, False]
+    usage.apply(limits, UsageUpdate(process="q", released=1), 0, LEASE)
+    assert [is_admitted(usage, limits, 0, process) for process in "pq"] == [True, False]
 
 
 def test_the_slots_of_a_silent_process_are_released_after_its_lease() -> None:
-    ledger, limits = TenantUsage(), Quota(concurrent_requests=1)
-    assert comes_in(ledger, limits, 0, "gone")
-    assert not comes_in(ledger, limits, 2.999)
-    assert comes_in(ledger, limits, 3)
+    usage, limits = TenantUsage(), Quota(concurrent_requests=1)
+    assert is_admitted(usage, limits, 0, "gone")
+    assert not is_admitted(usage, limits, 2.999)
+    assert is_admitted(usage, limits, 3)
 
 
 def test_a_clock_that_is_set_back_keeps_the_slots_of_a_dead_process_for_at_most_a_lease() -> None:
-    ledger, limits = TenantUsage(), Quota(concurrent_requests=1)
-    assert comes_in(ledger, limits, 10_000, process="gone")
-    assert not comes_in(ledger, limits, 6400), "an hour before: it may still be there"
-    assert not comes_in(ledger, limits, 6402.9)
-    assert comes_in(ledger, limits, 6403)
+    usage, limits = TenantUsage(), Quota(concurrent_requests=1)
+    assert is_admitted(usage, limits, 10_000, process="gone")
+    assert not is_admitted(usage, limits, 6400), "an hour before: it may still be there"
+    assert not is_admitted(usage, limits, 6402.9)
+    assert is_admitted(usage, limits, 6403)
 
 
 def test_a_process_that_reports_again_keeps_its_slots() -> None:
-    ledger, limits = TenantUsage(), Quota(concurrent_requests=1)
-    assert comes_in(ledger, limits, 0, "long")
+    usage, limits = TenantUsage(), Quota(concurrent_requests=1)
+    assert is_admitted(usage, limits, 0, "long")
     for second in range(1, 10):
-        ledger.apply(limits, UsageUpdate(process="long", running=1), second * 1000, LEASE)
-        assert not comes_in(ledger, limits, second)
-    ledger.apply(limits, UsageUpdate(process="long", running=0), 10_000, LEASE)
-    assert comes_in(ledger, limits, 10)
+        usage.apply(limits, UsageUpdate(process="long", running=1), second * 1000, LEASE)
+        assert not is_admitted(usage, limits, second)
+    usage.apply(limits, UsageUpdate(process="long", running=0), 10_000, LEASE)
+    assert is_admitted(usage, limits, 10)
 
 
 def test_an_end_that_is_reported_twice_releases_nothing_twice() -> None:
-    ledger, limits = TenantUsage(), Quota(concurrent_requests=1)
-    ledger.apply(limits, UsageUpdate(process="p", released=3), 0, LEASE)
-    assert [comes_in(ledger, limits, 0) for _ in range(2)] == [True, False]
+    usage, limits = TenantUsage(), Quota(concurrent_requests=1)
+    usage.apply(limits, UsageUpdate(process="p", released=3), 0, LEASE)
+    assert [is_admitted(usage, limits, 0) for _ in range(2)] == [True, False]
 
 
 @given(st.lists(st.tuples(st.sampled_from("pqr"), st.booleans()), max_size=100), st.integers(1, 5))
 def test_in_any_sequence_no_more_requests_run_than_the_limit(steps: Iterable[tuple[str, bool]], limit: int) -> None:
-    ledger, limits, working = TenantUsage(), Quota(concurrent_requests=limit), dict.fromkeys("pqr", 0)
+    usage, limits, working = TenantUsage(), Quota(concurrent_requests=limit), dict.fromkeys("pqr", 0)
     for process, wants in steps:
         if wants:
-            admitted = comes_in(ledger, limits, 0, process)
+            admitted = is_admitted(usage, limits, 0, process)
             assert admitted is (sum(working.values()) < limit), "and all that may are"
             working[process] += admitted
         elif working[process]:
-            ledger.apply(limits, UsageUpdate(process=process, released=1), 0, LEASE)
+            usage.apply(limits, UsageUpdate(process=process, released=1), 0, LEASE)
             working[process] -= 1
 
 
@@ -186,20 +186,18 @@ def test_durations_are_formatted_as_openai_does(milliseconds: int, text: bytes) 
 
 
 def test_only_existing_limits_have_headers() -> None:
-    allowance = RateLimitStatus(
-        requests_remaining=4, requests_reset_ms=61_000, tokens_remaining=90, tokens_reset_ms=500
-    )
-    assert rate_limit_headers(Quota(requests_per_minute=5), allowance) == [
+    status = RateLimitStatus(requests_remaining=4, requests_reset_ms=61_000, tokens_remaining=90, tokens_reset_ms=500)
+    assert rate_limit_headers(Quota(requests_per_minute=5), status) == [
         (b"x-ratelimit-limit-requests", b"5"),
         (b"x-ratelimit-remaining-requests", b"4"),
         (b"x-ratelimit-reset-requests", b"1m1s"),
     ]
-    assert (b"x-ratelimit-reset-tokens", b"500ms") in rate_limit_headers(Quota(tokens_per_minute=99), allowance)
-    assert rate_limit_headers(Quota(concurrent_requests=5), allowance) == []
+    assert (b"x-ratelimit-reset-tokens", b"500ms") in rate_limit_headers(Quota(tokens_per_minute=99), status)
+    assert rate_limit_headers(Quota(concurrent_requests=5), status) == []
 
 
 @pytest.mark.parametrize(
-    ("limits", "allowance", "kind", "reason"),
+    ("limits", "status", "kind", "reason"),
     [
         (Quota(requests_per_minute=7), RateLimitStatus(exceeded="requests", retry_after_ms=1), "requests",
         "requests_limit"), (Quota(tokens_per_minute=7), RateLimitStatus(exceeded="tokens", retry_after_ms=900),
@@ -210,9 +208,9 @@ def test_only_existing_limits_have_headers() -> None:
     ],
 )  # fmt: skip
 def test_a_refusal_names_the_limit_and_the_time_to_wait(
-    limits: Quota, allowance: RateLimitStatus, kind: str, reason: str
+    limits: Quota, status: RateLimitStatus, kind: str, reason: str
 ) -> None:
-    error = rate_limit_error(limits, allowance)
+    error = rate_limit_error(limits, status)
     assert (error.status, error.kind, error.code, error.reason) == (429, kind, "rate_limit_exceeded", reason)
     assert error.retry_after == 1
     assert "7 " in error.message

@@ -19,30 +19,30 @@ from router.core.resilience.retry import (
 # -- the next engine --------------------------------------------------------------------------------------------------
 
 
-def turns_taken(
+def attempts_of(
     engines: list[str], *reasons: str, random: float = 0.0, retry_after: float | None = None
 ) -> list[tuple[str, float]]:
     """The engines tried and their delays if each attempt fails with the next reason; the last reason repeats."""
     schedule, attempts, now, remaining = RetrySchedule(engines), [], 0.0, list(reasons)
-    while (turn := schedule.next_attempt(now, random)) is not None:
-        engine = turn.engines[0]
-        attempts.append((engine, turn.wait))
-        now += turn.wait
+    while (attempt := schedule.next_attempt(now, random)) is not None:
+        engine = attempt.engines[0]
+        attempts.append((engine, attempt.wait))
+        now += attempt.wait
         schedule.mark_tried(engine)
         schedule.on_failure(engine, remaining.pop(0) if len(remaining) > 1 else remaining[0], retry_after, now)
     return attempts
 
 
-def engines_asked(engines: list[str], *reasons: str, retry_after: float | None = None) -> str:
-    return "".join(engine for engine, _ in turns_taken(engines, *reasons, retry_after=retry_after))
+def engines_tried(engines: list[str], *reasons: str, retry_after: float | None = None) -> str:
+    return "".join(engine for engine, _ in attempts_of(engines, *reasons, retry_after=retry_after))
 
 
 def waits(engines: list[str], reason: str, *, random: float, retry_after: float | None = None) -> list[float]:
-    return [wait for _, wait in turns_taken(engines, reason, random=random, retry_after=retry_after)]
+    return [wait for _, wait in attempts_of(engines, reason, random=random, retry_after=retry_after)]
 
 
 @pytest.mark.parametrize(
-    ("engines", "reasons", "asked"),
+    ("engines", "reasons", "tried"),
     [
         ("a", ["status-500"], "aaa"),
         ("ab", ["status-500"], "aba"),
@@ -59,9 +59,9 @@ def waits(engines: list[str], reason: str, *, random: float, retry_after: float 
     ],
 )
 def test_another_engine_is_tried_first_and_the_same_one_only_where_that_may_help(
-    engines: str, reasons: list[str], asked: str
+    engines: str, reasons: list[str], tried: str
 ) -> None:
-    assert engines_asked(list(engines), *reasons) == asked
+    assert engines_tried(list(engines), *reasons) == tried
 
 
 def test_another_engine_is_tried_at_once_and_the_same_one_after_a_wait() -> None:
@@ -73,7 +73,7 @@ def test_another_engine_is_tried_at_once_and_the_same_one_after_a_wait() -> None
 @pytest.mark.parametrize("reason", ["status-429", "status-503"])
 def test_an_engine_is_not_retried_before_its_retry_after(reason: str) -> None:
     assert waits(["a"], reason, random=0.5, retry_after=1) == pytest.approx([0, 1.05, 1.1])
-    assert engines_asked(["a", "b"], reason, retry_after=MAX_WAIT + 0.1) == "ab", "nobody waits for longer"
+    assert engines_tried(["a", "b"], reason, retry_after=MAX_WAIT + 0.1) == "ab", "nobody waits for longer"
 
 
 def test_any_untried_engine_may_be_the_next() -> None:
@@ -100,7 +100,7 @@ def test_a_wait_is_anything_from_zero_to_its_maximum(number: int, random: float)
     st.floats(0, 1),
 )
 def test_every_request_runs_out_of_attempts(engines: list[str], reasons: list[str], random: float) -> None:
-    attempts = turns_taken(engines, *reasons, random=random)
+    attempts = attempts_of(engines, *reasons, random=random)
     assert len(attempts) <= len(engines) + MAX_ATTEMPTS
     assert all(0 <= wait <= MAX_WAIT for _, wait in attempts)
 
@@ -124,14 +124,14 @@ def test_a_4xx_never_counts(reason: str) -> None:
 
 @pytest.mark.parametrize("reason", ["refused", "too-large", "status-404", "status-405", "status-501"])
 def test_client_errors_and_the_routers_own_limits_neither_count_nor_use_the_retry_budget(reason: str) -> None:
-    judged = classify_failure(reason, None)
-    assert (judged.counts_for_breaker, judged.engine_busy, judged.may_retry_engine, judged.uses_retry_budget) == (
+    failure = classify_failure(reason, None)
+    assert (failure.counts_for_breaker, failure.engine_busy, failure.may_retry_engine, failure.uses_retry_budget) == (
         False,
         False,
         False,
         False,
     )
-    assert turns_taken(list("abcdef"), reason) == [(name, 0.0) for name in "abc"], (
+    assert attempts_of(list("abcdef"), reason) == [(name, 0.0) for name in "abc"], (
         "engines that lack it are asked thrice"
     )
 

@@ -4,7 +4,7 @@ import pytest
 
 from router.core.resilience.timeouts import DEFAULT_ANSWER_TOKENS, MAX_ANSWER_TOKENS, EngineTimeouts
 
-PATIENCE = EngineTimeouts(first_token=30, between_tokens=15, min_tokens_per_second=10)
+TIMEOUTS = EngineTimeouts(first_token=30, between_tokens=15, min_tokens_per_second=10)
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ PATIENCE = EngineTimeouts(first_token=30, between_tokens=15, min_tokens_per_seco
 def test_a_response_may_take_its_length_at_the_minimum_speed(
     max_tokens: int | None, max_model_len: int | None, seconds: float
 ) -> None:
-    assert PATIENCE.total(max_tokens, max_model_len) == pytest.approx(seconds)
+    assert TIMEOUTS.total(max_tokens, max_model_len) == pytest.approx(seconds)

@@ -56,9 +56,9 @@ def test_weights_are_the_same_in_every_process() -> None:
 
 
 @given(NAMES, st.lists(st.sampled_from(["hot", "warm", "cold"]), max_size=60))
-def test_no_engine_gets_more_than_its_limit_in_any_sequence(names: list[str], asked: list[str]) -> None:
+def test_no_engine_gets_more_than_its_limit_in_any_sequence(names: list[str], chosen_names: list[str]) -> None:
     loads = dict.fromkeys(names, 0)
-    for affinity in asked:
+    for affinity in chosen_names:
         chosen = preferred(affinity, names, loads)
         mean = sum(load + 1 for load in loads.values()) / len(loads)
         assert loads[chosen] + 1 <= ceil(LOAD_BOUND * mean)
@@ -84,8 +84,8 @@ def test_some_engine_always_has_room(loads: list[float]) -> None:
 
 def test_the_system_prompt_and_the_documents_make_the_affinity_and_the_question_does_not() -> None:
     def affinity(system: str, question: str, document: str) -> str | None:
-        said = conversation(("system", system), ("user", question), documents=[{"text": document}])
-        return affinity_key(derive_key(said).parts, None)
+        request = conversation(("system", system), ("user", question), documents=[{"text": document}])
+        return affinity_key(derive_key(request).parts, None)
 
     one = affinity("Be brief.", "Why?", "The sea.")
     assert one is not None

@@ -27,7 +27,7 @@ def test_a_prompt_has_at_most_as_many_tokens_as_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "prompt"),
+    ("inference_request", "prompt"),
     [
         (completion(prompt=[1, 2, 3]), 3),
         (completion(prompt=[[1], [1, 2, 3, 4]]), 4),
@@ -38,15 +38,15 @@ def test_a_prompt_has_at_most_as_many_tokens_as_bytes() -> None:
         (embeddings(input=["one", "two"]), 0),
     ],
 )
-def test_token_ids_are_counted_by_the_longest_prompt(asked: InferenceRequest, prompt: int) -> None:
-    assert token_bounds(asked).min_prompt == prompt
+def test_token_ids_are_counted_by_the_longest_prompt(inference_request: InferenceRequest, prompt: int) -> None:
+    assert token_bounds(inference_request).min_prompt == prompt
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "inference_request",
     [
         chat(messages=[{"role": "user", "content": [{"type": "text", "text": "What is it?"}, IMAGE]}]),
         messages(messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}]),
@@ -59,14 +59,14 @@ IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
         completion(prompt_embeds="AAAA"),
     ],
 )
-def test_the_length_of_images_and_remote_content_is_unknown(asked: InferenceRequest) -> None:
-    bounds = token_bounds(asked)
+def test_the_length_of_images_and_remote_content_is_unknown(inference_request: InferenceRequest) -> None:
+    bounds = token_bounds(inference_request)
     assert bounds.max_total is None
     assert check_fit(bounds, 1 << 20) is Fit.MAY_FIT
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "inference_request",
     [
         messages(messages=[{"role": "user", "content": [{"type": "tool_result", "content": [{"type": "text"}]}]}]),
         messages(messages=[{"role": "user", "content": [{"type": "tool_result", "content": "42"}]}]),
@@ -74,8 +74,8 @@ def test_the_length_of_images_and_remote_content_is_unknown(asked: InferenceRequ
         chat(messages=[{"role": "assistant", "content": None}, {"role": "user", "content": [{"type": "text"}]}]),
     ],
 )
-def test_the_length_of_text_has_an_upper_bound(asked: InferenceRequest) -> None:
-    assert check_fit(token_bounds(asked), 1 << 20) is Fit.FITS
+def test_the_length_of_text_has_an_upper_bound(inference_request: InferenceRequest) -> None:
+    assert check_fit(token_bounds(inference_request), 1 << 20) is Fit.FITS
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_prompt_fits_may_fit_or_is_too_long(length: TokenBounds, context: int 
 
 
 @pytest.mark.parametrize(
-    ("asked", "param"),
+    ("inference_request", "param"),
     [
         (chat(max_tokens=9000), "messages"),
         (messages(max_tokens=9000), "messages"),
@@ -105,8 +105,8 @@ def test_a_prompt_fits_may_fit_or_is_too_long(length: TokenBounds, context: int 
         (embeddings(input=[1] * 9000), "input"),
     ],
 )
-def test_a_refusal_is_worded_as_openais(asked: InferenceRequest, param: str) -> None:
-    error = context_length_error(asked, token_bounds(asked), 8192)
+def test_a_refusal_is_worded_as_openais(inference_request: InferenceRequest, param: str) -> None:
+    error = context_length_error(inference_request, token_bounds(inference_request), 8192)
     assert (error.status, error.code, error.param, error.kind) == (
         400, "context_length_exceeded", param, "invalid_request_error",
     )  # fmt: skip

@@ -36,7 +36,8 @@ def view(
 def order(task: Task, *engines: EngineSnapshot, length: TokenBounds | None = None) -> list[str]:
     """The names in the order of the ranking, which must not depend on the order of the arguments."""
     plans = {
-        tuple(engine.name for engine in rank_engines(task, given, bounds=length)) for given in permutations(engines)
+        tuple(engine.name for engine in rank_engines(task, order_given, bounds=length))
+        for order_given in permutations(engines)
     }
     assert len(plans) == 1
     return list(plans.pop())
@@ -99,9 +100,9 @@ def test_an_unknown_kv_cache_usage_counts_as_that_of_the_others() -> None:
 
 
 def test_an_engine_with_a_backlog_comes_last_whatever_its_task() -> None:
-    crowded = view("crowded", "code", running=20.0, waiting=9.0)
-    assert order("code", crowded, view("other", "chat", running=3.0, waiting=0.0)) == ["other", "crowded"]
-    assert order("code", crowded, view("unknown", "chat")) == ["unknown", "crowded"]
+    backlogged = view("crowded", "code", running=20.0, waiting=9.0)
+    assert order("code", backlogged, view("other", "chat", running=3.0, waiting=0.0)) == ["other", "crowded"]
+    assert order("code", backlogged, view("unknown", "chat")) == ["unknown", "crowded"]
 
 
 @pytest.mark.parametrize(("running", "waiting"), [(20.0, 5.0), (0.0, 4.0), (None, 4.0), (20.0, None), (400.0, 90.0)])

@@ -45,24 +45,26 @@ async def test_an_unreachable_address_is_a_connect_error(url: str) -> None:
         assert transport.in_use == 0
 
 
-@pytest.mark.parametrize(("connect", "patience", "reason"), [(0.05, 60, "connect"), (60, 0.05, "timeout")])
-def test_a_connection_that_takes_too_long_is_aborted(connect: float, patience: float, reason: str) -> None:
+@pytest.mark.parametrize(("connect", "head_timeout", "reason"), [(0.05, 60, "connect"), (60, 0.05, "timeout")])
+def test_a_connection_that_takes_too_long_is_aborted(connect: float, head_timeout: float, reason: str) -> None:
     @on_both_loops
-    async def story() -> None:
+    async def scenario() -> None:
         async with transport_and_server(ssl_context=ssl.create_default_context()) as (transport, server):
             # The server does not use TLS, so the handshake never ends.
             with raises_engine_error(reason):
-                await send_request(transport, server.url.replace("http:", "https:"), connect=connect, patience=patience)
+                await send_request(
+                    transport, server.url.replace("http:", "https:"), connect=connect, head_timeout=head_timeout
+                )
             assert await (await server.peer()).reader.read() != b""  # and then the client's end was closed
 
     for loop in (asyncio.new_event_loop, uvloop.new_event_loop):
-        story(loop_factory=loop)
+        scenario(loop_factory=loop)
 
 
 @on_both_loops
 async def test_a_head_that_does_not_arrive_is_a_timeout_and_frees_the_engine() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url, patience=0.05))
+        request = asyncio.create_task(send_request(transport, server.url, head_timeout=0.05))
         peer = await server.peer()
         await peer.request()
         with raises_engine_error("timeout"):
@@ -97,11 +99,11 @@ async def test_an_exception_of_a_sink_is_raised_in_the_reader_and_frees_the_engi
             peer = await server.peer()
             await peer.request()
             peer.send(STREAM + first)
-            poured = asyncio.create_task((await request).stream_to(sink))
+            streaming = asyncio.create_task((await request).stream_to(sink))
             await asyncio.sleep(0)
             peer.send(b"1\r\nb\r\n")
             with pytest.raises(KeyError):
-                await poured
+                await streaming
             assert await peer.closed_by_client()
 
 
@@ -140,8 +142,8 @@ class Clock:
         callback()  # type: ignore[operator]
 
 
-def asking(
-    clock: Clock, patience: float, total: float = 1000.0
+def waiting_connection(
+    clock: Clock, head_timeout: float, total: float = 1000.0
 ) -> tuple[HTTPConnection, asyncio.Future[Exception | None]]:
     """A connection with a started exchange that waits for its head, on a fake socket."""
     connection = HTTPConnection(
@@ -152,7 +154,7 @@ def asking(
         on_lost=lambda _: None,
     )
     connection.connection_made(Nowhere())
-    return connection, connection.send_request(b"", clock.now + patience, clock.now + total)
+    return connection, connection.send_request(b"", clock.now + head_timeout, clock.now + total)
 
 
 class Nowhere(asyncio.Transport):
@@ -175,77 +177,77 @@ def waits(arrival: "asyncio.Future[Exception | None] | None") -> bool:
     return arrival is not None and not arrival.done()
 
 
-def is_too_late(arrival: "asyncio.Future[Exception | None] | None") -> bool:
+def timed_out(arrival: "asyncio.Future[Exception | None] | None") -> bool:
     failure = arrival.result() if arrival is not None else None
     return isinstance(failure, EngineError) and failure.reason == "timeout"
 
 
 async def test_chunks_extend_the_timeout_without_setting_a_timer() -> None:
     clock = Clock()
-    connection, _ = asking(clock, 10.0)
+    connection, _ = waiting_connection(clock, 10.0)
     connection.data_received(STREAM)
-    poured = connection.stream_to(lambda _: False, 10.0)
+    streaming = connection.stream_to(lambda _: False, 10.0)
     for second in range(1, 10):
         clock.now = float(second)
         connection.data_received(b"1\r\na\r\n")
     assert [when for when, _ in clock.timers] == [10.0]
     clock.fire()
-    assert waits(poured)  # one second since the last chunk is not ten
+    assert waits(streaming)  # one second since the last chunk is not ten
     assert [when for when, _ in clock.timers] == [10.0, 19.0]
     clock.fire()
-    assert is_too_late(poured)
+    assert timed_out(streaming)
 
 
 async def test_nothing_extends_the_total_timeout() -> None:
     clock = Clock()
-    connection, _ = asking(clock, 10.0, total=12.0)
+    connection, _ = waiting_connection(clock, 10.0, total=12.0)
     connection.data_received(STREAM)
-    poured = connection.stream_to(lambda _: False, 10.0)
+    streaming = connection.stream_to(lambda _: False, 10.0)
     clock.now = 9.0
     connection.data_received(b"1\r\na\r\n")
     clock.now = 10.0
     clock.fire()
     assert [when for when, _ in clock.timers] == [10.0, 12.0]
     clock.fire()
-    assert is_too_late(poured)
+    assert timed_out(streaming)
 
 
 async def test_bytes_that_do_not_end_the_head_do_not_extend_its_timeout() -> None:
     clock = Clock()
-    connection, head = asking(clock, 10.0)
+    connection, head = waiting_connection(clock, 10.0)
     clock.now = 9.0
     connection.data_received(b"HTTP/1.1 2")
     clock.fire()
-    assert is_too_late(head)
+    assert timed_out(head)
 
 
 async def test_a_body_has_the_timeout_of_its_head_if_its_chunks_have_none() -> None:
     clock = Clock()
-    connection, _ = asking(clock, 10.0)
+    connection, _ = waiting_connection(clock, 10.0)
     connection.data_received(STREAM)
-    poured = connection.stream_to(lambda _: False)
+    streaming = connection.stream_to(lambda _: False)
     clock.now = 9.0
     connection.data_received(b"1\r\na\r\n")
     clock.fire()
-    assert is_too_late(poured)
+    assert timed_out(streaming)
 
 
 async def test_no_timeout_runs_while_no_task_waits() -> None:
     clock = Clock()
-    connection, _ = asking(clock, 10.0)
+    connection, _ = waiting_connection(clock, 10.0)
     connection.data_received(STREAM)
     clock.fire()
     clock.now = 100.0
-    poured = connection.stream_to(lambda _: False, 10.0)
+    streaming = connection.stream_to(lambda _: False, 10.0)
     assert [when for when, _ in clock.timers] == [10.0, 110.0]
-    assert waits(poured)
+    assert waits(streaming)
     clock.fire()
-    assert is_too_late(poured)
+    assert timed_out(streaming)
 
 
 async def test_a_shorter_timeout_does_not_wait_for_the_timer_of_a_longer_one() -> None:
     clock = Clock()
-    connection, _ = asking(clock, 60.0)
+    connection, _ = waiting_connection(clock, 60.0)
     connection.data_received(STREAM)
     connection.stream_to(lambda _: False, 1.0)
     assert [when for when, _ in clock.timers] == [60.0, 1.0]
@@ -253,7 +255,7 @@ async def test_a_shorter_timeout_does_not_wait_for_the_timer_of_a_longer_one() -
 
 async def test_one_timer_serves_consecutive_exchanges() -> None:
     clock = Clock()
-    connection, _ = asking(clock, 60.0)
+    connection, _ = waiting_connection(clock, 60.0)
     for second in range(1, 60):
         connection.data_received(OK)
         assert connection.stream_to(lambda _: False) is None
@@ -268,7 +270,7 @@ async def test_one_timer_serves_consecutive_exchanges() -> None:
 
 async def test_a_lost_connection_leaves_no_timer_behind() -> None:
     clock = Clock()
-    connection, _ = asking(clock, 10.0)
+    connection, _ = waiting_connection(clock, 10.0)
     timer = connection._timer
     assert timer is not None
     connection.connection_lost(None)

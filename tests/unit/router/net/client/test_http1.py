@@ -117,16 +117,16 @@ def test_a_chunk_with_an_invalid_end_is_malformed(end: bytes) -> None:
 def test_data_that_looks_like_a_chunk_is_part_of_the_chunk_that_contains_it() -> None:
     within = [chunk(b"hello"), b"1\r\n", chunk(b"world"), LAST]
     outer = chunk(b"".join(within))
-    begin, end = outer[:4], outer[-2:]
-    result = read([CHUNKED, chunk(b"a"), begin, *within, end, chunk(b"z"), LAST])
+    start, end = outer[:4], outer[-2:]
+    result = read([CHUNKED, chunk(b"a"), start, *within, end, chunk(b"z"), LAST])
     assert result.body == b"".join([b"a", *within, b"z"])
     assert result.done
 
 
-@pytest.mark.parametrize("begun", [b"5", b"5\r", b"5\r\n", b"5\r\nhello", b"5\r\nhello\r"])
-def test_a_chunk_that_was_started_is_read_to_its_end(begun: bytes) -> None:
-    rest = chunk(b"hello")[len(begun) :]
-    result = read([CHUNKED, chunk(b"a"), begun, rest, chunk(b"z"), LAST])
+@pytest.mark.parametrize("started_chunk", [b"5", b"5\r", b"5\r\n", b"5\r\nhello", b"5\r\nhello\r"])
+def test_a_chunk_that_was_started_is_read_to_its_end(started_chunk: bytes) -> None:
+    rest = chunk(b"hello")[len(started_chunk) :]
+    result = read([CHUNKED, chunk(b"a"), started_chunk, rest, chunk(b"z"), LAST])
     assert result == read([CHUNKED + chunk(b"a") + chunk(b"hello") + chunk(b"z") + LAST])
 
 

@@ -43,7 +43,7 @@ async def test_a_connection_with_an_unread_end_of_file_is_not_used_either() -> N
         assert await peer.closed_by_client()
 
 
-async def is_sent_once_more(end: Callable[[Peer], None]) -> None:
+async def assert_resent(end: Callable[[Peer], None]) -> None:
     async with transport_and_server() as (transport, server):
         peer = await complete_exchange(transport, server)
         request = asyncio.create_task(fetch_body(transport, server, b"again"))
@@ -57,12 +57,12 @@ async def is_sent_once_more(end: Callable[[Peer], None]) -> None:
 
 @on_both_loops
 async def test_a_request_is_resent_if_a_reused_connection_is_closed_before_the_first_byte() -> None:
-    await is_sent_once_more(Peer.close)
+    await assert_resent(Peer.close)
 
 
 @on_both_loops
 async def test_a_request_is_resent_if_a_reused_connection_is_reset_before_the_first_byte() -> None:
-    await is_sent_once_more(Peer.reset)
+    await assert_resent(Peer.reset)
 
 
 @on_both_loops
@@ -110,7 +110,7 @@ async def test_a_request_is_not_resent_after_a_read_timeout_on_a_reused_connecti
     async with transport_and_server() as (transport, server):
         peer = await complete_exchange(transport, server)
         with raises_engine_error("timeout"):
-            await send_request(transport, server.url, patience=0.02)
+            await send_request(transport, server.url, head_timeout=0.02)
         await peer.request()
         assert await peer.closed_by_client()
         assert server.accepted == 1
@@ -128,13 +128,13 @@ async def test_a_request_is_not_resent_after_a_read_timeout_on_a_reused_connecti
     ],
 )
 def test_a_connection_with_excess_bytes_or_that_the_server_closes_is_not_kept(reply: bytes) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with transport_and_server() as (transport, server):
             peer = await complete_exchange(transport, server, reply)
             assert await peer.closed_by_client()
             assert transport.idle == 0
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @on_both_loops

@@ -110,7 +110,7 @@ async def test_a_response_before_the_end_of_the_body_is_read_and_the_connection_
 async def test_a_body_that_the_server_does_not_read_is_a_timeout() -> None:
     async with transport_and_server() as (transport, server):
         with raises_engine_error("timeout"):
-            await send_request(transport, server.url, LARGE, patience=0.05)
+            await send_request(transport, server.url, LARGE, head_timeout=0.05)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ async def test_a_complete_response_may_end_a_moment_later_and_returns_its_connec
 
 @pytest.mark.parametrize("more", [b"1\r\nb\r\n", None])
 def test_a_complete_response_that_does_not_end_is_closed(more: bytes | None) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with transport_and_server() as (transport, server):
             request = asyncio.create_task(send_request(transport, server.url))
             peer = await server.peer()
@@ -147,7 +147,7 @@ def test_a_complete_response_that_does_not_end_is_closed(more: bytes | None) -> 
             assert await peer.closed_by_client()
             assert (transport.in_use, transport.idle) == (0, 0)
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 @on_both_loops
@@ -196,7 +196,7 @@ async def test_cancelling_while_connecting_leaks_nothing() -> None:
         await peer.closed_by_client()
 
 
-class Spy:
+class ReadPauseRecorder:
     """Wraps a socket's transport and reports when reading pauses and resumes."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -227,7 +227,7 @@ async def test_reading_pauses_for_a_slow_reader_and_memory_stays_bounded() -> No
         response = await request
         (connection,) = transport._busy
         assert connection._transport is not None
-        spy = Spy(connection._transport)
+        spy = ReadPauseRecorder(connection._transport)
         connection._transport = spy  # type: ignore[assignment]  # it passes on all that it does not watch
         peer.send(bytes(total))
         stream = BodyChunks(response)

@@ -22,27 +22,29 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-PATIENCE = 5.0
+RECOVERY_TIMEOUT = 5.0
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def link(deployment: Deployment) -> AsyncIterator[RedisBackend]:
+async def backend(deployment: Deployment) -> AsyncIterator[RedisBackend]:
     async with aclosing(open_backend(deployment.url, timeout=2)) as opened:
         yield opened
 
 
-async def ask(link: RedisBackend, *commands: Command | EncodedCommand, timeout: float = PATIENCE) -> list[Any]:
+async def ask(
+    backend: RedisBackend, *commands: Command | EncodedCommand, timeout: float = RECOVERY_TIMEOUT
+) -> list[Any]:
     """The replies, if there is one per command. Raises RedisBackendError."""
-    replies = await link.execute(commands, timeout)
+    replies = await backend.execute(commands, timeout)
     for reply in replies:
         if isinstance(reply, RedisBackendError):
             raise reply
     return replies
 
 
-async def answers(link: RedisBackend, *commands: Command) -> list[Any] | None:
+async def answers(backend: RedisBackend, *commands: Command) -> list[Any] | None:
     with suppress(RedisBackendError):
-        replies = await ask(link, *commands, timeout=1)
+        replies = await ask(backend, *commands, timeout=1)
         if not any(isinstance(reply, ClusterDownError) for reply in replies):
             return replies
     return None
@@ -51,47 +53,47 @@ async def answers(link: RedisBackend, *commands: Command) -> list[Any] | None:
 # -- commands and replies ---------------------------------------------------------------------------------------------
 
 
-async def test_each_command_gets_its_own_reply(link: RedisBackend) -> None:
+async def test_each_command_gets_its_own_reply(backend: RedisBackend) -> None:
     keys = [f"rh:1:own:{number}" for number in range(300)]
-    await ask(link, *(("SET", key, key) for key in keys))
-    assert await ask(link, *(("GET", key) for key in keys)) == [key.encode() for key in keys]
+    await ask(backend, *(("SET", key, key) for key in keys))
+    assert await ask(backend, *(("GET", key) for key in keys)) == [key.encode() for key in keys]
 
 
-async def test_commands_of_a_key_are_executed_in_order(link: RedisBackend) -> None:
+async def test_commands_of_a_key_are_executed_in_order(backend: RedisBackend) -> None:
     keys = [f"rh:1:order:{number}" for number in range(20)]
     commands: list[Command] = []
     for value in range(5):
         for key in keys:
             commands += [("SET", key, value), ("GET", key)]
-    actual = (await ask(link, *commands))[1::2]
+    actual = (await ask(backend, *commands))[1::2]
     assert actual == [str(value).encode() for value in range(5) for _ in keys]
 
 
-async def test_a_script_finds_its_key(link: RedisBackend) -> None:
+async def test_a_script_finds_its_key(backend: RedisBackend) -> None:
     script = "redis.call('SET', KEYS[1], ARGV[1]) return redis.call('GET', KEYS[1])"
     keys = [f"rh:1:script:{number}" for number in range(20)]
-    assert await ask(link, *(("EVAL", script, 1, key, key) for key in keys)) == [key.encode() for key in keys]
+    assert await ask(backend, *(("EVAL", script, 1, key, key) for key in keys)) == [key.encode() for key in keys]
 
 
-async def test_an_encoded_command_is_executed_like_any_other(link: RedisBackend) -> None:
+async def test_an_encoded_command_is_executed_like_any_other(backend: RedisBackend) -> None:
     keys = [f"rh:1:packed:{number}".encode() for number in range(20)]
     put, get = command_template("SET", None, None), command_template("GET", None)
     commands: list[Command | EncodedCommand] = [put % (len(key), key, len(key), key) for key in keys]
     commands += [after_previous(get % (len(key), key)) for key in keys]
-    assert await ask(link, *commands) == [b"OK"] * len(keys) + keys
+    assert await ask(backend, *commands) == [b"OK"] * len(keys) + keys
 
 
-async def test_a_command_without_a_key_is_executed(link: RedisBackend) -> None:
-    assert await ask(link, ("PING",)) == [b"PONG"]
+async def test_a_command_without_a_key_is_executed(backend: RedisBackend) -> None:
+    assert await ask(backend, ("PING",)) == [b"PONG"]
 
 
-async def test_bytes_are_returned_unchanged(link: RedisBackend) -> None:
+async def test_bytes_are_returned_unchanged(backend: RedisBackend) -> None:
     value = bytes(range(256)) * 8000
-    assert await ask(link, ("SET", "rh:1:big", value), ("GET", b"rh:1:big")) == [b"OK", value]
+    assert await ask(backend, ("SET", "rh:1:big", value), ("GET", b"rh:1:big")) == [b"OK", value]
 
 
-async def test_an_error_reply_is_an_exception_in_its_place(link: RedisBackend) -> None:
-    first, refused, last = await ask(link, ("SET", "rh:1:r", "x"), ("HGETALL", "rh:1:r"), ("GET", "rh:1:r"))
+async def test_an_error_reply_is_an_exception_in_its_place(backend: RedisBackend) -> None:
+    first, refused, last = await ask(backend, ("SET", "rh:1:r", "x"), ("HGETALL", "rh:1:r"), ("GET", "rh:1:r"))
     assert (first, last) == (b"OK", b"x")
     assert isinstance(refused, ResponseError)
 
@@ -99,50 +101,52 @@ async def test_an_error_reply_is_an_exception_in_its_place(link: RedisBackend) -
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_backend_reconnects_after_its_connections_are_lost(deployment: Deployment, link: RedisBackend) -> None:
-    await ask(link, ("SET", "rh:1:back", "1"))
+async def test_a_backend_reconnects_after_its_connections_are_lost(
+    deployment: Deployment, backend: RedisBackend
+) -> None:
+    await ask(backend, ("SET", "rh:1:back", "1"))
     for server in deployment.servers:
         await server.command("CLIENT", "KILL", "TYPE", "normal")
-    assert await eventually(lambda: answers(link, ("GET", "rh:1:back"))) == [b"1"]
+    assert await eventually(lambda: answers(backend, ("GET", "rh:1:back"))) == [b"1"]
 
 
 async def test_a_frozen_server_costs_the_timeout_and_its_late_replies_are_discarded(
-    deployment: Deployment, link: RedisBackend
+    deployment: Deployment, backend: RedisBackend
 ) -> None:
-    await ask(link, ("SET", "rh:1:frozen", "old"), ("SET", "rh:1:other", "other"))
-    holder = await deployment.primary_of_key("rh:1:frozen")
-    holder.freeze()
+    await ask(backend, ("SET", "rh:1:frozen", "old"), ("SET", "rh:1:other", "other"))
+    primary = await deployment.primary_of_key("rh:1:frozen")
+    primary.freeze()
     try:
-        began = time.perf_counter()
+        started = time.perf_counter()
         with pytest.raises(RedisBackendError):
-            await ask(link, ("GET", "rh:1:frozen"), timeout=0.1)
-        assert 0.09 < time.perf_counter() - began < 1, "the bound leaves room for a busy machine"
+            await ask(backend, ("GET", "rh:1:frozen"), timeout=0.1)
+        assert 0.09 < time.perf_counter() - started < 1, "the bound leaves room for a busy machine"
     finally:
-        holder.thaw()
+        primary.thaw()
     commands: list[Command] = [("GET", "rh:1:other"), ("SET", "rh:1:frozen", "new"), ("GET", "rh:1:frozen")]
-    assert await eventually(lambda: answers(link, *commands)) == [b"other", b"OK", b"new"]
+    assert await eventually(lambda: answers(backend, *commands)) == [b"other", b"OK", b"new"]
 
 
-async def test_a_cancelled_caller_leaves_no_reply_to_the_next(deployment: Deployment, link: RedisBackend) -> None:
-    await ask(link, ("SET", "rh:1:a", "a"), ("SET", "rh:1:b", "b"))
-    holder = await deployment.primary_of_key("rh:1:a")
-    holder.freeze()
+async def test_a_cancelled_caller_leaves_no_reply_to_the_next(deployment: Deployment, backend: RedisBackend) -> None:
+    await ask(backend, ("SET", "rh:1:a", "a"), ("SET", "rh:1:b", "b"))
+    primary = await deployment.primary_of_key("rh:1:a")
+    primary.freeze()
     try:
-        leaving = asyncio.ensure_future(ask(link, ("GET", "rh:1:a")))
+        leaving = asyncio.ensure_future(ask(backend, ("GET", "rh:1:a")))
         await asyncio.sleep(0)
         await cancel_and_wait(leaving)
     finally:
-        holder.thaw()
-    assert await eventually(lambda: answers(link, ("GET", "rh:1:b"))) == [b"b"]
+        primary.thaw()
+    assert await eventually(lambda: answers(backend, ("GET", "rh:1:b"))) == [b"b"]
 
 
 async def test_without_a_server_there_is_an_error_within_the_timeout() -> None:
     for scheme, rest in [("redis", ""), ("redis+sentinel", "/service"), ("redis+cluster", "")]:
         async with aclosing(open_backend(f"{scheme}://user:secret@127.0.0.1:1{rest}", timeout=0.2)) as opened:
-            began = time.perf_counter()
+            started = time.perf_counter()
             with pytest.raises(RedisBackendError) as raised:
                 await opened.execute([("PING",)], 0.3)
-            assert time.perf_counter() - began < 1
+            assert time.perf_counter() - started < 1
             assert "secret" not in str(raised.value)
 
 
@@ -158,33 +162,33 @@ async def test_a_wrong_password_is_an_error_that_does_not_show_it(deployment: De
 # -- listening --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_listener_is_notified_of_a_change_of_every_key(link: RedisBackend) -> None:
+async def test_a_listener_is_notified_of_a_change_of_every_key(backend: RedisBackend) -> None:
     keys = [f"rh:1:told:{number}" for number in range(30)]
-    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    changed_keys: asyncio.Queue[bytes] = asyncio.Queue()
 
     def changed(push: list[Any]) -> None:
         for key in push[1]:
-            heard.put_nowait(key)
+            changed_keys.put_nowait(key)
 
     listening = []
-    for server in await link.servers():
+    for server in await backend.servers():
         connection = RedisConnection(on_push=changed)
-        await server.connect(connection, PATIENCE)
+        await server.connect(connection, RECOVERY_TIMEOUT)
         assert await connection.execute([("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:told:")], 1) == [b"OK"]
         listening.append(connection)
-    await ask(link, *(("SET", key, "x") for key in keys))
-    async with asyncio.timeout(PATIENCE):
-        assert {await heard.get() for _ in keys} == {key.encode() for key in keys}
+    await ask(backend, *(("SET", key, "x") for key in keys))
+    async with asyncio.timeout(RECOVERY_TIMEOUT):
+        assert {await changed_keys.get() for _ in keys} == {key.encode() for key in keys}
     for connection in listening:
         connection.abort()
 
 
-async def test_the_topology_is_the_same_until_another_server_takes_over(link: RedisBackend) -> None:
-    await ask(link, ("PING",))
-    before = link.topology
-    await link.servers()
-    await ask(link, *(("SET", f"rh:1:same:{number}", "x") for number in range(30)))
-    assert link.topology == before
+async def test_the_topology_is_the_same_until_another_server_takes_over(backend: RedisBackend) -> None:
+    await ask(backend, ("PING",))
+    before = backend.topology
+    await backend.servers()
+    await ask(backend, *(("SET", f"rh:1:same:{number}", "x") for number in range(30)))
+    assert backend.topology == before
 
 
 # -- failover ---------------------------------------------------------------------------------------------------------
@@ -193,15 +197,15 @@ async def test_the_topology_is_the_same_until_another_server_takes_over(link: Re
 async def test_after_a_failover_of_sentinel_the_new_master_is_found(start_own: StartDeployment) -> None:
     group: SentinelGroup = await start_own("sentinel")
     clock = asyncio.get_running_loop().time
-    async with aclosing(open_backend(group.url, timeout=2)) as link, RedisTraffic(link) as traffic:
+    async with aclosing(open_backend(group.url, timeout=2)) as backend, RedisTraffic(backend) as traffic:
         await eventually(lambda: traffic.healthy_since(0))
-        old, servers = await group.primary_of_key(""), link.topology
+        old, servers = await group.primary_of_key(""), backend.topology
         old.kill()
         await eventually(lambda: _replaced(group, old))
         decided = clock()
         await eventually(lambda: traffic.healthy_since(decided))
         assert clock() - decided < 2, "about a second after Sentinel's decision"
-        assert link.topology != servers
+        assert backend.topology != servers
     assert traffic.mismatches == []
     assert traffic.slowest < 1, "nothing is tried again for seconds"
 
@@ -215,7 +219,7 @@ async def _replaced(group: SentinelGroup, old: Any) -> bool:
 
 async def test_slots_that_move_under_load_are_followed_without_a_failure(start_own: StartDeployment) -> None:
     cluster: Cluster = await start_own("cluster")
-    async with aclosing(open_backend(cluster.url, timeout=2)) as link, RedisTraffic(link) as traffic:
+    async with aclosing(open_backend(cluster.url, timeout=2)) as backend, RedisTraffic(backend) as traffic:
         await eventually(lambda: traffic.healthy_since(0))
         source = await cluster.primary_of_key(KEYS[0])
         target = next(server for server in [await cluster.primary_of_key(key) for key in KEYS] if server is not source)
@@ -231,44 +235,44 @@ async def test_slots_that_move_under_load_are_followed_without_a_failure(start_o
 async def test_after_a_failover_in_a_cluster_the_new_primary_is_found(start_own: StartDeployment) -> None:
     cluster: Cluster = await start_own("cluster")
     clock = asyncio.get_running_loop().time
-    async with aclosing(open_backend(cluster.url, timeout=2)) as link, RedisTraffic(link) as traffic:
+    async with aclosing(open_backend(cluster.url, timeout=2)) as backend, RedisTraffic(backend) as traffic:
         await eventually(lambda: traffic.healthy_since(0))
-        old, slot, servers = await cluster.primary_of_key(KEYS[0]), cluster.slot(KEYS[0]), link.topology
+        old, slot, servers = await cluster.primary_of_key(KEYS[0]), cluster.slot(KEYS[0]), backend.topology
         old.kill()
         await eventually(lambda: _taken_over(cluster, slot, old))
         decided = clock()
         await eventually(lambda: traffic.healthy_since(decided))
         assert clock() - decided < 3, "the servers learn of it one by one"
-        assert link.topology != servers
-        assert len(await link.servers()) == 3
+        assert backend.topology != servers
+        assert len(await backend.servers()) == 3
     assert traffic.mismatches == []
     assert traffic.slowest < 1, "nothing is tried again for seconds"
 
 
 async def test_a_frozen_primary_costs_one_timeout_and_the_other_keys_are_served(start_own: StartDeployment) -> None:
     cluster: Cluster = await start_own("cluster")
-    async with aclosing(open_backend(cluster.url, timeout=2)) as link:
-        await _freeze_one(cluster, link)
+    async with aclosing(open_backend(cluster.url, timeout=2)) as backend:
+        await _freeze_one(cluster, backend)
 
 
-async def _freeze_one(cluster: Cluster, link: RedisBackend) -> None:
-    await ask(link, *(("SET", key, key) for key in KEYS))
+async def _freeze_one(cluster: Cluster, backend: RedisBackend) -> None:
+    await ask(backend, *(("SET", key, key) for key in KEYS))
     frozen = await cluster.primary_of_key(KEYS[0])
     mine = {key for key in KEYS if await cluster.primary_of_key(key) is frozen}
     frozen.freeze()
     took = []
     for _ in range(20):
-        began = time.perf_counter()
-        replies = await link.execute([("GET", key) for key in KEYS], 0.2)
-        took.append(time.perf_counter() - began)
+        started = time.perf_counter()
+        replies = await backend.execute([("GET", key) for key in KEYS], 0.2)
+        took.append(time.perf_counter() - started)
         for key, reply in zip(KEYS, replies, strict=True):
             assert isinstance(reply, RedisBackendError) if key in mine else reply == key.encode()
     assert took[0] > 0.15
     # A busy machine may stall one of them for as long.
     assert sorted(took)[-3] < 0.15, "nobody waits any more for the one that is frozen"
-    assert await eventually(lambda: answers(link, *(("GET", key) for key in KEYS))) == [key.encode() for key in KEYS]
+    assert await eventually(lambda: answers(backend, *(("GET", key) for key in KEYS))) == [key.encode() for key in KEYS]
     frozen.thaw()
-    assert await eventually(lambda: answers(link, *(("GET", key) for key in KEYS))) == [key.encode() for key in KEYS]
+    assert await eventually(lambda: answers(backend, *(("GET", key) for key in KEYS))) == [key.encode() for key in KEYS]
 
 
 async def _taken_over(cluster: Cluster, slot: int, old: Any) -> bool:

@@ -31,12 +31,12 @@ class Machine:
         self.wall = wall
         self.clock = RedisClock(wall=lambda: self.now + self.wall, monotonic=lambda: self.now)
 
-    def ask(self, redis: float, *, there: float = 0.0, back: float = 0.0, server: int | None = None) -> None:
+    def ask(self, redis: float, *, there: float = 0.0, delay_back: float = 0.0, server: int | None = None) -> None:
         """Reads a Redis whose clock is `redis` seconds ahead of the monotonic one; `there` and `back` are delays."""
         sent = self.now
         self.now += there
         server_time = self.now + redis
-        self.now += back
+        self.now += delay_back
         self.clock.update(reply(server_time), sent, server)
 
     def offset(self) -> float:
@@ -71,15 +71,15 @@ def test_routers_whose_wall_clocks_differ_have_the_same_time(skew: float) -> Non
 @given(st.lists(st.tuples(st.floats(0, 0.2), st.floats(0, 0.2)), min_size=1))
 def test_it_never_differs_by_more_than_the_fastest_round_trip(ways: list[tuple[float, float]]) -> None:
     machine = Machine()
-    for there, back in ways:
-        machine.ask(1e9, there=there, back=back)
-    assert abs(machine.offset() - 1e9) <= min(there + back for there, back in ways) + 1e-5
+    for there, delay_back in ways:
+        machine.ask(1e9, there=there, delay_back=delay_back)
+    assert abs(machine.offset() - 1e9) <= min(there + delay_back for there, delay_back in ways) + 1e-5
 
 
 def test_a_reply_that_is_late_because_the_process_was_frozen_changes_nothing() -> None:
     machine = Machine()
     machine.ask(1e9)
-    machine.ask(1e9, there=0.001, back=60)
+    machine.ask(1e9, there=0.001, delay_back=60)
     assert machine.offset() == about(1e9)
 
 
@@ -98,11 +98,11 @@ def test_a_change_of_redis_clock_is_followed_and_logged(
     assert f"Redis' clock has jumped {word} by 360" in caplog.text
 
 
-@pytest.mark.parametrize("said", [None, Exception("NOPERM"), [], [b"x", b"y"], [b"1"], 5, b"12"])
-def test_an_invalid_time_changes_nothing(said: Any) -> None:
+@pytest.mark.parametrize("reply_", [None, Exception("NOPERM"), [], [b"x", b"y"], [b"1"], 5, b"12"])
+def test_an_invalid_time_changes_nothing(reply_: Any) -> None:
     machine = Machine()
     machine.ask(1e9)
-    machine.clock.update(said, machine.now)
+    machine.clock.update(reply_, machine.now)
     assert machine.offset() == about(1e9)
 
 
@@ -164,8 +164,8 @@ async def test_a_pipeline_sets_it_as_soon_as_redis_replies(deployment: Deploymen
 
 @on_the_loop
 async def test_a_listener_keeps_it_correct(deployment: Deployment) -> None:
-    drifting = [-AN_HOUR]
-    clock = RedisClock(wall=lambda: 0.0, monotonic=lambda: time.monotonic() + drifting[0])
+    skewed = [-AN_HOUR]
+    clock = RedisClock(wall=lambda: 0.0, monotonic=lambda: time.monotonic() + skewed[0])
     async with aclosing(open_backend(deployment.url, timeout=2)) as link:
         await link.execute([("PING",)], 2)
         listener = Listener(
@@ -178,7 +178,7 @@ async def test_a_listener_keeps_it_correct(deployment: Deployment) -> None:
         )
         task = asyncio.create_task(listener.run())
         await eventually(lambda: is_right(clock))
-        drifting[0] += AN_HOUR / 2
+        skewed[0] += AN_HOUR / 2
         await eventually(lambda: is_right(clock))
         await cancel_and_wait(task)
 

@@ -20,8 +20,8 @@ TIMEOUT = 0.05
 class Server:
     """Takes longer than the timeout for large replies, like a server whose replies keep arriving."""
 
-    def __init__(self, given: list[tuple[float, float]]) -> None:
-        self._given = given
+    def __init__(self, timeouts: list[tuple[float, float]]) -> None:
+        self._given = timeouts
 
     async def execute(self, commands: list[Any], timeout: float, extra_time: float = MAX_EXTRA_TIME) -> list[Any]:
         if commands[0][0] == "CLUSTER":
@@ -36,14 +36,14 @@ class Server:
 
 
 async def test_a_later_command_has_its_full_timeout_after_a_large_one() -> None:
-    given: list[tuple[float, float]] = []
+    timeouts: list[tuple[float, float]] = []
 
     def open_server(_: HostPort) -> Any:
-        return Server(given)
+        return Server(timeouts)
 
     link = ClusterBackend([HOST], open_server, timeout=1)
     assert await link.execute([("GET", "large"), after_previous(("GET", "small"))], TIMEOUT) == [b"OK", b"OK"]
-    (silence, more), (silence_later, more_later) = given
+    (silence, more), (silence_later, more_later) = timeouts
     assert 0 < silence <= TIMEOUT
     assert more == pytest.approx(MAX_EXTRA_TIME)
     assert 0.9 * TIMEOUT < silence_later <= TIMEOUT

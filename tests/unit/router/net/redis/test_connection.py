@@ -19,7 +19,7 @@ from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NOBODY = Handshake(None, None, 0, None)
+ANONYMOUS = Handshake(None, None, 0, None)
 HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
 GET = ("GET", "k")
 
@@ -28,7 +28,7 @@ class Server:
     """Answers the handshake; the test sends the rest."""
 
     def __init__(self) -> None:
-        self.heard = b""
+        self.received = b""
         self.left = False
         self._writer: Any = None
 
@@ -37,13 +37,13 @@ class Server:
         writer.write(HELLO)
         try:
             while data := await reader.read(65536):
-                self.heard += data
+                self.received += data
         except ConnectionError:
             pass
         self.left = True
         writer.close()
 
-    async def say(self, *pieces: bytes) -> None:
+    async def send(self, *pieces: bytes) -> None:
         """Sends each of them in its own packet."""
         for piece in pieces:
             self._writer.write(piece)
@@ -76,14 +76,14 @@ async def pair() -> AsyncIterator[Pair]:
         port = listening.sockets[0].getsockname()[1]
         pair = Pair(server)
         stack.callback(pair.connection.abort)
-        await pair.connection.connect(("127.0.0.1", port), NOBODY, TEST_TIMEOUT)
+        await pair.connection.connect(("127.0.0.1", port), ANONYMOUS, TEST_TIMEOUT)
         yield pair
         pair.connection.abort()
         await eventually(lambda: server.left)
 
 
 async def test_the_handshake_comes_first(pair: Pair) -> None:
-    await eventually(lambda: pair.server.heard == encode_command(("HELLO", 3, "SETNAME", "roundhouse")))
+    await eventually(lambda: pair.server.received == encode_command(("HELLO", 3, "SETNAME", "roundhouse")))
     assert pair.connection.ready
 
 
@@ -99,7 +99,7 @@ async def test_replies_may_be_cut_anywhere(pair: Pair) -> None:
     replies = b"$3\r\none\r\n*2\r\n:2\r\n$-1\r\n-ERR no\r\n%1\r\n$1\r\na\r\n$1\r\nb\r\n"
     for at in range(1, len(replies)):
         batch = pair.connection.execute([GET, GET, GET, GET], TEST_TIMEOUT)
-        await pair.server.say(replies[:at], replies[at:])
+        await pair.server.send(replies[:at], replies[at:])
         one, two, refused, four = await batch
         assert (one, two, four) == (b"one", [2, None], {b"a": b"b"})
         assert str(refused) == "ERR no"
@@ -108,16 +108,16 @@ async def test_replies_may_be_cut_anywhere(pair: Pair) -> None:
 
 async def test_a_push_is_not_a_reply_and_is_delivered(pair: Pair) -> None:
     pushed = b">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\nk\r\n"
-    await pair.server.say(pushed)
+    await pair.server.send(pushed)
     batch = pair.connection.execute([GET, GET], TEST_TIMEOUT)
-    await pair.server.say(b":1\r\n", pushed, b":2\r\n")
+    await pair.server.send(b":1\r\n", pushed, b":2\r\n")
     assert await batch == [1, 2]
     assert pair.pushed == [[b"invalidate", [b"k"]]] * 2
 
 
 async def test_error_replies_are_reported_to_the_callback(pair: Pair) -> None:
     batch = pair.connection.execute([GET, GET], TEST_TIMEOUT)
-    await pair.server.say(b"-READONLY it is a replica\r\n:1\r\n")
+    await pair.server.send(b"-READONLY it is a replica\r\n:1\r\n")
     assert [type(reply) for reply in await batch] == [ReadOnlyError, int]
     assert [type(error) for error in pair.refused] == [ReadOnlyError]
     assert pair.connection.ready
@@ -126,7 +126,7 @@ async def test_error_replies_are_reported_to_the_callback(pair: Pair) -> None:
 async def test_a_retired_connection_receives_pending_replies_and_accepts_no_commands(pair: Pair) -> None:
     batch = pair.connection.execute([GET], TEST_TIMEOUT)
     pair.connection.retire()
-    await pair.server.say(b":1\r\n")
+    await pair.server.send(b":1\r\n")
     assert await batch == [1]
     assert not pair.connection.ready
 
@@ -136,10 +136,10 @@ async def test_a_cancelled_caller_keeps_the_connection_busy_until_its_replies_ar
     await asyncio.sleep(0)
     await cancel_and_wait(leaving)
     assert not pair.connection.ready
-    await pair.server.say(b":1\r\n")
+    await pair.server.send(b":1\r\n")
     await eventually(lambda: pair.connection.ready)
     batch = pair.connection.execute([GET], TEST_TIMEOUT)
-    await pair.server.say(b":2\r\n")
+    await pair.server.send(b":2\r\n")
     assert await batch == [2]
 
 
@@ -148,16 +148,16 @@ async def _replies(answer: ReplyFuture) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("sent", "why"),
     [
         (b"-LOADING the data\r\n", "BusyLoadingError"), (b"-NOAUTH say who you are\r\n", "AuthenticationError"),
         (b":1\r\n:2\r\n", "InvalidResponse"), (b"nonsense\r\n", "ProtocolError"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-async def test_an_invalid_reply_closes_the_connection(pair: Pair, said: bytes, why: str) -> None:
+async def test_an_invalid_reply_closes_the_connection(pair: Pair, sent: bytes, why: str) -> None:
     batch = pair.connection.execute([GET], TEST_TIMEOUT)
-    await pair.server.say(said)
+    await pair.server.send(sent)
     with pytest.raises(RedisBackendError, match=why):
         await batch
     assert not pair.connection.ready
@@ -165,7 +165,7 @@ async def test_an_invalid_reply_closes_the_connection(pair: Pair, said: bytes, w
 
 
 async def test_an_unexpected_reply_closes_the_connection(pair: Pair) -> None:
-    await pair.server.say(b":1\r\n")
+    await pair.server.send(b":1\r\n")
     await eventually(lambda: pair.server.left)
     assert not pair.connection.ready
 
@@ -191,12 +191,12 @@ async def test_each_batch_has_its_own_timeout_whatever_the_one_before_took(pair:
     clock = asyncio.get_running_loop().time
     for timeout in (TEST_TIMEOUT, 0.05, TEST_TIMEOUT):
         batch = pair.connection.execute([GET], timeout)
-        await pair.server.say(b":1\r\n")
+        await pair.server.send(b":1\r\n")
         assert await batch == [1]
-    began = clock()
+    started = clock()
     with pytest.raises(RedisBackendError, match="TimeoutError"):
         await pair.connection.execute([GET], 0.1)
-    assert 0.09 < clock() - began < 1
+    assert 0.09 < clock() - started < 1
     await eventually(lambda: pair.server.left)
 
 
@@ -206,43 +206,43 @@ async def test_each_batch_has_its_own_timeout_whatever_the_one_before_took(pair:
 async def test_replies_that_keep_arriving_may_take_longer_than_the_timeout(pair: Pair) -> None:
     batch = asyncio.ensure_future(_replies(pair.connection.execute([GET], 0.05, extra_time=TEST_TIMEOUT)))
     clock = asyncio.get_running_loop().time
-    began = clock()
-    await pair.server.say(b"$1000\r\n")
+    started = clock()
+    await pair.server.send(b"$1000\r\n")
     for _ in range(10):
-        await pair.server.say(b"x" * 100)
+        await pair.server.send(b"x" * 100)
         await asyncio.sleep(0.015)
-    await pair.server.say(b"\r\n")
+    await pair.server.send(b"\r\n")
     assert await batch == [b"x" * 1000]
-    assert clock() - began > 0.1
+    assert clock() - started > 0.1
     assert pair.connection.ready
 
 
 async def test_replies_that_stop_arriving_time_out(pair: Pair) -> None:
     batch = pair.connection.execute([GET], 0.1, extra_time=TEST_TIMEOUT)
     clock = asyncio.get_running_loop().time
-    await pair.server.say(b"$1000\r\nx")
-    began = clock()
+    await pair.server.send(b"$1000\r\nx")
+    started = clock()
     with pytest.raises(RedisBackendError, match="TimeoutError"):
         await batch
-    assert 0.09 < clock() - began < 1
+    assert 0.09 < clock() - started < 1
 
 
 async def test_a_server_that_never_replies_times_out(pair: Pair) -> None:
     clock = asyncio.get_running_loop().time
-    began = clock()
+    started = clock()
     with pytest.raises(RedisBackendError, match="TimeoutError"):
         await pair.connection.execute([GET], 0.05, extra_time=TEST_TIMEOUT)
-    assert 0.045 < clock() - began < 1
+    assert 0.045 < clock() - started < 1
 
 
 async def test_replies_that_arrive_one_byte_at_a_time_time_out_at_the_maximum(pair: Pair) -> None:
     batch = asyncio.ensure_future(_replies(pair.connection.execute([GET], 0.1, extra_time=0.2)))
     clock = asyncio.get_running_loop().time
-    began = clock()
-    await pair.server.say(b"$1000\r\n")
+    started = clock()
+    await pair.server.send(b"$1000\r\n")
     while not batch.done():
-        await pair.server.say(b"x")
+        await pair.server.send(b"x")
         await asyncio.wait([batch], timeout=0.01)
     with pytest.raises(RedisBackendError, match="TimeoutError"):
         await batch
-    assert 0.28 < clock() - began < 1
+    assert 0.28 < clock() - started < 1

@@ -31,28 +31,28 @@ class RecordingCallbacks:
     """The events in order: the words `listening`, `deaf` and `all`, and the names of keys and messages."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.events: list[str] = []
         self.defects: list[Exception] = []
 
     def on_connected(self) -> None:
-        self.heard.append("listening")
+        self.events.append("listening")
 
     def on_disconnected(self) -> None:
-        self.heard.append("deaf")
+        self.events.append("deaf")
 
     def on_keys_changed(self, keys: Sequence[bytes] | None) -> None:
         if self.defects:
             raise self.defects.pop()
-        self.heard += ["all"] if keys is None else [key.decode() for key in keys]
+        self.events += ["all"] if keys is None else [key.decode() for key in keys]
 
     def on_message(self, payload: bytes) -> None:
-        self.heard.append(f"message {payload.decode()}")
+        self.events.append(f"message {payload.decode()}")
 
-    async def hears(self, what: str) -> list[str]:
+    async def wait_for(self, what: str) -> list[str]:
         """Waits for an event; returns all events up to it, and removes them."""
-        await eventually(lambda: what in self.heard)
-        at = self.heard.index(what)
-        so_far, self.heard = self.heard[:at], self.heard[at + 1 :]
+        await eventually(lambda: what in self.events)
+        at = self.events.index(what)
+        so_far, self.events = self.events[:at], self.events[at + 1 :]
         return so_far
 
 
@@ -64,26 +64,26 @@ async def listen() -> AsyncIterator[Listen]:
     """Listens to the events of a Redis."""
     async with AsyncExitStack() as stack:
 
-        def begin(
-            server: RedisServer, told: RecordingCallbacks, link: RedisBackend | None = None
+        def make_listener(
+            server: RedisServer, callbacks: RecordingCallbacks, link: RedisBackend | None = None
         ) -> "asyncio.Task[None]":
             link = link or open_backend(server.url, timeout=0.5)
-            listener = Listener(link, prefixes=PREFIXES, channel=CHANNEL, callbacks=told, retry_interval=0.02)
+            listener = Listener(link, prefixes=PREFIXES, channel=CHANNEL, callbacks=callbacks, retry_interval=0.02)
             task = asyncio.create_task(listener.run())
             stack.push_async_callback(link.aclose)
             stack.push_async_callback(cancel_and_wait, task)
             return task
 
-        yield begin
+        yield make_listener
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def told(redis_server: RedisServer, redis: Any, listen: Listen) -> RecordingCallbacks:
+async def callbacks(redis_server: RedisServer, redis: Any, listen: Listen) -> RecordingCallbacks:
     """The callbacks of a listener on the shared Redis."""
-    told = RecordingCallbacks()
-    listen(redis_server, told)
-    assert await told.hears("listening") == []
-    return told
+    callbacks = RecordingCallbacks()
+    listen(redis_server, callbacks)
+    assert await callbacks.wait_for("listening") == []
+    return callbacks
 
 
 async def listeners_at(client: Any) -> list[dict[str, str]]:
@@ -96,23 +96,23 @@ async def listeners_at(client: Any) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     "key", ["rh:1:acme:llama:0:0:1", "rh:1:beta:x", "rh:1:flight:acme:llama:0:0:1:7", PURGE_LOG_KEY]
 )
-async def test_every_change_of_a_tracked_key_is_reported(told: RecordingCallbacks, redis: Any, key: str) -> None:
+async def test_every_change_of_a_tracked_key_is_reported(callbacks: RecordingCallbacks, redis: Any, key: str) -> None:
     for change in (redis.set(key, "x"), redis.pexpire(key, 60_000), redis.delete(key)):
         await change
-        assert await told.hears(key) == []
+        assert await callbacks.wait_for(key) == []
 
 
-async def test_an_expiry_is_reported(told: RecordingCallbacks, redis: Any) -> None:
+async def test_an_expiry_is_reported(callbacks: RecordingCallbacks, redis: Any) -> None:
     await redis.set("rh:1:acme:k", "x", px=20)
-    await told.hears("rh:1:acme:k")
-    await told.hears("rh:1:acme:k")
+    await callbacks.wait_for("rh:1:acme:k")
+    await callbacks.wait_for("rh:1:acme:k")
 
 
-async def test_changes_outside_the_prefixes_are_not_reported(told: RecordingCallbacks, redis: Any) -> None:
+async def test_changes_outside_the_prefixes_are_not_reported(callbacks: RecordingCallbacks, redis: Any) -> None:
     for key in ("other", "rh:1:gamma:k", "rh:1:acmeish:k", "rh:1:claim:acme:k", "rh:1:hits:acme", "rh:2:acme:k"):
         await redis.set(key, "x")
     await redis.set("rh:1:acme:last", "x")
-    assert await told.hears("rh:1:acme:last") == []
+    assert await callbacks.wait_for("rh:1:acme:last") == []
 
 
 async def test_only_the_prefixes_are_tracked(redis_server: RedisServer, redis: Any) -> None:
@@ -130,36 +130,36 @@ async def test_only_the_prefixes_are_tracked(redis_server: RedisServer, redis: A
     await link.aclose()
 
 
-async def test_a_flush_is_reported(told: RecordingCallbacks, redis: Any) -> None:
+async def test_a_flush_is_reported(callbacks: RecordingCallbacks, redis: Any) -> None:
     await redis.flushall()
-    await told.hears("all")
+    await callbacks.wait_for("all")
 
 
-async def test_many_changes_at_once_are_all_reported(told: RecordingCallbacks, redis: Any) -> None:
+async def test_many_changes_at_once_are_all_reported(callbacks: RecordingCallbacks, redis: Any) -> None:
     keys = [f"rh:1:acme:{n}" for n in range(5000)]
     await redis.mset(dict.fromkeys(keys, "x"))
-    await eventually(lambda: set(keys) <= set(told.heard))
-    assert "deaf" not in told.heard
+    await eventually(lambda: set(keys) <= set(callbacks.events))
+    assert "deaf" not in callbacks.events
 
 
-async def test_only_messages_on_the_channel_are_reported(told: RecordingCallbacks, redis: Any) -> None:
+async def test_only_messages_on_the_channel_are_reported(callbacks: RecordingCallbacks, redis: Any) -> None:
     await redis.publish("rh:1:process:another", "not mine")
     await redis.publish(CHANNEL, "mine")
-    assert await told.hears("message mine") == []
+    assert await callbacks.wait_for("message mine") == []
 
 
-async def test_an_idle_redis_is_not_considered_lost(told: RecordingCallbacks, redis: Any) -> None:
-    async def beats() -> int:
+async def test_an_idle_redis_is_not_considered_lost(callbacks: RecordingCallbacks, redis: Any) -> None:
+    async def ping_count() -> int:
         stats = await redis.info("commandstats")
         return int(stats.get("cmdstat_time", {}).get("calls", 0))
 
-    before = await beats()
+    before = await ping_count()
 
-    async def beaten() -> bool:
-        return await beats() >= before + 2 + PING_TIMEOUT / 0.3
+    async def has_pinged() -> bool:
+        return await ping_count() >= before + 2 + PING_TIMEOUT / 0.3
 
-    await eventually(beaten)
-    assert told.heard == []
+    await eventually(has_pinged)
+    assert callbacks.events == []
 
 
 # -- lost connections -------------------------------------------------------------------------------------------------
@@ -169,15 +169,15 @@ async def test_a_lost_connection_is_reported_and_opened_again(own_redis: RedisSe
     await own_redis.start()
     received = RecordingCallbacks()
     listen(own_redis, received)
-    await received.hears("listening")
+    await received.wait_for("listening")
     client: Any = aioredis.Redis.from_url(own_redis.url, decode_responses=True)
     async with client:
         (listening,) = await listeners_at(client)
         await client.client_kill_filter(_id=listening["id"])
-        assert await received.hears("deaf") == []
-        assert await received.hears("listening") == []
+        assert await received.wait_for("deaf") == []
+        assert await received.wait_for("listening") == []
         await client.set("rh:1:acme:k", "x")
-        assert await received.hears("rh:1:acme:k") == []
+        assert await received.wait_for("rh:1:acme:k") == []
         assert len(await listeners_at(client)) == 1
 
 
@@ -185,14 +185,14 @@ async def test_a_frozen_redis_is_detected_after_too_long_a_silence(own_redis: Re
     await own_redis.start()
     received = RecordingCallbacks()
     listen(own_redis, received)
-    await received.hears("listening")
+    await received.wait_for("listening")
     own_redis.freeze()
     loop = asyncio.get_running_loop()
-    began = loop.time()
-    await received.hears("deaf")
-    assert loop.time() - began < PING_TIMEOUT + 0.5, "the silence, and some room for a busy machine"
+    started = loop.time()
+    await received.wait_for("deaf")
+    assert loop.time() - started < PING_TIMEOUT + 0.5, "the silence, and some room for a busy machine"
     own_redis.thaw()
-    await received.hears("listening")
+    await received.wait_for("listening")
 
 
 async def test_a_killed_redis_is_detected_and_listened_to_when_it_is_back(
@@ -201,23 +201,23 @@ async def test_a_killed_redis_is_detected_and_listened_to_when_it_is_back(
     await own_redis.start()
     received = RecordingCallbacks()
     listen(own_redis, received)
-    await received.hears("listening")
+    await received.wait_for("listening")
     own_redis.kill()
-    await received.hears("deaf")
+    await received.wait_for("deaf")
     await own_redis.start()
-    await received.hears("listening")
+    await received.wait_for("listening")
 
 
 async def test_a_redis_that_starts_later_is_listened_to(own_redis: RedisServer, listen: Listen) -> None:
     received = RecordingCallbacks()
     listen(own_redis, received)
-    await received.hears("deaf")
+    await received.wait_for("deaf")
     await own_redis.start()
-    await received.hears("listening")
+    await received.wait_for("listening")
 
 
 async def test_other_servers_mean_that_changes_may_have_been_missed(own_redis: RedisServer, listen: Listen) -> None:
-    class Moving(StandaloneBackend):
+    class MovingBackend(StandaloneBackend):
         now = "these"
 
         @property
@@ -226,21 +226,21 @@ async def test_other_servers_mean_that_changes_may_have_been_missed(own_redis: R
 
     await own_redis.start()
     client: Any = open_client(own_redis.url, timeout=0.5)
-    received, link = RecordingCallbacks(), Moving(client.connection_pool)
+    received, link = RecordingCallbacks(), MovingBackend(client.connection_pool)
     listen(own_redis, received, link)
-    await received.hears("listening")
+    await received.wait_for("listening")
     link.now = "those"
-    assert await received.hears("deaf") == []
-    await received.hears("listening")
+    assert await received.wait_for("deaf") == []
+    await received.wait_for("listening")
 
 
 async def test_an_exception_in_a_callback_does_not_end_the_listener(
-    told: RecordingCallbacks, redis: Any, caplog: pytest.LogCaptureFixture
+    callbacks: RecordingCallbacks, redis: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told.defects.append(ZeroDivisionError())
+    callbacks.defects.append(ZeroDivisionError())
     await redis.set("rh:1:acme:k", "x")
-    await told.hears("deaf")
-    await told.hears("listening")
+    await callbacks.wait_for("deaf")
+    await callbacks.wait_for("listening")
     assert "the Redis listener failed" in caplog.text
 
 
@@ -250,13 +250,13 @@ async def test_a_stopped_listener_reports_nothing_and_leaves_no_connection(
     await own_redis.start()
     received = RecordingCallbacks()
     task = listen(own_redis, received)
-    await received.hears("listening")
+    await received.wait_for("listening")
     await cancel_and_wait(task)
-    assert received.heard == ["deaf"]
+    assert received.events == ["deaf"]
     client: Any = aioredis.Redis.from_url(own_redis.url, decode_responses=True)
     async with client:
 
-        async def nobody_listens() -> bool:
+        async def has_no_listener() -> bool:
             return await listeners_at(client) == []
 
-        await eventually(nobody_listens)
+        await eventually(has_no_listener)

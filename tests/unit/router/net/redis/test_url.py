@@ -48,7 +48,7 @@ def test_an_address_is_parsed(url: str, address: RedisUrl) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("http://secret@h", "expected embedded, redis://"),
         ("secret", "expected embedded, redis://"),
@@ -82,9 +82,9 @@ def test_an_address_is_parsed(url: str, address: RedisUrl) -> None:
         ("redis+cluster://a?sentinel_password=secret", "the known options are db, each once"),
     ],
 )
-def test_an_invalid_address_is_reported_in_one_line_that_does_not_contain_it(url: str, told: str) -> None:
+def test_an_invalid_address_is_reported_in_one_line_that_does_not_contain_it(url: str, message: str) -> None:
     (problem,) = find_url_problems(url)
-    assert told in problem
+    assert message in problem
     assert "\n" not in problem
     assert "secret" not in problem
     if not url.startswith("memory"):

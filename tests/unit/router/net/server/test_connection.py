@@ -33,11 +33,11 @@ class Served(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         write = transport.write
 
-        def noted(data: bytes) -> None:
+        def record(data: bytes) -> None:
             self.pieces.append(data)
             write(data)
 
-        transport.write = noted
+        transport.write = record
         self.connection.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -161,14 +161,14 @@ async def test_pipelined_requests_run_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize("evil", [b"a\r\nx: y", b"a\nx: y", b"a\rx: y", b"a\0", b"\r", b"\n"])
+@pytest.mark.parametrize("injected", [b"a\r\nx: y", b"a\nx: y", b"a\rx: y", b"a\0", b"\r", b"\n"])
 async def test_no_value_of_a_header_becomes_another_header(
-    evil: bytes, waits: bool, caplog: pytest.LogCaptureFixture
+    injected: bytes, waits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def app(_: Any, receive: Any, send: Any) -> None:
         if waits:
             await asyncio.sleep(0)
-        await send(start((b"x-one", b"a"), (b"x-two", evil), (b"content-length", b"0")))
+        await send(start((b"x-one", b"a"), (b"x-two", injected), (b"content-length", b"0")))
         await send(body(b""))
 
     with caplog.at_level(logging.CRITICAL, "uvicorn.error"):
@@ -256,16 +256,16 @@ def test_an_address_is_a_host_and_a_port(name: Any, address: Any) -> None:
 
 @pytest.mark.parametrize("late", [True, False], ids=["before it is watched", "while it is watched"])
 async def test_a_watched_client_that_disconnects_cancels_its_request(late: bool) -> None:
-    begun, left, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    started, left, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         client = scope["extensions"][CLIENT_EXTENSION]
         if late:
-            begun.set()
+            started.set()
             while (await receive())["type"] != "http.disconnect":
                 pass
         client.cancel_on_disconnect()
-        begun.set()
+        started.set()
         try:
             await left.wait()
         except asyncio.CancelledError:
@@ -275,7 +275,7 @@ async def test_a_watched_client_that_disconnects_cancels_its_request(late: bool)
     async with serving(app) as (port, _):
         async with connect(port) as connection:
             connection.write(http_request("a"))
-            await begun.wait()
+            await started.wait()
         async with asyncio.timeout(TEST_TIMEOUT):
             await cancelled.wait()
 
@@ -309,14 +309,14 @@ async def test_a_client_that_disconnects_before_there_is_a_task_cancels_its_requ
 
 @pytest.mark.parametrize("stopped", [True, False])
 async def test_an_unwatched_client_that_disconnects_cancels_nothing(stopped: bool) -> None:
-    begun, disconnected = asyncio.Event(), asyncio.Event()
+    started, disconnected = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         client = scope["extensions"][CLIENT_EXTENSION]
         if stopped:
             client.cancel_on_disconnect()
             client.ignore_disconnect()
-        begun.set()
+        started.set()
         while (await receive())["type"] != "http.disconnect":
             pass
         await send(start())
@@ -327,14 +327,14 @@ async def test_an_unwatched_client_that_disconnects_cancels_nothing(stopped: boo
     async with serving(app) as (port, pieces):
         async with connect(port) as connection:
             connection.write(http_request("a"))
-            await begun.wait()
+            await started.wait()
         async with asyncio.timeout(TEST_TIMEOUT):
             await disconnected.wait()
         assert pieces == []
 
 
 async def test_a_client_that_disconnects_after_its_response_is_not_an_early_disconnect() -> None:
-    lefts = []
+    disconnects = []
     lost = asyncio.Event()
 
     async def app(scope: Any, _: Any, send: Any) -> None:
@@ -343,12 +343,12 @@ async def test_a_client_that_disconnects_after_its_response_is_not_an_early_disc
         await send(start((b"connection", b"close"), (b"content-length", b"0")))
         await send(body(b""))
         await lost.wait()
-        lefts.append(client.cancelled_by_disconnect)
+        disconnects.append(client.cancelled_by_disconnect)
 
     async with serving(app, lost) as (port, _), connect(port) as connection:
         connection.write(VERSION_REQUEST)
         assert (await connection.read_to_end()).startswith(b"HTTP/1.1 200 ")
-    assert lefts == [False]
+    assert disconnects == [False]
 
 
 # -- the client connection, beside `send` -----------------------------------------------------------------------------

@@ -27,7 +27,7 @@ SENT = b"".join([
 ])  # fmt: skip
 
 
-class Nobody:
+class NullTransport:
     """A connection that does nothing, and is never written to."""
 
     writer = BufferedWriter(cast("asyncio.Transport", None), WriteBatcher(), cast("asyncio.AbstractEventLoop", None))
@@ -39,9 +39,9 @@ class Nobody:
         pass
 
 
-async def arrive(*pieces: bytes) -> list[tuple[Any, ...]]:
+async def parse_pieces(*pieces: bytes) -> list[tuple[Any, ...]]:
     queue: RequestQueue = deque()
-    arriving = RequestParser(Nobody(), {"type": "http"}, queue)  # type: ignore[arg-type]
+    arriving = RequestParser(NullTransport(), {"type": "http"}, queue)  # type: ignore[arg-type]
     for piece in pieces:
         arriving.feed(piece)
     arriving.close()
@@ -55,7 +55,7 @@ async def arrive(*pieces: bytes) -> list[tuple[Any, ...]]:
 
 @given(cuts=st.lists(st.integers(0, len(SENT)), max_size=8).map(sorted))
 async def test_the_result_does_not_depend_on_where_the_bytes_are_cut(cuts: list[int]) -> None:
-    complete = await arrive(SENT)
+    complete = await parse_pieces(SENT)
     assert [(method, path) for method, path, *_ in complete] == [
         ("POST", "/v1/chat/completions"), *[(method, "/version") for method in ("GET", "GET", "GET", "PUT")],
         ("POST", "/v1/chat/completions"), ("POST", "/v1/chat/completions"), ("GET", "/a b"),
@@ -63,16 +63,16 @@ async def test_the_result_does_not_depend_on_where_the_bytes_are_cut(cuts: list[
     assert [body for *_, body in complete] == [b'{"a": 1}', *[b""] * 4, b'{"b": 2}', b"abcdef", b""]
     assert (b"x-mixed", b"Case") in complete[0][3]
     assert complete[-1][2] == b"c=d"
-    assert await arrive(*[SENT[a:b] for a, b in zip([0, *cuts], [*cuts, len(SENT)], strict=True)]) == complete
+    assert await parse_pieces(*[SENT[a:b] for a, b in zip([0, *cuts], [*cuts, len(SENT)], strict=True)]) == complete
 
 
 async def test_a_first_line_equal_to_the_previous_one_is_part_of_the_same_pipeline() -> None:
-    requests = await arrive(
+    requests = await parse_pieces(
         *[VERSION_REQUEST, VERSION_REQUEST, VERSION_REQUEST.replace(b"version", b"versions"), VERSION_REQUEST]
     )
     assert [path for _, path, *_ in requests] == ["/version", "/version", "/versions", "/version"]
     with pytest.raises(ProtocolError):
-        await arrive(VERSION_REQUEST, VERSION_REQUEST.replace(b"HTTP/1.1", b"HTTP/1.1x"))
+        await parse_pieces(VERSION_REQUEST, VERSION_REQUEST.replace(b"HTTP/1.1", b"HTTP/1.1x"))
 
 
 BODIED = b"".join([http_request("x" * 100_000), http_request(method=b"GET", path=b"/next"), http_request("y" * 70_000)])
@@ -86,7 +86,7 @@ BODIED = b"".join([http_request("x" * 100_000), http_request(method=b"GET", path
 async def test_a_request_that_is_cut_in_the_read_that_ends_a_large_body_arrives_like_any_other(
     cuts: list[int],
 ) -> None:
-    arrived = await arrive(*[BODIED[a:b] for a, b in zip([0, *cuts], [*cuts, len(BODIED)], strict=True)])
+    arrived = await parse_pieces(*[BODIED[a:b] for a, b in zip([0, *cuts], [*cuts, len(BODIED)], strict=True)])
     assert [(path, len(body)) for _, path, _, _, body in arrived] == [
         ("/v1/chat/completions", 100_002), ("/next", 0), ("/v1/chat/completions", 70_002),
     ]  # fmt: skip
@@ -94,12 +94,12 @@ async def test_a_request_that_is_cut_in_the_read_that_ends_a_large_body_arrives_
 
 async def test_a_request_that_is_cut_after_many_small_ones_in_a_read_arrives_like_any_other() -> None:
     one = http_request(None, b"x-filler: " + b"y" * 500, method=b"GET", path=b"/version")
-    assert len(await arrive(one * 200 + one[:-5], one[-5:])) == 201
+    assert len(await parse_pieces(one * 200 + one[:-5], one[-5:])) == 201
 
 
 async def test_a_head_that_follows_another_request_has_a_limit_too() -> None:
     with pytest.raises(ProtocolError) as caught:
-        await arrive(VERSION_REQUEST + CHAT_HEAD + b"x-filler: ", *[b"y" * 40_000] * 2)
+        await parse_pieces(VERSION_REQUEST + CHAT_HEAD + b"x-filler: ", *[b"y" * 40_000] * 2)
     assert caught.value.status == 431
 
 
@@ -117,7 +117,7 @@ async def test_a_pipeline_of_upgrades_costs_about_as_much_memory_as_one_of_other
     ):
         assert len(sent) == len(UPGRADES)
         tracemalloc.start()
-        assert len(await arrive(sent * many)) == many
+        assert len(await parse_pieces(sent * many)) == many
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 2 * peaks[0]
@@ -126,7 +126,7 @@ async def test_a_pipeline_of_upgrades_costs_about_as_much_memory_as_one_of_other
 @pytest.mark.parametrize("headers", [(), H2C], ids=["plain", "upgrades"])
 async def test_the_number_of_pipelined_requests_is_limited_however_small_they_are(headers: tuple[bytes, ...]) -> None:
     queue: RequestQueue = deque()
-    arriving = RequestParser(Nobody(), {"type": "http"}, queue)  # type: ignore[arg-type]
+    arriving = RequestParser(NullTransport(), {"type": "http"}, queue)  # type: ignore[arg-type]
     with pytest.raises(ProtocolError):
         arriving.feed(http_request(None, *headers, method=b"GET", path=b"/") * 5000)
     assert len(queue) == MAX_PIPELINED_REQUESTS
@@ -136,7 +136,7 @@ async def test_the_number_of_pipelined_requests_is_limited_however_small_they_ar
 @given(cuts=st.lists(st.integers(0, 3 * len(UPGRADES)), max_size=8).map(sorted))
 async def test_the_result_does_not_depend_on_where_a_pipeline_of_upgrades_is_cut(cuts: list[int]) -> None:
     sent = UPGRADES * 3
-    arrived = await arrive(*[sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)])
+    arrived = await parse_pieces(*[sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)])
     assert [(path, body) for _, path, _, _, body in arrived] == [("/v1/chat/completions", b'{"b": 2}')] * 3
     names = [b"host", b"x-filler", b"content-length"]
     assert all([name for name, _ in headers] == names for _, _, _, headers, _ in arrived)
@@ -149,5 +149,5 @@ async def test_the_result_does_not_depend_on_where_a_pipeline_of_upgrades_is_cut
 async def test_an_invalid_request_is_refused_wherever_it_is_cut(cut: int) -> None:
     sent = CHAT_HEAD + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello"
     with pytest.raises(ProtocolError) as caught:
-        await arrive(sent[:cut], sent[cut:])
+        await parse_pieces(sent[:cut], sent[cut:])
     assert caught.value.status == 400

@@ -23,14 +23,14 @@ class Transport:
         self._written.append(data)
 
 
-def sender(outbox: WriteBatcher, transport: Transport) -> BufferedWriter:
-    return BufferedWriter(cast("asyncio.Transport", transport), outbox, asyncio.get_running_loop())
+def make_writer(batcher: WriteBatcher, transport: Transport) -> BufferedWriter:
+    return BufferedWriter(cast("asyncio.Transport", transport), batcher, asyncio.get_running_loop())
 
 
 async def test_writers_flush_at_the_end_of_the_iteration_in_order_of_registration() -> None:
-    outbox, written = WriteBatcher(), list[bytes]()
+    batcher, written = WriteBatcher(), list[bytes]()
     for data in (b"a", b"b", b"c"):
-        sender(outbox, Transport(written)).write(data)
+        make_writer(batcher, Transport(written)).write(data)
     assert written == []
     await asyncio.sleep(0)
     assert written == [b"a", b"b", b"c"]
@@ -38,7 +38,7 @@ async def test_writers_flush_at_the_end_of_the_iteration_in_order_of_registratio
 
 async def test_all_writes_of_a_writer_in_one_iteration_are_one_write() -> None:
     written = list[bytes]()
-    one = sender(WriteBatcher(), Transport(written))
+    one = make_writer(WriteBatcher(), Transport(written))
     one.write(b"a")
     one.write(b"b")
     await asyncio.sleep(0)
@@ -49,7 +49,7 @@ async def test_all_writes_of_a_writer_in_one_iteration_are_one_write() -> None:
 
 async def test_a_large_write_does_not_wait() -> None:
     written = list[bytes]()
-    one = sender(WriteBatcher(), Transport(written))
+    one = make_writer(WriteBatcher(), Transport(written))
     one.write(b"a")
     one.write(much := b"b" * 20_000)
     assert written == [b"a" + much]
@@ -59,7 +59,7 @@ async def test_a_large_write_does_not_wait() -> None:
 
 async def test_flushed_or_dropped_data_is_not_sent_again() -> None:
     written = list[bytes]()
-    one = sender(WriteBatcher(), Transport(written))
+    one = make_writer(WriteBatcher(), Transport(written))
     one.write(b"a")
     one.flush()
     one.write(b"b")
@@ -69,9 +69,9 @@ async def test_flushed_or_dropped_data_is_not_sent_again() -> None:
 
 
 async def test_data_written_during_a_flush_is_sent_too() -> None:
-    outbox, written = WriteBatcher(), list[bytes]()
-    late = sender(outbox, Transport(written))
-    sender(outbox, Transport(written, lambda: late.write(b"late"))).write(b"early")
+    batcher, written = WriteBatcher(), list[bytes]()
+    late = make_writer(batcher, Transport(written))
+    make_writer(batcher, Transport(written, lambda: late.write(b"late"))).write(b"early")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert written == [b"early", b"late"]
@@ -79,15 +79,15 @@ async def test_data_written_during_a_flush_is_sent_too() -> None:
 
 async def test_a_writer_that_fails_does_not_affect_the_others() -> None:
     loop = asyncio.get_running_loop()
-    outbox, written, failed = WriteBatcher(), list[bytes](), list[object]()
+    batcher, written, failed = WriteBatcher(), list[bytes](), list[object]()
 
     def fail() -> None:
         raise RuntimeError("a defect")
 
     loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
     try:
-        sender(outbox, Transport(written, fail)).write(b"lost")
-        sender(outbox, Transport(written)).write(b"other")
+        make_writer(batcher, Transport(written, fail)).write(b"lost")
+        make_writer(batcher, Transport(written)).write(b"other")
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     finally:

@@ -12,7 +12,7 @@ from tests.support.entry_factory import entry_key, make_entry, store_entry
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-MINE = entry_key(1, system="a" * 16, rag="b" * 16)
+MATCHING = entry_key(1, system="a" * 16, rag="b" * 16)
 PLAIN = entry_key(2)
 OTHERS = entry_key(3, tenant="other", model="mistral")
 
@@ -23,7 +23,7 @@ async def there(client: Any) -> set[str]:
 
 
 async def fill(client: Any) -> None:
-    await store_entry(client, MINE, make_entry(documents=("handbook", text_document_name("the text"))))
+    await store_entry(client, MATCHING, make_entry(documents=("handbook", text_document_name("the text"))))
     await store_entry(client, PLAIN)
     await store_entry(client, OTHERS)
 
@@ -31,18 +31,18 @@ async def fill(client: Any) -> None:
 @pytest.mark.parametrize(
     ("scope", "gone"),
     [
-        (EntryFilter(key=MINE), {MINE}),
-        (EntryFilter(key=MINE, tenant="other"), set()),
-        (EntryFilter(tenant="acme"), {MINE, PLAIN}),
+        (EntryFilter(key=MATCHING), {MATCHING}),
+        (EntryFilter(key=MATCHING, tenant="other"), set()),
+        (EntryFilter(tenant="acme"), {MATCHING, PLAIN}),
         (EntryFilter(model="mistral"), {OTHERS}),
-        (EntryFilter(system="a" * 16), {MINE}),
-        (EntryFilter(rag="b" * 16), {MINE}),
-        (EntryFilter(document="handbook"), {MINE}),
-        (EntryFilter(document="the text"), {MINE}),
-        (EntryFilter(document=text_document_name("the text")), {MINE}),
+        (EntryFilter(system="a" * 16), {MATCHING}),
+        (EntryFilter(rag="b" * 16), {MATCHING}),
+        (EntryFilter(document="handbook"), {MATCHING}),
+        (EntryFilter(document="the text"), {MATCHING}),
+        (EntryFilter(document=text_document_name("the text")), {MATCHING}),
         (EntryFilter(document="faq"), set()),
         (EntryFilter(tenant="other", document="handbook"), set()),
-        (EntryFilter(all=True), {MINE, PLAIN, OTHERS}),
+        (EntryFilter(all=True), {MATCHING, PLAIN, OTHERS}),
         (EntryFilter(tenant="nobody"), set()),
     ],
     ids=lambda value: value.to_json().decode() if isinstance(value, EntryFilter) else "",
@@ -51,7 +51,7 @@ async def test_only_matching_entries_are_deleted(client: Any, scope: EntryFilter
     await fill(client)
     assert await count_entries(client, scope) == len(gone)
     assert await purge(client, scope) == PurgeResult(entries=len(gone), claims=0)
-    assert await there(client) == {MINE, PLAIN, OTHERS} - gone
+    assert await there(client) == {MATCHING, PLAIN, OTHERS} - gone
 
 
 async def test_the_record_exists_before_anything_is_deleted(client: Any) -> None:
@@ -60,7 +60,7 @@ async def test_the_record_exists_before_anything_is_deleted(client: Any) -> None
     await client.set(PURGE_LOG_KEY, "no stream")
     with pytest.raises(RedisBackendError, match="WRONGTYPE"):
         await purge(client, EntryFilter(all=True))
-    assert await there(client) == {MINE, PLAIN, OTHERS}
+    assert await there(client) == {MATCHING, PLAIN, OTHERS}
 
 
 async def test_the_record_contains_the_filter(client: Any) -> None:
@@ -83,15 +83,15 @@ async def test_a_dry_run_changes_nothing_and_notifies_no_router(client: Any) -> 
     await fill(client)
     before = await client.xrange(PURGE_LOG_KEY)
     assert await count_entries(client, EntryFilter(all=True)) == 3
-    assert await there(client) == {MINE, PLAIN, OTHERS}
+    assert await there(client) == {MATCHING, PLAIN, OTHERS}
     assert await client.xrange(PURGE_LOG_KEY) == before
 
 
 async def test_the_claims_of_generations_in_progress_are_deleted_too(client: Any) -> None:
-    for at in (MINE, PLAIN, OTHERS):
+    for at in (MATCHING, PLAIN, OTHERS):
         await client.set(claim_key(at), "flight")
         await client.xadd(flight_key(at, "1"), {"a": "b"})
-    flight_keys = {flight_key(at, "1") for at in (MINE, PLAIN, OTHERS)}
+    flight_keys = {flight_key(at, "1") for at in (MATCHING, PLAIN, OTHERS)}
     assert await purge(client, EntryFilter(key=PLAIN)) == PurgeResult(entries=0, claims=1)
     assert await purge(client, EntryFilter(tenant="acme")) == PurgeResult(entries=0, claims=1)
     assert await purge(client, EntryFilter(document="handbook")) == PurgeResult(entries=0, claims=0)
@@ -109,23 +109,25 @@ async def test_a_tenant_named_like_a_model_is_not_confused_with_it(client: Any) 
 
 async def test_an_entry_whose_documents_cannot_be_read_is_purged_with_any_document(client: Any) -> None:
     await fill(client)
-    await client.hset(MINE, "documents", "not json")
+    await client.hset(MATCHING, "documents", "not json")
     assert await purge(client, EntryFilter(tenant="other", document="faq")) == PurgeResult(entries=0, claims=0)
     assert await purge(client, EntryFilter(document="faq")) == PurgeResult(entries=1, claims=0)
 
 
-@pytest.mark.parametrize("command", [("SET", MINE, "x"), ("XADD", MINE, "*", "a", "b"), ("HSET", MINE, "a", b"\xff")])
+@pytest.mark.parametrize(
+    "command", [("SET", MATCHING, "x"), ("XADD", MATCHING, "*", "a", "b"), ("HSET", MATCHING, "a", b"\xff")]
+)
 async def test_a_damaged_entry_can_be_purged_by_its_key(client: Any, command: tuple[Any, ...]) -> None:
     await client.execute_command(*command)
     await store_entry(client, PLAIN)
-    assert await purge(client, EntryFilter(key=MINE)) == PurgeResult(entries=1, claims=0)
+    assert await purge(client, EntryFilter(key=MATCHING)) == PurgeResult(entries=1, claims=0)
     assert await there(client) == {PLAIN}
 
 
 async def test_a_purged_entry_is_no_longer_among_the_most_popular(client: Any) -> None:
     await fill(client)
-    await client.zadd(hits_key("acme"), {MINE: 5, PLAIN: 3})
-    await purge(client, EntryFilter(key=MINE))
+    await client.zadd(hits_key("acme"), {MATCHING: 5, PLAIN: 3})
+    await purge(client, EntryFilter(key=MATCHING))
     assert await client.zrange(hits_key("acme"), 0, -1) == [PLAIN.encode()]
 
 

@@ -40,10 +40,10 @@ async def cluster() -> AsyncIterator[Any]:
             await server.command("CLUSTER", "ADDSLOTS", *map(str, half))
         await servers[0].command("CLUSTER", "MEET", "127.0.0.1", str(ports[1]))
 
-        async def met() -> bool:
+        async def is_cluster_ready() -> bool:
             return all(["cluster_state:ok" in await server.command("CLUSTER", "INFO") for server in servers])
 
-        await eventually(met)
+        await eventually(is_cluster_ready)
         client: Any = RedisCluster(host="127.0.0.1", port=ports[0], protocol=3)
         yield client
         await client.aclose()

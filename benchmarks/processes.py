@@ -15,7 +15,7 @@ from tests.support.redis_process import RedisServer
 from tests.support.router_process import ROUNDHOUSE, RouterProcess
 from tests.support.waiting import eventually, free_port
 
-START = 180.0
+START_TIMEOUT = 180.0
 """Seconds for which a router may start: valgrind needs most of a minute for it."""
 
 CONFIGURATION = """
@@ -71,9 +71,9 @@ async def _bare(script: str, *options: str) -> AsyncIterator[tuple[int, int]]:
 
 
 @contextlib.asynccontextmanager
-async def stand(
-    *, routers: int = 1, interval: float = 0.0, events: int = EVENTS, local: str = "64MiB", under: Sequence[str] = (),
-    redis: RedisServer | None = None,
+async def running_routers(
+    *, routers: int = 1, interval: float = 0.0, events: int = EVENTS, local: str = "64MiB",
+    command_prefix: Sequence[str] = (), redis: RedisServer | None = None,
 ) -> AsyncIterator[list[RouterProcess]]:  # fmt: skip
     """Routers that are ready.
 
@@ -86,9 +86,9 @@ async def stand(
             served = [RouterProcess(Path(folder), text, name=f"router-{number}") for number in range(routers)]
             try:
                 for router in served:
-                    router.start(argv=[*under, *ROUNDHOUSE, "serve", "-c", str(router.config)])
+                    router.start(argv=[*command_prefix, *ROUNDHOUSE, "serve", "-c", str(router.config)])
                 for router in served:
-                    await eventually(partial(has_begun, router), timeout=START)
+                    await eventually(partial(is_listening, router), timeout=START_TIMEOUT)
                     await router.wait_until_ready()
                 yield served
             finally:
@@ -116,7 +116,7 @@ def is_open(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def has_begun(router: RouterProcess) -> bool:
+def is_listening(router: RouterProcess) -> bool:
     """Whether a router that was started listens by now; RuntimeError where it has ended."""
     if not router.is_running:
         raise RuntimeError(router.log.read_text())
