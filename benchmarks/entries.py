@@ -30,7 +30,7 @@ from typing import Any, Final
 import msgspec
 from load import load
 from processes import cpu_seconds, memory_kb, running_routers
-from streamed import Stream, chat, prose, shapes
+from streamed import Stream, chat, prose, request, shapes
 
 from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts

@@ -152,6 +152,24 @@ async def fetch_body(transport: HTTPTransport, server: PeerServer, body: bytes =
     return await (await send_request(transport, server.url, body)).read(1 << 30)
 
 
+async def start_request(
+    transport: HTTPTransport, server: PeerServer, **options: Any
+) -> tuple[asyncio.Task[EngineResponse], Peer]:
+    """Starts a request on a new connection; returns it and the server's end, once that has read the request."""
+    task = asyncio.create_task(send_request(transport, server.url, **options))
+    peer = await server.peer()
+    await peer.request()
+    return task, peer
+
+
+async def start_fetch(transport: HTTPTransport, server: PeerServer) -> tuple[asyncio.Task[bytes], Peer]:
+    """As `start_request`; the result is the body of the response."""
+    task = asyncio.create_task(fetch_body(transport, server))
+    peer = await server.peer()
+    await peer.request()
+    return task, peer
+
+
 class BodyChunks:
     """The body of a response, chunk by chunk; `chunk_timeout` is in seconds."""
 
@@ -186,9 +204,7 @@ def raises_engine_error(reason: str, *, cause: str = "") -> Iterator[None]:
 
 async def complete_exchange(transport: HTTPTransport, server: PeerServer, reply: bytes = OK) -> Peer:
     """Runs one complete exchange on a new connection; returns the server's end of the connection."""
-    fetch = asyncio.create_task(fetch_body(transport, server))
-    peer = await server.peer()
-    await peer.request()
+    fetch, peer = await start_fetch(transport, server)
     peer.send(reply)
     await fetch
     return peer

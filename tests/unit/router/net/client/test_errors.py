@@ -23,6 +23,8 @@ from tests.support.transport_harness import (
     raises_engine_error,
     send_request,
     serve_peers,
+    start_fetch,
+    start_request,
     transport_and_server,
 )
 
@@ -64,9 +66,7 @@ def test_a_connection_that_takes_too_long_is_aborted(connect: float, head_timeou
 @on_both_loops
 async def test_a_head_that_does_not_arrive_is_a_timeout_and_frees_the_engine() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url, head_timeout=0.05))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server, head_timeout=0.05)
         with raises_engine_error("timeout"):
             await request
         assert await peer.closed_by_client()
@@ -75,9 +75,7 @@ async def test_a_head_that_does_not_arrive_is_a_timeout_and_frees_the_engine() -
 @on_both_loops
 async def test_a_chunk_that_does_not_arrive_is_a_timeout_and_frees_the_engine() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         peer.send(STREAM + b"1\r\na\r\n")
         stream = BodyChunks(await request, chunk_timeout=0.05)
         assert await anext(stream) == b"a"
@@ -95,9 +93,7 @@ async def test_an_exception_of_a_sink_is_raised_in_the_reader_and_frees_the_engi
 
     for first in (b"1\r\na\r\n", b""):  # it has arrived already, or arrives later
         async with transport_and_server() as (transport, server):
-            request = asyncio.create_task(send_request(transport, server.url))
-            peer = await server.peer()
-            await peer.request()
+            request, peer = await start_request(transport, server)
             peer.send(STREAM + first)
             streaming = asyncio.create_task((await request).stream_to(sink))
             await asyncio.sleep(0)
@@ -110,9 +106,7 @@ async def test_an_exception_of_a_sink_is_raised_in_the_reader_and_frees_the_engi
 @on_both_loops
 async def test_a_response_over_the_limit_is_aborted() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         peer.send(STREAM + b"3\r\nabc\r\n")
         with raises_engine_error("too-large"):
             await (await request).read(2)
@@ -280,9 +274,7 @@ async def test_a_lost_connection_leaves_no_timer_behind() -> None:
 @on_both_loops
 async def test_a_reset_during_a_body_is_reported_after_the_data_before_it() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         peer.send(STREAM + b"1\r\na\r\n")
         stream = BodyChunks(await request)
         assert await anext(stream) == b"a"
@@ -295,9 +287,7 @@ async def test_a_reset_during_a_body_is_reported_after_the_data_before_it() -> N
 async def test_a_truncated_body_is_an_error_after_the_data_before_it() -> None:
     for reply in (STREAM + b"4\r\nab", b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab"):
         async with transport_and_server() as (transport, server):
-            request = asyncio.create_task(send_request(transport, server.url))
-            peer = await server.peer()
-            await peer.request()
+            request, peer = await start_request(transport, server)
             peer.send(reply)
             peer.close()
             stream = BodyChunks(await request)
@@ -310,9 +300,7 @@ async def test_a_truncated_body_is_an_error_after_the_data_before_it() -> None:
 async def test_a_malformed_response_is_an_error_and_its_connection_is_closed() -> None:
     for reply in (b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n", b"\0" * 100):
         async with transport_and_server() as (transport, server):
-            request = asyncio.create_task(send_request(transport, server.url))
-            peer = await server.peer()
-            await peer.request()
+            request, peer = await start_request(transport, server)
             peer.send(reply)
             with raises_engine_error("broken-off"):
                 await request
@@ -322,9 +310,7 @@ async def test_a_malformed_response_is_an_error_and_its_connection_is_closed() -
 @on_both_loops
 async def test_a_head_that_is_too_large_is_refused() -> None:
     async with transport_and_server(max_head=1024) as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         peer.send(b"HTTP/1.1 200 OK\r\nX: " + b"a" * 2000)
         with raises_engine_error("broken-off", cause="head of more than 1024 bytes"):
             await request
@@ -334,9 +320,7 @@ async def test_a_head_that_is_too_large_is_refused() -> None:
 async def test_a_body_without_a_length_ends_with_the_connection() -> None:
     for version in (b"1.0", b"1.1"):
         async with transport_and_server() as (transport, server):
-            request = asyncio.create_task(fetch_body(transport, server))
-            peer = await server.peer()
-            await peer.request()
+            request, peer = await start_fetch(transport, server)
             peer.send(b"HTTP/" + version + b" 200 OK\r\n\r\nto the end")
             peer.close()
             assert await request == b"to the end"

@@ -15,6 +15,7 @@ from tests.support.transport_harness import (
     on_both_loops,
     raises_engine_error,
     send_request,
+    start_fetch,
     transport_and_server,
 )
 
@@ -96,9 +97,7 @@ async def test_a_request_is_not_resent_after_a_byte_of_the_response() -> None:
 @on_both_loops
 async def test_a_request_on_a_new_connection_is_not_resent() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(fetch_body(transport, server))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_fetch(transport, server)
         peer.close()
         with raises_engine_error("broken-off"):
             await request

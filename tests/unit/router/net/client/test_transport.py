@@ -17,6 +17,7 @@ from tests.support.transport_harness import (
     on_both_loops,
     raises_engine_error,
     send_request,
+    start_request,
     transport_and_server,
 )
 
@@ -26,9 +27,7 @@ PIECE = 256 * 1024  # what either event loop reads at once, at most
 @on_both_loops
 async def test_the_stream_yields_the_data_since_the_last_read_as_one_object() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         peer.send(STREAM + b"1\r\na\r\n2\r\nbc\r\n3\r\ndef\r\n")
         stream = BodyChunks(await request)
         assert await anext(stream) == b"abcdef"
@@ -45,9 +44,7 @@ async def test_the_stream_yields_the_data_since_the_last_read_as_one_object() ->
 async def test_the_stream_does_not_decode() -> None:
     packed = gzip.compress(b"hello")
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         peer.send(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed) + packed)
         response = await request
         assert b"".join([part async for part in BodyChunks(response)]) == packed
@@ -57,9 +54,7 @@ async def test_the_stream_does_not_decode() -> None:
 async def test_the_response_has_its_status_and_retry_after() -> None:
     async with transport_and_server() as (transport, server):
         for value in (b"1", None):
-            request = asyncio.create_task(send_request(transport, server.url))
-            peer = await server.peer()
-            await peer.request()
+            request, peer = await start_request(transport, server)
             header = b"rEtry-After: %b\r\n" % value if value is not None else b""
             peer.send(b"HTTP/1.0 429 Whatever\r\nX-A: 1\r\n%bContent-Length: 0\r\n\r\n" % header)
             with await request as response:
@@ -82,9 +77,7 @@ async def test_a_response_read_to_its_end_returns_its_connection_to_the_pool() -
 @on_both_loops
 async def test_a_complete_response_that_is_closed_unread_returns_its_connection_to_the_pool() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         peer.send(OK)
         response = await request
         assert transport.in_use == 1
@@ -96,9 +89,7 @@ async def test_a_complete_response_that_is_closed_unread_returns_its_connection_
 @on_both_loops
 async def test_an_engine_sees_a_client_that_closes_a_stream_early() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         peer.send(STREAM + b"1\r\na\r\n")
         response = await request
         async for part in BodyChunks(response):
@@ -114,9 +105,7 @@ async def test_an_engine_sees_a_client_that_closes_a_stream_early() -> None:
 @on_both_loops
 async def test_a_complete_response_may_end_a_moment_later_and_returns_its_connection_to_the_pool() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         peer.send(STREAM + b"1\r\na\r\n")
         response = await request
         assert await anext(BodyChunks(response)) == b"a"
@@ -134,9 +123,7 @@ async def test_a_complete_response_may_end_a_moment_later_and_returns_its_connec
 def test_a_complete_response_that_does_not_end_is_closed(more: bytes | None) -> None:
     async def scenario() -> None:
         async with transport_and_server() as (transport, server):
-            request = asyncio.create_task(send_request(transport, server.url))
-            peer = await server.peer()
-            await peer.request()
+            request, peer = await start_request(transport, server)
             peer.send(STREAM + b"1\r\na\r\n")
             response = await request
             assert await anext(BodyChunks(response)) == b"a"
@@ -153,9 +140,7 @@ def test_a_complete_response_that_does_not_end_is_closed(more: bytes | None) -> 
 @on_both_loops
 async def test_an_engine_sees_a_client_that_disconnects_before_the_head() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
@@ -166,9 +151,7 @@ async def test_an_engine_sees_a_client_that_disconnects_before_the_head() -> Non
 @on_both_loops
 async def test_a_reader_cancelled_while_it_waits_for_a_chunk_frees_the_engine_without_closing_the_response() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         peer.send(STREAM + b"1\r\na\r\n")
         stream = BodyChunks(await request)
         assert await anext(stream) == b"a"
@@ -220,9 +203,7 @@ class ReadPauseRecorder:
 async def test_reading_pauses_for_a_slow_reader_and_memory_stays_bounded() -> None:
     high_water, total = 64 * 1024, 24 * 1024 * 1024
     async with transport_and_server(high_water=high_water) as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % total)
         response = await request
         (connection,) = transport._busy
@@ -248,9 +229,7 @@ async def test_reading_pauses_for_a_slow_reader_and_memory_stays_bounded() -> No
 @on_both_loops
 async def test_two_tasks_cannot_read_one_response() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         peer.send(STREAM)
         stream = BodyChunks(await request)
         first = asyncio.ensure_future(anext(stream))
@@ -264,9 +243,7 @@ async def test_two_tasks_cannot_read_one_response() -> None:
 @on_both_loops
 async def test_closing_a_stream_ends_the_wait_of_a_task_that_reads_it() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         peer.send(STREAM)
         response = await request
         reads = asyncio.ensure_future(anext(BodyChunks(response)))
@@ -280,9 +257,7 @@ async def test_closing_a_stream_ends_the_wait_of_a_task_that_reads_it() -> None:
 @on_both_loops
 async def test_small_writes_are_not_delayed() -> None:
     async with transport_and_server() as (transport, server):
-        request = asyncio.create_task(send_request(transport, server.url))
-        peer = await server.peer()
-        await peer.request()
+        request, peer = await start_request(transport, server)
         (connection,) = transport._busy
         assert connection._transport is not None
         sock = connection._transport.get_extra_info("socket")
