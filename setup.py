@@ -1,8 +1,8 @@
-"""Compiles what runs for every request, where that can be done; see docs/decisions/0006-compiled-modules.md.
+"""Compiles the modules that run for every request; see docs/decisions/0006-compiled-modules.md.
 
-`ROUNDHOUSE_COMPILE=1 pip install .` fails where it cannot be done, and `ROUNDHOUSE_COMPILE=0` leaves everything Python.
-With neither, it is compiled if that can be done here: there is a C compiler that finds Python's headers, and mypyc
-takes the sources together with what they import. An editable install never is.
+`ROUNDHOUSE_COMPILE=1` requires the compilation: the installation fails without it. `ROUNDHOUSE_COMPILE=0` disables it.
+By default, the modules are compiled if there is a C compiler with Python's headers and mypyc accepts the sources with
+their imports; otherwise they remain Python. An editable install compiles nothing.
 """
 
 import os
@@ -51,26 +51,26 @@ MODULES: Final = {
     "router/store": ["cached_entry", "codec", "entry_store", "local_cache"],
     "router/upstream": ["client"],
 }
-"""What is compiled of each package: what runs for every request or chunk, and makes no class of msgspec's."""
+"""The compiled modules of each package: they run for every request or chunk, and define no msgspec class."""
 
 COMPILER: Final = "mypy[mypyc]==2.4.1"
 
 
-def tools() -> list[str]:
-    """The compiler, and what the router imports, whose types it reads."""
+def build_requirements() -> list[str]:
+    """The compiler and the router's dependencies, whose types the compiler reads."""
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     return [COMPILER, *project["dependencies"]]
 
 
-def paths() -> list[str]:
+def module_paths() -> list[str]:
     return [f"{package}/{name}.py" for package, names in MODULES.items() for name in names]
 
 
 def has_compiler() -> bool:
-    """Whether there is a C compiler that finds the headers of Python and of the C library."""
+    """Whether a C compiler finds the headers of Python and of the C library."""
     compiler = os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc"
-    with tempfile.TemporaryDirectory() as place:
-        source = Path(place, "tried.c")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "probe.c")
         source.write_text("#include <Python.h>\n", encoding="ascii")
         command = [*shlex.split(compiler), "-I", sysconfig.get_path("include"), "-c", source, "-o", f"{source}.o"]
         try:
@@ -79,27 +79,27 @@ def has_compiler() -> bool:
             return False
 
 
-def is_wanted(said: str, arguments: list[str]) -> bool:
-    """Whether to compile: `said` is ROUNDHOUSE_COMPILE, `arguments` what setuptools was asked to do."""
-    if said not in ("", "0", "1"):
-        raise SystemExit(f"ROUNDHOUSE_COMPILE is 0 or 1, not {said!r}")
-    return "editable_wheel" not in arguments and (said == "1" or (said == "" and has_compiler()))
+def should_compile(setting: str, arguments: list[str]) -> bool:
+    """`setting`: ROUNDHOUSE_COMPILE, empty if it is not set; `arguments`: the command line of setuptools."""
+    if setting not in ("", "0", "1"):
+        raise SystemExit(f"ROUNDHOUSE_COMPILE is 0 or 1, not {setting!r}")
+    return "editable_wheel" not in arguments and (setting == "1" or (setting == "" and has_compiler()))
 
 
-def extensions(*, insist: bool) -> list[Any]:
-    """None while the compiler has yet to be installed, as pip does it before it builds.
+def extensions(*, required: bool) -> list[Any]:
+    """The compiled modules; empty if mypyc refuses the sources, unless they are `required`.
 
-    What is imported may have other types in a later version, which mypyc then refuses; unless we `insist`, that leaves
-    the router Python.
+    mypyc may refuse them because a later version of a dependency has other types. Empty also while mypyc is not
+    installed: pip calls this file once to read `setup_requires`, and again with those installed.
     """
     try:
         from mypyc.build import mypycify
     except ImportError:
         return []
     try:
-        return list(mypycify(paths(), opt_level="2", debug_level="0"))
+        return list(mypycify(module_paths(), opt_level="2", debug_level="0"))
     except SystemExit:
-        if insist:
+        if required:
             raise
         print("roundhouse is not compiled: mypyc refuses it, see above", file=sys.stderr)
         return []
@@ -108,8 +108,8 @@ def extensions(*, insist: bool) -> list[Any]:
 if __name__ == "__main__":
     from setuptools import setup
 
-    said = os.environ.get("ROUNDHOUSE_COMPILE", "")
-    if is_wanted(said, sys.argv):
-        setup(ext_modules=extensions(insist=said == "1"), setup_requires=tools())
+    setting = os.environ.get("ROUNDHOUSE_COMPILE", "")
+    if should_compile(setting, sys.argv):
+        setup(ext_modules=extensions(required=setting == "1"), setup_requires=build_requirements())
     else:
         setup()

@@ -16,11 +16,11 @@ import pytest
 from tests.support.paths import ROOT
 
 SETUP: Final[dict[str, Any]] = runpy.run_path(str(ROOT / "setup.py"))
-PATHS: Final[list[str]] = SETUP["paths"]()
-WANTED: Final = "ROUNDHOUSE_TESTS_COMPILED" in os.environ  # as make test-compiled says
+PATHS: Final[list[str]] = SETUP["module_paths"]()
+EXPECT_COMPILED: Final = "ROUNDHOUSE_TESTS_COMPILED" in os.environ  # set by make test-compiled
 
 
-def named(path: str) -> str:
+def module_name(path: str) -> str:
     return path.removesuffix(".py").replace("/", ".")
 
 
@@ -39,10 +39,10 @@ def test_a_compiled_module_makes_no_class_whose_base_reads_its_body_or_its_optio
 @pytest.mark.parametrize("path", PATHS)
 def test_a_compiled_class_has_no_base_whose_instances_have_a_dict(path: str) -> None:
     """From Python 3.11 on such a dict stands before its object, where mypyc does not look: the process would crash."""
-    module = importlib.import_module(named(path))
+    module = importlib.import_module(module_name(path))
     for found in vars(module).values():
         if isinstance(found, type) and found.__module__ == module.__name__ and not issubclass(found, BaseException):
-            bases = [base for base in found.__mro__[1:] if base.__module__ not in map(named, PATHS)]
+            bases = [base for base in found.__mro__[1:] if base.__module__ not in map(module_name, PATHS)]
             assert not any(base.__dictoffset__ for base in bases), found
 
 
@@ -70,10 +70,10 @@ def test_a_compiled_module_has_no_async_generators(path: str) -> None:
         assert not any(isinstance(node, ast.Yield) for node in ast.walk(function)), function.name
 
 
-@pytest.mark.skipif(not WANTED, reason="for make test-compiled")
+@pytest.mark.skipif(not EXPECT_COMPILED, reason="for make test-compiled")
 @pytest.mark.parametrize("path", PATHS)
 def test_the_listed_modules_are_compiled(path: str) -> None:
-    found = importlib.util.find_spec(named(path))
+    found = importlib.util.find_spec(module_name(path))
     assert found is not None
     assert found.origin is not None
     assert Path(found.origin).suffix == ".so"
@@ -84,7 +84,7 @@ def test_the_version_shows_whether_it_is_compiled() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "router", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.rstrip().endswith(" (compiled)") is WANTED
+    assert done.stdout.rstrip().endswith(" (compiled)") is EXPECT_COMPILED
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_the_version_shows_whether_it_is_compiled() -> None:
     ],
 )
 def test_an_install_compiles_as_requested_and_an_editable_one_never(setting: str, command: str, compiles: bool) -> None:
-    assert SETUP["is_wanted"](setting, ["setup.py", command]) is compiles
+    assert SETUP["should_compile"](setting, ["setup.py", command]) is compiles
 
 
 def test_by_default_it_compiles_if_there_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert not SETUP["is_wanted"]("", ["setup.py", "bdist_wheel"])
+    assert not SETUP["should_compile"]("", ["setup.py", "bdist_wheel"])
 
 
 def test_another_value_is_refused() -> None:
     with pytest.raises(SystemExit, match="ROUNDHOUSE_COMPILE is 0 or 1, not 'yes'"):
-        SETUP["is_wanted"]("yes", [])
+        SETUP["should_compile"]("yes", [])

@@ -1,4 +1,4 @@
-"""Retries: which engine is tried next after an attempt failed before the first token, when, and how often."""
+"""Retries before the first token: which engine is tried next, after which wait, and how many attempts are made."""
 
 from collections.abc import Iterable
 from email.utils import mktime_tz, parsedate_tz
@@ -9,28 +9,28 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 INITIAL_BACKOFF: Final = 0.1
-"""Maximum wait before the first retry of an engine, in seconds; it doubles with each retry."""
+"""Upper bound of the wait before the first retry of an engine, in seconds; it doubles with each retry."""
 
 MAX_WAIT: Final = 2.0
-"""Maximum wait between two attempts in seconds; an engine whose Retry-After asks for more is not retried."""
+"""Maximum wait between two attempts, in seconds. An engine with a longer Retry-After is not retried."""
 
 MAX_ATTEMPTS: Final = 3
-"""Maximum number of attempts per request and model, not counting those that did not connect."""
+"""Maximum number of attempts per request and model; attempts that did not connect do not count."""
 
 MAX_TIMEOUTS: Final = 2
-"""Maximum number of attempts that may time out: a third one would only keep the client waiting."""
+"""Maximum number of attempts that time out: after two, a third would mostly prolong the client's wait."""
 
 MAX_RETRY_AFTER: Final = 60.0
-"""Maximum Retry-After of an engine in seconds; a higher one is capped."""
+"""Longer Retry-After values of an engine are reduced to this, in seconds."""
 
 
 class FailureClass(msgspec.Struct, frozen=True):
-    """What follows from a failed attempt.
+    """The consequences of a failed attempt.
 
-    - `counts_for_breaker`: it is a failure of the engine.
-    - `engine_busy`: the engine is well, but overloaded.
-    - `may_retry_engine`: the same request may try the same engine again.
-    - `uses_retry_budget`: the attempt may have cost the engine work, so the next one needs the retry budget.
+    - `counts_for_breaker`: the circuit breaker counts it as a failure of the engine.
+    - `engine_busy`: the engine is healthy but overloaded.
+    - `may_retry_engine`: this request may try the same engine again.
+    - `uses_retry_budget`: the engine may have worked on it, so the next attempt takes a token of the retry budget.
     - `counts_as_attempt`: it counts towards MAX_ATTEMPTS.
     """
 
@@ -45,27 +45,27 @@ _NOT_ENGINE_FAILURE: Final = FailureClass(counts_for_breaker=False, may_retry_en
 
 
 def classify_failure(reason: str, retry_after: float | None) -> FailureClass:
-    """`reason`: that of an EngineError; `retry_after`: the engine's Retry-After in seconds."""
+    """`reason`: EngineError.reason; `retry_after`: the engine's Retry-After in seconds."""
     match reason:
         case "connect":
             return FailureClass(may_retry_engine=False, uses_retry_budget=False, counts_as_attempt=False)
-        case "local":  # the router ran out of file descriptors, ports or memory, which says nothing about the engine
+        case "local":  # the router has no file descriptor, port or memory left; the engine is not involved
             return FailureClass(
                 counts_for_breaker=False, may_retry_engine=False, uses_retry_budget=False, counts_as_attempt=False
             )
-        case "refused" | "too-large":  # the client's mistake, and a limit of the router
+        case "refused" | "too-large":  # an error of the client; a limit of the router
             return _NOT_ENGINE_FAILURE
         case "timeout":
             return FailureClass(may_retry_engine=False)
         case "status-429":
             return FailureClass(counts_for_breaker=False, engine_busy=True)
-        case "status-404" | "status-405" | "status-501":  # this engine lacks what the request names; others may have it
+        case "status-404" | "status-405" | "status-501":  # this engine lacks the model or feature; another may have it
             return _NOT_ENGINE_FAILURE
         case "status-503":
-            # With Retry-After the engine is well and busy. Without, it may be a proxy in front of a dead engine.
+            # With Retry-After, the engine is overloaded. Without, the response may be from a proxy of a dead engine.
             return FailureClass(counts_for_breaker=retry_after is None, engine_busy=True)
         case _ if reason.startswith("status-") and not reason.startswith("status-5"):
-            # Such as 401: it concerns the router's own credentials, not the engine's health.
+            # For example 401: the router's credentials are wrong, but the engine is healthy.
             return FailureClass(counts_for_breaker=False, may_retry_engine=False)
         case _:
             return FailureClass()
@@ -75,35 +75,36 @@ T = TypeVar("T")
 
 
 class Attempt(msgspec.Struct, Generic[T], frozen=True):
-    """The next attempt: at any of `engines`, the best first, after `wait` seconds."""
+    """The next attempt: after `wait` seconds, at one of `engines`, which are in order of preference."""
 
     engines: tuple[T, ...]
     wait: float
 
 
 class RetrySchedule(Generic[T]):
-    """The attempts of one request at the engines of one model: each engine once, then retries with waits.
+    """The attempts of one request at the engines of one model: each engine once, then retries after waits.
 
-    After `next_attempt`, call `mark_tried` with the engine that was tried or skipped, and `on_failure` if it failed.
+    After `next_attempt`, the caller calls `mark_tried` with the engine that was tried or skipped, and then `on_failure`
+    if the attempt failed.
     """
 
     def __init__(self, engines: Iterable[T]) -> None:
         self._untried = list(engines)
-        self._retryable: list[tuple[float, T]] = []  # the instant from which an engine accepts a retry, and the engine
+        self._retryable: list[tuple[float, T]] = []  # when the engine may be retried, and the engine
         self._attempt_count = 0
         self._timeout_count = 0
         self._retry_count = 0
 
     def next_attempt(self, now: float, random: float) -> Attempt[T] | None:
-        """`now`: seconds of a clock; `random`: 0 to 1. None: no attempts are left."""
+        """The next attempt, or None if none is left. `now`: seconds of a monotonic clock; `random`: 0 to 1."""
         if self._attempt_count >= MAX_ATTEMPTS or self._timeout_count >= MAX_TIMEOUTS:
             return None
-        if self._untried:  # all of them at once: admission takes the first that has a free slot
+        if self._untried:  # all of them: admission selects the first with a free slot
             return Attempt(tuple(self._untried), 0.0)
         if not self._retryable:
             return None
         not_before, engine = min(self._retryable, key=itemgetter(0))
-        # The jitter comes after the Retry-After: otherwise all rejected requests would return at the same instant.
+        # The jitter is added to the Retry-After: otherwise all rejected requests would retry at the same instant.
         wait = max(0.0, not_before - now) + backoff(self._retry_count, random)
         return Attempt((engine,), wait) if wait <= MAX_WAIT else None
 
@@ -131,18 +132,18 @@ def backoff(retry_index: int, random: float) -> float:
 
 
 class RetryBudget:
-    """Limits retries to a share of the requests, plus a few per second in any case.
+    """Limits retries to a share of the requests, plus a minimum rate.
 
-    A token bucket that leaks: unused tokens decay with a time constant of `WINDOW` seconds, so that a calm hour does
-    not pay for a storm. `now` is in seconds of a monotonic clock. Source: Finagle's RetryBudget.
+    A leaky token bucket: unused tokens decay with a time constant of `WINDOW` seconds, so an hour without failures does
+    not accumulate retries for a later outage. `now`: seconds of a monotonic clock. Source: Finagle's RetryBudget.
     """
 
-    RETRY_RATIO: Final = 0.2  # retries per request
+    RETRY_RATIO: Final = 0.2  # tokens that each request adds; a retry takes one
     MIN_RETRIES_PER_SECOND: Final = 5.0  # for a router with few requests
     WINDOW: Final = 30.0
 
     def __init__(self, now: float) -> None:
-        # The level at which the steady inflow and the decay balance, so that a router starts with some retries.
+        # The level at which the minimum rate and the decay balance, so that a new router can retry at once.
         self._tokens = self.MIN_RETRIES_PER_SECOND * self.WINDOW
         self._updated_at = now
 
@@ -164,9 +165,9 @@ class RetryBudget:
 
 
 def parse_retry_after(text: str | None, now: float) -> float | None:
-    """Seconds that a Retry-After header asks for, at most MAX_RETRY_AFTER; None if it is missing or invalid.
+    """The seconds of a Retry-After header, at most MAX_RETRY_AFTER; None if it is missing or invalid.
 
-    It is a number of seconds or a date (RFC 9110, section 10.2.3). `now`: seconds since the epoch.
+    The value is a number of seconds or a date (RFC 9110, section 10.2.3). `now`: seconds since the epoch.
     """
     if text is None or len(text) > 64:  # longer than any valid value
         return None
