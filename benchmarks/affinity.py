@@ -1,14 +1,14 @@
-"""What affinity is worth: the share of prompt tokens that the engines find in their prefix caches, with it and without.
+"""The effect of affinity: the share of prompt tokens that the engines find in their prefix caches, with and without it.
 
     python benchmarks/affinity.py                                   # two simulated engines and a router of its own
     python benchmarks/affinity.py --model llama --served NAME \\
         --router http://127.0.0.1:8080 --engine http://127.0.0.1:8001 --engine http://127.0.0.1:8002
 
-The load: documents of some thousand characters as system prompts, and some questions to each, one after the other in an
-order that is mixed. *In turn* sends them to the engines themselves, as a balancer that knows nothing would. *Routed*
-sends as many others like them through the router, whose cache of answers has none of them. The shares are the
-differences of `vllm:prefix_cache_hits_total` and `vllm:prefix_cache_queries_total`, over all engines. Inside are the
-prompts and answers of a few tokens; nothing is timed. Nobody else may use the engines meanwhile.
+The load: documents of some thousand characters as system prompts, and several questions about each, one after the other
+in a shuffled order. *In turn* sends the requests to the engines directly, round robin. *Routed* sends an equal number
+of similar requests through the router; none of them is in the router's cache. The shares are the differences of
+`vllm:prefix_cache_hits_total` and `vllm:prefix_cache_queries_total`, summed over all engines. They include the prompts
+and responses of a few tokens; nothing is timed. No other client may use the engines during the measurement.
 """
 
 import argparse
@@ -49,28 +49,28 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Shares:
-    """Of the prompt tokens, how many were found in a prefix cache, 0 to 1."""
+    """The share of the prompt tokens that was found in a prefix cache, 0 to 1."""
 
     round_robin: float
     routed: float
 
 
 def load(seed: str) -> list[list[dict[str, str]]]:
-    """The messages of all requests; another seed gives other documents of the same kind."""
-    chance = random.Random(seed)
-    documents = [f"{seed} {number}. " + " ".join(chance.choices(WORDS, k=500)) for number in range(DOCUMENTS)]
+    """The messages of all requests; another seed gives other documents of equal size."""
+    rng = random.Random(seed)
+    documents = [f"{seed} {number}. " + " ".join(rng.choices(WORDS, k=500)) for number in range(DOCUMENTS)]
     conversations = [
         [{"role": "system", "content": text}, {"role": "user", "content": f"Question {number}?"}]
         for text in documents
         for number in range(QUESTIONS)
     ]
-    chance.shuffle(conversations)
+    rng.shuffle(conversations)
     return conversations
 
 
 async def compare(router: str, engines: Sequence[str], *, model: str, served: str) -> Shares:
-    """Sends the load both ways. `served` is what the engines call the model that the router calls `model`."""
-    name = f"{time.time_ns()}"  # so that no cache has seen it
+    """Sends the load in both ways. `served`: the engines' name for the model that the router calls `model`."""
+    name = f"{time.time_ns()}"  # new to every cache
     async with httpx.AsyncClient(timeout=120, trust_env=False, verify=False) as http:
         before = await _counters(http, engines)
         await _send(http, cycle(engines), load(f"{name}-a"), served)
@@ -107,7 +107,7 @@ def _share(before: tuple[float, float], after: tuple[float, float]) -> float:
 
 @contextmanager
 def running_services() -> Iterator[tuple[str, list[str]]]:
-    """Two simulated engines and a router without a cache, each a process of its own: its address, and theirs."""
+    """Two simulated engines and a router without a cache, as processes; yields the router's and the engines' URLs."""
     ports = [_free_port() for _ in range(3)]
     router, *engines = (f"http://127.0.0.1:{port}" for port in ports)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
-"""An engine that costs next to nothing: a bare protocol that answers every chat with the same words.
+"""An engine of minimal cost: a bare protocol that answers every chat with the same text.
 
     python benchmarks/bare_engine.py PORT [--interval 5] [--events 500]
 
-A chat that asks for a stream gets 66 events, or as many as `--events` says (the role, pieces of text, `[DONE]`), each
-in a write of its own and `--interval` milliseconds apart; all others get 1.2 KB of JSON. Whatever else is asked gets an
-empty page.
+A streamed chat gets 66 events, or the number given by `--events` (the role, pieces of text, `[DONE]`), each in its own
+write and `--interval` milliseconds apart. Any other request with a body gets 1.2 KB of JSON, and a request without a
+body an empty page.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Final, cast
 import uvloop
 
 EVENTS: Final = 66
-"""Events of a stream where nothing else is said."""
+"""The default number of events of a stream."""
 
 CHUNK: Final = {"id": "chatcmpl-0", "object": "chat.completion.chunk", "created": 1, "model": "bare"}
 USAGE: Final = {"prompt_tokens": 400, "total_tokens": 464, "completion_tokens": 64}
@@ -36,7 +36,7 @@ def _framed(data: bytes) -> bytes:
 
 
 def events(count: int) -> list[bytes]:
-    """So many events of a stream, as HTTP/1.1 chunks."""
+    """A stream of `count` events, as HTTP/1.1 chunks."""
     *content, last = _pieces(count - 2)
     return [
         _event({"role": "assistant", "content": ""}),
@@ -49,26 +49,26 @@ def events(count: int) -> list[bytes]:
 STREAM_HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-def _json_answer() -> bytes:
+def _chat_response() -> bytes:
     message = {"role": "assistant", "content": "".join(_pieces(64))}
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
     body = {**CHUNK, "object": "chat.completion", "choices": [choice], "usage": USAGE}
-    return _whole(json.dumps(body).encode())
+    return _json_response(json.dumps(body).encode())
 
 
-def _whole(body: bytes) -> bytes:
+def _json_response(body: bytes) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
-JSON: Final = _json_answer()
-EMPTY: Final = _whole(b"")
+JSON: Final = _chat_response()
+EMPTY: Final = _json_response(b"")
 
 
 class BareEngine(asyncio.Protocol):
     """One connection, one request at a time."""
 
     def __init__(self, interval: float, events: list[bytes]) -> None:
-        """`interval` in seconds; `events`: those of every stream."""
+        """`interval` in seconds; `events`: the events of every stream."""
         self._interval = interval
         self._events = events
         self._received = b""
@@ -89,16 +89,16 @@ class BareEngine(asyncio.Protocol):
             self._transport.write(EMPTY)
         elif b'"stream":true' in body or b'"stream": true' in body:
             self._transport.write(STREAM_HEAD)
-            self._say(0)
+            self._send_event(0)
         else:
             self._transport.write(JSON)
 
-    def _say(self, number: int) -> None:
+    def _send_event(self, number: int) -> None:
         if self._transport.is_closing():
             return
         self._transport.write(self._events[number])
         if number + 1 < len(self._events):
-            asyncio.get_running_loop().call_later(self._interval, self._say, number + 1)
+            asyncio.get_running_loop().call_later(self._interval, self._send_event, number + 1)
 
 
 async def serve(port: int, interval: float, events: list[bytes]) -> None:
@@ -112,6 +112,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("--interval", type=float, default=0.0, help="milliseconds between two events")
-    parser.add_argument("--events", type=int, default=EVENTS, help="events of a stream, 3 at least")
+    parser.add_argument("--events", type=int, default=EVENTS, help="events of a stream, at least 3")
     arguments = parser.parse_args()
     uvloop.run(serve(arguments.port, arguments.interval / 1000, events(arguments.events)))

@@ -1,10 +1,10 @@
-"""The least that a router in Python does which keeps answers in Redis and shares them: a bound for Roundhouse.
+"""A minimal router in Python that could cache responses in Redis and share them: a lower bound for Roundhouse.
 
     python benchmarks/bare_router.py PORT --engine PORT --redis SOCKET
 
-A plain ASGI function on uvicorn: it hashes the body, asks Redis twice (is it there, may I), one after the other, and
-passes the engine's answer on as it comes. It reads, classifies, records, stores, shares and counts nothing, and takes
-everything for granted: what it costs and how long it takes is what any such router costs and takes besides.
+A plain ASGI function on uvicorn: it hashes the body, queries Redis twice in sequence (as for a lookup and a claim), and
+forwards the engine's response as it arrives. It does not parse, classify, record, store, share or count anything, and
+has no error handling: every router of this kind has at least this cost and latency.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import xxhash
 
 
 class Redis(asyncio.Protocol):
-    """GET only; what is asked in one turn of the loop leaves in one write."""
+    """GET only; the commands of one loop iteration are sent in one write."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -47,27 +47,27 @@ class Redis(asyncio.Protocol):
         while (reply := self._reader.gets()) is not False:
             waiting = self._pending[done]
             done += 1
-            if not waiting.done():  # else who asked has left
+            if not waiting.done():  # otherwise the caller was cancelled
                 waiting.set_result(reply)
         del self._pending[:done]
 
 
 class Engine(asyncio.Protocol):
-    """One connection to the engine, which carries one answer after the other."""
+    """One connection to the engine, for consecutive requests."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._parts: list[bytes] = []
         self.headers: list[tuple[bytes, bytes]] = []
-        self.over = False
+        self.complete = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
-    def ask(self, path: bytes, body: bytes) -> None:
+    def send_request(self, path: bytes, body: bytes) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self.headers, self.over = [], False
+        self.headers, self.complete = [], False
         head = b"POST %b HTTP/1.1\r\nhost: engine\r\ncontent-type: application/json\r\n" % path
         self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
 
@@ -84,11 +84,11 @@ class Engine(asyncio.Protocol):
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        self.over = True
+        self.complete = True
 
-    async def more(self) -> bytes:
-        """What has come since; waits until something has."""
-        if not self._parts and not self.over:
+    async def read(self) -> bytes:
+        """The data received since the last call; waits until there is some."""
+        if not self._parts and not self.complete:
             self._waiter = self._loop.create_future()
             await self._waiter
         data = b"".join(self._parts)
@@ -100,7 +100,7 @@ class BareRouter:
     """The application."""
 
     def __init__(self, engine: int, redis: str) -> None:
-        """`engine`: its port on this machine; `redis`: the path of its socket."""
+        """`engine`: a port on this machine; `redis`: the path of a socket."""
         self._engine = engine
         self._socket = redis
         self._redis: Redis | None = None
@@ -120,12 +120,12 @@ class BareRouter:
             engine = self._idle.pop()
         else:
             _, engine = await loop.create_connection(Engine, "127.0.0.1", self._engine)
-        engine.ask(scope["raw_path"], body)
-        data = await engine.more()
+        engine.send_request(scope["raw_path"], body)
+        data = await engine.read()
         await send({"type": "http.response.start", "status": 200, "headers": engine.headers})
-        while not engine.over:
+        while not engine.complete:
             await send({"type": "http.response.body", "body": data, "more_body": True})
-            data = await engine.more()
+            data = await engine.read()
         self._idle.append(engine)
         await send({"type": "http.response.body", "body": data})
 

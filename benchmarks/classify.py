@@ -1,10 +1,10 @@
-"""What the verdict on a prompt costs, by kind and length; how long the weights take to load, and what they hold.
+"""The cost of classifying a prompt, by kind and length; the load time of the weights, and their memory.
 
     python benchmarks/classify.py [--repeats 300]
 
-Inside the measured region is `Classifier.classify` alone, called in a loop; the time that is told is that of the
-quickest loop of many, which is the one that other programs disturbed least. Lengths are in bytes of UTF-8, so that
-2000 is the "2 KB prompt" of the target (30 us) in every script.
+The measured region is `Classifier.classify` alone, called in a loop. The result is the time of the fastest of many
+loops, which other programs disturbed least. Lengths are in bytes of UTF-8, so 2000 is the "2 KB prompt" of the target
+(30 us) in every script.
 """
 
 import argparse
@@ -37,28 +37,28 @@ PROMPTS = {
 
 
 def fastest(work: Callable[[], object], repeats: int, calls: int = CALLS) -> float:
-    """Microseconds a call, in the quickest of the loops."""
+    """Microseconds per call, in the fastest loop."""
     return min(timeit.repeat(work, number=calls, repeat=repeats)) / calls * 1e6
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How long the classifier takes.")
-    parser.add_argument("--repeats", type=int, default=300, help="loops of 50 calls, of which the quickest counts")
+    parser.add_argument("--repeats", type=int, default=300, help="loops of 50 calls, of which the fastest counts")
     arguments = parser.parse_args()
 
     tracemalloc.start()
     classifier = Classifier.load()
-    held, _ = tracemalloc.get_traced_memory()
+    memory, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    print(f"load: {fastest(Classifier.load, arguments.repeats // 10, 1) / 1000:.1f} ms, {held / 1e6:.1f} MB\n")
+    print(f"load: {fastest(Classifier.load, arguments.repeats // 10, 1) / 1000:.1f} ms, {memory / 1e6:.1f} MB\n")
 
     print("| microseconds | " + " | ".join(f"{length:,} bytes" for length in LENGTHS) + " |")
     print("| --- |" + " --- |" * len(LENGTHS))
     for kind, phrase in PROMPTS.items():
-        packed = phrase.encode()
-        texts = [(packed * (length // len(packed) + 1))[:length].decode("utf-8", "ignore") for length in LENGTHS]
-        taken = [fastest(lambda text=text: classifier.classify(text), arguments.repeats) for text in texts]  # type: ignore[misc]
-        print(f"| {kind} | " + " | ".join(f"{time:.0f}" for time in taken) + " |", flush=True)
+        encoded = phrase.encode()
+        texts = [(encoded * (length // len(encoded) + 1))[:length].decode("utf-8", "ignore") for length in LENGTHS]
+        times = [fastest(lambda text=text: classifier.classify(text), arguments.repeats) for text in texts]  # type: ignore[misc]
+        print(f"| {kind} | " + " | ".join(f"{time:.0f}" for time in times) + " |", flush=True)
 
 
 if __name__ == "__main__":

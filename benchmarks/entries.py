@@ -1,22 +1,20 @@
-"""How many bytes a stored answer takes in Redis, and what hits cost where very many are stored.
+"""The size of entries in Redis, and the cost of hits when many entries are stored.
 
     PYTHONPATH=. .venv/bin/python benchmarks/entries.py                   # one entry of each kind
-    PYTHONPATH=. .venv/bin/python benchmarks/entries.py --many 100000     # so many chats of 500 tokens
+    PYTHONPATH=. .venv/bin/python benchmarks/entries.py --many 100000     # that many chats of 500 tokens
 
 One of each kind: a stream as vLLM 0.32 sends it (benchmarks/streamed.py) is recorded event by event, with the default
 `max_entry`, and written by the router's own store to a redis-server. `stored` is the length of the key and of all
-field names and values; `memory` is what `MEMORY USAGE key SAMPLES 0` says, which counts Redis' own structures for it.
-`entries_per_gb` is how many of that memory go into `maxmemory 1gb`, 2^30 bytes. `came` is the length of the events as
+field names and values; `memory` is the result of `MEMORY USAGE key SAMPLES 0`, which includes Redis' own structures.
+`entries_per_gb` is the number of such entries in `maxmemory 1gb`, 2^30 bytes. `came` is the length of the events as
 the engine sent them. Nothing is timed.
 
-Many: answers that differ in id, text and key are written in the same way to one redis-server without persistence.
-`memory` is by how much `used_memory` grew; `rss` is resident memory. How long it takes to make and write them all is
-not measured. Then one router process answers over HTTP, 16 connections that ask one thing after the other. Latency is
-from router.core.endpoints.table import ENDPOINT_BY_PATH
-from the write of the request until the last byte of the answer, at the client, which shares the machine with all that
-is measured; `cpu_ms` is the router's own CPU time for a hit. `local` is the setting. `uniform` asks for any of all
-entries; `popular` for any of the first 1,000, each of which was asked for once before. Every answer is checked to be a
-hit.
+Many: responses that differ in id, text and key are written in the same way to one redis-server without persistence.
+`memory` is the growth of `used_memory`; `rss` is resident memory. The time to create and write them is not measured.
+Then one router process serves them over HTTP to 16 connections with consecutive requests. Latency is the time from the
+write of the request until the last byte of the response, at the client, which shares the machine with all other
+processes; `cpu_ms` is the router's own CPU time per hit. `local` is the setting. `uniform` requests any of all entries,
+`popular` any of the first 1,000, each of which was requested once before. Every response must be a hit.
 """
 
 import argparse
@@ -53,7 +51,7 @@ LARGE: Final = 64  # bytes; longer fields are shown by name
 
 
 def entry_of(stream: Stream) -> tuple[str, Entry] | NotStoredReason:
-    """What a router stores of a stream under which key, or why it stores nothing."""
+    """The key and the entry that a router stores for a stream, or the reason for storing nothing."""
     request = parse_request(ENDPOINT_BY_PATH[stream.path], msgspec.json.encode(stream.request))
     parts = split_parts(request, ContextMarkers())
     key = derive_cache_key(parts, tenant=DEFAULT_TENANT, model="bare", revision="")
@@ -141,8 +139,8 @@ def report(**facts: Any) -> None:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--many", type=int, default=0, help="so many different chats, and then hits")
-    parser.add_argument("--requests", type=int, default=20_000, help="hits measured with each setting")
+    parser.add_argument("--many", type=int, default=0, help="number of different chats to store before the hits")
+    parser.add_argument("--requests", type=int, default=20_000, help="number of measured hits for each setting")
     arguments = parser.parse_args()
     redis = RedisServer()
     store = StoreFixture(redis.url, timeout=30)

@@ -1,17 +1,16 @@
-"""What becomes of many requests at once while engines fail at random: complete, an explicit error, or lost.
+"""The outcomes of many concurrent requests while engines fail at random: complete, an explicit error, or lost.
 
     python benchmarks/failing_engines.py [--requests 10000] [--at-once 500] [--every 1] [--seed 1] [--fallback]
 
-It starts a Redis, four simulated engines of one model, one of another, and two routers that share the Redis, all in
-processes of their own. Half of the requests are streams, each is new to the cache, and they go to the routers in turn.
-Meanwhile, every second (`--every`), an engine that is well gets a fault, which all its requests have for 0.1 to 1 s, or
-is killed (SIGKILL) and started again two seconds later. With `--fallback`, the other model answers where the first
-cannot.
+It starts a Redis, four simulated engines of one model, one of another, and two routers that share the Redis, each in
+its own process. Half of the requests are streams; each is new to the cache; they alternate between the routers. Every
+second (`--every`), a healthy engine gets a fault, which affects all its requests for 0.1 to 1 s, or is killed (SIGKILL)
+and restarted two seconds later. With `--fallback`, the other model serves requests that the first cannot.
 
-Inside the measured time is everything from the first request to the last byte of the last answer.
+The measured time is from the first request to the last byte of the last response.
 
-- complete: a JSON answer with choices, or a stream that ends with `[DONE]`
-- error: a status from 400 on with OpenAI's error object, or a stream that ends with one error event
+- complete: a JSON response with choices, or a stream that ends with `[DONE]`
+- error: a status of at least 400 with OpenAI's error object, or a stream that ends with one error event
 - lost: anything else; there must be none
 """
 
@@ -34,9 +33,9 @@ import uvloop
 from engines.redis_server import find_program, redis_argv
 
 ENGINES = 4
-KILL_SHARE = 0.1  # how many of the faults are a SIGKILL
+KILL_SHARE = 0.1  # share of the faults that are a SIGKILL
 DOWN_FOR = 2.0
-TIMEOUT = 120.0  # seconds for one request; whoever is not answered by then is lost
+TIMEOUT = 120.0  # seconds per request; a request without a response by then is lost
 FAULTS: tuple[dict[str, object], ...] = (
     {"fault": "status", "code": 500},
     {"fault": "status", "code": 503},
@@ -104,7 +103,7 @@ class Engine(Process):
 
 
 class Clients:
-    """Asks, and counts what becomes of it."""
+    """Sends requests and counts their outcomes."""
 
     def __init__(self, routers: list[str], requests: int) -> None:
         self.outcomes: Counter[str] = Counter()
@@ -144,7 +143,7 @@ class Clients:
 
 
 async def inject_faults(engines: list[Engine], every: float, rng: random.Random, faults: "Counter[str]") -> None:
-    """Until it is cancelled."""
+    """Injects faults until it is cancelled."""
     async with httpx.AsyncClient(timeout=5) as http, asyncio.TaskGroup() as group:
         faulty: set[str] = set()
 
@@ -156,7 +155,7 @@ async def inject_faults(engines: list[Engine], every: float, rng: random.Random,
 
         async def failing(engine: Engine, fault: dict[str, object], seconds: float) -> None:
             page = f"http://127.0.0.1:{engine.port}/_sim/faults"
-            with contextlib.suppress(httpx.HTTPError):  # it may be just coming up
+            with contextlib.suppress(httpx.HTTPError):  # it may still be starting
                 await http.post(page, json=[fault])
                 await asyncio.sleep(seconds)
                 await http.delete(page)

@@ -1,13 +1,13 @@
-"""How much later a stream's first token comes through the router than from the engine itself.
+"""The time that a router adds to the first token of a stream, compared with a direct connection to the engine.
 
     PYTHONPATH=. .venv/bin/python benchmarks/first_token.py [--streams 256 64] [--interval 20]
 
-So many streams are open at once, each of 66 events that come `--interval` milliseconds apart; they begin one after the
-other, evenly, whatever becomes of those before (an open loop), and nobody has asked the same before. The engine says
-the role first and the first token an interval later; the clock runs from the instant at which a request was due until
-two events are there. The same is measured through a bare router (`bare_router.py`), which asks Redis twice as
-Roundhouse does and does nothing else: what it adds, any router in Python adds that does so. One
-router process, its Redis, the engine and the clients share this machine.
+The given number of streams is open at once, each of 66 events `--interval` milliseconds apart. They start one after the
+other at a constant rate, independent of the earlier ones (an open loop), and no two requests are equal. The engine
+sends the role first and the first token an interval later; the time runs from the instant at which a request was due
+until two events have arrived. The same is measured with a bare router (`bare_router.py`), which queries Redis twice as
+Roundhouse does and does nothing else: any router in Python that does so adds at least this time. One router process,
+its Redis, the engine and the clients share this machine.
 """
 
 import argparse
@@ -21,16 +21,16 @@ from bare_engine import EVENTS
 from load import bodies
 from processes import bare_engine, bare_router, cpu_seconds, running_routers
 
-ROUNDS = 4  # how often each stream's place is taken anew, the first time uncounted
+ROUNDS = 4  # consecutive streams per open stream; the first is not counted
 
 
 class Client(asyncio.Protocol):
-    """One connection; asks when it is told to, and notes when the first token came."""
+    """One connection; reports the time of the first token of each request."""
 
     transport: asyncio.Transport
 
     def __init__(self, on_first_token: Callable[[float], None], on_end: Callable[["Client"], None]) -> None:
-        """`told` is told the seconds to each first token."""
+        """`on_first_token` is called with the seconds to each first token."""
         self._on_first_token = on_first_token
         self._on_end = on_end
         self._due = 0.0
@@ -55,8 +55,8 @@ class Client(asyncio.Protocol):
             self._on_end(self)
 
 
-async def arrivals(port: int, bodies_: Iterator[bytes], streams: int, rate: float) -> list[float]:
-    """Seconds to the first token of each request, in the order in which they came."""
+async def first_token_times(port: int, bodies_: Iterator[bytes], streams: int, rate: float) -> list[float]:
+    """Seconds to the first token of each request, in the order in which the tokens arrived."""
     idle: list[Client] = []
     seconds: list[float] = []
     all_idle = asyncio.Event()
@@ -77,7 +77,7 @@ async def arrivals(port: int, bodies_: Iterator[bytes], streams: int, rate: floa
         due = started + number / rate
         await asyncio.sleep(due - time.perf_counter())
         if not idle:
-            raise RuntimeError("twice as many streams are open as should be: it cannot keep up")
+            raise RuntimeError("twice as many streams are open as expected: the router cannot keep up")
         all_idle.clear()
         idle.pop().ask(next(bodies_), due)
     await all_idle.wait()
@@ -89,11 +89,11 @@ async def arrivals(port: int, bodies_: Iterator[bytes], streams: int, rate: floa
 async def measure(streams: int, interval: float) -> dict[str, object]:
     rate = streams / (EVENTS * interval / 1000)
     async with bare_engine(interval) as port:
-        direct = sorted(await arrivals(port, bodies(stream=True), streams, rate))
+        direct = sorted(await first_token_times(port, bodies(stream=True), streams, rate))
     async with bare_router(interval) as (port, pid):
-        bare, bare_cpu = await through(port, pid, streams, rate)
+        bare, bare_cpu = await measure_router(port, pid, streams, rate)
     async with running_routers(interval=interval) as (router,):
-        ours, cpu = await through(router.port, router.process.pid, streams, rate)
+        ours, cpu = await measure_router(router.port, router.process.pid, streams, rate)
     result: dict[str, object] = {"streams": streams, "streams_a_second": round(rate, 1)}
     for name, share in (("p50", 0.5), ("p99", 0.99)):
         mine, least, engines = (round(times[int(share * len(times))] * 1000, 2) for times in (ours, bare, direct))
@@ -102,10 +102,10 @@ async def measure(streams: int, interval: float) -> dict[str, object]:
     return {**result, "cpu_ms_a_stream": cpu, "bare_cpu_ms_a_stream": bare_cpu}
 
 
-async def through(port: int, pid: int, streams: int, rate: float) -> tuple[list[float], float]:
-    """Seconds to the first tokens, in their order, and milliseconds of that process' CPU a stream."""
+async def measure_router(port: int, pid: int, streams: int, rate: float) -> tuple[list[float], float]:
+    """Seconds to the first tokens, sorted, and milliseconds of CPU time of the process per stream."""
     before = cpu_seconds(pid)
-    seconds = sorted(await arrivals(port, bodies(stream=True), streams, rate))
+    seconds = sorted(await first_token_times(port, bodies(stream=True), streams, rate))
     return seconds, round((cpu_seconds(pid) - before) / (streams * ROUNDS) * 1000, 3)
 
 

@@ -1,12 +1,12 @@
-"""200 identical requests at once over two routers: how often is an engine asked, and what do they cost the routers?
-And what does a frozen Redis cost?
+"""200 identical concurrent requests over two routers: the number of generations, and the CPU time of the routers.
+Also the effect of a frozen Redis.
 
     PYTHONPATH=. .venv/bin/python benchmarks/identical_requests.py
 
 Two `roundhouse serve` processes, one redis-server and one simulated engine whose first token takes 300 ms, all on this
-machine. Measured is what a client sees, from sending the request to the end of the answer; the clients share the
-machine with all that they measure. For the frozen Redis, `cache.timeout` is its default of 50 ms, and the engine's
-answers take no time of their own.
+machine. Times are those of a client, from sending the request to the end of the response; the clients share the machine
+with all that they measure. For the frozen Redis, `cache.timeout` is its default of 50 ms, and the engine responds
+without a delay.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
-from stand import cpu_seconds
+from processes import cpu_seconds
 
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess
@@ -28,7 +28,7 @@ REQUESTS = 200
 
 
 async def ask(http: httpx.AsyncClient, url: str, prompt: str, *, stream: bool = False) -> tuple[str, float]:
-    """X-Cache, and the seconds that it took."""
+    """X-Cache, and the duration in seconds."""
     started = time.perf_counter()
     answer = await http.post(f"{url}/v1/chat/completions", json=chat_body(prompt, stream=stream))
     answer.raise_for_status()
@@ -46,7 +46,7 @@ async def identical(http: httpx.AsyncClient, urls: list[str], engine: SimulatedE
 
 
 async def cost(http: httpx.AsyncClient, routers: list[RouterProcess], engine: SimulatedEngine, prompt: str) -> float:
-    """CPU time of both routers, in milliseconds, for as many requests for the same at once."""
+    """CPU time of both routers, in milliseconds, for REQUESTS identical concurrent requests."""
     pids = [router.process.pid for router in routers]
     await engine.set_faults({"fault": "ttft", "ms": 300})
     before = sum(map(cpu_seconds, pids))

@@ -1,4 +1,4 @@
-"""A load on a router: so many connections, each of which asks one thing after the other."""
+"""A load on a router: a number of connections, each with consecutive requests."""
 
 import asyncio
 import json
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, cast
 
 SYSTEM: Final = "You answer briefly, in plain words, and say so when you do not know. " * 22
-"""About 1.5 KB, as system prompts are."""
+"""About 1.5 KB, a typical length of system prompts."""
 
 
 def bodies(*, stream: bool, different: int | None = None, name: str = "") -> Iterator[bytes]:
-    """Chats without end: all different, or so many different ones in turn; those of another `name` differ from all."""
+    """An endless sequence of chats: all different, or a cycle of `different` ones. Each `name` has its own chats."""
     number = 0
     while True:
         question = f"{name} question {number if different is None else number % different}: " + "what is the sea? " * 16
@@ -23,14 +23,14 @@ def bodies(*, stream: bool, different: int | None = None, name: str = "") -> Ite
 
 
 class Load(NamedTuple):
-    """What came of it: times in seconds, and how often each X-Cache came."""
+    """Times in seconds to the first event and to the end of each response; the number of responses by X-Cache."""
 
     first: list[float]
     total: list[float]
     caches: Counter[str]
 
     def first_ms(self, share: float) -> float:
-        """Milliseconds to the first event, or to the answer if that is JSON; `share` 0.5 is the median."""
+        """Milliseconds to the first event, or to the first byte of a JSON response; `share` 0.5 is the median."""
         return _ms(self.first, share)
 
     def total_ms(self, share: float) -> float:
@@ -43,7 +43,7 @@ def _ms(seconds: list[float], share: float) -> float:
 
 
 async def load(port: int, bodies: Iterator[bytes], *, connections: int, requests: int) -> Load:
-    """Asks that many things in all; RuntimeError where an answer is not 200 and whole."""
+    """Sends `requests` requests in total; raises RuntimeError if a response is not 200 and complete."""
     result = Load([], [], Counter())
     left = iter(range(requests))
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -112,7 +112,7 @@ class _Client(asyncio.Protocol):
             return
         head, _, body = b"".join(self._received).partition(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200 ") or (b"text/event-stream" in head and b"data: [DONE]" not in body):
-            self._end(RuntimeError(f"no whole answer: {head[:200]!r} ... {body[-200:]!r}"))
+            self._end(RuntimeError(f"incomplete response: {head[:200]!r} ... {body[-200:]!r}"))
             return
         self._result.total.append(now - self._started)
         self._result.caches[head.partition(b"x-cache: ")[2].split(b"\r\n")[0].decode()] += 1

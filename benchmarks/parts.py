@@ -1,10 +1,10 @@
-"""A profile by the parts of a request: what py-spy recorded, summed by who works.
+"""A profile by the parts of a request: the samples of py-spy, summed by part.
 
     py-spy record --pid PID --rate 500 --duration 8 --format raw --output hit.raw
     python benchmarks/parts.py hit.raw [--cpu-ms 0.034]
 
-What a library does counts for the part of the router that called it. What stands under no part is the event loop's:
-waiting, reading from sockets, and what it does of its own. `--cpu-ms` is what a request costs, to tell the parts in
+The time of a library counts for the part of the router that called it. Samples without any part belong to the event
+loop: waiting, reading from sockets, and its own work. `--cpu-ms` is the cost of a request, to print the parts in
 microseconds as well.
 """
 
@@ -14,54 +14,46 @@ from pathlib import Path
 from typing import Final
 
 PARTS: Final = {
-    "router/api/openai": "endpoint: headers in and out",
+    "router/api/inference": "endpoint: headers in and out",
     "router/api/auth": "endpoint: headers in and out",
-    "router/api/heading": "endpoint: headers in and out",
+    "router/api/response_headers": "endpoint: headers in and out",
     "router/api/": "server: HTTP, and writes to the client",
     "router/application": "server: HTTP, and writes to the client",
+    "router/net/server/": "server: HTTP, and writes to the client",
     "uvicorn/protocols/": "server: HTTP, and writes to the client",
-    "router/flow/reading": "reading the request, and its key",
-    "router/core/request": "reading the request, and its key",
-    "router/core/key": "reading the request, and its key",
-    "router/core/derive": "reading the request, and its key",
-    "router/core/control": "reading the request, and its key",
-    "router/core/policy": "reading the request, and its key",
-    "router/core/classify": "classification",
-    "router/core/recording": "recording and replay",
-    "router/core/delta_template": "recording and replay",
-    "router/core/stream_encoding": "recording and replay",
-    "router/core/frames": "recording and replay",
-    "router/core/chat_body": "recording and replay",
-    "router/core/answers": "recording and replay",
-    "router/core/recorders": "recording and replay",
-    "router/core/choices": "recording and replay",
-    "router/core/compaction": "recording and replay",
-    "router/core/sse": "recording and replay",
-    "router/core/replay": "recording and replay",
-    "router/upstream/": "engine: request and answer",
-    "router/flow/dispatch": "engine: whose turn it is",
-    "router/flow/standing": "engine: whose turn it is",
-    "router/flow/admission": "engine: whose turn it is",
-    "router/flow/choosing": "engine: whose turn it is",
-    "router/core/routing": "engine: whose turn it is",
-    "router/core/retry": "engine: whose turn it is",
-    "router/core/lengths": "engine: whose turn it is",
-    "router/core/speculation": "engine: whose turn it is",
-    "router/shared/breakers": "engine: whose turn it is",
+    "router/flow/request_resolver": "parsing the request, and its key",
+    "router/core/endpoints/request": "parsing the request, and its key",
+    "router/core/cache/key": "parsing the request, and its key",
+    "router/core/cache/cache_control": "parsing the request, and its key",
+    "router/core/cache/policy": "parsing the request, and its key",
+    "router/core/cache/": "lookup and flights",
+    "router/core/routing/classify": "classification",
+    "router/core/endpoints/": "recording and replay",
+    "router/upstream/": "engine: request and response",
+    "router/net/client/": "engine: request and response",
+    "router/flow/dispatch": "engine: selection and admission",
+    "router/flow/engine_": "engine: selection and admission",
+    "router/flow/admission": "engine: selection and admission",
+    "router/core/routing/": "engine: selection and admission",
+    "router/core/resilience/": "engine: selection and admission",
+    "router/core/quota/": "engine: selection and admission",
+    "router/shared/breakers": "engine: selection and admission",
     "router/shared/": "Redis",
     "router/store/": "Redis",
-    "router/flow/": "the request's story, and flights",
-    "router/core/reason": "the request's story, and flights",
-    "router/core/fingerprint": "the request's story, and flights",
+    "router/net/redis/": "Redis",
+    "router/net/pending_replies": "Redis",
+    "router/flow/": "lookup and flights",
     "router/telemetry": "metrics and the log line",
-    "router/tallies": "metrics and the log line",
+    "router/metric_series": "metrics and the log line",
     "router/access_log": "metrics and the log line",
 }
+"""The part of each module, by the prefix of its path; the first match counts."""
+
 LOOP: Final = "event loop: waiting, reading from sockets"
 
 
 def part_of(stack: str) -> str:
-    """The part that the innermost frame belongs to which belongs to any."""
+    """The part of the innermost frame that belongs to one."""
     for frame in reversed(stack.split(";")):
         file = frame.partition("(")[2]
         for prefix, part in PARTS.items():
@@ -73,7 +65,7 @@ def part_of(stack: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("profile", type=Path)
-    parser.add_argument("--cpu-ms", type=float, help="what a request costs, in milliseconds of CPU time")
+    parser.add_argument("--cpu-ms", type=float, help="the cost of a request, in milliseconds of CPU time")
     arguments = parser.parse_args()
     samples: Counter[str] = Counter()
     for line in arguments.profile.read_text().splitlines():

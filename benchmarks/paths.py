@@ -1,11 +1,11 @@
-"""What a request costs on each path: CPU time, and the instructions that the router's process executes for it.
+"""The cost of a request on each path: CPU time, and the instructions of the router's process.
 
     PYTHONPATH=. .venv/bin/python benchmarks/paths.py [--instructions] [--only hit]
 
-One router process with all features on, a Redis, an engine that costs next to nothing, and the load, all on this
-machine. CPU time is the router's, user and system, by the scheduler. Instructions (user mode only) are counted by
-valgrind's callgrind, with which a run takes some minutes: they are the same whatever else the machine does, so they
-tell a change of one per cent, which the clock does not.
+One router process with all features on, a Redis, an engine of minimal cost, and the load, all on this machine. CPU time
+is the router's, user and system, as the scheduler counts it. Instructions (user mode only) are counted by valgrind's
+callgrind, which takes some minutes per run. They do not depend on the load of the machine, so they show a change of one
+per cent, which CPU time does not.
 """
 
 import argparse
@@ -27,10 +27,10 @@ from tests.support.router_process import RouterProcess
 CALLGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no")
 
 
-class Way(NamedTuple):
-    """One way through the router: what is asked, what X-Cache has to say, and how large the copy in memory is.
+class RequestPath(NamedTuple):
+    """A path through the router: its requests, whether they must be hits, and the size of the local cache.
 
-    `events`: how many a stream has.
+    `events`: the number of events of a stream.
     """
 
     name: str
@@ -43,41 +43,41 @@ class Way(NamedTuple):
         return bodies(stream=self.stream, different=64 if self.hits else None, name=self.name)
 
 
-WAYS = [
-    Way("hit, JSON, from memory", stream=False, hits=True),
-    Way("hit, stream, from memory", stream=True, hits=True),
-    Way("hit, stream of 500 events, from memory", stream=True, hits=True, events=500),
-    Way("hit, JSON, from Redis", stream=False, hits=True, local="0B"),
-    Way("hit, stream, from Redis", stream=True, hits=True, local="0B"),
-    Way("hit, stream of 500 events, from Redis", stream=True, hits=True, local="0B", events=500),
-    Way("miss, JSON", stream=False, hits=False),
-    Way("miss, stream of 66 events", stream=True, hits=False),
+PATHS = [
+    RequestPath("hit, JSON, from memory", stream=False, hits=True),
+    RequestPath("hit, stream, from memory", stream=True, hits=True),
+    RequestPath("hit, stream of 500 events, from memory", stream=True, hits=True, events=500),
+    RequestPath("hit, JSON, from Redis", stream=False, hits=True, local="0B"),
+    RequestPath("hit, stream, from Redis", stream=True, hits=True, local="0B"),
+    RequestPath("hit, stream of 500 events, from Redis", stream=True, hits=True, local="0B", events=500),
+    RequestPath("miss, JSON", stream=False, hits=False),
+    RequestPath("miss, stream of 66 events", stream=True, hits=False),
 ]
 
 
-def check(result: Load, way: Way) -> None:
-    expected = "HIT" if way.hits else "MISS"
+def check(result: Load, path: RequestPath) -> None:
+    expected = "HIT" if path.hits else "MISS"
     if set(result.caches) != {expected}:
-        raise RuntimeError(f"{way.name}: X-Cache was {dict(result.caches)}")
+        raise RuntimeError(f"{path.name}: X-Cache was {dict(result.caches)}")
 
 
-async def cpu_ms(router: RouterProcess, way: Way, connections: int, requests: int) -> float:
-    bodies = way.bodies()
-    await load(router.port, bodies, connections=connections, requests=256)  # what is to be a hit is stored then
+async def cpu_ms(router: RouterProcess, path: RequestPath, connections: int, requests: int) -> float:
+    bodies = path.bodies()
+    await load(router.port, bodies, connections=connections, requests=256)  # stores the entries of the hits
     before = cpu_seconds(router.process.pid)
-    check(await load(router.port, bodies, connections=connections, requests=requests), way)
+    check(await load(router.port, bodies, connections=connections, requests=requests), path)
     return (cpu_seconds(router.process.pid) - before) / requests * 1000
 
 
-async def million_instructions(way: Way, connections: int, requests: int) -> float:
+async def million_instructions(path: RequestPath, connections: int, requests: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         command_prefix = (*CALLGRIND, f"--callgrind-out-file={folder}/out")
-        async with running_routers(local=way.local, events=way.events, command_prefix=command_prefix) as (router,):
-            bodies = way.bodies()
+        async with running_routers(local=path.local, events=path.events, command_prefix=command_prefix) as (router,):
+            bodies = path.bodies()
             await load(router.port, bodies, connections=connections, requests=256)
             await control(router, "--instr=on")
             await control(router, "--dump=begin")
-            check(await load(router.port, bodies, connections=connections, requests=requests), way)
+            check(await load(router.port, bodies, connections=connections, requests=requests), path)
             await control(router, "--dump=end")
         newest = max(Path(folder).glob("out.*"), key=lambda out: int(out.suffix[1:]))
         totals = re.search(r"^totals: (\d+)", newest.read_text(), re.MULTILINE)
@@ -85,8 +85,8 @@ async def million_instructions(way: Way, connections: int, requests: int) -> flo
         return int(totals[1]) / requests / 1e6
 
 
-async def control(router: RouterProcess, order: str) -> None:
-    command = ["callgrind_control", order, str(router.process.pid)]
+async def control(router: RouterProcess, argument: str) -> None:
+    command = ["callgrind_control", argument, str(router.process.pid)]
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
 
 
@@ -94,17 +94,17 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--requests", type=int, default=4000)
-    parser.add_argument("--instructions", action="store_true", help="count them, with valgrind")
-    parser.add_argument("--only", default="", help="the paths with this in their names")
+    parser.add_argument("--instructions", action="store_true", help="also count instructions, with valgrind")
+    parser.add_argument("--only", default="", help="only paths whose name contains this")
     arguments = parser.parse_args()
-    for way in WAYS:
-        if arguments.only not in way.name:
+    for path in PATHS:
+        if arguments.only not in path.name:
             continue
-        async with running_routers(local=way.local, events=way.events) as (router,):
-            row: dict[str, object] = {"path": way.name}
-            row["cpu_ms"] = round(await cpu_ms(router, way, arguments.connections, arguments.requests), 4)
+        async with running_routers(local=path.local, events=path.events) as (router,):
+            row: dict[str, object] = {"path": path.name}
+            row["cpu_ms"] = round(await cpu_ms(router, path, arguments.connections, arguments.requests), 4)
         if arguments.instructions:
-            counted = await million_instructions(way, arguments.connections, 400)
+            counted = await million_instructions(path, arguments.connections, 400)
             row["million_instructions"] = round(counted, 3)
         print(json.dumps(row), flush=True)
 

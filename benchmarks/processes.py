@@ -1,4 +1,4 @@
-"""What a benchmark measures: one router process, with a Redis and an engine of its own, on this machine."""
+"""The processes of a benchmark on this machine: routers, with a Redis and an engine of their own."""
 
 import contextlib
 import socket
@@ -16,7 +16,7 @@ from tests.support.router_process import ROUNDHOUSE, RouterProcess
 from tests.support.waiting import eventually, free_port
 
 START_TIMEOUT = 180.0
-"""Seconds for which a router may start: valgrind needs most of a minute for it."""
+"""Seconds; with valgrind, a router needs most of a minute to start."""
 
 CONFIGURATION = """
 [router]
@@ -35,14 +35,14 @@ url = "http://127.0.0.1:{engine}"
 
 @contextlib.asynccontextmanager
 async def bare_engine(interval: float, events: int = EVENTS) -> AsyncIterator[int]:
-    """The port of an engine; `interval`: milliseconds between events; `events`: how many a stream has."""
+    """The port of an engine; `interval`: milliseconds between events; `events`: their number per stream."""
     async with _bare("bare_engine.py", "--interval", str(interval), "--events", str(events)) as (port, _):
         yield port
 
 
 @contextlib.asynccontextmanager
 async def bare_router(interval: float) -> AsyncIterator[tuple[int, int]]:
-    """The port and the process id of a bare router, with an engine such as that and a Redis of its own."""
+    """The port and the process id of a bare router, with a bare engine and a Redis of its own."""
     redis = RedisServer()
     try:
         await redis.start()
@@ -57,7 +57,7 @@ async def bare_router(interval: float) -> AsyncIterator[tuple[int, int]]:
 
 @contextlib.asynccontextmanager
 async def _bare(script: str, *options: str) -> AsyncIterator[tuple[int, int]]:
-    """Port and process id of a script of this folder that listens where it is told."""
+    """Port and process id of a running script of this folder."""
     port = free_port()
     process = subprocess.Popen(  # noqa: ASYNC220 - it does not block
         [sys.executable, str(Path(__file__).parent / script), str(port), *options]
@@ -77,28 +77,28 @@ async def running_routers(
 ) -> AsyncIterator[list[RouterProcess]]:  # fmt: skip
     """Routers that are ready.
 
-    `interval`: milliseconds between events; `events`: how many a stream has; `local`: how much of the entries is kept
-    in memory; `under`: the command that runs each; `redis`: one that runs, in place of one of their own.
+    `interval`: milliseconds between events; `events`: their number per stream; `local`: the size of the local cache;
+    `command_prefix`: a command that runs each router, such as valgrind; `redis`: a running one to use.
     """
     with tempfile.TemporaryDirectory() as folder:
         async with _redis(redis) as url, bare_engine(interval, events) as port:
             text = CONFIGURATION.format(redis=url, engine=port, local=local)
-            served = [RouterProcess(Path(folder), text, name=f"router-{number}") for number in range(routers)]
+            started = [RouterProcess(Path(folder), text, name=f"router-{number}") for number in range(routers)]
             try:
-                for router in served:
+                for router in started:
                     router.start(argv=[*command_prefix, *ROUNDHOUSE, "serve", "-c", str(router.config)])
-                for router in served:
+                for router in started:
                     await eventually(partial(is_listening, router), timeout=START_TIMEOUT)
                     await router.wait_until_ready()
-                yield served
+                yield started
             finally:
-                for router in served:
+                for router in started:
                     router.kill()
 
 
 @contextlib.asynccontextmanager
 async def _redis(running: RedisServer | None) -> AsyncIterator[str]:
-    """The URL of a Redis that runs, or of one for as long as this lasts."""
+    """The URL of the running Redis, or of a temporary one."""
     if running is not None:
         yield running.url
         return
@@ -111,20 +111,20 @@ async def _redis(running: RedisServer | None) -> AsyncIterator[str]:
 
 
 def is_open(port: int) -> bool:
-    """Whether somebody listens on a port of this machine."""
+    """Whether a process listens on this port of this machine."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def is_listening(router: RouterProcess) -> bool:
-    """Whether a router that was started listens by now; RuntimeError where it has ended."""
+    """Whether a started router listens; raises RuntimeError if it has exited."""
     if not router.is_running:
         raise RuntimeError(router.log.read_text())
     return is_open(router.port)
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used of a core, user and system."""
+    """The CPU time of a process, user and system."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 

@@ -1,9 +1,9 @@
-"""How long a router takes until it is ready, and what its process holds in memory then.
+"""The time until a router is ready, and the memory of its process then.
 
     PYTHONPATH=. .venv/bin/python benchmarks/startup.py [--times 5]
 
-From the start of `python -m router serve` until /readyz says 200, with a Redis and an engine that are there. The
-quickest of several starts is the one that other programs disturbed least.
+From the start of `python -m router serve` until /readyz returns 200, with a running Redis and engine. The result is the
+fastest of several starts, which other programs disturbed least.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Streams of English as vLLM 0.32 sends them: all but the text, the ids and the counts is that of a captured stream.
+"""Streams of English text in the form of vLLM 0.32: captured streams with other text, ids and counts.
 
 The text is this repository's own: paragraphs, list items and table cells of its pages, then docstrings of the router,
-all without markup, and of them those that are nearly all letters. It is cut into pieces as a BPE tokenizer with a large
-vocabulary cuts English: a word with the space before it, up to three digits, a run of other characters. That is 4.5
-bytes a token, and some 40,000 tokens. Where more are wanted, they begin anew.
+without markup; of these, only those that consist mostly of letters. It is split into pieces as a BPE tokenizer with a
+large vocabulary splits English: a word with the space before it, up to three digits, a run of other characters. That is
+4.5 bytes per token and about 40,000 tokens. A longer stream repeats the text.
 """
 
 import re
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 ROOT: Final = Path(__file__).parents[1]
-CAPTURES: Final = ROOT / "tests" / "engines" / "captures"
+CAPTURES: Final = ROOT / "tests" / "data" / "captures"
 
 _PIECE: Final = re.compile(r"'(?:s|t|re|ve|ll|d|m)\b| ?[^\W\d_]+| ?\d{1,3}| ?(?:[^\w\s]|_)+\n*|\s+")
 _FENCED: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -34,7 +34,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Stream(NamedTuple):
-    """A streamed answer: what was asked at which path, its events, its text, and how many tokens that has."""
+    """A streamed response: the path and the request, its events, its text, and its number of tokens."""
 
     path: str
     request: dict[str, Any]
@@ -44,7 +44,7 @@ class Stream(NamedTuple):
 
 
 def shapes() -> Iterator[tuple[str, Stream]]:
-    """One of each kind."""
+    """One stream of each kind."""
     yield "chat", chat(500)
     yield "chat", chat(66)
     yield "chat", chat(32_000)
@@ -78,11 +78,11 @@ def _is_prose(paragraph: str) -> bool:
 
 
 def pieces(tokens: int, number: int = 0) -> list[str]:
-    """So many tokens of prose; those of another `number` begin elsewhere, and say so in their first words."""
-    of = prose()
-    start = number * 37 % len(of)
+    """That many tokens of prose. Each `number` starts at another place and contains the number in its first words."""
+    words = prose()
+    start = number * 37 % len(words)
     marker = ["Answer", f" {number // 1000:03d}", f"{number % 1000:03d}", ":"] if number else []
-    return [*marker, *(of[at % len(of)] for at in range(start, start + tokens - len(marker)))]
+    return [*marker, *(words[at % len(words)] for at in range(start, start + tokens - len(marker)))]
 
 
 def chat(tokens: int, number: int = 0) -> Stream:
@@ -116,7 +116,7 @@ def _logprob(token: str, rng: Random) -> dict[str, Any]:
 
 
 def chat_with_tool_call(tokens: int) -> Stream:
-    """A chat whose answer is one call of a function, with a text for its only argument."""
+    """A chat whose response is one tool call with a text as its only argument."""
     opening, call, first, *_, last, done = _captured("chat-tool-required-stream")
     inside = [_encode(piece).decode()[1:-1] for piece in pieces(tokens - 4)]
     texts = ['{"', "text", '": "', *inside, '"}']
@@ -126,7 +126,7 @@ def chat_with_tool_call(tokens: int) -> Stream:
 
 
 def chat_of_two(tokens: int) -> Stream:
-    """A chat with two choices, whose tokens come in turn; `tokens` are those of both."""
+    """A chat with two choices whose tokens alternate; `tokens`: those of both together."""
     opening, other_opening, first, *_, other, last, done = _captured("chat-n2-stream")
     texts = [pieces(tokens // 2, number) for number in (1, 2)]
     text, other_text = _around(first, "td"), _around(other, "ader")
@@ -148,7 +148,7 @@ def completion(tokens: int) -> Stream:
 
 
 def response(tokens: int) -> Stream:
-    """A stream of /v1/responses, which says its text again in each of its last four events, and numbers all events."""
+    """A stream of /v1/responses, which repeats its text in each of its last four events and numbers all events."""
     *opening, first, _, _, _, _, _, text_done, part_done, item_done, completed = _captured("responses-stream")
     texts = pieces(tokens)
     completed = completed.replace(b'"output_tokens":8', b'"output_tokens":%d' % tokens)
@@ -181,7 +181,8 @@ def _captured(name: str, number: int = 0) -> list[bytes]:
         return b'"%b%016x"' % (found[1], Random(f"{found[1]!r} {number}").getrandbits(64))
 
     _, _, body = _read(name).partition(b"\n\n")
-    body = _CREATED.sub(b'"created":1795233472', _ID.sub(other, body))  # events of two captures make one stream
+    # Events of two captures are combined in one stream, so their times must be equal.
+    body = _CREATED.sub(b'"created":1795233472', _ID.sub(other, body))
     return [event + b"\n\n" for event in body.strip().split(b"\n\n")]
 
 
@@ -191,7 +192,7 @@ def _read(name: str) -> bytes:
 
 
 def _around(event: bytes, text: str) -> Callable[[str], bytes]:
-    """Makes the same event with another text."""
+    """A function that returns the same event with another text."""
     before, found, after = event.partition(_encode(text))
     assert found, text
 
@@ -208,12 +209,12 @@ def _counted(usage: bytes, total: int, completion_tokens: int, tokens: int) -> b
 
 
 def _usage(tokens: int) -> bytes:
-    """The usage event of a chat that was captured without one; the router asks every engine for it."""
+    """A usage event for a chat that was captured without one; the router requests it from every engine."""
     return _counted(_captured("chat-stream-usage")[-2], 15, 8, tokens)
 
 
 def request(path: str, number: int = 0, **fields: Any) -> dict[str, Any]:
-    """A request for a stream; those of another `number` differ."""
+    """A request for a stream; each `number` gives another one."""
     prompt = f"question {number}: what is the sea?"
     match path:
         case "/v1/completions":

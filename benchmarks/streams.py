@@ -1,10 +1,10 @@
-"""Many streams at once: what each costs, what each holds in memory, and how long its first event takes.
+"""Many concurrent streams: CPU time and memory per stream, and the time to the first event.
 
     PYTHONPATH=. .venv/bin/python benchmarks/streams.py [--streams 64 256 2000] [--seconds 13]
 
-One router process, a Redis, an engine that costs next to nothing, and the clients, all on this machine. Every stream
-has 66 events, which come evenly over `--seconds`, so that with 2,000 streams some 10,000 events a second pass. CPU time
-is the router's, by the scheduler; memory is what its resident memory has grown by while all streams are open.
+One router process, a Redis, an engine of minimal cost, and the clients, all on this machine. Every stream has 66
+events, evenly distributed over `--seconds`, so 2,000 streams are about 10,000 events per second. CPU time is the
+router's, as the scheduler counts it; memory is the growth of its resident memory while all streams are open.
 """
 
 import argparse
@@ -22,10 +22,10 @@ async def measure(streams: int, seconds: float) -> dict[str, object]:
         pid = router.process.pid
         await load(router.port, bodies(stream=False, name="warm"), connections=16, requests=64)
         memory, cpu = memory_kb(pid), cpu_seconds(pid)
-        under_way = asyncio.create_task(load(router.port, bodies(stream=True), connections=streams, requests=streams))
+        running = asyncio.create_task(load(router.port, bodies(stream=True), connections=streams, requests=streams))
         await asyncio.sleep(seconds * 0.6)
         grown = memory_kb(pid) - memory
-        result = await under_way
+        result = await running
         return {
             "streams": streams,
             "cpu_ms_a_stream": round((cpu_seconds(pid) - cpu) / streams * 1000, 3),
@@ -41,7 +41,8 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=13.0)
     arguments = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two sockets a stream, in the router that is started
+    # The router inherits it, and needs two sockets per stream.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for streams in arguments.streams:
         print(json.dumps(await measure(streams, arguments.seconds)), flush=True)
 

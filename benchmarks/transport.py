@@ -1,15 +1,15 @@
-"""What an exchange with an engine costs: our transport beside httpx's own, at 1, 64 and 256 concurrent exchanges.
+"""The cost of an exchange with an engine: our transport and httpx's own, at 1, 64 and 256 concurrent exchanges.
 
     python benchmarks/transport.py [--events 66] [--only ours]
 
-The server is a bare asyncio protocol in a process of its own. CPU is the time of this process alone, user and system,
-so it holds all that a client does: request, transport, event loop and the kernel's share. Wall is what the
-client of one exchange waits. Outside are the server and the set-up of the client; the opening of connections is inside,
-once each, since it is part of a burst. It takes less than a minute, most of it in httpx's own transport.
+The server is a bare asyncio protocol in its own process. CPU is the time of this process, user and system; it includes
+everything that a client does: request, transport, event loop and the kernel's share. Wall is the duration of one
+exchange for its client. The server and the creation of the client are not included; the opening of connections is, once
+each, since it is part of a burst. A run takes less than a minute, most of it in httpx's own transport.
 
 - json: a POST with 1.8 KB, answered with 1.2 KB
-- stream: the same POST, answered with 66 SSE events, each in a write of its own; the server spaces them so that about
-  5000 a second come over all streams, which keeps the kernel from joining them and the client from falling behind
+- stream: the same POST, answered with 66 SSE events, each in its own write; the server spaces them so that about 5000
+  per second arrive over all streams: then the kernel does not join them and the client does not fall behind
 """
 
 import argparse
@@ -70,7 +70,7 @@ class Engine(asyncio.Protocol):
 
 
 def serve(ready: Pipe) -> None:
-    """The server's process; it ends when its parent does."""
+    """The server's process; it ends with its parent."""
 
     async def run() -> None:
         server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", 0, backlog=1024)
@@ -116,7 +116,7 @@ def with_transport(transport: HTTPTransport) -> Exchange:
 
 @dataclass(frozen=True)
 class Figure:
-    """Milliseconds for one exchange: of CPU, and until its end as its client sees it."""
+    """Milliseconds per exchange: CPU time, and duration for its client."""
 
     cpu: float
     wall: float
@@ -127,7 +127,7 @@ async def measure(exchange: Exchange, url: str, size: int, concurrency: int, rou
         started = time.perf_counter()
         received = await exchange(url)
         if received != size:
-            raise RuntimeError(f"{received} bytes came of {size}")
+            raise RuntimeError(f"received {received} bytes of {size}")
         return time.perf_counter() - started
 
     walls: list[float] = []

@@ -162,7 +162,7 @@ def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "problem"),
     [
         ("ttl", 'is not a duration; write a number and one of ms, s, m, h, d, as in "10s"'),
         ("local", 'is not a size; write a number and one of B, KiB, MiB, GiB, kB, MB, GB, as in "4MiB"'),
@@ -171,10 +171,10 @@ def test_a_size_is_a_number_and_a_unit(text: str, size: int) -> None:
 @pytest.mark.parametrize(
     "text", ['"10"', "10", '"s"', '""', '"-1s"', '"1 parsec"', "true", "[]", "1.5", '"1s "', '"1e3s"', '"1S"', "nan"]
 )
-def test_an_invalid_quantity_is_reported_with_an_example(name: str, message: str, text: str) -> None:
+def test_an_invalid_quantity_is_reported_with_an_example(name: str, problem: str, text: str) -> None:
     message = config_error(f"[cache]\n{name} = {text}\n{MINIMAL}")
     quoted = "a list" if text == "[]" else text.replace('"', "'")
-    assert message == f"cache.{name}: {quoted} {message}"
+    assert message == f"cache.{name}: {quoted} {problem}"
 
 
 @pytest.mark.parametrize(
