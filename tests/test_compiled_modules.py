@@ -1,4 +1,4 @@
-"""What setup.py compiles, and what must not be in it, since mypyc would make something else of it than Python does."""
+"""The modules that setup.py compiles contain nothing that mypyc treats differently from Python."""
 
 import ast
 import importlib
@@ -30,7 +30,7 @@ def nodes(path: str, *kinds: type[ast.AST]) -> Iterator[Any]:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_compiled_module_makes_no_class_whose_base_reads_its_body_or_its_options(path: str) -> None:
-    """mypyc drops a class' options, such as msgspec's `frozen`, and tells annotations without their parameters."""
+    """mypyc drops a class' options, such as msgspec's `frozen`, and reports annotations without their parameters."""
     for node in nodes(path, ast.ClassDef):
         assert not node.keywords, f"{node.name} has options"
         assert not {"msgspec.Struct", "NamedTuple", "TypedDict"} & {ast.unparse(base) for base in node.bases}, node.name
@@ -38,7 +38,7 @@ def test_a_compiled_module_makes_no_class_whose_base_reads_its_body_or_its_optio
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_compiled_class_has_no_base_whose_instances_have_a_dict(path: str) -> None:
-    """From Python 3.11 on such a dict stands before its object, where mypyc does not look: the process would crash."""
+    """Since Python 3.11, such a dict is stored before the object, unexpected by mypyc: the process would crash."""
     module = importlib.import_module(module_name(path))
     for found in vars(module).values():
         if isinstance(found, type) and found.__module__ == module.__name__ and not issubclass(found, BaseException):
@@ -48,7 +48,7 @@ def test_a_compiled_class_has_no_base_whose_instances_have_a_dict(path: str) -> 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_compiled_function_gives_no_two_exception_types_one_name(path: str) -> None:
-    """mypyc gives a name in a function one type: the second kind of error would be refused for not being the first."""
+    """mypyc gives a name in a function one type, and rejects an exception of the second type."""
     for function in nodes(path, ast.FunctionDef, ast.AsyncFunctionDef):
         kinds: dict[str, set[str]] = {}
         for node in ast.walk(function):
@@ -59,7 +59,7 @@ def test_a_compiled_function_gives_no_two_exception_types_one_name(path: str) ->
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_compiled_module_does_not_rely_on_raise_from(path: str) -> None:
-    """mypyc passes over what an error is raised from; `from None` only makes a traceback shorter."""
+    """mypyc ignores the cause of an exception; `from None` only shortens the traceback."""
     for node in nodes(path, ast.Raise):
         assert node.cause is None or ast.unparse(node.cause) == "None", ast.unparse(node)
 

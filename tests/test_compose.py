@@ -237,7 +237,7 @@ def test_the_configuration_inside_uses_no_unimplemented_setting(inside: Settings
 
 
 def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions and what follows each, on one line."""
+    """The Dockerfile's instructions with their arguments, each on one line."""
     text = re.sub(r"\\\n", "", (ROOT / "Dockerfile").read_text())
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]

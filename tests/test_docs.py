@@ -1,4 +1,4 @@
-"""The documentation says what is there: every setting, every metric, and no link to nothing."""
+"""The documentation is complete: every setting, every metric, and no dead link."""
 
 import re
 from pathlib import Path
@@ -42,9 +42,9 @@ def tables() -> list[tuple[str, type[Strict]]]:
 
 
 def section(page: str, heading: str) -> str:
-    """What stands under a heading, down to the next one."""
+    """The text under a heading, up to the next one."""
     _, found, rest = page.partition(f"\n## {heading}\n")
-    assert found, f"there is no heading {heading}"
+    assert found, f"no heading {heading}"
     return rest.partition("\n## ")[0]
 
 
@@ -129,10 +129,10 @@ def test_every_link_has_a_target(page: Path) -> None:
             continue
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
-        assert target.exists(), f"{link} leads nowhere"
-        assert target.resolve().is_relative_to(ROOT), f"{link} leads out of the project"
+        assert target.exists(), f"{link} has no target"
+        assert target.resolve().is_relative_to(ROOT), f"{link} is outside of the project"
         if anchor:
-            assert anchor in anchors(target), f"{link}: there is no such heading"
+            assert anchor in anchors(target), f"{link}: no such heading"
 
 
 def test_the_documented_acl_rules_are_those_of_the_tests() -> None:

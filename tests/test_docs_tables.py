@@ -34,7 +34,7 @@ def cells(line: str) -> list[str]:
 
 
 def problems(text: str) -> list[str]:
-    """What is wrong with the tables of a page, by line."""
+    """The defects of the tables of a page, by line."""
     found = []
     for table in tables(text):
         first = table[0][0]

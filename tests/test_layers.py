@@ -16,14 +16,14 @@ ENGINES: Final = sorted((ROOT / "engines").rglob("*.py"))
 CORE: Final = sorted((ROOT / "router" / "core").rglob("*.py"))
 
 FOR_ENGINES: Final = ("router.core", "router.shared", "router.errors")
-"""What of the router an engine's side may use; else the two meet over HTTP and Redis."""
+"""The packages of the router that `engines` may import; otherwise the two communicate over HTTP and Redis."""
 
 WORLD: Final = {
     "anyio", "asyncio", "datetime", "http", "httpx", "multiprocessing", "os", "random", "redis", "secrets", "select",
     "signal", "socket", "ssl", "starlette", "subprocess", "tempfile", "threading", "time", "urllib.request", "uuid",
     "uvicorn", "uvloop",
 }  # fmt: skip
-"""Clocks, sockets, randomness, processes: a decision is handed what it needs of them."""
+"""Clocks, sockets, randomness, processes: the core gets their values as arguments."""
 
 MUTABLE: Final = {
     "list", "dict", "set", "bytearray", "defaultdict", "OrderedDict", "Counter", "deque", "ChainMap",
@@ -71,7 +71,7 @@ def test_the_router_never_imports_the_engines(path: Path) -> None:
 def test_the_engines_use_no_more_of_the_router_than_its_core(path: Path) -> None:
     used = {module for module in imports_of(tree_of(path)) if is_below(module, ("router",))}
     above = {module for module in used if not is_below(module, FOR_ENGINES)}
-    # `from router import errors` says `router` first, and then what it means.
+    # `from router import errors` is listed as `router` and as `router.errors`.
     assert above - {"router"} == set()
 
 
@@ -90,7 +90,7 @@ def test_the_core_imports_only_itself_and_the_errors_of_the_router(path: Path) -
 
 
 def top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when a module is imported, but for those of its classes."""
+    """The statements that run when a module is imported, without those of its classes."""
     for node in body:
         yield node
         for part in ("body", "orelse", "finalbody"):
@@ -108,7 +108,7 @@ def is_mutable(value: ast.expr | None) -> bool:
 
 
 def states_of(tree: ast.Module) -> Iterator[str]:
-    """What a module keeps at its top that can change, unless it is declared or named as a constant."""
+    """The mutable values at the top level of a module that are not declared or named as constants."""
     for node in top_level(tree.body):
         if isinstance(node, ast.AnnAssign) and is_mutable(node.value):
             if "Final" not in ast.unparse(node.annotation) and not ast.unparse(node.target).isupper():
@@ -116,7 +116,7 @@ def states_of(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.Assign) and is_mutable(node.value):
             names = [ast.unparse(target) for target in node.targets]
             yield from (name for name in names if not name.isupper() and name != "__all__")
-    # Whoever says `global` in a function changes a module, whatever it is called.
+    # A `global` statement changes the module, whatever the name.
     yield from (f"global {', '.join(node.names)}" for node in ast.walk(tree) if isinstance(node, ast.Global))
 
 

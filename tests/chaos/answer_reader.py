@@ -99,7 +99,7 @@ def parse_events(path: str, events: list[dict[str, Any]]) -> ParsedAnswer:
     usage_events = [event for event in events if not event["choices"]]
     flaws = [f"it ended {len(reasons)} times"] if len(reasons) > 1 else []
     if usage_events != events[len(events) - len(usage_events) :]:
-        flaws.append("it tells the usage before its end")
+        flaws.append("it has the usage before its end")
     ids = {event["id"] for event in events}
     return ParsedAnswer(
         text_of_choices(events), ids, _is_finished(reasons[-1] if reasons else None), len(usage_events), flaws
@@ -113,7 +113,7 @@ def _of_responses(events: list[dict[str, Any]]) -> ParsedAnswer:
         flaws.append(f"its events are numbered {[event['sequence_number'] for event in events]}")
     last = responses[-1] if responses else {}
     if last.get("usage") is not None and parse_json_answer(RESPONSES, last).text != text:
-        flaws.append("its last event does not say what the others said")
+        flaws.append("its last event differs from the others")
     return ParsedAnswer(
         text,
         {response["id"] for response in responses},

@@ -166,7 +166,7 @@ class ChaosClients:
             if verdict.generation is not None:
                 defects += self.purger.check_answer(request, verdict.generation, verdict.cache, started)
             if verdict.ending == "502 lost":
-                defects.append("it was not begun anew, and nothing had been said of it")
+                defects.append("it was not started again, although no data had been sent")
             if verdict.ending == "broken, lost" and not self._may_be_lost(started - _LEADER_LOSS_WINDOW):
                 defects.append("its leader was lost, and all routers and Redis were there")
             if verdict.ending == "cut" and not killed:

@@ -73,7 +73,7 @@ def _entry_flaws(key: str, fields: dict[str, bytes], remaining: int, store: Gene
         if not msgspec.json.decode(usage.removeprefix(b"data: "))["usage"]:
             flaws.append(f"its usage is none: {usage!r}")
         if forms[-1][1].usage_count:
-            flaws.append("its events tell the usage, and its usage event too")
+            flaws.append("its events contain the usage, and its usage event too")
     return flaws
 
 

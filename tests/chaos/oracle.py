@@ -93,7 +93,7 @@ def _check_success(
         defects += finish_flaws(answer, cached=_was_stored(response))
         if not request.stream or not always_sends_usage(question.path):
             usages = 1 if not request.stream else int(request.expects_usage)
-            defects += [f"the usage is told {answer.usage_count} times"] if answer.usage_count != usages else []
+            defects += [f"it has the usage {answer.usage_count} times"] if answer.usage_count != usages else []
     name = generation_name(answer.text)
     generation = store.find(name) if name is not None else None
     if generation is not None:

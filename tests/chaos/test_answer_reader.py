@@ -1,4 +1,4 @@
-"""Answers of every endpoint are read the same way, as an engine gives them."""
+"""Responses of every endpoint, as an engine sends them, are read in the same way."""
 
 import json
 from collections.abc import AsyncIterator

@@ -20,7 +20,6 @@ def no_defects(report: ChaosReport) -> bool:
 async def test_every_request_gets_its_own_response_or_an_error_whatever_is_killed(tmp_path: Path) -> None:
     report = await run_chaos(10, SEED, tmp_path, client_timeout=PATIENCE)
     assert no_defects(report)
-    # It has been what it is called.
     assert report.endings["complete"] > 50
     assert report.entries > 0
     assert report.purges > 5

@@ -1,4 +1,4 @@
-"""The look at what is stored notices an entry that is not whole, or not due."""
+"""The check of stored entries reports an entry that is incomplete or should not exist."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def entry(
     lossless: bool = True,
     usage: bytes | None = USAGE, **fields: bytes,
 ) -> dict[bytes, bytes]:  # fmt: skip
-    """An entry of a stream that said this."""
+    """An entry of a stream with these events."""
     parts = StreamParts()
     for event in events(origin) if stored_events is None else stored_events:
         parts.append(event)

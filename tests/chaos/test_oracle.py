@@ -1,4 +1,4 @@
-"""The chaos notices what it is there to notice: each judge is shown a history that violates it."""
+"""The oracle reports every kind of wrong response."""
 
 import json
 from collections.abc import Iterable
@@ -124,7 +124,7 @@ def test_a_response_to_another_request_is_reported(origin: RequestOrigin, cache:
     "content",
     [
         text(ORIGIN)[:-1],
-        text(ORIGIN).replace(name_of(ORIGIN), name_of(STORED), 1),  # the begin of one generation, the rest of another
+        text(ORIGIN).replace(name_of(ORIGIN), name_of(STORED), 1),  # the start of one generation, the rest of another
         text(ORIGIN)[:20] + text(STORED)[20:],
         f"and {text(ORIGIN)}",
         "",

@@ -1,4 +1,4 @@
-"""The purger notices an answer that was purged before it was asked for."""
+"""The purger reports a response that was purged before its request."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ LATER = 12.0 + PURGE_DELAY
 
 
 class Redis:
-    """Has forgotten what was written before `emptied`."""
+    """Has lost everything that was written before `emptied`."""
 
     emptied = -inf
 

@@ -1,4 +1,4 @@
-"""The whole tree as a user starts it, with real vLLM engines on this machine's CPU: `make test-vllm`."""
+"""The complete process tree as a user starts it, with real vLLM engines on this machine's CPU: `make test-vllm`."""
 
 from collections.abc import Iterator
 

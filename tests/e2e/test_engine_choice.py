@@ -1,4 +1,4 @@
-"""The choice among real vLLM engines: what affinity is worth to their prefix caches, and what drafts refuse."""
+"""Selection among real vLLM engines: the effect of affinity on prefix caches, and what drafts refuse."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""With real vLLM: no tenant finds in an engine's prefix cache what another has asked, and a group of tenants does."""
+"""With real vLLM: a tenant gets no prefix cache hits from another tenant's prompts, except within a group.
 
 from collections.abc import Iterator
 
@@ -48,11 +48,11 @@ def found(tree: VllmProcessTree, path: str, tenant: str, prompt: str = SECRET, *
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
 def test_the_guess_of_another_tenant_finds_no_cached_token(tenants_tree: VllmProcessTree, path: str) -> None:
     prompt = f"{path}: {SECRET}"
-    assert found(tenants_tree, path, "acme", prompt) <= 16, "no more than what begins every prompt"
+    assert found(tenants_tree, path, "acme", prompt) <= 16, "only the common start of all prompts"
     own = found(tenants_tree, path, "acme", prompt)
-    assert own >= 48, "a tenant finds what is its own"
+    assert own >= 48, "a tenant hits its own prefixes"
     assert found(tenants_tree, path, "beta", prompt) <= 16
     salt = derive_salts(GROUPS)["acme"]
-    assert found(tenants_tree, path, "beta", prompt, cache_salt=salt) == 0, "nor with that tenant's own salt"
+    assert found(tenants_tree, path, "beta", prompt, cache_salt=salt) == 0, "nor with a forged salt of that tenant"
     assert found(tenants_tree, path, "gamma", prompt) <= 16
     assert found(tenants_tree, path, "delta", prompt) == own, "tenants of a group share"

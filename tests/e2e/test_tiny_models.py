@@ -1,4 +1,4 @@
-"""The models that `make run ENGINES=vllm` makes, read by the libraries that will read them."""
+"""The models that `make run ENGINES=vllm` creates can be read by the libraries that use them."""
 
 import json
 import os
@@ -42,7 +42,7 @@ print(json.dumps([same, apply(torch.zeros((1, 1)), torch.tensor([3.0]), None).to
 
 
 def in_vllms_environment(program: str, *arguments: str) -> Any:
-    """What a program prints as JSON in its last line, run where vLLM is installed."""
+    """Runs a program in vLLM's environment; returns the JSON of its last output line."""
     argv = [os.environ["ROUNDHOUSE_VLLM_PYTHON"], "-c", program, *arguments]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     ran = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=env, timeout=300, check=False)

@@ -32,7 +32,7 @@ def ask(tree: VllmProcessTree, request: dict[str, Any]) -> httpx.Response:
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream that ended well."""
+    """The events of a stream that ended normally."""
     lines = [line for line in response.text.split("\n\n") if line]
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
@@ -194,8 +194,8 @@ def test_an_engine_killed_during_a_stream_leaves_an_error_and_no_entry_and_the_o
 
     other = ask(tree, body(f"{CHAT} Once more.", model="mistral"))
     assert (other.status_code, other.headers["x-engine"]) == (200, "mistral")
-    # The model's other engine takes over what the dead one would have had.
+    # The model's other engine takes over the requests of the dead one.
     instead = ask(tree, body(f"{CHAT} And again."))
     assert (instead.status_code, instead.headers["x-engine"]) == (200, "llama-code")
-    # What had been answered before is still there.
+    # Entries stored before are still served.
     assert ask(tree, body(CHAT, seed=3)).headers["x-cache"] == "HIT"

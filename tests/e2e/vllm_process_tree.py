@@ -1,4 +1,4 @@
-"""The whole tree as a user starts it, seen from the outside."""
+"""The complete process tree as a user starts it, seen from the outside."""
 
 import os
 import re
@@ -66,10 +66,10 @@ def free_port() -> int:
 
 @contextmanager
 def running_tree(folder: Path, text: str, ports: dict[str, int]) -> Iterator[VllmProcessTree]:
-    """`roundhouse up` with real engines on a configuration, which has no [router] yet, until it is left."""
+    """`roundhouse up` with real engines on a configuration, without a [router] table, until the end of the context."""
     router = free_port()
     config = folder / "roundhouse.toml"
-    # Tests ask for the best engine, and not now and then for another.
+    # Tests expect the best engine, so exploration is off.
     config.write_text(f'[router]\nport = {router}\nexplore = 0\nstate = "{folder}/state"\n\n{text}')
     argv = [sys.executable, "-m", "router", "up", "--config", str(config), "--engines", "vllm"]
     argv += ["--vllm-python", os.environ["ROUNDHOUSE_VLLM_PYTHON"]]

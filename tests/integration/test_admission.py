@@ -45,7 +45,7 @@ class Setting:
         return asyncio.ensure_future(self.router.chat(prompt, stream=True, **fields))
 
     async def started_requests(self, count: int) -> list[str]:
-        """The prompts that the engine has received, once there are so many."""
+        """The prompts that the engine has received, once there are `count`."""
         await eventually(lambda: len(self.engine.bodies) >= count)
         assert len(self.engine.bodies) == count
         return [prompt_of(body) for body in self.engine.bodies]
@@ -252,7 +252,7 @@ async def test_a_request_that_waits_too_long_gets_an_error(setting: MakeSetting,
     assert (await here.router.metrics())['llm_requests_rejected_total{reason="queue_timeout"}'] == 1
     here.finish()
     assert chat_text(await first) == "one two"
-    assert len(here.engine.bodies) == 1, "the engine was never asked"
+    assert len(here.engine.bodies) == 1, "the engine got no request"
 
 
 async def test_a_full_queue_refuses_at_once_and_drains(setting: MakeSetting) -> None:

@@ -161,7 +161,7 @@ async def test_an_engine_that_sends_retry_after_is_busy_and_not_failed(
     before = await received(engines)
     for _ in range(4):
         assert (await ask(router)).headers["x-engine"] == "second"
-    assert await received(engines) == before + 1, "it was asked once, and then not before the time that it named"
+    assert await received(engines) == before + 1, "it was tried once, and not again before its Retry-After"
     assert await state(router) == "closed"
 
 

@@ -64,7 +64,7 @@ async def test_stats_counts_the_entries(client: Any, file: Path) -> None:
         ("other", "llama", "1", "0", "5", f"{stats['tenants']['other']['llama']['bytes_per_token']:.1f}"),
     ]
     assert "old, the newest 0s" in result.stdout
-    assert result.stderr == "", "nobody looks on, so no progress is shown"
+    assert result.stderr == "", "there is no terminal, so no progress is shown"
 
 
 async def test_without_tokens_there_are_no_bytes_per_token(client: Any, file: Path) -> None:

@@ -89,7 +89,7 @@ async def test_a_refusal_reaches_the_client_whatever_its_length_and_shape(
     answer = await ask(router, stream=stream)
     assert answer.status_code == {405: 404, 501: 400}.get(status["code"], status["code"])
     error_of(answer)
-    assert await received(engines) == before + 1, "nobody asks the same engine again"
+    assert await received(engines) == before + 1, "the same engine is not retried"
     await assert_healthy(router, engines)
 
 

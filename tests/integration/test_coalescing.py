@@ -349,7 +349,7 @@ async def read_all(reader: asyncio.StreamReader, mark: bytes) -> bytes:
     async with asyncio.timeout(15):
         while mark not in received[-4096:]:
             piece = await reader.read(65536)
-            assert piece, "the stream ended without a word"
+            assert piece, "the stream ended without an error event"
             received += piece
     return received
 

@@ -110,7 +110,7 @@ async def test_when_every_engine_fails_the_client_gets_an_error_and_nothing_is_s
     assert (answer.headers["x-cache"], answer.headers["x-request-id"]) == ("MISS", "mine")
     assert answer.headers["x-cache-key"].startswith("rh:1:default:llama:")
     assert ("retry-after" in answer.headers) is (expected == 503)
-    assert "127.0.0.1" not in answer.text, "a client is told nothing of the inner network"
+    assert "127.0.0.1" not in answer.text, "addresses of the internal network are not revealed"
     await nothing_was_kept(router, engines, redis, stream=stream)
 
 
@@ -125,7 +125,7 @@ async def test_an_engine_that_is_gone_is_skipped_and_then_excluded(
         for n in range(3):
             assert (await router.chat(f"The sea {n}?")).headers["x-engine"] == "llama-code"
         failed = {k: v for k, v in (await router.metrics()).items() if "llm_retries_total" in k}
-        assert sum(failed.values()) <= 2, "its kept connection, and one that was refused"
+        assert sum(failed.values()) <= 2, "its idle connection, and a refused one"
         assert (await router.metrics())['roundhouse_engine_up{engine="llama-chat"}'] == 0
 
 
@@ -166,7 +166,7 @@ async def test_an_engines_error_about_the_request_reaches_the_client_unchanged(
         assert "maximum context length is 4096 tokens" in error["message"]
         assert (error["type"], error["code"]) == ("BadRequestError", 400)
         assert answer.headers["x-cache"] == "MISS"
-    assert (await engines.code.stats())["received"] == before, "no other engine is asked"
+    assert (await engines.code.stats())["received"] == before, "no other engine is tried"
     assert not [name for name in await router.metrics() if "llm_retries_total" in name]
     await nothing_was_kept(router, engines, redis, stream=False)
 

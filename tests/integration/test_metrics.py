@@ -165,7 +165,7 @@ async def test_every_request_has_one_line_in_the_log(router: RouterServer, caplo
     assert [_fact(line, "cache") for line in lines] == ["MISS", "HIT", "NONE"]
     assert [_fact(line, "status") for line in lines] == ["200", "200", "404"]
     assert {_fact(line, "request") for line in lines} == {"mine"}
-    assert "The sea?" not in caplog.text, "what people ask is not for the log"
+    assert "The sea?" not in caplog.text, "prompts are not logged"
 
 
 def _fact(line: str, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""No tenant can find out from an engine's prefix cache what another has asked; tenants of a group share it."""
+"""A tenant cannot learn another's prompts from an engine's prefix cache; tenants of a group share it."""
 
 from typing import Any
 
@@ -65,13 +65,13 @@ async def test_the_guess_of_another_tenant_finds_no_cached_token(
             ask(router, path, "beta", cache_salt=derive_salts({"acme": None, "beta": None})["acme"]),
         )
         assert (first, guess, forged) == (0, 0, 0)
-        assert own >= 32, "a tenant finds what is its own"
+        assert own >= 32, "a tenant hits its own prefixes"
         await cached(engine, ask(router, path, "acme", cache_salt="mine"))
         mine, other = await cached(
             engine, ask(router, path, "acme", cache_salt="mine"), ask(router, path, "beta", cache_salt="mine")
         )
         assert mine >= 32
-        assert 0 <= other <= mine, "beta finds what beta asked with that salt, which is nothing"
+        assert 0 <= other <= mine, "beta has no prefixes with that salt"
         assert other == 0
 
 

@@ -63,7 +63,7 @@ async def test_every_response_to_a_tenant_with_limits_has_the_remaining_quota(
         assert limit_headers(answer, "tokens")[0] == 5000
     assert kinds == ["MISS", "HIT", "MISS"]
     bad = await router.post("/v1/chat/completions", b"{}", **ACME)
-    assert (bad.status_code, limit_headers(bad, "requests")[1]) == (400, 2), "an error is an answer too"
+    assert (bad.status_code, limit_headers(bad, "requests")[1]) == (400, 2), "an error has the headers too"
     assert not [name for name in (await router.chat("The sea?", headers=FREE)).headers if "ratelimit" in name]
 
 
@@ -123,7 +123,7 @@ async def test_generated_tokens_are_charged_and_hits_and_followers_are_free(
     hit = await ask(router, stream=True)
     assert hit.headers["x-cache"] == "HIT"
     assert limit_headers(hit, "tokens")[0] == 150
-    assert 50 <= limit_headers(hit, "tokens")[1] <= 60, "one generation of 100 has been paid, and some has come back"
+    assert 50 <= limit_headers(hit, "tokens")[1] <= 60, "one generation of 100 was subtracted, and some are refilled"
 
 
 async def test_a_tenant_in_debt_waits_until_its_level_is_positive(make_router: MakeRouter, limited: Any) -> None:
@@ -248,9 +248,7 @@ async def test_with_a_frozen_redis_requests_continue_and_limits_hold_in_each_rou
     answers = [await ask(router, f"{n}?") for n in range(6)]
     assert [answer.status_code for answer in answers] == [200] * 4 + [429] * 2
     assert time.monotonic() - started < 5
-    assert limit_headers(answers[0], "requests")[:2] == (4, 3), (
-        "all of the limit, since nobody knows what was used before"
-    )
+    assert limit_headers(answers[0], "requests")[:2] == (4, 3), "the full limit, since the earlier usage is unknown"
     own_redis.thaw()
 
     async def is_admitted() -> bool:

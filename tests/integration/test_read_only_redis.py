@@ -75,7 +75,7 @@ async def test_a_backend_reconnects_after_a_write_was_refused(servers: tuple[Red
             proxy.server = replica
             (refused,) = await link.execute([write], 1)
             assert isinstance(refused, Exception)
-            assert link.topology != topology, "whoever listens there has to listen anew"
+            assert link.topology != topology, "listeners must reconnect"
             assert await link.execute([write], 1) == [b"OK"]
 
 
@@ -149,7 +149,7 @@ async def test_a_router_whose_redis_stays_read_only_reports_it_as_down_and_serve
     async with RouterServer(text) as router:
         await eventually(lambda: serves_with_status(router, "HIT"))
         await fail_over(primary, replica)
-        assert await cache_status(router, "Another?") == "MISS", "whose answer is to be written"
+        assert await cache_status(router, "Another?") == "MISS", "a miss, whose response is to be stored"
         await eventually(lambda: reports_redis(router, "down"))
         # The local cache is cleared when the listener loses its connection.
         await eventually(lambda: serves_with_status(router, "BYPASS"))

@@ -104,7 +104,7 @@ async def test_no_request_fails_while_a_cluster_moves_slots_and_loses_a_primary(
         target = next(server for server in [await cluster.primary_of_key(key) for key in keys] if server is not source)
         for slot in {cluster.slot(key) for key in keys if await cluster.primary_of_key(key) is source}:
             await cluster.move_slot(slot, source, target)
-        assert await are_all(router, "HIT"), "what has been moved is found where it is now"
+        assert await are_all(router, "HIT"), "a moved key is found at its new server"
         assert requests.failures == []
         target.kill()
         await eventually(lambda: _is_held_by_another(cluster, keys[0], target))

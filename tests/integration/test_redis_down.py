@@ -87,7 +87,7 @@ async def test_redis_can_be_killed_and_restarted_while_requests_continue(
         return seen[-1] == "HIT"
 
     await eventually(hit)
-    assert seen[0] != "HIT", "it came back empty"
+    assert seen[0] != "HIT", "it restarted empty"
 
 
 async def test_redis_can_die_during_a_stream(

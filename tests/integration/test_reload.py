@@ -242,7 +242,7 @@ async def test_an_invalid_file_is_refused_with_a_line_for_each_mistake_and_the_o
     lines = [line for line in served.log.read_text().splitlines() if refused in line]
     assert [message in line for message, line in zip(messages, lines, strict=True)] == [True] * len(messages)
     assert "llama-alias" in await models(served)
-    if workers == 2:  # nor does a worker that has to be replaced now need the file
+    if workers == 2:  # a worker that must be replaced now does not need the file either
         before = served.worker_pids()
         served.kill_worker(before.copy().pop())
         await eventually(lambda: len(now := served.worker_pids()) == 2 and now != before)

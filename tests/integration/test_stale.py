@@ -49,7 +49,7 @@ async def old(router: RouterServer, redis: Any) -> httpx.Response:
 
 
 async def ask_after_expiry(router: RouterServer, redis: Any, seconds: float, **fields: Any) -> httpx.Response:
-    """Stores an entry that has been stale for so many seconds."""
+    """Stores an entry that has been stale for `seconds`; returns the next response."""
     answer = await ask(router, **fields)
     assert answer.headers["x-cache"] == "MISS"
     await backdate_entry(redis, answer.headers["x-cache-key"], DAY + seconds)

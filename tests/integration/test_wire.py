@@ -247,7 +247,7 @@ async def test_the_first_token_is_not_delayed(router: RouterServer, engines: Eng
         stream = answer.aiter_bytes()
         data = await read_until(stream, lambda data: b'"content":"' in data.replace(b'"content":""', b""))
         assert chat_delta_text(parse_events(data))
-        assert (await engines.chat.stats())["aborted"] == before, "we have a token while the engine stalls"
+        assert (await engines.chat.stats())["aborted"] == before, "the client has a token while the engine stalls"
     await engines.chat.stats(aborted=before + 1, in_flight=0)
 
 

@@ -28,7 +28,7 @@ _TOKEN: Final = re.compile(r"g(\d+)\.(\d+) ")
 
 
 class ReceivedAnswer(msgspec.Struct):
-    """What a client received: tokens as (generation, position), whether it was told that they are complete, and whether
+    """What a client received: tokens as (generation, position), whether it received the end, and whether
     there was an error. `other`: text that no engine sent.
     """
 
@@ -109,7 +109,7 @@ def one_generation(history: History, answers: dict[int, ReceivedAnswer]) -> list
 
 
 def no_purged_answer(history: History, answers: dict[int, ReceivedAnswer]) -> list[str]:
-    """2. A request begun PURGE_DELAY after a purge returned gets no older generation that the purge covers."""
+    """2. A request that starts PURGE_DELAY after a purge returned gets no older generation that the purge covers."""
     generations = {generation.number: generation for generation in history.generations}
     wrong = []
     for request in history.requests:
@@ -174,7 +174,7 @@ def few_generations_at_once(history: History) -> list[str]:
         since = min(old.begun for old in others) - LEASE - PURGE_DELAY
         until = new.begun
         lost = sum(f.leases for f in history.faults if f.begun <= until and f.ended >= since)
-        # Each process that learns of a purge late abandons, once, the generation that it began in the meantime.
+        # Each process that learns of a purge late abandons, once, the generation that it started in the meantime.
         lost += history.processes * sum(
             p.begun <= until and min(p.returned, until) >= since
             for p in history.purges

@@ -18,8 +18,8 @@ class ScenarioPlan(msgspec.Struct, frozen=True):
     """`seconds` of activity; the `kinds` of faults, and the total number of `faults`. `episodes` are groups of equal
     requests.
 
-    The booleans: are there `purges`; do engines make `pauses`; does a client `leaves` early; do some read slowly; do
-    the routers' loops have `ticks`.
+    The booleans: whether there are `purges`; whether engines have `pauses`; whether a client `leaves` early; whether
+    some read slowly; whether the routers' loops have `ticks`.
     """
 
     seconds: float

@@ -154,7 +154,7 @@ def _hdel(data: RedisData, words: Arguments) -> int:
 def _zincrby(data: RedisData, words: Arguments) -> float:
     old_score = (data.get(words[0], SortedSet) or SortedSet()).get(words[2])
     score = (old_score or 0.0) + float(words[1])
-    if score != old_score:  # clients are not told of a score that stays the same
+    if score != old_score:  # an unchanged score invalidates nothing
         data.get_or_create(words[0], SortedSet)[words[2]] = score
     return score
 

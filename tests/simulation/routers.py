@@ -82,12 +82,12 @@ class SimulatedRouter:
         await self.application({"type": "lifespan"}, receive, send)
 
     def submit(self, request: SimulatedRequest, after: float) -> None:
-        """Deliver a request after so many seconds."""
+        """Deliver a request after `seconds`."""
         self.requests[request.record.number] = request
         self.loop.deliver(self.process, CLOCK.now + after, self._begin, request)
 
     def _begin(self, request: SimulatedRequest) -> None:
-        if request.record.ending:  # the client has left already
+        if request.record.ending:  # the client has already disconnected
             return
         self._runner.start(
             self.application(request.scope(), request.receive, request.send),

@@ -1,4 +1,4 @@
-"""Each invariant names a made-up history that violates it, and none that does not."""
+"""Each invariant reports a history that violates it, and no other."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the model of Redis answers is what Redis answers: every test here runs against both."""
+"""The model of Redis replies as Redis does: every test here runs against both."""
 
 import asyncio
 import time
@@ -74,7 +74,7 @@ def test_replies_and_invalidations_equal_those_of_redis_for_any_commands(steps_:
         client.send_commands(("FLUSHALL",))
         listener.send_commands(("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:a", "PREFIX", "rh:1:b"))
         replies = []
-        for command_ in steps_:  # each alone, so that both servers tell of its changes at once
+        for command_ in steps_:  # each alone, so that both servers send its invalidations at once
             replies += client.send_commands(command_)
             listener.read_pushes()
         invalidations.append(
@@ -211,7 +211,7 @@ def test_a_script_deletes_or_renews_a_key_only_if_it_holds_the_same_value(both: 
     assert 0 < left <= LONG
     assert client.send_commands(*[("EVAL", delete, 1, "a", word) for word in ("other", "mine", "mine")]) == [0, 1, 0]
     (wrong,) = client.send_commands(("EVAL", delete, 1, "h", "v"))
-    assert "WRONGTYPE" in wrong  # Redis 6.2 words an error within a script as one of the script
+    assert "WRONGTYPE" in wrong  # Redis 6.2 reports an error within a script as an error of the script
 
 
 def test_a_script_replaces_a_value_that_is_the_same_or_missing(both: ClientFactory) -> None:

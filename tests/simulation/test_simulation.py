@@ -1,4 +1,4 @@
-"""Thousands of histories, each from a seed; `make simulate` has more of them, and shows one."""
+"""Thousands of histories, each from a seed; `make simulate` runs more of them, or prints one."""
 
 import importlib.util
 import json
@@ -33,7 +33,7 @@ def test_no_order_of_events_violates_an_invariant() -> None:
     *wrong, summary = reports(simulate("--seeds", f"{SEEDS}", "--first", f"{FIRST}", "--jobs", f"{jobs}", "--json"))
     assert {one["seed"]: one["wrong"] for one in wrong} == {}, "make simulate SEED=… shows what happened"
     assert summary["seeds"] == SEEDS
-    # The histories are what they should be: all kinds of answers, and faults in most of them.
+    # The histories cover all kinds of responses, and most of them have faults.
     counts = summary["counts"]
     assert min(counts[f"cache {how}"] for how in ("HIT", "MISS", "COALESCED", "BYPASS")) > SEEDS // 10
     assert min(counts[how] for how in ("purges", "faults", "ended left")) > SEEDS // 10
@@ -72,10 +72,10 @@ def is_compiled() -> bool:
     ],
 )
 def test_a_removed_fix_is_detected_within_some_hundred_histories(mutant: str, kinds: str) -> None:
-    """These are the defects 1 to 6 that a review found by hand."""
+    """The defects 1 to 6 that a review had found."""
     found = reports(
         simulate("--seeds", f"{SEEDS_OF_A_MUTANT}", "--kinds", kinds, "--mutant", mutant, "--one", "--json")
     )
-    assert "seed" in found[0], "nothing was found"
+    assert "seed" in found[0], "no history detects it"
     with_the_fix = simulate("--seed", str(found[0]["seed"]), "--kinds", kinds)
     assert with_the_fix.returncode == 0, with_the_fix.stdout

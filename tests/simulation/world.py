@@ -92,7 +92,7 @@ class World:
             self.log.append(f"{CLOCK.now:9.4f} {text}")
 
     def record_fault(self, kind: str, target: str, seconds: float, *, breaks: bool, leases: int) -> None:
-        """A fault has begun. `breaks`: requests may fail; `leases`: the number of leases that may be lost."""
+        """A fault starts. `breaks`: requests may fail; `leases`: the number of leases that may be lost."""
         fault = FaultRecord(kind, target, CLOCK.now + seconds, breaks=breaks, leases=leases)
         self.history.faults.append(fault)
         self.trace(f"FAULT {fault!r}")

@@ -1,4 +1,4 @@
-"""An engine that sends given bytes."""
+"""An engine that sends the bytes of a test."""
 
 import asyncio
 from typing import Any

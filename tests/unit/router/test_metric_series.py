@@ -60,7 +60,7 @@ async def test_a_page_shows_everything_that_was_counted_before_it() -> None:
 
 
 def exported_value(telemetry: Telemetry) -> float | None:
-    """What other workers can read by now."""
+    """The exported value, which other workers can read."""
     labels = {"tenant": "default", "model": "m", "engine": "e", "task": "chat", "status": "200"}
     return telemetry.registry.get_sample_value("llm_requests_total", labels)
 

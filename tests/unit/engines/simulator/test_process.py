@@ -30,7 +30,7 @@ async def test_it_starts_within_a_second_and_ends_within_one_on_sigterm() -> Non
     stopping = time.monotonic()
     assert await engine.stop() == 0
     assert time.monotonic() - stopping < 1
-    assert ready - started < 3, "a second on an idle machine; the bound leaves room for a busy one"
+    assert ready - started < 3, "a second on an idle machine; the limit allows for a busy one"
 
 
 async def test_it_ends_within_a_second_while_generations_stall() -> None:

@@ -1,4 +1,4 @@
-"""Slots of engines under concurrency: none is lost, none is given twice."""
+"""Slots of engines under concurrency: none is lost, none is assigned twice."""
 
 import asyncio
 import random
@@ -39,7 +39,7 @@ class AdmissionHarness:
         return asyncio.ensure_future(self.enter(tenant, engines or self.engines))
 
     async def run_loop(self) -> None:
-        """Runs the event loop until nobody can continue."""
+        """Runs the event loop until no task can continue."""
         for _ in range(5):
             await asyncio.sleep(0)
 

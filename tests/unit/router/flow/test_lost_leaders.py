@@ -118,7 +118,7 @@ async def test_a_client_that_disconnects_before_redis_has_replied_leaves_no_clai
     for _ in range(iterations):
         await asyncio.sleep(0)
     reader.close()
-    await store.pipeline.execute(("PING",))  # what was asked before has been done by then
+    await store.pipeline.execute(("PING",))  # Redis has executed the earlier commands by then
     assert await redis.get(claim_key(key.text)) is None
     await coalescer.aclose()
     await store.aclose()
@@ -143,7 +143,7 @@ async def test_a_client_that_leaves_a_flight_during_its_takeover_leaves_no_claim
     reader.close()
     assert in_flight.task is not None
     await asyncio.wait([in_flight.task])
-    await store.pipeline.execute(("PING",))  # what was asked before has been done by then
+    await store.pipeline.execute(("PING",))  # Redis has executed the earlier commands by then
     assert await redis.get(claim_key(key.text)) is None
     await coalescer.aclose()
     await store.aclose()

@@ -250,7 +250,7 @@ async def test_without_redis_each_process_has_its_own(own_redis: RedisServer, cl
         one.breakers.on_failure("a", probe=True)
         await own_redis.start()
         await asyncio.gather(one.connected.wait(), other.connected.wait())
-        assert one.is_(BreakerState.OPEN)(), "an empty Redis says nothing"
+        assert one.is_(BreakerState.OPEN)(), "an empty Redis changes nothing"
 
 
 async def _asks_in_vain(process: Process) -> bool:
@@ -272,7 +272,7 @@ async def test_an_invalid_value_in_redis_is_ignored(
         await eventually(one.is_(BreakerState.OPEN, "b"))
         assert one.is_(BreakerState.CLOSED)()
         assert one.is_(BreakerState.CLOSED, "nobody")()
-        assert one.breakers.retry_after("b") == 10, "whatever it says, no longer than a cooldown"
+        assert one.breakers.retry_after("b") == 10, "at most a cooldown, whatever the value"
 
 
 async def test_a_key_of_another_type_does_no_harm(redis_server: RedisServer, redis: Any, clock: Clock) -> None:
@@ -283,4 +283,4 @@ async def test_a_key_of_another_type_does_no_harm(redis_server: RedisServer, red
         one.fails("b")
         assert one.is_(BreakerState.OPEN, "b")()
         clock.now += 11
-        assert not await one.breakers.claim_probe("b"), "somebody has the claim, it seems"
+        assert not await one.breakers.claim_probe("b"), "the claim seems to be taken"

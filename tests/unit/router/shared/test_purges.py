@@ -1,4 +1,4 @@
-"""The promises of Purges, and of stores that use it: no order of events leaves a purged entry behind."""
+"""The guarantees of Purges, and of stores that use it: no order of events leaves a purged entry behind."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -134,8 +134,8 @@ async def test_the_first_purge_after_redis_lost_all_is_known_too(store: StoreFix
     await add_record(redis, EntryFilter(tenant="beta"))
     await store.purges.catch_up()
     assert store.purges.covers(OTHER, (), start_position)
-    assert store.purges.covers(KEY, (), start_position), "purges that nobody knows of may have been lost, too"
-    assert not store.purges.covers(OTHER, (), store.purges.last_position), "what begins now is new"
+    assert store.purges.covers(KEY, (), start_position), "unknown purges may have been lost, too"
+    assert not store.purges.covers(OTHER, (), store.purges.last_position), "a generation that starts now is newer"
 
 
 async def test_without_redis_a_change_is_skipped_and_catching_up_reports_it(own_redis: RedisServer) -> None:
@@ -167,7 +167,7 @@ async def test_a_response_is_covered_if_a_purge_since_its_start_matches_it(
     await add_record(redis, scope)
     await store.purges.catch_up()
     assert store.purges.covers(KEY, ("doc-1",), start_position) is meant
-    assert not store.purges.covers(KEY, ("doc-1",), store.purges.last_position), "what begins now is new"
+    assert not store.purges.covers(KEY, ("doc-1",), store.purges.last_position), "a generation that starts now is newer"
 
 
 async def test_a_response_older_than_all_remembered_purges_may_have_been_covered(

@@ -1,4 +1,4 @@
-"""Quotas in Redis: the script does the same as the ledger, atomically, whatever its key contains."""
+"""Rate limits in Redis: the script counts as TenantUsage does, atomically, whatever its key contains."""
 
 import asyncio
 import time
@@ -131,7 +131,7 @@ async def test_slots_are_counted_over_both_processes_and_released(pipelines: lis
     refused = await reserve(other)
     assert refused.status.exceeded == "concurrent requests"
     refused.release()
-    assert (await reserve(one)).status.exceeded is not None, "who was refused had no place to give back"
+    assert (await reserve(one)).status.exceeded is not None, "a refused request has no slot to release"
     permits[0].release()
     permits[0].release()
     assert [(await reserve(other)).status.exceeded for _ in range(2)] == [None, "concurrent requests"]

@@ -201,13 +201,13 @@ async def test_a_frozen_redis_costs_one_timeout_and_then_nothing(own_redis: Redi
     failed = await asyncio.gather(*(store.get("k") for _ in range(20)), return_exceptions=True)
     took = time.perf_counter() - started
     assert all(isinstance(error, RedisDownError) for error in failed)
-    assert 0.15 < took < 2, "the timeout once, not once for each; the bound leaves room for a busy machine"
+    assert 0.15 < took < 2, "one timeout in total; the limit allows for a busy machine"
     assert not store.is_up
     started = time.perf_counter()
     for _ in range(100):
         with pytest.raises(RedisDownError):
             await store.get("k")
-    assert time.perf_counter() - started < 0.15, "nobody waits any more"
+    assert time.perf_counter() - started < 0.15, "no caller waits any more"
     own_redis.thaw()
     await asyncio.wait_for(store.wait_until_up(), 10)
     assert await store.get("k") == ENTRY
@@ -285,7 +285,7 @@ async def test_queued_writes_have_a_limit(own_redis: RedisServer, open_store: Op
     first, second, third = (store.put(f"k{n}", big) for n in range(3))
     assert third.done()
     assert [await first, await second, await third] == ["stored", "stored", "dropped"]
-    assert await store.put("k3", big) == "stored", "what has been written makes room"
+    assert await store.put("k3", big) == "stored", "a finished write makes room"
 
 
 async def test_closing_finishes_queued_writes(redis_server: RedisServer, redis: Any) -> None:

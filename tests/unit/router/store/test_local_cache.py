@@ -1,4 +1,4 @@
-"""The promises of LocalCache: it serves what Redis has, and stays within its size."""
+"""The guarantees of LocalCache: it serves what Redis has, and stays within its size."""
 
 from collections.abc import Callable
 from itertools import permutations
@@ -63,7 +63,7 @@ def test_the_least_recently_used_entry_is_evicted_first() -> None:
     third = "x" * (LIMIT // 3 - 1500)
     for key in "abc":
         fetch(copy, key, entry(third))
-    assert copy.get("a") is not None, "which makes b the one that was asked for longest ago"
+    assert copy.get("a") is not None, "so b is the least recently used"
     fetch(copy, "d", entry(third))
     assert [key for key in "abcd" if copy.get(key) is not None] == ["a", "c", "d"]
 
@@ -168,7 +168,7 @@ def test_dropping_everything_includes_fetches_in_progress() -> None:
     fetched(entry("b"))
     assert (copy.get("a"), copy.get("b"), len(copy), copy.size) == (None, None, 0, 0)
     fetch(copy, "a", entry("a"))
-    assert copy.get("a") is not None, "and what comes is kept again"
+    assert copy.get("a") is not None, "and new entries are kept again"
 
 
 # -- without a listener -----------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class LocalCacheMachine(RuleBasedStateMachine):
     def it_keeps_to_its_room(self) -> None:
         held = [stored.entry for stored in self.copy._entries.values()]
         assert sum(each.size for each in held) <= self.copy.size <= LIMIT
-        assert len(self.copy._fetches) <= len(self.under_way), "what was fetched is forgotten"
+        assert len(self.copy._fetches) <= len(self.under_way), "finished fetches are forgotten"
 
 
 TestLocalCacheMachine = LocalCacheMachine.TestCase

@@ -96,7 +96,7 @@ def test_a_model_whose_fallback_is_up_is_ready() -> None:
     engines[1].up = True
     assert catalog_.ready(accept_all)
     engines[0].up, engines[1].up = True, False
-    assert not catalog_.ready(accept_all), "nobody answers for mistral"
+    assert not catalog_.ready(accept_all), "mistral has no engine and no fallback"
 
 
 def test_a_chain_of_fallbacks_has_no_model_twice_and_ends() -> None:

@@ -125,7 +125,7 @@ def test_system_ab_and_query_c_is_not_system_a_and_query_bc() -> None:
 
 
 def arrangements(pieces: list[str]) -> list[InferenceRequest]:
-    """The same texts, each time in other places."""
+    """The same texts in different places."""
     a, b, c = pieces
     return [
         conversation(("system", a), ("user", b), ("assistant", c)),

@@ -1,4 +1,4 @@
-"""The parts of a key make its text, and the text gives the parts back."""
+"""The text of a key is made of its parts and can be parsed into them."""
 
 import msgspec
 import pytest

@@ -337,7 +337,7 @@ def test_a_body_of_vllm_is_stored_and_can_be_streamed(name: str) -> None:
 
 
 def test_events_from_a_body_have_the_fields_of_vllms_own() -> None:
-    """Compared by type: one converted event stands for several of vLLM's."""
+    """Compared by type: one converted event replaces several of vLLM's."""
     own: dict[str, Any] = {}
     for name in ("responses-stream", "responses-tool-stream"):
         own |= {one["type"]: one for one in event_payloads(load_capture(name)[1])}

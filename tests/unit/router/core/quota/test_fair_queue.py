@@ -86,7 +86,7 @@ def test_a_request_that_has_left_gets_no_slot() -> None:
 def test_a_tenant_that_is_alone_may_fill_the_queue_and_is_then_evicted_itself() -> None:
     waiting = queue("a1", "a2", "a3", "a4", limit=4)
     assert waiting.push("a", "a5") == ("a", "a5")
-    assert not waiting.has_fair_share("a"), "nobody else wants any of it"
+    assert not waiting.has_fair_share("a"), "no other tenant waits"
     assert len(waiting) == 4
 
 
@@ -134,7 +134,7 @@ def test_in_any_sequence_requests_wait_in_order_within_the_limit_and_are_served(
             lines[tenant].append(f"{tenant}{number}")
             if evicted is not None:
                 most = max(map(len, lines.values()))
-                assert len(lines[evicted[0]]) == most, "who has the most gives way"
+                assert len(lines[evicted[0]]) == most, "the tenant with the most requests is evicted"
                 assert lines[evicted[0]].pop() == evicted[1], "with its newest"
         elif what == "pop":
             item = waiting.pop(anything)

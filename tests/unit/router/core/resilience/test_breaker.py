@@ -92,7 +92,7 @@ def test_a_usage_that_is_no_longer_measured_expires() -> None:
     assert full.state(NOW + KV_USAGE_TTL - 0.1) is BreakerState.OPEN
     assert full.state(NOW + KV_USAGE_TTL) is BreakerState.CLOSED
     assert full.on_kv_usage(None, NOW + KV_USAGE_TTL, LIMITS) == NEW
-    assert full.on_kv_usage(0.8, NOW + KV_USAGE_TTL, LIMITS) == NEW, "an old reading keeps nothing open"
+    assert full.on_kv_usage(0.8, NOW + KV_USAGE_TTL, LIMITS) == NEW, "an old measurement keeps nothing open"
 
 
 def test_the_two_reasons_are_independent() -> None:

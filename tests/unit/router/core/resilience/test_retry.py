@@ -73,7 +73,7 @@ def test_another_engine_is_tried_at_once_and_the_same_one_after_a_wait() -> None
 @pytest.mark.parametrize("reason", ["status-429", "status-503"])
 def test_an_engine_is_not_retried_before_its_retry_after(reason: str) -> None:
     assert waits(["a"], reason, random=0.5, retry_after=1) == pytest.approx([0, 1.05, 1.1])
-    assert engines_tried(["a", "b"], reason, retry_after=MAX_WAIT + 0.1) == "ab", "nobody waits for longer"
+    assert engines_tried(["a", "b"], reason, retry_after=MAX_WAIT + 0.1) == "ab", "no wait is longer"
 
 
 def test_any_untried_engine_may_be_the_next() -> None:
@@ -132,7 +132,7 @@ def test_client_errors_and_the_routers_own_limits_neither_count_nor_use_the_retr
         False,
     )
     assert attempts_of(list("abcdef"), reason) == [(name, 0.0) for name in "abc"], (
-        "engines that lack it are asked thrice"
+        "engines that lack it are tried three times"
     )
 
 

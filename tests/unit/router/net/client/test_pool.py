@@ -1,4 +1,4 @@
-"""The transport's promises about reusing connections, and the pool that decides it."""
+"""The transport's guarantees about reusing connections, and the pool that decides it."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The promises of the client and its transport about what they send."""
+"""The guarantees of the client and its transport about what they send."""
 
 import asyncio
 import socket

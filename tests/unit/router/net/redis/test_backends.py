@@ -120,7 +120,7 @@ async def test_a_frozen_server_costs_the_timeout_and_its_late_replies_are_discar
         started = time.perf_counter()
         with pytest.raises(RedisBackendError):
             await ask(backend, ("GET", "rh:1:frozen"), timeout=0.1)
-        assert 0.09 < time.perf_counter() - started < 1, "the bound leaves room for a busy machine"
+        assert 0.09 < time.perf_counter() - started < 1, "the limit allows for a busy machine"
     finally:
         primary.thaw()
     commands: list[Command] = [("GET", "rh:1:other"), ("SET", "rh:1:frozen", "new"), ("GET", "rh:1:frozen")]
@@ -269,7 +269,7 @@ async def _freeze_one(cluster: Cluster, backend: RedisBackend) -> None:
             assert isinstance(reply, RedisBackendError) if key in mine else reply == key.encode()
     assert took[0] > 0.15
     # A busy machine may stall one of them for as long.
-    assert sorted(took)[-3] < 0.15, "nobody waits any more for the one that is frozen"
+    assert sorted(took)[-3] < 0.15, "no command waits for the frozen server any more"
     assert await eventually(lambda: answers(backend, *(("GET", key) for key in KEYS))) == [key.encode() for key in KEYS]
     frozen.thaw()
     assert await eventually(lambda: answers(backend, *(("GET", key) for key in KEYS))) == [key.encode() for key in KEYS]

@@ -1,4 +1,4 @@
-"""The promises of RedisClock: Redis' time, whatever the clocks of this machine do."""
+"""The guarantees of RedisClock: Redis' time, independent of the clocks of this machine."""
 
 import asyncio
 import logging
@@ -65,7 +65,7 @@ def test_routers_whose_wall_clocks_differ_have_the_same_time(skew: float) -> Non
     machine.ask(1e9)
     assert machine.offset() == about(1e9)
     machine.wall -= AN_HOUR
-    assert machine.offset() == about(1e9), "a wall clock that is set makes no difference"
+    assert machine.offset() == about(1e9), "a changed wall clock makes no difference"
 
 
 @given(st.lists(st.tuples(st.floats(0, 0.2), st.floats(0, 0.2)), min_size=1))
@@ -91,7 +91,7 @@ def test_a_change_of_redis_clock_is_followed_and_logged(
     machine.ask(1e9)
     machine.ask(1e9 + 0.5)
     machine.ask(1e9)
-    assert caplog.text == "", "what a clock is slewed by is not worth a word"
+    assert caplog.text == "", "small adjustments are not logged"
     with caplog.at_level(logging.WARNING):
         machine.ask(1e9 + step)
     assert machine.offset() == about(1e9 + step)

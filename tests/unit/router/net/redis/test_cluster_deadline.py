@@ -1,4 +1,4 @@
-"""The deadline of a batch to a cluster: its servers are asked in rounds, and only silence is bounded."""
+"""The deadline of a batch to a cluster: its servers are queried in rounds, and only silence is limited."""
 
 import asyncio
 from typing import Any

@@ -123,7 +123,7 @@ async def test_a_caller_that_resumes_without_a_task_may_send_again_at_once(pipel
 async def test_a_cancelled_caller_takes_nothing_from_the_others(pipeline: RedisPipeline) -> None:
     first, left, last = (pipeline.execute(("INCR", "n")) for _ in range(3))
     left.cancel()
-    assert [await first, await last] == [[1], [3]], "what was given is done all the same"
+    assert [await first, await last] == [[1], [3]], "the command is executed nevertheless"
 
 
 async def test_closing_sends_queued_commands(
@@ -154,7 +154,7 @@ async def test_a_frozen_redis_costs_one_timeout_however_many_wait_and_then_nothi
     for _ in range(100):
         with pytest.raises(RedisDownError):
             pipeline.execute(("INCR", "n"))
-    assert time.perf_counter() - started < 0.15, "nobody waits any more"
+    assert time.perf_counter() - started < 0.15, "no caller waits any more"
 
 
 async def test_nothing_is_retried(own_redis: RedisServer, open_pipeline: OpenPipeline) -> None:

@@ -149,7 +149,7 @@ async def test_an_invalid_line_is_refused_with_its_number(client: Any, line: byt
     with pytest.raises(ImportLineError, match="line 3: ") as caught:
         await import_entries(client, [good, b"\n", line, good])
     assert len(str(caught.value)) < 300
-    assert await client.exists(entry_key()), "what stood before it is stored"
+    assert await client.exists(entry_key()), "the lines before it are stored"
 
 
 async def test_a_line_of_another_format_is_refused_and_the_format_named(client: Any) -> None:

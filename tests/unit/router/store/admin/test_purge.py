@@ -95,7 +95,7 @@ async def test_the_claims_of_generations_in_progress_are_deleted_too(client: Any
     assert await purge(client, EntryFilter(key=PLAIN)) == PurgeResult(entries=0, claims=1)
     assert await purge(client, EntryFilter(tenant="acme")) == PurgeResult(entries=0, claims=1)
     assert await purge(client, EntryFilter(document="handbook")) == PurgeResult(entries=0, claims=0)
-    assert await there(client) == {claim_key(OTHERS), *flight_keys}, "who reads a flight reads it to its end"
+    assert await there(client) == {claim_key(OTHERS), *flight_keys}, "followers of a flight read it to its end"
 
 
 async def test_a_tenant_named_like_a_model_is_not_confused_with_it(client: Any) -> None:

@@ -76,6 +76,6 @@ async def test_everything_works_across_the_servers_of_a_cluster(cluster: Any) ->
     assert await count_entries(cluster, EntryFilter(document="handbook")) == 500
     assert await purge(cluster, EntryFilter(key=keys[0])) == PurgeResult(entries=1, claims=1)
     assert await purge(cluster, EntryFilter(document="handbook")) == PurgeResult(entries=499, claims=0)
-    assert await cluster.xlen(PURGE_LOG_KEY) == 3, "it begins with a record that is no purge"
+    assert await cluster.xlen(PURGE_LOG_KEY) == 3, "its first record is not a purge"
     assert (await import_entries(cluster, lines)).stored == 500
     assert await purge(cluster, ALL) == PurgeResult(entries=500, claims=0)
