@@ -67,9 +67,9 @@ def _check_error(request: ClientRequest, response: ClientResponse, defects: list
         and ending != "429 tenant_queue_full"
         and not (response.status == 429 and limited)
     ):
-        defects.append(f"an error that nobody caused: {ending}")
+        defects.append(f"an error that no fault explains: {ending}")
     if error["code"] == "not_cached" and request.origin.directive.name != "only-if-cached":
-        defects.append("not_cached, and nobody wanted just that")
+        defects.append("not_cached, although the client did not send only-if-cached")
     if response.status in (429, 503) and "retry-after" not in response.headers:
         defects.append(f"{response.status} without Retry-After")
     return f"{ending} {error['type']}" if response.status == 429 else ending
@@ -158,7 +158,7 @@ def _check_key(request: ClientRequest, response: ClientResponse, defects: list[s
     if cache not in ("HIT", "MISS", "COALESCED", "STALE", "BYPASS"):
         defects.append(f"X-Cache is {cache}")
     if key is not None and not key.startswith(f"rh:1:{request.origin.tenant}:{request.origin.question.model}:"):
-        defects.append(f"a key of somebody else: {key}")
+        defects.append(f"another tenant's or request's key: {key}")
     if (cache == "BYPASS") != (key is None) and cache != "COALESCED":
         defects.append(f"{cache} with the key {key}")
     if request.origin.directive.name in ("no-store", "no-cache") and cache != "BYPASS":

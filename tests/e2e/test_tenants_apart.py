@@ -1,4 +1,4 @@
-"""With real vLLM: a tenant gets no prefix cache hits from another tenant's prompts, except within a group.
+"""With real vLLM: a tenant gets no prefix cache hits from another tenant's prompts, except within a group."""
 
 from collections.abc import Iterator
 

@@ -58,7 +58,7 @@ async def pair(config: str, make_router: MakeRouter) -> list[RouterServer]:
 
 
 async def hash_reads(redis: Any) -> int:
-    """The number of times that Redis was asked for an entry."""
+    """The number of reads of entries in Redis."""
     stats = await redis.info("commandstats")
     return int(stats.get("cmdstat_hgetall", {}).get("calls", 0))
 

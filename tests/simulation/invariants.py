@@ -90,7 +90,7 @@ def one_generation(history: History, answers: dict[int, ReceivedAnswer]) -> list
     for request in history.requests:
         answer = answers[request.number]
         if answer.other:
-            wrong.append(f"1: {request} got what no engine said: {answer.other!r}")
+            wrong.append(f"1: {request} got text that no engine sent: {answer.other!r}")
         if not answer.tokens:
             continue
         number = answer.tokens[0][0]
@@ -99,7 +99,7 @@ def one_generation(history: History, answers: dict[int, ReceivedAnswer]) -> list
             wrong.append(f"1: {request} got {answer.tokens}, which is no prefix of one generation")
         elif answer.done and len(answer.tokens) != generation.tokens:
             wrong.append(
-                f"1: {request} was told that {len(answer.tokens)} tokens are all of {generation.tokens}: {generation}"
+                f"1: {request} received the end after {len(answer.tokens)} of {generation.tokens} tokens: {generation}"
             )
         elif generation.question != request.question:
             wrong.append(f"1: {request} got another question's answer: {generation}")

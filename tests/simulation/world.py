@@ -270,7 +270,7 @@ class World:
         for router in (*self.routers, *self.killed):
             for task in router.process.tasks:
                 if task.done() and not task.cancelled() and task._log_traceback:
-                    wrong.append(f"{router.name}: nobody looked at what a task failed of: {task.exception()!r}")
+                    wrong.append(f"{router.name}: the exception of a task was never retrieved: {task.exception()!r}")
         return [*wrong, *self.loop.defects, *check(self.history)]
 
     def _heal(self) -> None:

@@ -229,8 +229,8 @@ def test_equal_json_has_one_key_in_another_process() -> None:
     code = (
         "import sys; from router.core.cache import key, key_derivation as derive\n"
         "from router.core.endpoints import chat, request\n"
-        "asked = request.parse_request(chat.CHAT, sys.stdin.buffer.read())\n"
-        "parts = derive.split_parts(asked, key.ContextMarkers())\n"
+        "parsed = request.parse_request(chat.CHAT, sys.stdin.buffer.read())\n"
+        "parts = derive.split_parts(parsed, key.ContextMarkers())\n"
         "found = derive.derive_cache_key(parts, tenant='acme', model='llama', revision='1')\n"
         "print(found.text, found.digest)"
     )
