@@ -112,7 +112,7 @@ class Purger:
         ):
             return []
         return [
-            f"{cache} gave {generation.name}, begun {purge.since - generation.at:.2f} s before a purge "
+            f"{cache} gave {generation.name}, started {purge.since - generation.at:.2f} s before a purge "
             f"that was done {since - purge.ended:.2f} s before the request, of {purge.scope}"
             for purge in self._durable_purges()
             if purge.ended + PURGE_DELAY <= since and purge.covers(generation)

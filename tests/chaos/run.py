@@ -23,7 +23,7 @@ class ChaosReport(msgspec.Struct, frozen=True):
       a stream, with its code; `cut` and `no connection`, if the router was killed; else an error by its status and
       code.
     - `cache`: of those with status 200, by X-Cache. `paths`: by endpoint. `faults`: by target.
-    - `purges`: completed ones. `generations`: begun by engines. `entries`: checked ones.
+    - `purges`: completed ones. `generations`: started by engines. `entries`: checked ones.
     """
 
     seed: int

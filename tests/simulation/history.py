@@ -14,7 +14,7 @@ class SimulatedGeneration:
     """One generation at an engine. `router`: the process that requested it; `tokens_sent`: sent so far, of `tokens`."""
 
     __slots__ = (
-        "begun",
+        "started",
         "ended",
         "engine",
         "number",
@@ -33,7 +33,7 @@ class SimulatedGeneration:
         self.engine = engine
         self.tokens = tokens
         self.streams = streams
-        self.begun = CLOCK.now
+        self.started = CLOCK.now
         self.ended = FOREVER
         self.outcome = ""
         self.tokens_sent = 0
@@ -43,14 +43,14 @@ class SimulatedGeneration:
             self.outcome, self.ended = outcome, CLOCK.now
 
     def __repr__(self) -> str:
-        return f"generation {self.number} of question {self.question} at {self.router}, {self.begun:.3f}-{self.ended:.3f} {self.outcome}"  # noqa: E501
+        return f"generation {self.number} of question {self.question} at {self.router}, {self.started:.3f}-{self.ended:.3f} {self.outcome}"  # noqa: E501
 
 
 class RequestRecord:
     """One request of a client."""
 
     __slots__ = (
-        "begun", "body", "cache", "ended", "ending", "number", "question", "router", "status", "stream", "tenant",
+        "started", "body", "cache", "ended", "ending", "number", "question", "router", "status", "stream", "tenant",
     )  # fmt: skip
 
     def __init__(self, number: int, tenant: str, question: int, router: str, stream: bool) -> None:
@@ -59,7 +59,7 @@ class RequestRecord:
         self.question = question
         self.router = router
         self.stream = stream
-        self.begun = CLOCK.now
+        self.started = CLOCK.now
         self.ended = FOREVER
         self.ending: Ending = ""
         self.status = 0
@@ -74,20 +74,20 @@ class RequestRecord:
         form = "stream" if self.stream else "JSON"
         return (
             f"request {self.number} ({form}) of {self.tenant}'s question {self.question} at {self.router}, "
-            f"{self.begun:.3f}-{self.ended:.3f} {self.cache} {self.status} {self.ending}"
+            f"{self.started:.3f}-{self.ended:.3f} {self.cache} {self.status} {self.ending}"
         )
 
 
 class SimulatedPurge:
     """One purge. `returned` stays FOREVER if it failed. `tenant`, `question`: None is any."""
 
-    __slots__ = ("begun", "number", "question", "recorded", "returned", "tenant")
+    __slots__ = ("started", "number", "question", "recorded", "returned", "tenant")
 
     def __init__(self, number: int, tenant: str | None, question: int | None) -> None:
         self.number = number
         self.tenant = tenant
         self.question = question
-        self.begun = CLOCK.now
+        self.started = CLOCK.now
         self.returned = FOREVER
         self.recorded = True
         """Whether Redis still has its record."""
@@ -96,24 +96,24 @@ class SimulatedPurge:
         return self.tenant in (None, tenant) and self.question in (None, question)
 
     def __repr__(self) -> str:
-        return f"purge {self.number} of {self.tenant}/{self.question}, {self.begun:.3f}-{self.returned:.3f}"
+        return f"purge {self.number} of {self.tenant}/{self.question}, {self.started:.3f}-{self.returned:.3f}"
 
 
 class FaultRecord:
     """One fault. `breaks`: whether requests may fail because of it; `leases`: how many leases may be lost by it."""
 
-    __slots__ = ("begun", "breaks", "ended", "kind", "leases", "target")
+    __slots__ = ("started", "breaks", "ended", "kind", "leases", "target")
 
     def __init__(self, kind: str, target: str, ended: float, *, breaks: bool, leases: int) -> None:
         self.kind = kind
         self.target = target
-        self.begun = CLOCK.now
+        self.started = CLOCK.now
         self.ended = ended
         self.breaks = breaks
         self.leases = leases
 
     def __repr__(self) -> str:
-        return f"{self.kind} of {self.target}, {self.begun:.3f}-{self.ended:.3f}"
+        return f"{self.kind} of {self.target}, {self.started:.3f}-{self.ended:.3f}"
 
 
 class History:

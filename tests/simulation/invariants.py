@@ -117,8 +117,8 @@ def no_purged_answer(history: History, answers: dict[int, ReceivedAnswer]) -> li
             for purge in history.purges:
                 if (
                     purge.recorded
-                    and purge.returned + PURGE_DELAY < request.begun
-                    and generations[number].begun < purge.begun
+                    and purge.returned + PURGE_DELAY < request.started
+                    and generations[number].started < purge.started
                     and purge.covers(request.tenant, request.question)
                 ):
                     wrong.append(f"2: {request} got what was purged: {generations[number]}; {purge}")
@@ -131,11 +131,11 @@ def all_end(history: History) -> list[str]:
     wrong = []
     for request in history.requests:
         last = max(
-            [request.begun]
+            [request.started]
             + [min(g.ended, request.ended) for g in history.generations
-               if g.question == request.question and g.begun <= request.ended and g.ended >= request.begun]
+               if g.question == request.question and g.started <= request.ended and g.ended >= request.started]
             + [min(f.ended, request.ended) for f in history.faults
-               if f.begun <= request.ended and f.ended >= request.begun]
+               if f.started <= request.ended and f.ended >= request.started]
         )  # fmt: skip
         if request.ended - last > LEASE + ENDING_DELAY:
             wrong.append(f"3: {request} waited for {request.ended - last:.1f} s although nothing went on")
@@ -153,7 +153,7 @@ def no_failure_without_a_fault(history: History) -> list[str]:
 
 
 def _overlaps(fault: FaultRecord, request: RequestRecord) -> bool:
-    return fault.begun <= request.ended and fault.ended >= request.begun - LEASE - PURGE_DELAY
+    return fault.started <= request.ended and fault.ended >= request.started - LEASE - PURGE_DELAY
 
 
 def few_generations_at_once(history: History) -> list[str]:
@@ -166,17 +166,17 @@ def few_generations_at_once(history: History) -> list[str]:
             for old in history.generations
             if old.question == new.question
             and old.number < new.number
-            and old.ended > new.begun + OVERLAP
+            and old.ended > new.started + OVERLAP
             and tenants.get(old.number, "") == tenants.get(new.number, "")
         ]
         if not others:
             continue
-        since = min(old.begun for old in others) - LEASE - PURGE_DELAY
-        until = new.begun
-        lost = sum(f.leases for f in history.faults if f.begun <= until and f.ended >= since)
+        since = min(old.started for old in others) - LEASE - PURGE_DELAY
+        until = new.started
+        lost = sum(f.leases for f in history.faults if f.started <= until and f.ended >= since)
         # Each process that learns of a purge late abandons, once, the generation that it started in the meantime.
         lost += history.processes * sum(
-            p.begun <= until and min(p.returned, until) >= since
+            p.started <= until and min(p.returned, until) >= since
             for p in history.purges
             if p.question in (None, new.question)
         )
@@ -200,7 +200,7 @@ def hits_were_in_redis(history: History, answers: dict[int, ReceivedAnswer]) -> 
         number = tokens[0][0]
         states = history.entries.get((request.tenant, request.question), [])
         if not any(
-            entry_number == number and state_start <= request.ended and ended >= request.begun - PURGE_DELAY
+            entry_number == number and state_start <= request.ended and ended >= request.started - PURGE_DELAY
             for (state_start, entry_number), ended in zip(
                 states, [*[start for start, _ in states[1:]], FOREVER], strict=True
             )

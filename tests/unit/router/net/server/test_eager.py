@@ -131,7 +131,7 @@ async def test_the_awaited_result_may_arrive_before_its_task_has_started() -> No
     assert ends.seen == [None]
 
 
-@pytest.mark.parametrize("at_once", [True, False], ids=["before its task has begun", "later"])
+@pytest.mark.parametrize("at_once", [True, False], ids=["before its task has started", "later"])
 async def test_a_cancelled_request_cancels_what_it_waits_for(at_once: bool) -> None:
     ends = OutcomeRecorder()
     future = asyncio.get_running_loop().create_future()
@@ -149,7 +149,7 @@ async def test_a_cancelled_request_cancels_what_it_waits_for(at_once: bool) -> N
     assert [type(error) for error in ends.seen] == [asyncio.CancelledError]
 
 
-@pytest.mark.parametrize("at_once", [True, False], ids=["before its task has begun", "later"])
+@pytest.mark.parametrize("at_once", [True, False], ids=["before its task has started", "later"])
 async def test_a_cancellation_reaches_the_coroutine_which_may_continue(at_once: bool) -> None:
     ends = OutcomeRecorder()
     started = asyncio.Event()
