@@ -14,13 +14,13 @@ class SimulatedGeneration:
     """One generation at an engine. `router`: the process that requested it; `tokens_sent`: sent so far, of `tokens`."""
 
     __slots__ = (
-        "started",
         "ended",
         "engine",
         "number",
         "outcome",
         "question",
         "router",
+        "started",
         "streams",
         "tokens",
         "tokens_sent",
@@ -50,7 +50,17 @@ class RequestRecord:
     """One request of a client."""
 
     __slots__ = (
-        "started", "body", "cache", "ended", "ending", "number", "question", "router", "status", "stream", "tenant",
+        "body",
+        "cache",
+        "ended",
+        "ending",
+        "number",
+        "question",
+        "router",
+        "started",
+        "status",
+        "stream",
+        "tenant",
     )  # fmt: skip
 
     def __init__(self, number: int, tenant: str, question: int, router: str, stream: bool) -> None:
@@ -81,7 +91,7 @@ class RequestRecord:
 class SimulatedPurge:
     """One purge. `returned` stays FOREVER if it failed. `tenant`, `question`: None is any."""
 
-    __slots__ = ("started", "number", "question", "recorded", "returned", "tenant")
+    __slots__ = ("number", "question", "recorded", "returned", "started", "tenant")
 
     def __init__(self, number: int, tenant: str | None, question: int | None) -> None:
         self.number = number
@@ -102,7 +112,7 @@ class SimulatedPurge:
 class FaultRecord:
     """One fault. `breaks`: whether requests may fail because of it; `leases`: how many leases may be lost by it."""
 
-    __slots__ = ("started", "breaks", "ended", "kind", "leases", "target")
+    __slots__ = ("breaks", "ended", "kind", "leases", "started", "target")
 
     def __init__(self, kind: str, target: str, ended: float, *, breaks: bool, leases: int) -> None:
         self.kind = kind
