@@ -10,9 +10,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from engines.logs import rotate
+
 GRACE_PERIOD: Final = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 
+_LOG_END: Final = 256 << 10  # bytes
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
@@ -24,7 +27,8 @@ class ManagedProcess:
     """A process in its own session, so that Ctrl-C reaches only `up`, which stops the processes in order.
 
     - `start` returns at once; `wait_until_ready` returns when a check reports that it is ready.
-    - `log` has its output and is truncated at each start.
+    - `log` has its output. Each start begins a new one; engines.logs.rotate keeps the last ones.
+    - It may be started again after it has exited.
     - `stop` ends its whole process group, with SIGKILL after the grace period.
     - On Linux it receives SIGTERM when this process dies.
     """
@@ -33,7 +37,7 @@ class ManagedProcess:
         """`env` is added to this process's environment."""
         self.name = name
         self.log = log
-        self._argv = list(argv)
+        self.argv = list(argv)
         self._env = {**os.environ, **(env or {})}
         self._process: asyncio.subprocess.Process | None = None
 
@@ -46,10 +50,12 @@ class ManagedProcess:
         """Raises StartError."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            # The child has its own descriptor; the parent's is closed after the start.
-            with self.log.open("wb") as log:
+            rotate(self.log)
+            # For appending, so that the file can be emptied while the child writes. The child has its own descriptor;
+            # the parent's is closed after the start.
+            with self.log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
-                    *self._argv,
+                    *self.argv,
                     # So that no child reads from the terminal.
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
@@ -59,7 +65,7 @@ class ManagedProcess:
                     preexec_fn=_die_with_parent if sys.platform == "linux" else None,
                 )
         except OSError as error:
-            raise StartError(f"{self.name}: cannot start {self._argv[0]}: {error.strerror}") from None
+            raise StartError(f"{self.name}: cannot start {self.argv[0]}: {error.strerror}") from None
 
     async def wait(self) -> int:
         """Waits for its exit; returns the exit code, negative for a signal."""
@@ -109,8 +115,17 @@ class ManagedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
+    def read_log_end(self) -> str:
+        """The last part of its log; empty if there is none."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_END))
+                return log.read().decode(errors="replace")
+        except OSError:
+            return ""
+
     def _last_log_line(self) -> str:
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in self.read_log_end().splitlines() if line.strip()]
         return f"its last line: {lines[-1].strip()[:300]} (full log: {self.log})" if lines else f"its log: {self.log}"
 
 

@@ -1,7 +1,8 @@
 """`roundhouse up`: Redis, engines and router as one process tree in the foreground.
 
-They start in this order, each when the ones that it needs are ready, and stop in the opposite order. If an engine or
-Redis exits, a message reports it, nothing is restarted, and the rest continues. If the router exits, the tree stops.
+They start in this order, each when the ones that it needs are ready, and stop in the opposite order. An engine that
+exits is started again, see engines.supervisor. If Redis exits, a message reports it, and the rest continues. If the
+router exits, the tree stops.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from engines.plan import UpPlan
 from engines.process import ManagedProcess, StartError, describe_exit
 from engines.redis_server import RedisNotInstalledError, find_program, redis_argv
 from engines.spec import EngineSpec
+from engines.supervisor import EngineSupervisor
 
 _REDIS_READY_TIMEOUT: Final = 60.0  # seconds; Redis may have to load its data
 _ROUTER_READY_TIMEOUT: Final = 60.0
@@ -107,6 +109,7 @@ class ProcessTree:
         self._state = Path(plan.state)
         self._redis: ManagedProcess | None = None
         self._engines: list[ManagedProcess] = []
+        self._supervisors: list[EngineSupervisor] = []
         self._router: ManagedProcess | None = None
         self._program: Program = "simulator"
 
@@ -123,14 +126,17 @@ class ProcessTree:
             commands = {spec.name: engine_command(spec, self._program, self._plan) for spec in launched}
             await self._start_engines(client, launched, commands)
             router = await self._start_router(client)
-        self._print_banner(commands)
-        watched = [*self._engines, *([self._redis] if self._redis is not None else [])]
-        watchers = [asyncio.ensure_future(self._report_exit(child)) for child in watched]
-        try:
-            code = await router.wait()
-        finally:
-            for watcher in watchers:
-                watcher.cancel()
+            self._print_banner(commands)
+            watchers = [asyncio.ensure_future(supervisor.run()) for supervisor in self._supervisors]
+            if self._redis is not None:
+                watchers.append(asyncio.ensure_future(self._report_exit(self._redis)))
+            try:
+                code = await router.wait()
+            finally:
+                for watcher in watchers:
+                    watcher.cancel()
+                # Awaited, so that no restart is under way when the processes are stopped.
+                await asyncio.gather(*watchers, return_exceptions=True)
         raise UpError(f"the router {describe_exit(code)}; its log: {router.log}")
 
     async def stop(self) -> None:
@@ -182,14 +188,16 @@ class ProcessTree:
             self._print_status(spec.name, f"starting ({command.description})")
             child = self._managed_process(spec.name, command.argv, command.env)
             self._engines.append(child)
-            await child.start()
 
             async def ready() -> bool:
                 return await _is_http_ready(client, f"{spec.url}/health")
 
-            await child.wait_until_ready(
-                ready, timeout=command.ready_timeout, interval=0.1 if self._program == "simulator" else 1.0
-            )
+            supervisor = EngineSupervisor(
+                child, ready, ready_timeout=command.ready_timeout,
+                poll_interval=0.1 if self._program == "simulator" else 1.0, report=self._report,
+            )  # fmt: skip
+            await supervisor.start()
+            self._supervisors.append(supervisor)
             self._print_status(spec.name, "ready")
 
         try:
@@ -215,10 +223,10 @@ class ProcessTree:
 
     async def _report_exit(self, process: ManagedProcess) -> None:
         how = describe_exit(await process.wait())
-        self._console.print(
-            f"roundhouse: {process.name} {how}; the others keep running. Its log: {process.log}",
-            style="bold red", highlight=False, soft_wrap=True, markup=False,
-        )  # fmt: skip
+        self._report(f"{process.name} {how}; the others keep running. Its log: {process.log}")
+
+    def _report(self, event: str) -> None:
+        self._console.print(f"roundhouse: {event}", style="bold red", highlight=False, soft_wrap=True, markup=False)
 
     # -- messages to a person ---------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from router.commands.console import (
     write_json,
     write_table,
 )
+from router.commands.logs import logs
 from router.commands.redis import with_redis
 from router.settings import DEFAULT_PATH, Settings
 
@@ -39,7 +40,8 @@ _IDLE_POLLS: Final = 3
 
 EngineNameArgument = Annotated[str, typer.Argument(help="Engine name, as in `roundhouse engines list`.")]
 
-app = typer.Typer(help="List the engines; drain and resume one.", no_args_is_help=True)
+app = typer.Typer(help="List the engines; drain and resume one; show its log.", no_args_is_help=True)
+app.command()(logs)
 
 
 class EngineRow(msgspec.Struct, frozen=True):

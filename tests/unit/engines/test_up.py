@@ -239,14 +239,28 @@ async def test_an_engine_that_cannot_start_is_one_clear_line_and_no_process_rema
     assert "Traceback" not in tree.output
 
 
-async def test_an_engine_that_dies_is_reported_and_the_others_continue(up: Callable[..., Up]) -> None:
+async def test_a_killed_engine_is_started_again_while_the_others_serve(up: Callable[..., Up]) -> None:
+    tree = up()
+    await tree.ready()
+    killed = tree.children()[str(tree.engine_ports[0])]
+    os.kill(killed, signal.SIGKILL)
+    await tree.wait_for_output("roundhouse: e0 was ended by SIGKILL")
+    async with client(tree) as http:
+        response = await http.post("/v1/chat/completions", json=HELLO)
+        assert (response.status_code, response.headers["x-engine"]) == (200, "e1")
+    await tree.wait_for_output("roundhouse: e0 is ready again")
+    assert tree.children()[str(tree.engine_ports[0])] != killed
+    async with httpx.AsyncClient(trust_env=False) as http:
+        assert (await http.get(f"http://127.0.0.1:{tree.engine_ports[0]}/health")).status_code == 200
+    tree.process.send_signal(signal.SIGINT)
+    assert await tree.ended() == 0
+
+
+async def test_a_stop_while_an_engine_waits_for_its_restart_leaves_no_process(up: Callable[..., Up]) -> None:
     tree = up()
     await tree.ready()
     os.kill(tree.children()[str(tree.engine_ports[0])], signal.SIGKILL)
-    await tree.wait_for_output("roundhouse: e0 was ended by SIGKILL; the others keep running")
-    async with client(tree) as http:
-        answer = await http.post("/v1/chat/completions", json=HELLO)
-        assert (answer.status_code, answer.headers["x-engine"]) == (200, "e1")
+    await tree.wait_for_output("roundhouse: e0: restart in 1 s")
     tree.process.send_signal(signal.SIGINT)
     assert await tree.ended() == 0
 

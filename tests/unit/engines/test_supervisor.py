@@ -1,0 +1,152 @@
+"""An engine that exits is started again; one that cannot start is given up."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from engines.process import ManagedProcess, StartError
+from engines.restarts import MAX_FAILED_STARTS
+from engines.supervisor import EngineSupervisor
+from tests.support.waiting import eventually
+
+RUNS = "import time; print('begun', flush=True); time.sleep(600)"
+FAILS_WHILE_FILE_EXISTS = """
+import pathlib, sys, time
+if pathlib.Path(sys.argv[1]).exists():
+    sys.exit(3)
+time.sleep(600)
+"""
+LEAVES_A_CHILD = """
+import subprocess, time
+print("begun", subprocess.Popen(["sleep", "600"]).pid, flush=True)
+time.sleep(600)
+"""
+OUT_OF_MEMORY = """
+import sys, time
+if "--gpu-memory-utilization" not in sys.argv:
+    sys.exit("torch.OutOfMemoryError: CUDA out of memory.")
+print("begun", flush=True)
+time.sleep(600)
+"""
+
+
+class Supervised:
+    """A supervisor of a Python program, whose waits before restarts are recorded and not waited for."""
+
+    def __init__(self, folder: Path, program: str, *arguments: str, is_ready: Callable[[], bool]) -> None:
+        async def ready() -> bool:
+            return is_ready()
+
+        async def sleep(delay: float) -> None:
+            self.delays.append(delay)
+
+        self.delays: list[float] = []
+        self.events: list[str] = []
+        self.process = ManagedProcess("e0", [sys.executable, "-c", program, *arguments], folder / "e0.log")
+        self.supervisor = EngineSupervisor(
+            self.process, ready, ready_timeout=30, poll_interval=0.01, report=self.events.append, sleep=sleep
+        )
+
+    async def stop(self) -> None:
+        await self.process.stop()
+
+
+@pytest_asyncio.fixture
+async def supervise(tmp_path: Path) -> AsyncIterator[Callable[..., Supervised]]:
+    created: list[Supervised] = []
+
+    def create(program: str, *arguments: str, is_ready: Callable[[], bool] | None = None) -> Supervised:
+        def has_begun() -> bool:
+            return "begun" in (tmp_path / "e0.log").read_text()
+
+        created.append(Supervised(tmp_path, program, *arguments, is_ready=is_ready or has_begun))
+        return created[-1]
+
+    yield create
+    for supervised in created:
+        await supervised.stop()
+
+
+async def test_an_engine_that_is_killed_is_started_again_with_growing_delays(
+    supervise: Callable[..., Supervised],
+) -> None:
+    supervised = supervise(RUNS)
+    await supervised.supervisor.start()
+    running = asyncio.ensure_future(supervised.supervisor.run())
+
+    def was_ready_again(times: int) -> bool:
+        return supervised.events.count("e0 is ready again") == times
+
+    for number in range(1, 4):
+        os.kill(supervised.process.pid, signal.SIGKILL)
+        await eventually(partial(was_ready_again, number))
+    running.cancel()
+    assert supervised.delays == [1, 2, 4]
+    assert supervised.events[0].startswith("e0 was ended by SIGKILL; its log: ")
+    assert supervised.events[1] == "e0: restart in 1 s"
+
+
+async def test_an_engine_that_cannot_start_any_more_is_given_up(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    supervised = supervise(FAILS_WHILE_FILE_EXISTS, str(broken), is_ready=lambda: not broken.exists())
+    await supervised.supervisor.start()
+    broken.touch()
+    os.kill(supervised.process.pid, signal.SIGKILL)
+    await supervised.supervisor.run()
+    assert len(supervised.delays) == MAX_FAILED_STARTS
+    assert supervised.events[-1].startswith("e0 is not started again: it ended 3 times in a row before it was ready")
+
+
+async def test_a_first_start_that_fails_leaves_nothing_running(supervise: Callable[..., Supervised]) -> None:
+    supervised = supervise("raise SystemExit('no such model')")
+    with pytest.raises(StartError, match="no such model"):
+        await supervised.supervisor.start()
+    assert supervised.delays == []
+
+
+async def test_a_start_without_enough_gpu_memory_is_tried_once_more_with_less(
+    supervise: Callable[..., Supervised],
+) -> None:
+    supervised = supervise(OUT_OF_MEMORY)
+    await supervised.supervisor.start()
+    assert supervised.events == [
+        "e0: the GPU has too little free memory; trying once more with --gpu-memory-utilization 0.82"
+    ]
+    assert "CUDA out of memory" in supervised.process.log.with_name("e0.log.1").read_text()
+
+
+async def test_a_second_start_without_enough_gpu_memory_fails(supervise: Callable[..., Supervised]) -> None:
+    supervised = supervise("raise SystemExit('CUDA out of memory')")
+    with pytest.raises(StartError, match="CUDA out of memory"):
+        await supervised.supervisor.start()
+    assert len(supervised.events) == 1
+
+
+async def test_children_that_outlive_the_engine_are_ended_before_its_restart(
+    supervise: Callable[..., Supervised],
+) -> None:
+    supervised = supervise(LEAVES_A_CHILD)
+    await supervised.supervisor.start()
+    child = int(supervised.process.log.read_text().split()[1])
+    running = asyncio.ensure_future(supervised.supervisor.run())
+    os.kill(supervised.process.pid, signal.SIGKILL)
+    await eventually(lambda: "e0 is ready again" in supervised.events)
+    running.cancel()
+    await eventually(lambda: not _runs(child))
+
+
+def _runs(pid: int) -> bool:
+    """Whether such a process exists; a zombie, which nobody may have waited for yet, does not count."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
