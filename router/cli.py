@@ -2,23 +2,30 @@
 
 import asyncio
 import json
-import os
 import sys
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 from msgspec.structs import replace
 
 from router.commands.cache import app as cache
-from router.commands.console import EXIT_FAILED, EXIT_USAGE, ConfigOption, JsonOption, fail, load_settings, print_err
+from router.commands.console import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    ConfigOption,
+    JsonOption,
+    VllmPythonOption,
+    fail,
+    load_settings,
+    print_err,
+)
+from router.commands.engine_plan import build_plan, exec_engines
 from router.commands.engines import app as engine_commands
 from router.commands.keys import app as keys
 from router.core.endpoints import sse
-from router.settings import DEFAULT_PATH, Settings
+from router.settings import DEFAULT_PATH
 from router.units import Seconds
 
 app = typer.Typer(
@@ -71,9 +78,7 @@ def up(
     engines: Annotated[
         str, typer.Option(help="Engines to run: auto, vllm or simulator; auto uses vLLM if it is installed.")
     ] = "auto",
-    vllm_python: Annotated[
-        Path | None, typer.Option(help="Python interpreter with vLLM installed, if not this one.")
-    ] = None,
+    vllm_python: VllmPythonOption = None,
 ) -> None:
     """Run a private Redis, the engines and the router of a configuration, until Ctrl-C."""
     settings = load_settings(config)
@@ -81,46 +86,7 @@ def up(
         fail(f"--engines: expected auto, vllm or simulator, got {engines!r}", EXIT_USAGE)
     for line in settings.not_yet():
         print_err(f"roundhouse: {config}: {line}")
-    # The packages `router` and `engines` do not import each other, so the plan is passed in a file. It may hold secrets
-    # of `launch.env`, which others could read in a named file or an argument; a pipe would block after 64 KiB, since
-    # nothing reads it before exec.
-    with tempfile.TemporaryFile(buffering=0) as plan:
-        plan.write(msgspec.json.encode(_plan(settings, config, engines, vllm_python)))
-        plan.seek(0)
-        os.set_inheritable(plan.fileno(), True)
-        argv = [sys.executable, "-m", "engines", "up", "--plan-fd", str(plan.fileno())]
-        os.execv(sys.executable, argv)  # noqa: S606 - no shell
-
-
-def _plan(settings: Settings, config: Path, engines: str, vllm_python: Path | None) -> dict[str, Any]:
-    """The input of `python -m engines up`, which engines/plan.py reads."""
-    from router.settings import EMBEDDED
-
-    return {
-        "state": str(Path(settings.router.state).resolve()),
-        "redis_socket": str(settings.redis_socket) if settings.cache.url == EMBEDDED else None,
-        "redis_url": None if settings.cache.url == EMBEDDED else settings.cache.url,
-        "router": {
-            "host": settings.router.host,
-            "port": settings.router.port,
-            "argv": [sys.executable, "-m", "router", "serve", "--no-drain", "--config", str(config.resolve())],
-        },
-        "kind": engines,
-        "vllm_python": str(vllm_python) if vllm_python is not None else None,
-        "engines": [
-            {
-                "name": engine.name,
-                "model": engine.model,
-                "task": engine.task,
-                "url": engine.addresses[0],
-                "served_model": engine.served_model or engine.model,
-                "max_model_len": engine.max_model_len,
-                "launch": msgspec.to_builtins(engine.launch),
-            }
-            for engine in settings.engine
-        ],
-        "example_model": settings.model[0].name,
-    }
+    exec_engines(["up"], build_plan(settings, config, engines, vllm_python))
 
 
 @app.command()

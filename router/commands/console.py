@@ -18,6 +18,7 @@ ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="Configuration file.", show_default=True)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+VllmPythonOption = Annotated[Path | None, typer.Option(help="Python interpreter with vLLM installed, if not this one.")]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 

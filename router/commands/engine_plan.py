@@ -1,0 +1,54 @@
+"""Hands the engines of a configuration to the package `engines`, which the router does not import."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from router.settings import EMBEDDED, Settings
+
+
+def exec_engines(command: list[str], plan: dict[str, Any]) -> NoReturn:
+    """Replaces this process by `python -m engines COMMAND`.
+
+    The plan is passed in a file. It may hold secrets of `launch.env`, which others could read in a named file or an
+    argument; a pipe would block after 64 KiB, since nothing reads it before exec.
+    """
+    with tempfile.TemporaryFile(buffering=0) as file:
+        file.write(msgspec.json.encode(plan))
+        file.seek(0)
+        os.set_inheritable(file.fileno(), True)
+        argv = [sys.executable, "-m", "engines", *command, "--plan-fd", str(file.fileno())]
+        os.execv(sys.executable, argv)  # noqa: S606 - no shell
+
+
+def build_plan(settings: Settings, config: Path, engine_kind: str, vllm_python: Path | None) -> dict[str, Any]:
+    """The input of `python -m engines`, which engines/plan.py reads. `engine_kind` is auto, vllm or simulator."""
+    return {
+        "state": str(Path(settings.router.state).resolve()),
+        "redis_socket": str(settings.redis_socket) if settings.cache.url == EMBEDDED else None,
+        "redis_url": None if settings.cache.url == EMBEDDED else settings.cache.url,
+        "router": {
+            "host": settings.router.host,
+            "port": settings.router.port,
+            "argv": [sys.executable, "-m", "router", "serve", "--no-drain", "--config", str(config.resolve())],
+        },
+        "kind": engine_kind,
+        "vllm_python": str(vllm_python) if vllm_python is not None else None,
+        "engines": [
+            {
+                "name": engine.name,
+                "model": engine.model,
+                "task": engine.task,
+                "url": engine.addresses[0],
+                "served_model": engine.served_model or engine.model,
+                "max_model_len": engine.max_model_len,
+                "launch": msgspec.to_builtins(engine.launch),
+            }
+            for engine in settings.engine
+        ],
+        "example_model": settings.model[0].name,
+    }
