@@ -1,4 +1,4 @@
-"""`python -m engines up --plan-fd N`: `roundhouse up` executes this and passes the plan as JSON on that descriptor."""
+"""`python -m engines up|preflight --plan-fd N`: `roundhouse` executes it, with the plan as JSON on that descriptor."""
 
 import argparse
 import os
@@ -6,14 +6,19 @@ import sys
 
 import msgspec
 
+from engines import up
 from engines.plan import UpPlan
-from engines.up import main
+from engines.preflight import command as preflight
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m engines")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("up").add_argument("--plan-fd", type=int, required=True)
+    for name in ("up", "preflight"):
+        command = commands.add_parser(name)
+        command.add_argument("--plan-fd", type=int, required=True)
+        if name == "preflight":
+            command.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with os.fdopen(options.plan_fd, "rb") as file:
         plan = msgspec.json.decode(file.read(), type=UpPlan)
-    sys.exit(main(plan))
+    sys.exit(up.main(plan) if options.command == "up" else preflight.main(plan, as_json=options.json))

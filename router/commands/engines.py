@@ -1,6 +1,6 @@
-"""`roundhouse engines`: the engines' status, and drain and resume in every router at once.
+"""`roundhouse engines`: the engines' status, drain and resume in every router at once, and a check before their start.
 
-These commands probe the engines and write to Redis directly, so they need neither a router nor an admin key.
+The others probe the engines and write to Redis directly, so they need neither a router nor an admin key.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from router.commands.console import (
     ConfigOption,
     JsonLinesOption,
     JsonOption,
+    VllmPythonOption,
     fail,
     load_settings,
     print_err,
@@ -40,7 +41,9 @@ _IDLE_POLLS: Final = 3
 
 EngineNameArgument = Annotated[str, typer.Argument(help="Engine name, as in `roundhouse engines list`.")]
 
-app = typer.Typer(help="List the engines; drain and resume one; show its log.", no_args_is_help=True)
+app = typer.Typer(
+    help="List the engines; check them before their start; drain and resume one; show its log.", no_args_is_help=True
+)
 app.command()(logs)
 
 
@@ -74,6 +77,17 @@ def list_command(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonLinesOp
     else:
         titles = ("engine", "model", "task", "state", "running", "waiting", "kv cache", "url")
         write_table([titles, *map(_table_row, rows)])
+
+
+@app.command()
+def preflight(
+    config: ConfigOption = Path(DEFAULT_PATH), vllm_python: VllmPythonOption = None, as_json: JsonOption = False
+) -> None:
+    """Find what would keep engines from starting or serving, before `roundhouse up` starts them."""
+    from router.commands.engine_plan import build_plan, exec_engines
+
+    command = ["preflight", "--json"] if as_json else ["preflight"]
+    exec_engines(command, build_plan(load_settings(config), config, "vllm", vllm_python))
 
 
 @app.command()

@@ -1,0 +1,37 @@
+"""The engines of a plan: what each would be started with, and its models."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from engines.launcher import engine_command
+from engines.plan import UpPlan
+from engines.preflight.gather.model_folder import hub_cache
+from engines.preflight.gather.models import read_model
+from engines.preflight.launch_options import LaunchOptions, launch_options
+from engines.preflight.observations import EngineFacts, Model
+from engines.spec import EngineSpec
+from engines.vllm_command import is_local_model
+
+
+def read_engine(spec: EngineSpec, plan: UpPlan, environment: Mapping[str, str]) -> EngineFacts:
+    """The spec must have a `launch`. `environment` is that of `roundhouse up`, which engines inherit."""
+    assert spec.launch is not None
+    command = engine_command(spec, "vllm", plan)
+    env = {**environment, **command.env}
+    # An empty list hides all GPUs; engines.vllm_command sets it for vLLM's CPU build.
+    options = launch_options(command.argv, env, on_cpu=env.get("CUDA_VISIBLE_DEVICES") == "")
+    cache = hub_cache(env)
+    return EngineFacts(
+        name=spec.name,
+        public_model=spec.model,
+        configured_gpus=tuple(spec.launch.gpus),
+        options=options,
+        target=_read(options.target, options, options.revision, cache),
+        draft=None if options.draft is None else _read(options.draft, options, None, cache),
+    )
+
+
+def _read(name: str, options: LaunchOptions, revision: str | None, cache: Path) -> Model:
+    return read_model(
+        name, is_local=is_local_model(name), revision=revision, cache=cache, generation_config=options.generation_config
+    )

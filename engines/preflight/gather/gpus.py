@@ -1,0 +1,72 @@
+"""GPUs, from NVML: through nvidia-ml-py, which is imported only here and only if there is a GPU."""
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from engines.preflight.gather.processes import describe
+from engines.preflight.observations import NVML_NOT_INSTALLED, Gpu, GpuDriver, GpuProcess, Process
+
+_DEVICES: Final[tuple[tuple[Path, Literal["nvidia", "amd"]], ...]] = (
+    (Path("/dev/nvidiactl"), "nvidia"),
+    (Path("/dev/kfd"), "amd"),
+)
+
+
+def read_gpus() -> GpuDriver:
+    kind = next((kind for device, kind in _DEVICES if device.exists()), None)
+    if kind is None:
+        return GpuDriver(kind="none")
+    if kind != "nvidia":
+        return GpuDriver(kind=kind)
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return GpuDriver(kind="nvidia", failure=NVML_NOT_INSTALLED)
+    return read_nvml(nvml)
+
+
+def read_nvml(nvml: Any, describe_process: Callable[[int], Process | None] = describe) -> GpuDriver:
+    """`nvml` is the module pynvml, or a fake with the functions that are used here."""
+    try:
+        with _session(nvml):
+            cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 13000 for 13.0
+            count = nvml.nvmlDeviceGetCount()
+            return GpuDriver(
+                kind="nvidia",
+                version=nvml.nvmlSystemGetDriverVersion(),
+                cuda=(cuda // 1000, cuda % 1000 // 10),
+                gpus=tuple(_read_gpu(nvml, index, describe_process) for index in range(count)),
+            )
+    except nvml.NVMLError as failure:
+        return GpuDriver(kind="nvidia", failure=str(failure))
+
+
+@contextmanager
+def _session(nvml: Any) -> Iterator[None]:
+    nvml.nvmlInit()
+    try:
+        yield
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _read_gpu(nvml: Any, index: int, describe_process: Callable[[int], Process | None]) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return Gpu(
+        index=index,
+        name=nvml.nvmlDeviceGetName(handle),
+        total=memory.total,
+        free=memory.free,
+        # In a container, NVML reports pids of the host, which are not found here.
+        processes=tuple(
+            GpuProcess(
+                describe_process(one.pid) or Process(one.pid, "a process of another container"), one.usedGpuMemory
+            )
+            for one in running
+        ),
+    )
