@@ -14,8 +14,7 @@ _MIN_SHARED_MEMORY: Final = 1 << 30
 
 
 def check_gpus(observed: Observations) -> Iterator[Finding]:
-    on_gpu = [engine for engine in observed.engines if not engine.options.on_cpu]
-    if on_gpu:
+    if any(engine.configured_gpus or not engine.options.on_cpu for engine in observed.engines):
         yield from _check_driver(observed)
     for engine in observed.engines:
         yield from _check_count(engine, observed)
@@ -31,8 +30,8 @@ def _check_driver(observed: Observations) -> Iterator[Finding]:
         problem = f"{driver.failure}; GPUs, their memory and their driver were not checked"
         yield warning(None, "GPUs", problem, "Install the extra roundhouse[gpu].")
     elif driver.failure is not None:
-        problem = f"NVML reports: {driver.failure}"
-        yield error(None, "driver", problem, "Load the driver (`nvidia-smi` must work); after its update, reboot.")
+        remedy = "Load the driver until `nvidia-smi` works; after an update, reboot; a container needs `--gpus all`."
+        yield error(None, "driver", driver.failure, remedy)
     elif driver.cuda is not None and driver.cuda < MIN_CUDA:
         version, needed = (".".join(map(str, cuda)) for cuda in (driver.cuda, MIN_CUDA))
         problem = f"{driver.version} supports CUDA {version}; vLLM's own wheels need {needed}"

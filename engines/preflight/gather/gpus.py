@@ -14,11 +14,17 @@ _DEVICES: Final[tuple[tuple[Path, Literal["nvidia", "amd"]], ...]] = (
     (Path("/dev/kfd"), "amd"),
 )
 
+PCI: Final = Path("/sys/bus/pci/devices")
+NO_DRIVER: Final = "there is an NVIDIA GPU, but its device files are not there"
+
+_NVIDIA_VENDOR: Final = "0x10de"
+_DISPLAY_CLASS: Final = "0x03"  # VGA and 3D controllers; other devices of a card are for audio and USB
+
 
 def read_gpus() -> GpuDriver:
     kind = next((kind for device, kind in _DEVICES if device.exists()), None)
     if kind is None:
-        return GpuDriver(kind="none")
+        return GpuDriver(kind="nvidia", failure=NO_DRIVER) if has_nvidia_card(PCI) else GpuDriver(kind="none")
     if kind != "nvidia":
         return GpuDriver(kind=kind)
     try:
@@ -26,6 +32,18 @@ def read_gpus() -> GpuDriver:
     except ImportError:
         return GpuDriver(kind="nvidia", failure=NVML_NOT_INSTALLED)
     return read_nvml(nvml)
+
+
+def has_nvidia_card(pci: Path) -> bool:
+    """Whether Linux lists one on the PCI bus, which it does without a driver too."""
+    try:
+        return any(
+            (device / "vendor").read_text().strip() == _NVIDIA_VENDOR
+            and (device / "class").read_text().startswith(_DISPLAY_CLASS)
+            for device in pci.iterdir()
+        )
+    except OSError:
+        return False
 
 
 def read_nvml(nvml: Any, describe_process: Callable[[int], Process | None] = describe) -> GpuDriver:
@@ -41,7 +59,7 @@ def read_nvml(nvml: Any, describe_process: Callable[[int], Process | None] = des
                 gpus=tuple(_read_gpu(nvml, index, describe_process) for index in range(count)),
             )
     except nvml.NVMLError as failure:
-        return GpuDriver(kind="nvidia", failure=str(failure))
+        return GpuDriver(kind="nvidia", failure=f"NVML reports: {failure}")
 
 
 @contextmanager

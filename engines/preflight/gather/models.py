@@ -42,9 +42,17 @@ def read_model(
     name: str, *, is_local: bool, revision: str | None, cache: Path, generation_config: str = "auto"
 ) -> Model:
     """`generation_config` is vLLM's option: `auto`, `vllm` or a folder."""
-    folder = find_model_folder(name, is_local=is_local, revision=revision, cache=cache)
-    if folder is None:
-        return Model(name=name, is_local=is_local, folder=None)
+    try:
+        folder = find_model_folder(name, is_local=is_local, revision=revision, cache=cache)
+        if folder is None:
+            return Model(name=name, is_local=is_local, folder=None)
+        return _read_folder(name, folder, is_local=is_local, generation_config=generation_config)
+    except OSError as failure:  # a folder that this user may not search, or a name that is too long
+        damage = f"cannot be read ({failure.strerror})"
+        return Model(name=name, is_local=is_local, folder=str(failure.filename), damage=(damage,))
+
+
+def _read_folder(name: str, folder: Path, *, is_local: bool, generation_config: str) -> Model:
     weights = read_weights(folder)
     damage = list(weights.damage)
     try:

@@ -6,6 +6,7 @@ import pytest
 
 from engines.preflight.checks.gpus import check_gpus
 from engines.preflight.finding import Finding
+from engines.preflight.gather.gpus import NO_DRIVER
 from engines.preflight.observations import NVML_NOT_INSTALLED, EngineFacts, GpuDriver
 from tests.support.preflight_facts import make_engine, make_gpu, make_machine, make_observations
 
@@ -65,10 +66,16 @@ def test_an_old_driver_is_one_warning_for_all_engines() -> None:
 
 
 def test_a_driver_that_does_not_answer_is_an_error_and_nothing_is_said_about_its_gpus() -> None:
-    (found,) = findings(
-        make_engine(gpus=(5,)), driver=GpuDriver(kind="nvidia", failure="Driver/library version mismatch")
-    )
+    failed = GpuDriver(kind="nvidia", failure="NVML reports: Driver/library version mismatch")
+    (found,) = findings(make_engine(gpus=(5,)), driver=failed)
     assert (found.severity, found.problem) == ("error", "NVML reports: Driver/library version mismatch")
+
+
+def test_without_a_driver_the_engine_would_run_on_the_cpu_and_the_driver_is_the_problem() -> None:
+    without = GpuDriver(kind="nvidia", failure=NO_DRIVER)
+    (found,) = findings(make_engine(on_cpu=True, gpus=(0,)), driver=without)
+    assert (found.severity, found.setting) == ("error", "driver")
+    assert findings(make_engine(on_cpu=True, gpus=None), driver=without) == []
 
 
 def test_without_nvml_it_is_said_what_was_not_checked() -> None:

@@ -1,9 +1,12 @@
 """GPUs through NVML. The device is a fake with the functions of nvidia-ml-py 13; no test needs a GPU."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from engines.preflight.gather.gpus import read_nvml
+import pytest
+
+from engines.preflight.gather.gpus import has_nvidia_card, read_nvml
 from engines.preflight.observations import Gpu, GpuDriver, GpuProcess, Process
 
 
@@ -78,11 +81,30 @@ def test_cards_and_the_processes_that_hold_their_memory_are_read() -> None:
 
 
 def test_a_driver_that_does_not_start_is_a_failure_with_its_reason() -> None:
-    failed = GpuDriver(kind="nvidia", failure="Driver/library version mismatch")
+    failed = GpuDriver(kind="nvidia", failure="NVML reports: Driver/library version mismatch")
     assert read_nvml(FakeNvml("nvmlInit"), describe) == failed
 
 
 def test_a_call_that_fails_later_ends_the_session_too() -> None:
     nvml = FakeNvml("nvmlDeviceGetMemoryInfo")
-    assert read_nvml(nvml, describe).failure == "Driver/library version mismatch"
+    assert read_nvml(nvml, describe).failure == "NVML reports: Driver/library version mismatch"
     assert nvml.sessions == 0
+
+
+@pytest.mark.parametrize(
+    ("vendor", "device_class", "is_card"),
+    [
+        ("0x10de", "0x030200", True),
+        ("0x10de", "0x040300", False),  # its audio device
+        ("0x8086", "0x030000", False),
+    ],
+)
+def test_a_card_without_a_driver_is_found_on_the_bus(
+    tmp_path: Path, vendor: str, device_class: str, is_card: bool
+) -> None:
+    device = tmp_path / "0000:01:00.0"
+    device.mkdir()
+    (device / "vendor").write_text(f"{vendor}\n")
+    (device / "class").write_text(f"{device_class}\n")
+    assert has_nvidia_card(tmp_path) is is_card
+    assert has_nvidia_card(tmp_path / "none") is False

@@ -57,6 +57,10 @@ def test_a_damaged_file_is_reported(tmp_path: Path, name: str, content: str, pro
     assert found.startswith(problem)
 
 
+def test_a_name_that_no_file_can_have_is_reported(tmp_path: Path) -> None:
+    assert read(tmp_path / ("x" * 300)).damage == ("cannot be read (File name too long)",)
+
+
 def test_a_unigram_vocabulary_has_its_ids_in_order(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m")
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": [["<unk>", 0.0], ["a", -1.5]]}}))
