@@ -36,13 +36,19 @@ def _gpus_of(engine: EngineFacts, observed: Observations) -> list[Gpu]:
 
 
 def _budget(engine: EngineFacts, gpu: Gpu) -> int:
-    """The bytes of a GPU that vLLM claims for everything."""
+    """The bytes of a GPU that must be free when the engine starts."""
     return math.ceil(gpu.total * engine.options.memory_utilization)
+
+
+def _claim(engine: EngineFacts, gpu: Gpu) -> int:
+    """The bytes that the engine holds while it runs: its KV cache fills the budget, unless it has a fixed size."""
+    fixed, weights = engine.options.kv_cache_bytes, estimate_memory(engine).weights
+    return _budget(engine, gpu) if fixed is None or weights is None else weights + RUNTIME_BYTES + fixed
 
 
 def _check_free(engine: EngineFacts, gpu: Gpu) -> Iterator[Finding]:
     wanted = _budget(engine, gpu)
-    if engine.options.kv_cache_bytes is not None or gpu.free >= wanted:
+    if gpu.free >= wanted:  # vLLM checks this at the start, even for a KV cache of fixed size
         return
     problem = (
         f"{gib(gpu.free)} of {gib(gpu.total)} are free, and the engine wants {gib(wanted)} "
@@ -124,8 +130,8 @@ def mend_context(engine: EngineFacts, tokens: int) -> str:
 def _check_sharing(observed: Observations) -> Iterator[Finding]:
     for gpu in observed.driver.gpus:
         sharing = [e for e in observed.engines if not e.options.on_cpu and gpu in _gpus_of(e, observed)]
-        claimed = sum(_budget(engine, gpu) for engine in sharing if engine.options.kv_cache_bytes is None)
-        if len(sharing) > 1 and claimed > gpu.total:
+        claimed = sum(_claim(engine, gpu) for engine in sharing)
+        if len(sharing) > 1 and claimed > gpu.total:  # one alone is reported by _check_fit
             names = listed(engine.name for engine in sharing)
             problem = f"{names} together want {gib(claimed)} of its {gib(gpu.total)}"
             share = math.floor(92 / len(sharing)) / 100

@@ -110,3 +110,4 @@ def test_a_max_model_len_beyond_the_context_of_the_target_is_an_error() -> None:
     assert (found.severity, found.setting) == ("error", "max_model_len")
     assert "at most 4096" in found.remedy
     assert findings(short, None, allows_long_context=True) == []
+    assert findings(short, None, max_model_len=4096) == []

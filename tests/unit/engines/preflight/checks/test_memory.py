@@ -128,6 +128,23 @@ def replace_share(engine: EngineFacts, share: float) -> EngineFacts:
     return replace(engine, options=replace(engine.options, memory_utilization=share))
 
 
+def test_engines_with_a_kv_cache_of_fixed_size_share_by_what_they_hold() -> None:
+    small = make_model(weight_bytes=4 * GIB)
+    fitting = [make_engine(name, target=small, kv_cache_bytes=5 * GIB) for name in ("a", "b")]
+    assert all(f.severity != "error" for f in findings(*fitting))
+    found = findings(*[make_engine(name, target=small, kv_cache_bytes=7 * GIB) for name in ("a", "b")])[-1]
+    assert found.problem == "a and b together want 26.0 GiB of its 24.0 GiB"
+
+
+def test_an_engine_that_alone_does_not_fit_is_not_reported_as_sharing() -> None:
+    assert len(findings(make_engine(kv_cache_bytes=8 * GIB))) == 1
+
+
+def test_a_kv_cache_of_fixed_size_does_not_reduce_what_must_be_free_at_the_start() -> None:
+    found = findings(make_engine(kv_cache_bytes=GIB), gpus=held(20))[0]
+    assert "the engine wants 22.1 GiB" in found.problem
+
+
 def test_engines_on_different_gpus_do_not_share() -> None:
     found = findings(make_engine("a"), make_engine("b", gpus=(1,)), gpus=(make_gpu(0), make_gpu(1)))
     assert [finding.severity for finding in found] == ["note", "note"]
