@@ -23,7 +23,7 @@ _KV_BYTES: Final = (("fp8", 1.0), ("int8", 1.0), ("nvfp4", 0.5625), ("int4", 0.5
 _DEFAULT_VALUE_BYTES: Final = 2.0
 _LOADED_BYTES: Final = {"fp8": 1.0, "bitsandbytes": 0.55}  # of weights that vLLM quantizes while it loads them
 _NAME_SIZE: Final = re.compile(r"(?<![a-z0-9.])(\d+(?:\.\d+)?)b(?![a-z0-9])")
-_NAME_BYTES: Final = ((r"awq|gptq|int4|4bit|w4a16|nvfp4", 0.6), (r"fp8|int8|8bit|w8a8", 1.0))
+_NAME_BYTES: Final = ((r"awq|gptq|int4|4bit|w4a16|nvfp4", 0.58), (r"fp8|int8|8bit|w8a8", 1.0))
 
 
 class MemoryEstimate(msgspec.Struct, frozen=True):

@@ -90,7 +90,7 @@ def _check_fit(engine: EngineFacts, gpu: Gpu) -> Iterator[Finding]:
         what = "" if fixed is None else f" and a KV cache of {gib(fixed)}"
         problem = f"weights of {gib(estimate.weights)}{guess}{what} do not fit into {gib(gpu.total)}"
         remedy = "Use more GPUs for the engine (gpus), a quantized model, or a smaller one."
-        yield error(engine.name, place, problem, remedy)
+        yield _misfit(engine, place, problem, remedy, estimate)
         return
     yield from _check_context(engine, place, estimate, fixed or left, guess)
 
@@ -110,12 +110,18 @@ def _check_context(
     )
     if tokens < context:
         problem = f"{summary}; one request of {context:,} tokens does not fit, and vLLM refuses to start"
-        yield error(engine.name, place, problem, mend_context(engine, tokens))
+        yield _misfit(engine, place, problem, mend_context(engine, tokens), estimate)
     elif tokens < FEW_REQUESTS * context:
         problem = f"{summary}: {tokens / context:.1f} requests of {context:,} tokens at once; further ones wait"
         yield warning(engine.name, place, problem, "Reduce max_model_len to what clients need, or use more GPUs.")
     else:
         yield note(engine.name, place, f"{summary}: {tokens / context:.0f} requests of {context:,} tokens at once")
+
+
+def _misfit(engine: EngineFacts, place: str, problem: str, remedy: str, estimate: MemoryEstimate) -> Finding:
+    """A guess is no reason to fail."""
+    make = warning if estimate.is_guess else error
+    return make(engine.name, place, problem, remedy)
 
 
 def mend_context(engine: EngineFacts, tokens: int) -> str:

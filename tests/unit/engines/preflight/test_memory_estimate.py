@@ -68,7 +68,7 @@ def test_weights_are_counted_as_vllm_loads_them(fields: dict[str, Any], options:
     [
         ("meta-llama/Llama-3.1-8B-Instruct", 16),
         ("Qwen/Qwen2.5-0.5B-Instruct", 1),
-        ("Qwen/Qwen2.5-7B-Instruct-AWQ", 4.2),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", 4.06),
         ("RedHatAI/Llama-3.1-8B-Instruct-FP8", 8),
         ("microsoft/phi-4", None),
         ("org8b/model", None),

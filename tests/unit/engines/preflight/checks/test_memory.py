@@ -86,6 +86,14 @@ def test_weights_that_are_not_there_are_marked_as_a_guess() -> None:
     assert "weights of 14.9 GiB (a guess: the models are not there) fit" in finding(make_engine(target=absent)).problem
 
 
+def test_a_guess_that_does_not_fit_is_only_a_warning() -> None:
+    absent = make_model("org/Llama-13B", ModelShape(), is_local=False, folder=None, weight_bytes=None)
+    assert finding(make_engine(target=absent)).severity == "warning"
+    draft = make_model("org/Draft-1B", ModelShape(), is_local=False, folder=None, weight_bytes=None)
+    found = finding(make_engine(draft=draft, max_model_len=None))
+    assert (found.severity, "does not fit" in found.problem) == ("warning", True)
+
+
 def test_without_any_size_nothing_is_estimated() -> None:
     unknown = make_model("org/phi", ModelShape(), is_local=False, folder=None, weight_bytes=None)
     found = finding(make_engine(target=unknown))
