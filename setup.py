@@ -43,6 +43,7 @@ MODULES: Final = {
         "generation",
         "inflight",
         "request_resolver",
+        "response_delivery",
     ],
     "router/net": ["pending_replies"],
     "router/net/client": ["connection", "errors", "http1", "pool", "response", "transport"],

@@ -233,7 +233,7 @@ class Coalescer:
                     if record.frames:
                         inflight.publish(record.frames)
                     if record.outcome is not None:
-                        return decode_result(inflight, record.outcome)
+                        return decode_result(record.outcome)
         except (LeaderLostError, RedisDownError, msgspec.DecodeError) as error:
             log.debug("lost the leader of an in-flight request: %r", error)
         # A stream that has begun cannot continue with another generation's text.
@@ -279,9 +279,8 @@ class Coalescer:
         if inflight.on_publish is not None:
             assert self._leases is not None
             assert inflight.key is not None
-            self._leases.finish(
-                inflight.key.text, inflight.id, _producer(inflight.record), encode_result(inflight, result)
-            )
+            outcome = encode_result(result, engine=inflight.record.engine)
+            self._leases.finish(inflight.key.text, inflight.id, _producer(inflight.record), outcome)
         inflight.finish(result)
         self._remove_joinable(inflight)
         # After the response was stored: a new request must find either the entry or the claim. A follower can hold a

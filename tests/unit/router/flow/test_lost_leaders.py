@@ -18,8 +18,9 @@ from router.flow.coalescer import Coalescer
 from router.flow.dispatch import Dispatcher
 from router.flow.engine_health import EngineHealth
 from router.flow.exchange import Exchange, GenerationRecord
-from router.flow.inflight import InFlightRequest, RetryRequest
+from router.flow.inflight import InFlightRequest
 from router.flow.outcome_codec import decode_result
+from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.result import GenerationResult
 from router.net.client.transport import HTTPTransport
 from router.net.tasks import cancel_and_wait
@@ -70,8 +71,8 @@ async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_a
     assert record.outcome is not None
     following = launch(coalescer, key)
     following.is_leader = False
-    reader = following.subscribe(following.request, EXCHANGE, is_initiator=True)
-    following.finish(decode_result(following, record.outcome))
+    reader = ResponseDelivery(following, following.request, EXCHANGE, is_initiator=True)
+    following.finish(decode_result(record.outcome))
     with pytest.raises(RetryRequest):
         await reader.start()
     await coalescer.aclose()
@@ -90,8 +91,8 @@ async def test_a_refusal_is_the_leaders_alone_since_it_can_be_about_what_is_no_p
     )
     in_flight = launch(coalescer, CacheKey("rh:1:default:llama:0:0:0", ("d",)))
     in_flight.is_leader = led_here
-    leader = in_flight.subscribe(in_flight.request, EXCHANGE, is_initiator=True)
-    follower = in_flight.subscribe(in_flight.request, EXCHANGE)
+    leader = ResponseDelivery(in_flight, in_flight.request, EXCHANGE, is_initiator=True)
+    follower = ResponseDelivery(in_flight, in_flight.request, EXCHANGE)
     in_flight.finish(GenerationResult(complete=False, error=ApiError(status, "no"), error_reason="no"))
     with pytest.raises(ApiError if led_here or not is_the_clients else RetryRequest):
         await leader.start()
@@ -114,7 +115,7 @@ async def test_who_leaves_before_redis_has_answered_leaves_no_claim_behind(
     )
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     in_flight = launch(coalescer, key)
-    reader = in_flight.subscribe(in_flight.request, EXCHANGE, is_initiator=True)
+    reader = ResponseDelivery(in_flight, in_flight.request, EXCHANGE, is_initiator=True)
     for _ in range(turns):
         await asyncio.sleep(0)
     reader.close()
@@ -137,7 +138,7 @@ async def test_who_leaves_a_flight_that_is_being_taken_over_leaves_no_claim_behi
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     await redis.set(claim_key(key.text), f"0123456789ab:1:{key.digest}:0-0")
     in_flight = launch(coalescer, key)
-    reader = in_flight.subscribe(in_flight.request, EXCHANGE, is_initiator=True)
+    reader = ResponseDelivery(in_flight, in_flight.request, EXCHANGE, is_initiator=True)
     in_flight.stop_joining()  # as a purge does
     await shared.taken.wait()
     reader.close()
