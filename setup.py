@@ -34,6 +34,7 @@ MODULES: Final = {
         "typed_events",
     ],
     "router/flow": [
+        "abandonment",
         "admission",
         "body_budget",
         "coalescer",
@@ -42,6 +43,7 @@ MODULES: Final = {
         "gateway",
         "generation",
         "inflight",
+        "leadership",
         "request_resolver",
         "response_delivery",
     ],

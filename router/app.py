@@ -237,7 +237,7 @@ def _build_gateway(
     purges = Purges(pipeline, lambda scope: on_purge(coalescer, seen_keys, local, scope), alive=liveness.alive)
     local = LocalCache(cache.local, clock.now, is_purged=purges.covers, alive=liveness.alive)
     leases = InFlightLeases(pipeline, on_remote_subscriber=coalescer.on_remote_subscriber)
-    coalescer.enable_sharing(leases, purges, liveness.alive)
+    coalescer.enable_sharing(leases, purges)
     gateway = Gateway(
         resolver=request_resolver,
         selector=engine_selector,

@@ -60,7 +60,7 @@ async def test_who_follows_a_flight_whose_answer_turns_out_to_be_stored_begins_a
     coalescer = Coalescer(
         idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
-    coalescer.enable_sharing(shared, store.purges, lambda: True)
+    coalescer.enable_sharing(shared, store.purges)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     await redis.hset(key.text, "created", "1.5")
     in_flight = launch(coalescer, key)
@@ -110,9 +110,7 @@ async def test_who_leaves_before_redis_has_answered_leaves_no_claim_behind(
     coalescer = Coalescer(
         idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
-    coalescer.enable_sharing(
-        InFlightLeases(store.pipeline, on_remote_subscriber=lambda _: None), store.purges, lambda: True
-    )
+    coalescer.enable_sharing(InFlightLeases(store.pipeline, on_remote_subscriber=lambda _: None), store.purges)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     in_flight = launch(coalescer, key)
     reader = ResponseDelivery(in_flight, in_flight.request, EXCHANGE, is_initiator=True)
@@ -134,7 +132,7 @@ async def test_who_leaves_a_flight_that_is_being_taken_over_leaves_no_claim_behi
     coalescer = Coalescer(
         idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
-    coalescer.enable_sharing(shared, store.purges, lambda: True)
+    coalescer.enable_sharing(shared, store.purges)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     await redis.set(claim_key(key.text), f"0123456789ab:1:{key.digest}:0-0")
     in_flight = launch(coalescer, key)
