@@ -40,6 +40,7 @@ MODULES: Final = {
         "coalescer",
         "dispatch",
         "engine_health",
+        "engine_stream",
         "gateway",
         "generation",
         "inflight",
