@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from starlette.applications import Starlette
@@ -20,7 +21,7 @@ from router.core.cache.redis_keys import tracked_prefixes
 from router.core.endpoints.cache_salt import derive_salts, sharing_group_name
 from router.core.endpoints.table import ENDPOINTS
 from router.core.quota.rate_limit import Quota
-from router.core.resilience.breaker import BreakerPolicy, BreakerState
+from router.core.resilience.breaker import BreakerPolicy
 from router.core.resilience.timeouts import EngineTimeouts
 from router.core.routing.classify import Classifier
 from router.core.routing.draft_stats import DraftStats
@@ -35,7 +36,7 @@ from router.flow.engine_selection import EngineSelector
 from router.flow.exchange import GenerationRecord
 from router.flow.explain import Explainer
 from router.flow.gateway import Gateway
-from router.flow.invalidation import InvalidationHandler, on_purge
+from router.flow.invalidation import InvalidationHandler, on_drains, on_purge
 from router.flow.lookup import CachePolicy, TenantCachePolicy
 from router.flow.request_resolver import RequestResolver
 from router.net.client.transport import HTTPTransport
@@ -94,26 +95,20 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     backend = open_backend(settings.redis_url, timeout=CONNECT_TIMEOUT)
     clock = RedisClock()
     pipeline = open_pipeline(backend, timeout=settings.cache.timeout, retry=settings.cache.retry, clock=clock)
-    drains = Drains(pipeline, catalog.set_drained, old.drains if old is not None else None)
-    catalog.set_drained(drains.names)
     resolver = build_request_resolver(settings, catalog)
     breakers = build_breakers(settings, pipeline, catalog, clock)
     if old is not None:
         breakers.inherit(old.breakers)
 
-    def accepts_requests(engine: Engine) -> bool:
-        state = breakers.state(engine.name)
-        if engine.up is False or engine.drained:
-            return False
-        # A half-open engine gets one request at a time, as its probe.
-        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not engine.in_flight)
-
+    health = EngineHealth(breakers)
     admission = Admission(
         catalog,
-        accepts_requests=accepts_requests,
+        readiness=health.readiness,
         queue_timeout=settings.timeouts.queue,
         set_queue_length=telemetry.set_queue_length,
     )
+    drains = Drains(pipeline, partial(on_drains, catalog, admission), old.drains if old is not None else None)
+    catalog.set_drained(drains.names)
     tenant_limits = TenantLimits(pipeline, {t.name: _quota(t) for t in settings.tenant})
     selector = EngineSelector(
         catalog,
@@ -130,6 +125,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         clock,
         catalog,
         breakers,
+        health,
         selector,
         resolver,
         client,
@@ -200,6 +196,7 @@ def _build_gateway(
     clock: RedisClock,
     catalog: Catalog,
     breakers: Breakers,
+    health: EngineHealth,
     engine_selector: EngineSelector,
     request_resolver: RequestResolver,
     client: EngineClient,
@@ -222,7 +219,7 @@ def _build_gateway(
             client,
             admission,
             EngineTimeouts(timeouts.first_token, timeouts.between_tokens, timeouts.min_tokens_per_second),
-            EngineHealth(breakers),
+            health,
             max_entry=cache.max_entry,
             cache_salts=derive_salts(groups(settings)),
         ),

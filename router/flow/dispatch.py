@@ -50,7 +50,7 @@ class Dispatcher:
     """Sends requests to engines.
 
     - Engines are tried one after the other until one responds: those of one model, some of them a second time, then
-      those of the next. Each failure is recorded. Engines whose breaker is open are skipped.
+      those of the next. Each failure is recorded. Engines that are drained or whose breaker is open are skipped.
     - A refusal of the request itself (4xx) goes to the client, without another attempt. After "not served" (404, 405,
       501), other engines are tried; the client gets it if no engine failed for another reason. See engine_errors.
     - Each attempt holds a slot at its engine, which is released whatever happens.
@@ -119,6 +119,8 @@ class Dispatcher:
                 except NoSlotError as full:
                     no_room = full
                     break  # the engines of the next model may have room
+                if slot is None:
+                    continue  # these were blocked while it waited; from now on, `next_attempt` leaves them out
                 engine = slot.engine
                 attempts.mark_tried(engine)
                 try:
@@ -244,6 +246,8 @@ def _client_error(error: EngineError | None, engines: Sequence[Engine], health: 
 
 
 def _no_attempt_error(engines: Sequence[Engine], health: EngineHealth) -> ApiError:
+    # One that was drained while the request waited is left out, as it is from the engines of a new request.
+    engines = [engine for engine in engines if not engine.drained]
     wait = max(1, ceil(min((health.breakers.retry_after(engine.name) for engine in engines), default=0.0)))
     if all(engine.up is False for engine in engines):
         message = "No engine of this model can be reached."

@@ -11,6 +11,7 @@ from router.core.cache.key import CacheKey
 from router.core.cache.redis_keys import claim_key
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.request import parse_request
+from router.core.resilience.readiness import Readiness
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
 from router.flow.admission import Admission
@@ -217,7 +218,7 @@ def idle_dispatcher() -> Dispatcher:
     nothing: Any = SimpleNamespace(engines={}, models=[])
     return Dispatcher(
         EngineClient(HTTPTransport(), connect_timeout=1.0),
-        Admission(nothing, accepts_requests=lambda _: False, queue_timeout=1.0, set_queue_length=lambda _, __: None),
+        Admission(nothing, readiness=lambda _: Readiness.DOWN, queue_timeout=1.0, set_queue_length=lambda _, __: None),
         EngineTimeouts(1.0, 1.0, 1.0), EngineHealth(nothing), max_entry=1000,
     )  # fmt: skip
 
