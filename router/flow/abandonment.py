@@ -10,6 +10,7 @@ from math import inf
 from typing import Final, Literal
 
 from router.flow.inflight import InFlightRequest
+from router.settings import Settings
 from router.shared.claim import LEASE_DURATION
 from router.shared.stream_reader import FOLLOW_INTERVAL
 
@@ -18,6 +19,11 @@ OnAbandon = Literal["cancel", "finish"]
 _FOLLOWER_TIMEOUT: Final = FOLLOW_INTERVAL + LEASE_DURATION + 0.5
 """Seconds without a message after which a follower counts as gone. A follower sends one message per interval, but while
 Redis does not answer it, it waits up to a lease and can send nothing. The half second is slack."""
+
+
+def abandon_limits(settings: Settings) -> dict[str, int]:
+    """By tenant, how many in-flight requests may continue without subscribers: as many as it may have with them."""
+    return {tenant.name: limit for tenant in settings.tenant if (limit := tenant.concurrent_requests) is not None}
 
 
 class Abandonment:

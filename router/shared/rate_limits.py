@@ -37,6 +37,7 @@ from router.core.quota.rate_limit import (
 )
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import OnReply, RedisDownError, RedisPipeline, Replies
+from router.settings import Settings
 
 log = logging.getLogger("roundhouse.limits")
 
@@ -120,6 +121,17 @@ local last = seconds[#seconds]
 local reset = last and last[1] + {MINUTE_MS} - now or 0
 return {{refused, wait, math.max(0, (requests or 0) - used), reset, math.max(0, math.floor(level)), full}}
 """
+
+
+def tenant_quotas(settings: Settings) -> dict[str, Quota]:
+    return {
+        tenant.name: Quota(
+            requests_per_minute=tenant.requests_per_minute,
+            tokens_per_minute=tenant.tokens_per_minute,
+            concurrent_requests=tenant.concurrent_requests,
+        )
+        for tenant in settings.tenant
+    }
 
 
 class TenantLimits:

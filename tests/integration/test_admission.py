@@ -10,9 +10,7 @@ import pytest
 import pytest_asyncio
 
 from router.api.auth import hash_key
-from router.app import build_catalog
 from router.flow.admission import max_queue_length
-from router.settings import parse
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, MISTRAL, MakeRouter, RouterServer, router_config, with_fallback
 from tests.support.scripted_engine import ScriptedEngine
@@ -408,19 +406,6 @@ async def test_a_flight_stays_in_the_queue_as_long_as_anybody_waits_for_it(setti
     here.finish(3)
     assert [chat_text(await answer) for answer in (first, follows, another)] == ["one two"] * 3
     assert await here.begun(3) == ["first", "wanted by two", "another"]
-
-
-# -- the configuration ------------------------------------------------------------------------------------------------
-
-
-async def test_the_bound_is_shared_out_among_the_workers_and_each_may_do_something() -> None:
-    text = router_config("unix:///x", {"one": ("llama", "any", "http://127.0.0.1:1")}, router="workers = 4")
-    for places, each in ((16, 4), (7, 1), (2, 1)):
-        (engine,) = build_catalog(parse(bounded(text, places), {})).engines.values()
-        assert engine.max_in_flight == each
-    (free,) = build_catalog(parse(text, {})).engines.values()
-    assert free.max_in_flight is None
-    assert free.has_free_slot
 
 
 async def test_the_queue_is_as_long_as_there_are_places_within_reason() -> None:

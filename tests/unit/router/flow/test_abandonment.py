@@ -5,9 +5,11 @@ from functools import partial
 
 import pytest
 
-from router.flow.abandonment import _FOLLOWER_TIMEOUT, Abandonment, OnAbandon
+from router.flow.abandonment import _FOLLOWER_TIMEOUT, Abandonment, OnAbandon, abandon_limits
 from router.flow.inflight import InFlightRequest
+from router.settings import parse
 from tests.support.inflight_factory import generation_record, in_flight_request
+from tests.support.router_server import router_config
 
 
 class Abandoned:
@@ -159,3 +161,9 @@ async def test_one_that_has_ended_is_not_cancelled_later() -> None:
     await here.advance(60)
     assert not is_cancelled(inflight)
     assert not here.abandonment.has_followers
+
+
+async def test_the_limit_of_a_tenant_is_that_of_its_concurrent_requests() -> None:
+    text = '[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\nconcurrent_requests = 3\n[[tenant]]\nname = "beta"\n'
+    engines = {"one": ("llama", "any", "http://127.0.0.1:1")}
+    assert abandon_limits(parse(router_config("unix:///x", engines, rest=text), {})) == {"acme": 3}
