@@ -2,10 +2,7 @@
 
 import asyncio
 
-import pytest
-
-from router.flow import inflight as inflight_module
-from router.flow.inflight import InFlightRequest, Subscriber
+from router.flow.inflight import MAX_LAG, InFlightRequest, Subscriber
 from router.flow.result import GenerationResult, lost_result
 from tests.support.inflight_factory import in_flight_request
 
@@ -83,18 +80,18 @@ async def test_who_needs_the_end_is_not_started_by_the_first_frame() -> None:
     await for_end
 
 
-async def test_a_subscriber_that_lags_too_far_is_overrun_and_delays_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight_module, "MAX_LAG", 10)
+async def test_a_subscriber_that_lags_too_far_is_overrun_and_delays_nobody() -> None:
     inflight, client = in_flight_request(join_limit=10), Client()
     slow, fast = inflight.subscribe(), inflight.subscribe()
     reading = asyncio.ensure_future(read_to_end(fast, client))
     await asyncio.sleep(0)
+    frames = b"x" * (MAX_LAG // 2 + 1)
     for _ in range(3):
-        inflight.publish(b"x" * 6)
+        inflight.publish(frames)
     assert (slow.overrun, fast.overrun, inflight.joinable) == (True, False, False)
     assert (await slow.read(), slow.finished) == (b"", True)
     finish(inflight)
-    assert await reading == b"x" * 18
+    assert await reading == frames * 3
 
 
 async def test_the_last_subscriber_to_leave_is_reported_once_and_not_after_the_end() -> None:
