@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from starlette.applications import Starlette
@@ -19,12 +20,12 @@ from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.redis_keys import tracked_prefixes
 from router.core.endpoints.cache_salt import derive_salts, sharing_group_name
 from router.core.endpoints.table import ENDPOINTS
-from router.core.quota.rate_limit import Quota
-from router.core.resilience.breaker import BreakerPolicy, BreakerState
+from router.core.resilience.breaker import BreakerPolicy
 from router.core.resilience.timeouts import EngineTimeouts
 from router.core.routing.classify import Classifier
 from router.core.routing.draft_stats import DraftStats
 from router.errors import ApiError
+from router.flow.abandonment import abandon_limits
 from router.flow.admission import Admission
 from router.flow.background import BackgroundServices
 from router.flow.brownout import Brownout, PressureMonitor
@@ -32,11 +33,12 @@ from router.flow.coalescer import Coalescer
 from router.flow.dispatch import Dispatcher
 from router.flow.engine_health import EngineHealth
 from router.flow.engine_selection import EngineSelector
-from router.flow.exchange import GenerationRecord
 from router.flow.explain import Explainer
 from router.flow.gateway import Gateway
-from router.flow.invalidation import InvalidationHandler, on_purge
-from router.flow.lookup import CachePolicy, TenantCachePolicy
+from router.flow.generation import record_generation
+from router.flow.invalidation import InvalidationHandler, on_drains, on_purge
+from router.flow.lookup import cache_policy
+from router.flow.probe_round import on_probe_round
 from router.flow.request_resolver import RequestResolver
 from router.net.client.transport import HTTPTransport
 from router.net.redis.backend import RedisBackend
@@ -45,20 +47,21 @@ from router.net.redis.connect import CONNECT_TIMEOUT, open_client
 from router.net.redis.listener import Listener
 from router.net.redis.liveness import Liveness
 from router.net.redis.pipeline import RedisPipeline
-from router.settings import Settings, TenantSettings, groups, tenants
-from router.shared.breakers import MIN_PROBE_LEASE, Breakers
+from router.settings import Settings, groups, tenants
+from router.shared.breakers import Breakers
 from router.shared.drains import Drains
 from router.shared.hit_counter import HitCounter
 from router.shared.inflight_leases import InFlightLeases
 from router.shared.purges import Purges
-from router.shared.rate_limits import TenantLimits
+from router.shared.rate_limits import TenantLimits, tenant_quotas
 from router.shared.redis import open_backend, open_pipeline
 from router.store.admin.scan import RedisClient
 from router.store.entry_store import EntryStore
 from router.store.local_cache import LocalCache
 from router.telemetry import Telemetry
-from router.upstream.catalog import Catalog, Engine, Model
+from router.upstream.catalog import Catalog
 from router.upstream.client import EngineClient
+from router.upstream.configured_catalog import build_catalog
 from router.upstream.probe import EngineProbe
 
 ADMIN_REDIS_TIMEOUT: Final = 5.0
@@ -94,27 +97,20 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     backend = open_backend(settings.redis_url, timeout=CONNECT_TIMEOUT)
     clock = RedisClock()
     pipeline = open_pipeline(backend, timeout=settings.cache.timeout, retry=settings.cache.retry, clock=clock)
-    drains = Drains(pipeline, catalog.set_drained, old.drains if old is not None else None)
-    catalog.set_drained(drains.names)
     resolver = build_request_resolver(settings, catalog)
     breakers = build_breakers(settings, pipeline, catalog, clock)
     if old is not None:
         breakers.inherit(old.breakers)
-
-    def accepts_requests(engine: Engine) -> bool:
-        state = breakers.state(engine.name)
-        if engine.up is False or engine.drained:
-            return False
-        # A half-open engine gets one request at a time, as its probe.
-        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not engine.in_flight)
-
+    health = EngineHealth(breakers)
     admission = Admission(
         catalog,
-        accepts_requests=accepts_requests,
+        readiness=health.readiness,
         queue_timeout=settings.timeouts.queue,
         set_queue_length=telemetry.set_queue_length,
     )
-    tenant_limits = TenantLimits(pipeline, {t.name: _quota(t) for t in settings.tenant})
+    drains = Drains(pipeline, partial(on_drains, catalog, admission), old.drains if old is not None else None)
+    catalog.set_drained(drains.names)
+    tenant_limits = TenantLimits(pipeline, tenant_quotas(settings))
     selector = EngineSelector(
         catalog,
         process_state.draft_stats,
@@ -130,6 +126,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         clock,
         catalog,
         breakers,
+        health,
         selector,
         resolver,
         client,
@@ -138,16 +135,17 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         telemetry,
         drains,
     )
-    pressure_monitor = PressureMonitor(catalog, breakers)
-
-    def on_probe_round() -> None:
-        selector.on_probe_round()
-        pressure_monitor.on_probe_round()
-        telemetry.update_gauges(catalog.engines.values(), breakers.state, redis_up=pipeline.up)
-        # Last, because waiting requests start on what the probe and the others have just updated.
-        admission.recheck()
-
-    probe = EngineProbe(catalog, client, on_round=on_probe_round)
+    probe = EngineProbe(
+        catalog,
+        client,
+        on_round=partial(
+            on_probe_round,
+            selector,
+            PressureMonitor(catalog, breakers),
+            admission,
+            lambda: telemetry.update_gauges(catalog.engines.values(), breakers.state, redis_up=pipeline.up),
+        ),
+    )
     ops = OpsRoutes(
         catalog=catalog, breakers=breakers, pipeline=pipeline, probe=probe, telemetry=telemetry, auth=auth,
         is_draining=lambda: process_state.draining,
@@ -200,6 +198,7 @@ def _build_gateway(
     clock: RedisClock,
     catalog: Catalog,
     breakers: Breakers,
+    health: EngineHealth,
     engine_selector: EngineSelector,
     request_resolver: RequestResolver,
     client: EngineClient,
@@ -212,32 +211,27 @@ def _build_gateway(
     hit_counter = HitCounter()
     seen_keys = SeenKeys()
 
-    def record_generation(generation: GenerationRecord) -> None:
-        telemetry.record_generation(generation)
-        engine_selector.record_generation(generation)
-        tenant_limits.subtract_tokens(generation.tenant, generation.total_tokens)
-
     coalescer = Coalescer(
         Dispatcher(
             client,
             admission,
             EngineTimeouts(timeouts.first_token, timeouts.between_tokens, timeouts.min_tokens_per_second),
-            EngineHealth(breakers),
+            health,
             max_entry=cache.max_entry,
             cache_salts=derive_salts(groups(settings)),
         ),
         on_abandon=cache.on_abandon,
         abandon_timeout=cache.abandon,
         join_limit=cache.max_entry,
-        record_generation=record_generation,
-        max_abandoned={t.name: t.concurrent_requests for t in settings.tenant if t.concurrent_requests is not None},
+        record_generation=partial(record_generation, telemetry.record_generation, engine_selector, tenant_limits),
+        max_abandoned=abandon_limits(settings),
     )
     liveness = Liveness(clock.monotonic)
     # `local` is created below: purges and local cache need each other, and the lambda runs only once both exist.
     purges = Purges(pipeline, lambda scope: on_purge(coalescer, seen_keys, local, scope), alive=liveness.alive)
     local = LocalCache(cache.local, clock.now, is_purged=purges.covers, alive=liveness.alive)
     leases = InFlightLeases(pipeline, on_remote_subscriber=coalescer.on_remote_subscriber)
-    coalescer.enable_sharing(leases, purges, liveness.alive)
+    coalescer.enable_sharing(leases, purges)
     gateway = Gateway(
         resolver=request_resolver,
         selector=engine_selector,
@@ -246,7 +240,7 @@ def _build_gateway(
         coalescer=coalescer,
         purges=purges,
         seen_keys=seen_keys,
-        cache_policy=CachePolicy(_tenant_caches(settings), cache.stale_if_error, cache.remote_content),
+        cache_policy=cache_policy(settings),
         brownout=Brownout(catalog, breakers),
         record_write=telemetry.record_write,
         record_hit=hit_counter.record_hit,
@@ -278,70 +272,14 @@ def _build_gateway(
     return gateway, coalescer, background_services
 
 
-def _tenant_caches(settings: Settings) -> dict[str, TenantCachePolicy]:
-    cache, own = settings.cache, {tenant.name: tenant for tenant in settings.tenant}
-    caches = {}
-    for name in tenants(settings):
-        tenant = own.get(name, TenantSettings(name=name))
-        caches[name] = TenantCachePolicy(
-            cache.ttl if tenant.ttl is None else tenant.ttl, cache.store if tenant.store is None else tenant.store
-        )
-    return caches
-
-
-def _quota(tenant: TenantSettings) -> Quota:
-    return Quota(
-        requests_per_minute=tenant.requests_per_minute,
-        tokens_per_minute=tenant.tokens_per_minute,
-        concurrent_requests=tenant.concurrent_requests,
-    )
-
-
 def build_breakers(settings: Settings, pipeline: RedisPipeline, catalog: Catalog, clock: RedisClock) -> Breakers:
     limits = settings.breaker
     return Breakers(
         pipeline,
         BreakerPolicy(limits.open_above, limits.close_below, limits.failures, limits.cooldown),
         engine_names=catalog.engines.keys,
-        # A long JSON response must not hold the only probe until its end: after this, another request may probe.
-        probe_lease=max(limits.cooldown, MIN_PROBE_LEASE),
         clock=clock,
     )
-
-
-def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = None) -> Catalog:
-    """The configured models and engines; each URL of an engine with several becomes an engine of its own.
-
-    An engine whose settings are as in `old` is the same object, so its in-flight count continues. One with the same
-    name and URL but other settings inherits the state of the old one.
-    """
-    models = [Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto), m.fallback) for m in settings.model]
-    engines = []
-    for engine in settings.engine:
-        many = len(engine.addresses) > 1
-        unchanged = old is not None and engine in old[0].engine and settings.breaker == old[0].breaker
-        for number, url in enumerate(engine.addresses, 1):
-            name = f"{engine.name}.{number}" if many else engine.name
-            previous = old[1].engines.get(name) if old is not None else None
-            if previous is not None and unchanged:
-                engines.append(previous)
-                continue
-            created = Engine(
-                name=name,
-                model=engine.model,
-                task=engine.task,
-                url=url,
-                served_model=engine.served_model or engine.model,
-                max_model_len=engine.max_model_len,
-                family=engine.name,
-                has_draft=engine.launch is not None and engine.launch.draft is not None,
-                max_in_flight=engine.max_in_flight and max(1, engine.max_in_flight // settings.router.workers),
-                # Each worker process enforces its share; at least one, or no worker could use the engine.
-            )
-            if previous is not None and previous.url == url:
-                created.inherit_state(previous)
-            engines.append(created)
-    return Catalog(models, engines)
 
 
 def build_request_resolver(settings: Settings, catalog: Catalog) -> RequestResolver:
@@ -353,7 +291,8 @@ def build_request_resolver(settings: Settings, catalog: Catalog) -> RequestResol
 
 
 def build_explainer(settings: Settings, request_resolver: RequestResolver, redis: RedisClient) -> Explainer:
-    stores = {name: cache.store_policy for name, cache in _tenant_caches(settings).items()}
+    policy = cache_policy(settings)
+    store_policies = {name: tenant.store_policy for name, tenant in policy.tenants.items()}
     return Explainer(
-        resolver=request_resolver, client=redis, store_policies=stores, remote_content=settings.cache.remote_content
+        resolver=request_resolver, client=redis, store_policies=store_policies, remote_content=policy.remote_content
     )

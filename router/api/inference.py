@@ -19,7 +19,7 @@ from router.errors import ApiError, internal_error, unavailable
 from router.flow.body_budget import BodyAllocation, BodyBudget
 from router.flow.exchange import Exchange, new_request_id
 from router.flow.gateway import Gateway
-from router.flow.inflight import Subscriber
+from router.flow.response_delivery import ResponseDelivery
 from router.net.server.client_connection import CLIENT_EXTENSION, AsgiReceive, ClientConnection
 from router.net.server.cycle import header_lines
 from router.shared.rate_limits import TenantLimits
@@ -121,7 +121,7 @@ class InferenceEndpoint:
             raise
         else:
             exchange.status = 200
-            if isinstance(response, Subscriber):
+            if isinstance(response, ResponseDelivery):
                 await self._send_stream(exchange, response, client, send)
             else:
                 client.start_response(200, self._response_headers.render(exchange), len(response.body))
@@ -154,16 +154,16 @@ class InferenceEndpoint:
                     await send({"type": "http.response.body", "body": streaming.error_frame(error)})
 
     async def _send_stream(
-        self, exchange: Exchange, subscriber: Subscriber, client: ClientConnection, send: AsgiSend
+        self, exchange: Exchange, delivery: ResponseDelivery, client: ClientConnection, send: AsgiSend
     ) -> None:
         try:
             client.start_response(200, self._response_headers.render(exchange), None)
-            while not subscriber.finished:
-                data = await subscriber.read(client.try_send)
-                await send({"type": "http.response.body", "body": data, "more_body": not subscriber.finished})
+            while not delivery.finished:
+                data = await delivery.read(client.try_send)
+                await send({"type": "http.response.body", "body": data, "more_body": not delivery.finished})
         finally:
             # Also after a cancellation: a generation without subscribers is abandoned, not orphaned.
-            subscriber.close()
+            delivery.close()
 
 
 class ClientDisconnectedError(Exception):

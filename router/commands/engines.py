@@ -135,7 +135,7 @@ def _send_change(name: str, config: Path, command: "Command") -> Settings:
 
 
 def _catalog(settings: Settings) -> "Catalog":
-    from router.app import build_catalog
+    from router.upstream.configured_catalog import build_catalog
 
     return build_catalog(settings)
 

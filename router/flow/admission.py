@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from router.core.quota.fair_queue import FairQueue, estimate_retry_after
+from router.core.resilience.readiness import Readiness
 from router.errors import RATE_LIMIT, UNAVAILABLE, ApiError
 from router.upstream.catalog import Catalog, Engine
 
@@ -53,6 +54,9 @@ class Admission:
     - An engine never has more requests of this process than its `max_in_flight`.
     - A request gets a free slot at once. A queued request gets the first freed slot that it can use, in the queue's
       order. Nothing polls.
+    - An engine that is down gets a request, new or queued, only if the request has no better one.
+    - A queued request leaves the queue at once when all its engines are blocked: it is answered, or refused, as a new
+      request would be.
     - No request waits longer than `queue_timeout` seconds: ApiError 503, `queue_timeout`.
     - If the queue is full, a request fails at once: 503 `queue_full`, or 429 `tenant_queue_full` if its tenant has its
       share of the queue. A queued request that is evicted for a tenant with fewer gets 429 `tenant_queue_full`, too.
@@ -61,14 +65,14 @@ class Admission:
     """
 
     def __init__(
-        self, catalog: Catalog, *, accepts_requests: Callable[[Engine], bool], queue_timeout: float,
+        self, catalog: Catalog, *, readiness: Callable[[Engine], Readiness], queue_timeout: float,
         set_queue_length: Callable[[str, int], None], clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`accepts_requests`: whether an engine is healthy. `clock` in seconds.
+        """`readiness` of an engine, now. `clock` in seconds.
 
         `set_queue_length` gets a model's name and the number of queued requests, whenever that changes.
         """
-        self._accepts_requests = accepts_requests
+        self._readiness = readiness
         self._catalog = catalog
         self._queue_timeout = queue_timeout
         self._set_queue_length = set_queue_length
@@ -86,12 +90,14 @@ class Admission:
     def try_acquire(self, tenant: str, engines: Sequence[Engine]) -> Slot | None:
         """A slot at the first of these engines that has a free one, or None.
 
-        The engines are all of one model, and there is at least one. Unhealthy engines count only if none is healthy.
+        The engines are all of one model, and there is at least one. Others than READY ones count only if none is READY.
         """
         model = self._models[engines[0].model]
-        # A single engine needs no check: it is the only choice, healthy or not.
-        healthy = [engine for engine in engines if self._accepts_requests(engine)] if len(engines) > 1 else None
-        for engine in healthy or engines:
+        # A single engine needs no check: it is the only choice.
+        ready = (
+            [engine for engine in engines if self._readiness(engine) is Readiness.READY] if len(engines) > 1 else None
+        )
+        for engine in ready or engines:
             # Queued requests go first: the engine may have recovered without `recheck` having been called yet.
             self._admit_waiters(engine)
             if engine.has_free_slot:
@@ -112,7 +118,7 @@ class Admission:
             engine.on_slot_freed(engine)
 
     def recheck(self) -> None:
-        """Grants free slots to queued requests; to be called after engines may have recovered."""
+        """Applies the engines' readiness to queued requests; to be called after it may have changed."""
         for engine in self._catalog.engines.values():
             self._admit_waiters(engine)
 
@@ -121,19 +127,42 @@ class Admission:
         length_before = len(model.queue)
         if not length_before:
             return
-        while engine.has_free_slot and self._accepts_requests(engine):
-            waiter = model.queue.pop(lambda waiter: waiter.can_use(engine))
-            if waiter is None:
-                break
+        if self._readiness(engine) is Readiness.BLOCKED:
+            self._dismiss_blocked(model)
+        while engine.has_free_slot and (waiter := self._next_waiter(engine, model)) is not None:
             engine.in_flight += 1
             waiter.granted_engine.set_result(engine)  # `acquire` makes the slot, or `_on_cancelled` releases it
         if len(model.queue) != length_before:
             self._set_queue_length(model.name, len(model.queue))
 
+    def _next_waiter(self, engine: Engine, model: "_ModelQueue") -> "_QueuedRequest | None":
+        match self._readiness(engine):
+            case Readiness.READY:
+                return model.queue.pop(lambda waiter: waiter.can_use(engine))
+            case Readiness.DOWN:
+                return model.queue.pop(lambda waiter: waiter.can_use(engine) and not self._has_better(waiter.engines))
+            case Readiness.PROBING | Readiness.BLOCKED:
+                return None
+
+    def _has_better(self, engines: Sequence[Engine]) -> bool:
+        """Whether one of these engines can be waited for, in place of one that is down."""
+        return any(self._readiness(engine) in (Readiness.READY, Readiness.PROBING) for engine in engines)
+
+    def _dismiss_blocked(self, model: "_ModelQueue") -> None:
+        """Ends the wait of the requests that no engine can get: a new request would not wait for these engines."""
+        for waiter in model.queue.remove_if(lambda waiter: self._are_blocked(waiter.engines)):
+            if not waiter.granted_engine.done():  # else it has just been cancelled
+                waiter.granted_engine.set_result(None)
+
+    def _are_blocked(self, engines: Sequence[Engine]) -> bool:
+        return all(self._readiness(engine) is Readiness.BLOCKED for engine in engines)
+
     # -- the queue ----------------------------------------------------------------------------------------------------
 
-    async def acquire(self, tenant: str, engines: Sequence[Engine]) -> Slot:
-        """Waits for a slot at any of these engines. Raises NoSlotError."""
+    async def acquire(self, tenant: str, engines: Sequence[Engine]) -> Slot | None:
+        """Waits for a slot at any of these engines. None: all of them are blocked. Raises NoSlotError."""
+        if self._are_blocked(engines):
+            return None
         model = self._models[engines[0].model]
         waiter = _QueuedRequest(engines)
         self._enqueue(tenant, waiter, model)
@@ -147,7 +176,7 @@ class Admission:
             raise
         finally:
             timeout_timer.cancel()
-        return Slot(self, engine, tenant)
+        return Slot(self, engine, tenant) if engine is not None else None
 
     def _enqueue(self, tenant: str, waiter: "_QueuedRequest", model: "_ModelQueue") -> None:
         evicted = model.queue.push(tenant, waiter)  # (tenant, request), or None if the queue had room
@@ -162,8 +191,10 @@ class Admission:
         if waiter.granted_engine.cancelled():
             model.queue.remove(tenant, waiter)
             self._set_queue_length(model.name, len(model.queue))
-        elif waiter.granted_engine.exception() is None:  # granted in the same event loop iteration, so nobody uses it
-            Slot(self, waiter.granted_engine.result(), tenant).release()
+        elif waiter.granted_engine.exception() is None:
+            engine = waiter.granted_engine.result()
+            if engine is not None:  # granted in the same event loop iteration, so nobody uses it
+                Slot(self, engine, tenant).release()
 
     def _on_queue_timeout(self, tenant: str, waiter: "_QueuedRequest", model: "_ModelQueue") -> None:
         if waiter.granted_engine.done():
@@ -200,7 +231,8 @@ class _QueuedRequest:
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = engines
-        self.granted_engine: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
+        # None: it leaves the queue without one.
+        self.granted_engine: asyncio.Future[Engine | None] = asyncio.get_running_loop().create_future()
 
     def can_use(self, engine: Engine) -> bool:
         # `done`: it has been cancelled and is not yet removed from the queue.

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from router.core.endpoints.answer_shapes import AnswerShapes
-from router.core.endpoints.endpoint import InferenceRequest, Recorder
+from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.engine_errors import (
     MAX_ERROR_BODY,
     answer_too_large,
@@ -25,15 +25,15 @@ from router.core.endpoints.engine_errors import (
     parse_refusal_event,
 )
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recording import EVENT_TOO_LONG, MAX_EVENT_SIZE
 from router.core.endpoints.request import engine_body
 from router.core.resilience.retry import parse_retry_after
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import UPSTREAM, ApiError, unavailable
 from router.flow.admission import Admission, NoSlotError, Slot
 from router.flow.engine_health import EngineHealth
+from router.flow.engine_stream import EngineStream, Publish
 from router.flow.exchange import GenerationRecord
-from router.net.client.errors import EngineError, broken_off
+from router.net.client.errors import EngineError
 from router.net.client.response import EngineResponse
 from router.upstream.catalog import Engine
 from router.upstream.client import EngineClient
@@ -42,102 +42,15 @@ log = logging.getLogger("roundhouse.dispatch")
 
 T = TypeVar("T")
 
-Publish = Callable[[bytes], None]
-"""Receives the encoded bytes of complete events."""
-
 MAX_RESPONSE: Final = 256 << 20
 """Maximum bytes of a JSON response; a longer one is an error."""
-
-
-class EngineStream:
-    """The stream of one engine. Events are published as soon as they arrive, from the first token on.
-
-    - `wait_first_token` publishes nothing before the first token, so until then another engine can take over.
-    - `run` publishes the rest, until the engine ends the stream; `recorder` then has the result.
-    - `close` frees the engine and its slot.
-    """
-
-    __slots__ = ("_chunk_timeout", "_health", "_initial_data", "_publish", "_response", "_slot", "recorder")
-
-    def __init__(
-        self, slot: Slot, response: EngineResponse, recorder: Recorder, health: EngineHealth, publish: Publish, *,
-        chunk_timeout: float,
-    ) -> None:  # fmt: skip
-        """`chunk_timeout`: maximum seconds from one chunk to the next."""
-        self.recorder = recorder
-        self._slot = slot
-        self._response = response
-        self._health = health
-        self._chunk_timeout = chunk_timeout
-        self._initial_data: list[bytes] = []
-        self._publish = publish
-
-    @property
-    def engine(self) -> Engine:
-        return self._slot.engine
-
-    async def wait_first_token(self) -> None:
-        """Waits for the first token and publishes it. Raises EngineError, or ApiError if the request is at fault."""
-        try:
-            started = await self._response.stream_to(self._on_first_chunk)
-        except EngineError as error:
-            if error.refusal is not None:
-                raise error.refusal from None
-            raise
-        if not started:
-            raise broken_off()
-
-    async def run(self) -> None:
-        """Publishes everything after the first token. Raises EngineError if the engine fails or stalls."""
-        try:
-            if not self._is_finished() and not await self._response.stream_to(self._on_chunk, self._chunk_timeout):
-                raise broken_off()
-        except EngineError as error:
-            self._health.record_failure(self.engine, error)
-            raise
-        # Only now: with a success at each first token, an engine that always stalls after it would never be detected.
-        self._health.record_success(self.engine)
-
-    def close(self) -> None:
-        self._slot.release()
-        self.close_response()
-
-    def close_response(self) -> None:
-        # Once the stream has ended, only the end of the body can follow. The connection can be reused after it.
-        self._response.close(linger=self.recorder.ended)
-
-    def _on_first_chunk(self, chunk: bytes) -> bool:
-        if data := self.recorder.feed(chunk):
-            self._initial_data.append(data)
-        if not (self.recorder.started or self._is_finished()):  # a response without any token is valid
-            return False
-        # Events before the first token, such as a role, are held back: another engine would send its own.
-        if self._initial_data:
-            self._publish(b"".join(self._initial_data))
-        return True
-
-    def _on_chunk(self, chunk: bytes) -> bool:
-        recorder = self.recorder
-        if data := recorder.feed(chunk):
-            self._publish(data)
-        # Reads two attributes rather than calling `_is_finished`, because this runs for every chunk.
-        return (recorder.ended or recorder.failure is not None) and self._is_finished()
-
-    def _is_finished(self) -> bool:
-        """Raises EngineError for a failure in the stream."""
-        if self.recorder.ended:
-            return True
-        failure = self.recorder.failure
-        if failure is not None:
-            raise _recorder_error(failure, self.engine)
-        return False
 
 
 class Dispatcher:
     """Sends requests to engines.
 
     - Engines are tried one after the other until one responds: those of one model, some of them a second time, then
-      those of the next. Each failure is recorded. Engines whose breaker is open are skipped.
+      those of the next. Each failure is recorded. Engines that are drained or whose breaker is open are skipped.
     - A refusal of the request itself (4xx) goes to the client, without another attempt. After "not served" (404, 405,
       501), other engines are tried; the client gets it if no engine failed for another reason. See engine_errors.
     - Each attempt holds a slot at its engine, which is released whatever happens.
@@ -206,6 +119,8 @@ class Dispatcher:
                 except NoSlotError as full:
                     no_room = full
                     break  # the engines of the next model may have room
+                if slot is None:
+                    continue  # these were blocked while it waited; from now on, `next_attempt` leaves them out
                 engine = slot.engine
                 attempts.mark_tried(engine)
                 try:
@@ -265,7 +180,7 @@ class Dispatcher:
             raise answer_too_large("The response", MAX_RESPONSE)
         recorded = request.endpoint.record_body(request, body, self._max_entry)
         if recorded is NotStoredReason.ERROR:
-            if (refusal := parse_refusal_event(body[:MAX_ERROR_BODY], _address(slot.engine))) is not None:
+            if (refusal := parse_refusal_event(body[:MAX_ERROR_BODY], slot.engine.address)) is not None:
                 raise refusal
             raise EngineError("malformed", "the engine's response is not valid")
         self._health.record_success(slot.engine)
@@ -305,25 +220,10 @@ class Dispatcher:
                 error_body, complete = b"", False
         refusal = None
         if is_refusal(status):
-            refusal = parse_refusal(status, error_body, complete=complete, address=_address(engine))
+            refusal = parse_refusal(status, error_body, complete=complete, address=engine.address)
             if not is_not_served(status):
                 raise refusal
         raise EngineError(f"status-{status}", f"the engine returned status {status}", retry_after, refusal)
-
-
-def _address(engine: Engine) -> str:
-    """Host and port of an engine, which clients must not see."""
-    return engine.url.partition("://")[2].partition("/")[0]
-
-
-def _recorder_error(failure: bytes, engine: Engine) -> EngineError:
-    if failure == EVENT_TOO_LONG:
-        refusal = answer_too_large("An event of the response", MAX_EVENT_SIZE)
-        return EngineError("too-large", f"an event has more than {MAX_EVENT_SIZE >> 20} MiB", refusal=refusal)
-    client_error = parse_refusal_event(failure, _address(engine))
-    if client_error is not None:
-        return EngineError("refused", f"the engine rejected the request: {client_error.message}", refusal=client_error)
-    return EngineError("error-frame", "the engine reported an error")
 
 
 def _client_error(error: EngineError | None, engines: Sequence[Engine], health: EngineHealth) -> ApiError:
@@ -346,6 +246,8 @@ def _client_error(error: EngineError | None, engines: Sequence[Engine], health: 
 
 
 def _no_attempt_error(engines: Sequence[Engine], health: EngineHealth) -> ApiError:
+    # One that was drained while the request waited is left out, as it is from the engines of a new request.
+    engines = [engine for engine in engines if not engine.drained]
     wait = max(1, ceil(min((health.breakers.retry_after(engine.name) for engine in engines), default=0.0)))
     if all(engine.up is False for engine in engines):
         message = "No engine of this model can be reached."

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Final
 
 from router.core.resilience.breaker import BreakerState
+from router.core.resilience.readiness import Readiness, engine_readiness
 from router.core.resilience.retry import Attempt, RetryBudget, RetrySchedule, classify_failure
 from router.net.client.errors import EngineError
 from router.shared.breakers import Breakers
@@ -21,7 +22,8 @@ _DEFAULT_BUSY_TIME: Final = 1.0  # seconds for which an engine counts as busy if
 class EngineHealth:
     """Records the results of attempts, and decides from them which attempts are allowed and in which order.
 
-    - An engine whose breaker is open gets no request; one whose breaker is half-open gets one, as a probe.
+    - An engine that is drained or whose breaker is open gets no request; one whose breaker is half-open gets one, as a
+      probe.
     - An engine that answered that it is busy comes after the others until its Retry-After has passed.
     - All retries of this process share one retry budget.
     """
@@ -47,6 +49,14 @@ class EngineHealth:
             engines = sorted(engines, key=lambda engine: self._rank(engine, now))
         return EngineAttempts(self, engines, self._clock, self._rng)
 
+    def readiness(self, engine: Engine) -> Readiness:
+        return engine_readiness(
+            up=engine.up,
+            drained=engine.drained,
+            breaker=self.breakers.state(engine.name),
+            in_flight=engine.in_flight,
+        )
+
     def is_open(self, engine: Engine) -> bool:
         return self.breakers.state(engine.name) is BreakerState.OPEN
 
@@ -63,7 +73,7 @@ class EngineHealth:
         For a half-open engine, the permit is valid only after its `claim_probe` has returned True.
         """
         state = self.breakers.state(engine.name)
-        if state is BreakerState.OPEN:
+        if state is BreakerState.OPEN or engine.drained:  # since the engines for this attempt were selected
             return None
         # A retry uses the budget only if the failed attempt may have cost its engine work; see FailureClass.
         if (
@@ -92,7 +102,7 @@ class EngineHealth:
 
 
 class EngineAttempts:
-    """A RetrySchedule that skips engines whose breaker is open."""
+    """A RetrySchedule that skips engines that get no request, since they are drained or their breaker is open."""
 
     __slots__ = ("_clock", "_health", "_rng", "_schedule")
 
@@ -107,7 +117,7 @@ class EngineAttempts:
     def next_attempt(self) -> Attempt[Engine] | None:
         """The engines for the next attempt, the best first, and the wait before it. None: no attempt is left."""
         while (attempt := self._schedule.next_attempt(self._clock(), self._rng())) is not None:
-            blocked = [engine for engine in attempt.engines if self._health.is_open(engine)]
+            blocked = [engine for engine in attempt.engines if self._health.readiness(engine) is Readiness.BLOCKED]
             if not blocked:
                 return attempt
             for engine in blocked:

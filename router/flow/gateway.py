@@ -17,10 +17,10 @@ from router.flow.coalescer import Coalescer
 from router.flow.engine_selection import EngineSelector
 from router.flow.exchange import Exchange, GenerationRecord, new_request_id
 from router.flow.generation import StoreResponse
-from router.flow.inflight import RetryRequest, Subscriber
 from router.flow.lookup import Bypass, CachePolicy, FullResponse, Hit, Lookup, Miss, Stale
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
+from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.net.redis.pipeline import RedisDownError
 from router.shared.purges import Purges
 from router.store.cached_entry import CachedEntry
@@ -34,7 +34,7 @@ _MAX_ATTEMPTS: Final = 3
 _ENGINE_FAILURE_STATUSES: Final = (502, 503, 504)  # errors in whose place a stale entry is served
 
 
-GatewayResponse = FullResponse | Subscriber
+GatewayResponse = FullResponse | ResponseDelivery
 
 
 class DisconnectWatcher(Protocol):
@@ -83,7 +83,7 @@ class Gateway:
     async def handle(
         self, exchange: Exchange, control: CacheControl, body: bytes, client: DisconnectWatcher
     ) -> GatewayResponse:
-        """The response for the client: complete, or a subscriber to a stream. Raises ApiError."""
+        """The response for the client: complete, or a stream in progress. Raises ApiError."""
         parsed = self._resolver.resolve(exchange.endpoint, exchange.tenant, body, control)
         exchange.stream, exchange.model = parsed.request.stream, parsed.model.name
         tenant = self._cache_policy.tenants[exchange.tenant]
@@ -231,22 +231,22 @@ class Gateway:
                     purge_position=self._purges.last_position,
                     replaced_entry_created=_created_of(lookup),
                 )
-            subscriber = inflight.subscribe(parsed.request, exchange, is_initiator=is_new)
+            delivery = ResponseDelivery(inflight, parsed.request, exchange, is_initiator=is_new)
             exchange.dispatched_at = time.perf_counter()
             try:
-                body = await subscriber.start()
+                body = await delivery.start()
             except RetryRequest:  # continues below, with a new lookup
-                subscriber.close()
+                delivery.close()
             except BaseException:
-                subscriber.close()
+                delivery.close()
                 raise
             else:
                 # Another process may lead it although this request started it here.
                 if not (is_new and inflight.is_leader):
                     exchange.cache_status, exchange.miss_reason = CacheStatus.COALESCED, None
                 if body is None:
-                    return subscriber
-                subscriber.close()
+                    return delivery
+                delivery.close()
                 return FullResponse(body, parsed.request.stream)
             if share and not isinstance(lookup, Bypass):  # another process may have stored it meanwhile
                 lookup = self._lookup_local(parsed) or await self._lookup_redis(parsed)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.errors import UPSTREAM, ApiError
 from router.flow.dispatch import Dispatcher
+from router.flow.engine_selection import EngineSelector
 from router.flow.exchange import GenerationRecord
 from router.flow.inflight import InFlightRequest
 from router.flow.result import GenerationResult
 from router.net.client.errors import EngineError
+from router.shared.rate_limits import TenantLimits
 from router.upstream.catalog import Engine
 
 StoreResponse = Callable[[RecordedResponse, GenerationRecord], None]
@@ -71,3 +73,17 @@ async def _run_json(
         prompt_tokens=stored.prompt_tokens if stored is not None else 0,
         completion_tokens=stored.completion_tokens if stored is not None else 0,
     ), recorded
+
+
+def record_generation(
+    record_metrics: Callable[[GenerationRecord], None],
+    selector: EngineSelector,
+    tenant_limits: TenantLimits,
+    record: GenerationRecord,
+) -> None:
+    """Passes on the facts of a generation that has ended, well or not. The tenant that started it pays for its tokens,
+    whoever else has received them.
+    """
+    record_metrics(record)
+    selector.record_generation(record)
+    tenant_limits.subtract_tokens(record.tenant, record.total_tokens)

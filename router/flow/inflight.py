@@ -15,11 +15,8 @@ from typing import Final
 
 from router.core.cache.key import CacheKey
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.engine_errors import is_refusal
-from router.core.endpoints.replay import replay
 from router.core.quota.rate_limit import estimate_tokens
-from router.errors import UPSTREAM, ApiError
-from router.flow.exchange import Exchange, GenerationRecord
+from router.flow.exchange import GenerationRecord
 from router.flow.result import LOST, GenerationResult
 from router.shared.purges import PurgePosition
 
@@ -28,14 +25,6 @@ TrySend = Callable[[bytes], bool]
 
 MAX_LAG: Final = 4 << 20
 """Bytes by which a subscriber may lag once an in-flight request has grown beyond its limit."""
-
-
-LEADER_LOCAL_ERRORS: Final = ("queue_timeout", "queue_full", "tenant_queue_full", "out_of_resources")
-"""Error codes that concern only the leader's process. A follower retries: its own process may have capacity."""
-
-
-class RetryRequest(Exception):  # noqa: N818 - a signal to the gateway, not an error
-    """The in-flight request has no response for this subscriber. It has received nothing yet, so it may start over."""
 
 
 class InFlightRequest:
@@ -103,12 +92,8 @@ class InFlightRequest:
     def has_data(self) -> bool:
         return self._dropped_frames + len(self._frames) > 0
 
-    @property
-    def has_all_frames(self) -> bool:
-        return self._dropped_frames == 0
-
     def buffered_data(self) -> bytes:
-        """All frames so far; only meaningful while `has_all_frames`."""
+        """All frames so far. To be called only while it is joinable: later, the first ones may have been dropped."""
         return b"".join(self._frames)
 
     def stop_joining(self) -> None:
@@ -116,12 +101,9 @@ class InFlightRequest:
             self.joinable = False
             self._on_not_joinable(self)
 
-    def subscribe(self, request: InferenceRequest, exchange: Exchange, *, is_initiator: bool = False) -> "Subscriber":
-        """Adds a subscriber that starts with the first frame.
-
-        `is_initiator`: the in-flight request was started for this subscriber, so it gets the leader's error as it is.
-        """
-        subscriber = Subscriber(self, request, exchange, is_initiator=is_initiator)
+    def subscribe(self) -> "Subscriber":
+        """Adds a subscriber that starts with the first frame."""
+        subscriber = Subscriber(self)
         self.subscribers.append(subscriber)
         return subscriber
 
@@ -202,40 +184,24 @@ class InFlightRequest:
 
 
 class Subscriber:
-    """One client's request, attached to an in-flight request, and the form (stream or JSON) that it asks for.
+    """A position in the frames of an in-flight request.
 
-    - `start` waits for the first token, or for the end where the client wants JSON. It returns the full response if
-      there is one. Raises the ApiError with which the generation ended, or RetryRequest.
-    - `read` then returns the stream piece by piece; with the last piece, `finished` is set. A generation that fails
-      after its first token ends with one error event and no `[DONE]`. While `read` waits, new frames go to `try_send`
-      directly, without an event loop iteration, until `try_send` returns False.
-    - `close` must be called when the client needs nothing more; when the last subscriber leaves, the engine is freed.
+    - `wait_until_started` waits for the first frame, or for the end.
+    - `read` returns the frames piece by piece, each once and in order; with the last piece, `finished` is set. While it
+      waits, new frames go to `try_send` directly, without an event loop iteration, until `try_send` returns False.
+    - One that is `overrun` is finished, and has not got all frames. Any other ends with the in-flight request's result.
+    - `close` must be called when nothing more is needed; see `on_no_subscribers`.
     """
 
-    __slots__ = (
-        "_exchange",
-        "_inflight",
-        "_is_initiator",
-        "_request",
-        "_try_send",
-        "_wakeup",
-        "finished",
-        "next_frame",
-        "overrun",
-    )  # fmt: skip
+    __slots__ = ("_inflight", "_try_send", "_wakeup", "finished", "next_frame", "overrun")
 
-    def __init__(
-        self, inflight: InFlightRequest, request: InferenceRequest, exchange: Exchange, *, is_initiator: bool
-    ) -> None:
+    def __init__(self, inflight: InFlightRequest) -> None:
         self.next_frame = 0
         self.overrun = False
+        self.finished = False
         self._inflight = inflight
-        self._request = request
-        self._exchange = exchange
-        self._is_initiator = is_initiator
         self._wakeup: asyncio.Future[None] | None = None
         self._try_send: TrySend | None = None
-        self.finished = False
 
     def on_data(self, frames: bytes) -> None:
         try_send = self._try_send
@@ -258,62 +224,24 @@ class Subscriber:
         finally:
             self._wakeup = None
 
-    async def start(self) -> bytes | None:
+    async def wait_until_started(self, *, needs_end: bool) -> None:
+        """Returns once there is data or a result; with `needs_end`, only at the result."""
         inflight = self._inflight
-        # The form of the response is known once there is data or a result: another process may lead it for a JSON
-        # client, and then there are no frames, only a result.
-        while inflight.result is None and not (self._request.stream and inflight.has_data):
+        while inflight.result is None and (needs_end or not inflight.has_data):
             await self._wait_for_data()
-        record, exchange = inflight.record, self._exchange
-        exchange.engine, exchange.fallback_model, exchange.task = record.engine, record.fallback_model, record.task
-        exchange.first_token_at = time.perf_counter()
-        if inflight.result is None:
-            return None
-        if not inflight.result.complete:
-            failure = self._error_or_retry(inflight.result)
-            if self._request.stream and inflight.has_data and failure is inflight.result.error:
-                return None  # `read` gives the frames so far, then the error event
-            exchange.fallback_model = exchange.first_token_at = None  # this request has received no token
-            raise failure
-        self._record_usage(inflight.result)
-        if self._request.stream and inflight.result.body is None:
-            return None
-        body = self._render_body(inflight.result)
-        if body is None:
-            raise RetryRequest
-        return body
-
-    def _error_or_retry(self, result: GenerationResult) -> Exception:
-        error = result.error
-        if error is None:  # the entry has been stored meanwhile; a retry finds it
-            return RetryRequest()
-        if self._is_initiator and self._inflight.is_leader:
-            return error
-        if not self._inflight.is_leader and error.code in LEADER_LOCAL_ERRORS:
-            return RetryRequest()
-        # A generation that broke off may succeed at another attempt. A refusal may concern a field that is not part of
-        # the key, such as `priority`, which this request may lack or have with another value.
-        return RetryRequest() if result.had_data or is_refusal(error.status) else error
-
-    def _render_body(self, result: GenerationResult) -> bytes | None:
-        if not self._request.stream and result.body is not None:
-            return result.body  # as the engine sent it
-        return replay(result.recorded_response, self._request) if result.recorded_response is not None else None
 
     async def read(self, try_send: TrySend | None = None) -> bytes:
         inflight = self._inflight
         while not self.finished:
             if self.overrun:
                 self.finished = True
-                return self._error_event("slow-reader", "The response was interrupted: the client reads too slowly.")
+                return b""
             data = b""
             if self.next_frame < inflight.frame_count:
                 data = inflight.data_from_frame(self.next_frame)
                 self.next_frame = inflight.frame_count
-            if inflight.result is not None:
-                self.finished = True
-                return data + self._last_data(inflight.result)
-            if data:
+            self.finished = inflight.result is not None
+            if data or self.finished:
                 return data
             self._try_send = try_send  # only now: everything published so far has been returned
             try:
@@ -321,23 +249,6 @@ class Subscriber:
             finally:
                 self._try_send = None
         return b""
-
-    def _last_data(self, result: GenerationResult) -> bytes:
-        if result.complete:
-            self._record_usage(result)
-            return result.endings[self._request.include_usage]  # without and with the usage event
-        return self._error_event(result.error_reason or "lost", result.error.message if result.error else "")
-
-    def _error_event(self, reason: str, message: str) -> bytes:
-        self._exchange.outcome = "failed"
-        self._exchange.error_reason = reason
-        streaming = self._request.endpoint.streaming
-        assert streaming is not None  # only streams are read piece by piece
-        return streaming.error_frame(ApiError(502, message, kind=UPSTREAM, code="engine_failed"))
-
-    def _record_usage(self, result: GenerationResult) -> None:
-        exchange = self._exchange
-        exchange.prompt_tokens, exchange.completion_tokens = result.prompt_tokens, result.completion_tokens
 
     def close(self) -> None:
         self.finished = True

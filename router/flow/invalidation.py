@@ -8,12 +8,13 @@ it missed. Only then it serves from the local cache and lets older in-flight req
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.redis_keys import DRAINS_KEY, PURGE_LOG_KEY, is_breaker_key, is_entry_key, is_flight_key
+from router.flow.admission import Admission
 from router.flow.coalescer import Coalescer
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.tasks import cancel_and_wait
@@ -22,6 +23,7 @@ from router.shared.drains import Drains
 from router.shared.inflight_leases import InFlightLeases
 from router.shared.purges import Purges
 from router.store.local_cache import LocalCache
+from router.upstream.catalog import Catalog
 
 log = logging.getLogger("roundhouse.redis")
 
@@ -138,3 +140,9 @@ def on_purge(coalescer: Coalescer, seen_keys: SeenKeys, local_cache: LocalCache,
     coalescer.on_purge(entry_filter)
     local_cache.on_purge()
     seen_keys.clear()
+
+
+def on_drains(catalog: Catalog, admission: Admission, names: Collection[str]) -> None:
+    """`names`: the engines that are drained from now on."""
+    catalog.set_drained(names)
+    admission.recheck()  # requests that wait for a drained engine leave the queue, those for a resumed one may start

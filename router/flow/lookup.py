@@ -9,6 +9,7 @@ from router.core.cache.policy import Bypass as Bypass
 from router.core.cache.policy import RemoteContentPolicy
 from router.core.cache.policy import StorePolicy as StorePolicy
 from router.core.types import Entry
+from router.settings import Settings, TenantSettings, tenants
 
 
 class TenantCachePolicy(msgspec.Struct, frozen=True):
@@ -24,6 +25,18 @@ class CachePolicy(msgspec.Struct, frozen=True):
     tenants: Mapping[str, TenantCachePolicy]
     stale_if_error: float
     remote_content: RemoteContentPolicy
+
+
+def cache_policy(settings: Settings) -> CachePolicy:
+    """The policy of the settings. What a tenant does not set for itself is as for all."""
+    cache, own = settings.cache, {tenant.name: tenant for tenant in settings.tenant}
+    policies = {}
+    for name in tenants(settings):
+        tenant = own.get(name, TenantSettings(name=name))  # the default tenant may be without a table
+        policies[name] = TenantCachePolicy(
+            cache.ttl if tenant.ttl is None else tenant.ttl, cache.store if tenant.store is None else tenant.store
+        )
+    return CachePolicy(policies, cache.stale_if_error, cache.remote_content)
 
 
 class FullResponse(msgspec.Struct, frozen=True):

@@ -4,7 +4,6 @@ import msgspec
 
 from router.core.endpoints.recorded_response import RecordedResponse
 from router.errors import ApiError
-from router.flow.inflight import InFlightRequest
 from router.flow.result import GenerationResult, lost_result
 from router.shared.stream_writer import MAX_UNSENT_BYTES
 
@@ -42,8 +41,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_EncodedResult).decode
 
 
-def encode_result(inflight: InFlightRequest, result: GenerationResult) -> bytes:
-    """A result as the last record of the in-flight request's stream.
+def encode_result(result: GenerationResult, *, engine: str | None) -> bytes:
+    """A result as the last record of the in-flight request's stream. `engine`: the one that generated it.
 
     A response of more than MAX_UNSENT_BYTES does not go through Redis: followers get "lost", and retry.
     """
@@ -63,7 +62,7 @@ def encode_result(inflight: InFlightRequest, result: GenerationResult) -> bytes:
         endings=result.endings,
         prompt_tokens=result.prompt_tokens,
         completion_tokens=result.completion_tokens,
-        engine=inflight.record.engine,
+        engine=engine,
         stream=recorded.stream if recorded is not None else None,
     )
     if error is not None:
@@ -74,7 +73,7 @@ def encode_result(inflight: InFlightRequest, result: GenerationResult) -> bytes:
     return _encode(encoded)
 
 
-def decode_result(inflight: InFlightRequest, encoded: bytes) -> GenerationResult:
+def decode_result(encoded: bytes) -> GenerationResult:
     """The result from the last record of a stream. Raises msgspec.DecodeError."""
     decoded = _decode(encoded)
     if decoded.status != 200:  # 200 is the default, which a result without an error sends

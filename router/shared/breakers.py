@@ -28,9 +28,7 @@ from router.shared.scripts import DELETE_IF_SAME
 
 log = logging.getLogger("roundhouse.breakers")
 
-MIN_PROBE_LEASE: Final = 2.0
-"""Seconds that a probe should have at least before its claim expires."""
-
+_MIN_PROBE_LEASE: Final = 2.0  # seconds that a probe has at least before its claim expires
 _KEY_RETENTION: Final = 60.0  # seconds for which a key stays after the last time in it has passed
 _CLAIM_RETRY_DELAY: Final = 0.5  # seconds after another process had the claim until it is requested again
 _PRESSURE_RETRY_AFTER: Final = 2.0  # seconds; a guess of how long a breaker stays open for pressure
@@ -53,14 +51,14 @@ class Breakers:
         policy: BreakerPolicy,
         *,
         engine_names: Callable[[], Collection[str]],
-        probe_lease: float,
         clock: RedisClock,
     ) -> None:
-        """`engine_names`: the configured engines. `probe_lease`: seconds after which a probe's claim expires."""
+        """`engine_names`: the configured engines."""
         self._pipeline = pipeline
         self._policy = policy
         self._engine_names = engine_names
-        self._probe_lease = probe_lease
+        # A long JSON response must not hold the only probe until its end: after this, another request may probe.
+        self._probe_lease = max(policy.cooldown, _MIN_PROBE_LEASE)
         self._redis_clock = clock
         self._clock = clock.monotonic
         self._process_id = secrets.token_hex(6)

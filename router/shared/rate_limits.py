@@ -37,6 +37,7 @@ from router.core.quota.rate_limit import (
 )
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import OnReply, RedisDownError, RedisPipeline, Replies
+from router.settings import Settings
 
 log = logging.getLogger("roundhouse.limits")
 
@@ -122,6 +123,17 @@ local requests_reset = last and last[1] + {MINUTE_MS} - now or 0
 local requests_remaining = math.max(0, (max_requests or 0) - request_count)
 return {{refused, wait, requests_remaining, requests_reset, math.max(0, math.floor(level)), tokens_reset}}
 """
+
+
+def tenant_quotas(settings: Settings) -> dict[str, Quota]:
+    return {
+        tenant.name: Quota(
+            requests_per_minute=tenant.requests_per_minute,
+            tokens_per_minute=tenant.tokens_per_minute,
+            concurrent_requests=tenant.concurrent_requests,
+        )
+        for tenant in settings.tenant
+    }
 
 
 class TenantLimits:

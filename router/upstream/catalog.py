@@ -132,6 +132,11 @@ class Engine:
         return target
 
     @property
+    def address(self) -> str:
+        """Its host and port, which clients must not see."""
+        return self.url.partition("://")[2].partition("/")[0]
+
+    @property
     def has_free_slot(self) -> bool:
         return self.max_in_flight is None or self.in_flight < self.max_in_flight
 

@@ -9,9 +9,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from router.app import build_catalog
+from router.api.auth import hash_key
 from router.flow.admission import max_queue_length
-from router.settings import parse
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, MISTRAL, MakeRouter, RouterServer, router_config, with_fallback
 from tests.support.scripted_engine import ScriptedEngine
@@ -208,6 +207,90 @@ async def test_no_request_waits_for_an_engine_with_an_open_breaker(
         assert (await router.http.get("/healthz")).json()["engines"]["one"]["in_flight"] == 0
 
 
+# -- engines that no request can get any more -------------------------------------------------------------------------
+
+
+PATIENT = '[timeouts]\nqueue = "1h"\n'
+ADMIN_KEY = f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\n'
+ADMIN = {"authorization": "Bearer admin-key"}
+
+
+async def change(router: RouterServer, what: str) -> None:
+    answer = await router.http.post(f"/admin/engines/scripted/{what}", headers=ADMIN)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_waits_for_an_engine_that_is_drained_gets_at_once_what_a_new_request_gets(
+    setting: MakeSetting, stream: bool
+) -> None:
+    here = await setting(rest=PATIENT + ADMIN_KEY)
+    first = here.ask("first")
+    await here.started_requests(1)
+    waiting = asyncio.ensure_future(here.router.chat("waits", stream=stream))
+    await here.queued(1)
+    await change(here.router, "drain")
+    async with asyncio.timeout(5):
+        answers = [await waiting, await here.router.chat("comes later", stream=stream)]
+    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in answers] == [(503, "no_engine")] * 2
+    assert answers[0].json() == answers[1].json()
+    assert answers[0].headers["retry-after"] == answers[1].headers["retry-after"]
+    await here.queued(0)
+    here.finish()
+    assert chat_text(await first) == "one two", "what runs at a drained engine ends there"
+    assert await here.started_requests(1) == ["first"]
+
+
+async def test_who_waits_for_engines_that_are_drained_goes_to_the_fallback_at_once(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with SimulatedEngine(LLAMA) as llama, SimulatedEngine(MISTRAL) as mistral:
+        table = {"scripted": ("llama", "any", llama.url), "other": ("mistral", "any", mistral.url)}
+        text = with_fallback(bounded(router_config(redis_server.url, table, rest=PATIENT + ADMIN_KEY), 1))
+        router = await make_router(text)
+        await llama.set_faults({"fault": "stall", "after": 3})
+        async with open_stream(router, "first"):
+            waiting = asyncio.ensure_future(router.chat("second"))
+
+            async def one_waits() -> bool:
+                return (await router.metrics())[QUEUED] == 1
+
+            await eventually(one_waits)
+            await change(router, "drain")
+            async with asyncio.timeout(5):
+                answer = await waiting
+            assert (answer.status_code, answer.headers["x-fallback"]) == (200, "mistral")
+
+
+async def test_who_waits_for_an_engine_that_goes_down_is_told_so_and_does_not_wait_for_its_return(
+    setting: MakeSetting,
+) -> None:
+    here = await setting(rest=PATIENT, cache='abandon = "0s"')
+    first = here.ask("first")
+    await here.started_requests(1)
+    waiting = [here.ask(f"{number}?") for number in range(3)]
+    await here.queued(3)
+    await here.engine.stop()  # it accepts no connections from now on
+    first.cancel()  # which frees the slot, and closes the only connection
+    async with asyncio.timeout(5):
+        answers = await asyncio.gather(*waiting)
+    assert [(answer.status_code, answer.json()["error"]["code"]) for answer in answers] == [(503, "no_engine")] * 3
+    await here.queued(0)
+
+
+async def test_who_waits_for_an_engine_whose_breaker_opens_is_told_so_at_once(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with SimulatedEngine(LLAMA, ttft_ms=50) as engine:
+        table = {"one": ("llama", "any", engine.url)}
+        rest = PATIENT + '[breaker]\nfailures = 1\ncooldown = "1h"'
+        router = await make_router(bounded(router_config(redis_server.url, table, rest=rest), 1))
+        await engine.set_faults({"fault": "status", "code": 500})
+        async with asyncio.timeout(5):
+            answers = await asyncio.gather(*(router.chat(f"{number}?") for number in range(4)))
+        assert {answer.json()["error"]["code"] for answer in answers} <= {"engine_failed", "circuit_open"}
+
+
 # -- requests that do not wait ----------------------------------------------------------------------------------------
 
 
@@ -325,19 +408,6 @@ async def test_a_flight_stays_in_the_queue_while_any_subscriber_waits_for_it(set
     here.finish(3)
     assert [chat_text(await answer) for answer in (first, follows, another)] == ["one two"] * 3
     assert await here.started_requests(3) == ["first", "wanted by two", "another"]
-
-
-# -- the configuration ------------------------------------------------------------------------------------------------
-
-
-async def test_the_limit_is_divided_among_the_workers_with_at_least_one_slot_each() -> None:
-    text = router_config("unix:///x", {"one": ("llama", "any", "http://127.0.0.1:1")}, router="workers = 4")
-    for places, each in ((16, 4), (7, 1), (2, 1)):
-        (engine,) = build_catalog(parse(bounded(text, places), {})).engines.values()
-        assert engine.max_in_flight == each
-    (free,) = build_catalog(parse(text, {})).engines.values()
-    assert free.max_in_flight is None
-    assert free.has_free_slot
 
 
 async def test_the_queue_length_follows_the_number_of_slots_within_bounds() -> None:

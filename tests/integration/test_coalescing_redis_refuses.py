@@ -1,29 +1,18 @@
 """Coalescing while Redis refuses commands or followers cannot reach it, at the default timeouts."""
 
 import asyncio
-import json
 from typing import Any
 
-import msgspec
 import pytest
 
-from router.core.cache.key import CacheKey
 from router.core.cache.redis_keys import claim_key
-from router.core.endpoints.chat import CHAT
-from router.core.endpoints.recorded_response import RecordedResponse
-from router.core.endpoints.request import parse_request
-from router.flow.exchange import Exchange, GenerationRecord
-from router.flow.inflight import InFlightRequest, RetryRequest
-from router.flow.outcome_codec import decode_result, encode_result
-from router.flow.result import GenerationResult
 from router.net.redis.pipeline import RedisPipeline
 from router.net.tasks import cancel_and_wait
 from router.shared.inflight_leases import InFlightLeases
 from router.shared.purges import BEGINNING
-from router.shared.stream_writer import MAX_UNSENT_BYTES, Producer, RedisStreamWriter
+from router.shared.stream_writer import Producer, RedisStreamWriter
 from tests.support.redis_process import RedisServer
 from tests.support.router_pair import RouterPair
-from tests.support.router_server import chat_body
 from tests.support.sse_answers import DONE_FRAME
 from tests.support.store_fixture import StoreFixture
 from tests.support.streaming_client import open_stream
@@ -103,53 +92,6 @@ async def test_a_claim_whose_renewal_is_refused_is_renewed_again(own_redis: Redi
     await store.aclose()
 
 
-async def test_a_response_of_many_megabytes_does_not_go_through_redis_and_followers_start_again() -> None:
-    in_flight = made_flight()
-    body = b"x" * (MAX_UNSENT_BYTES + 1)
-    packed = encode_result(in_flight, GenerationResult(complete=True, body=body))
-    assert len(packed) < 1000
-    in_flight.is_leader = False
-    reader = in_flight.subscribe(in_flight.request, EXCHANGE, is_initiator=True)
-    in_flight.finish(decode_result(in_flight, packed))
-    with pytest.raises(RetryRequest):
-        await reader.start()
-
-
-async def test_a_stream_whose_json_form_has_many_megabytes_is_complete_for_followers() -> None:
-    in_flight = made_flight()
-    body = b"x" * (MAX_UNSENT_BYTES + 1)
-    recording = RecordedResponse(body=body, stream=None, prompt_tokens=1, completion_tokens=1)
-    packed = encode_result(
-        in_flight, GenerationResult(complete=True, recorded_response=recording, endings=(DONE_FRAME, DONE_FRAME))
-    )
-    assert len(packed) < 1000
-    result = decode_result(in_flight, packed)
-    assert (result.complete, result.endings) == (True, (DONE_FRAME, DONE_FRAME))
-
-
-END_OF_FORMAT_1 = {
-    "landing_body": None, "body": None, "usage_frame": b"{}", "last_frames": b"", "kept": True,
-    "endings": (DONE_FRAME, DONE_FRAME), "prompt_tokens": 1, "completion_tokens": 2, "engine": "llama",
-}  # fmt: skip
-"""What a router of entry format 1 publishes at the end of a stream that it stores."""
-
-
-async def test_an_end_record_in_the_previous_format_is_read() -> None:
-    result = decode_result(made_flight(), msgspec.msgpack.encode(END_OF_FORMAT_1))
-    assert (result.complete, result.recorded_response, result.endings) == (True, None, (DONE_FRAME, DONE_FRAME))
-    assert (result.prompt_tokens, result.completion_tokens) == (1, 2)
-
-
-@pytest.mark.parametrize("body", [None, b"{}"])
-async def test_an_end_record_has_every_field_that_the_previous_format_requires(body: bytes | None) -> None:
-    recording = RecordedResponse(body=b"{}", stream=b"~", prompt_tokens=1, completion_tokens=1)
-    packed = encode_result(
-        made_flight(),
-        GenerationResult(complete=True, body=body, recorded_response=recording, endings=(DONE_FRAME, DONE_FRAME)),
-    )
-    assert msgspec.msgpack.decode(packed).keys() >= END_OF_FORMAT_1.keys()
-
-
 async def test_the_timeout_of_an_end_record_grows_with_its_size(redis_server: RedisServer, redis: Any) -> None:
     store = StoreFixture(redis_server.url)
     await store.start()
@@ -171,23 +113,3 @@ class SizeRecordingPipeline:
     def send(self, *commands: Any, size: int = 0, on_reply: Any = None) -> None:
         self.sizes.append(size)
         self._pipeline.send(*commands, size=size, on_reply=on_reply)
-
-
-EXCHANGE = Exchange(endpoint=CHAT, request_id="1", started_at=0.0)
-
-
-def made_flight() -> InFlightRequest:
-    work = GenerationRecord(
-        request_id="1", traceparent=None, tenant="default", model="llama", task="chat", stream=False, started_at=0.0
-    )
-    return InFlightRequest(
-        "1",
-        parse_request(CHAT, json.dumps(chat_body("x")).encode()),
-        CacheKey("rh:1:default:llama:0:0:0", ("d",)),
-        work,
-        documents=(),
-        purge_position=BEGINNING,
-        join_limit=1000,
-        on_no_subscribers=lambda _: None,
-        on_not_joinable=lambda _: None,
-    )

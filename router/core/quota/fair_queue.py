@@ -32,7 +32,8 @@ class FairQueue(Generic[T]):
     - The items of a tenant are served in order of arrival.
     - A tenant is next if no other in the queue holds fewer slots, or as many with an older last grant.
     - There are never more than `limit` items.
-    - All methods take O(log tenants), except a `pop` that skips items, and a `push` onto a full queue.
+    - All methods take O(log tenants), except `remove_if`, a `pop` that skips items, and a `push`
+      onto a full queue.
     """
 
     def __init__(self, limit: int) -> None:
@@ -100,6 +101,13 @@ class FairQueue(Generic[T]):
         if not queue:
             del self._queues[tenant]
             self._ranks.pop(tenant, None)
+
+    def remove_if(self, matches: Callable[[T], bool]) -> list[T]:
+        """Removes and returns all items that match; they get no slot. Takes O(items)."""
+        found = [(tenant, item) for tenant, queue in self._queues.items() for item in queue if matches(item)]
+        for tenant, item in found:
+            self.remove(tenant, item)
+        return [item for _, item in found]
 
     def pop(self, accepts: Callable[[T], bool]) -> T | None:
         """Removes and returns the next item that accepts the slot; its tenant holds the slot from then on."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from router.core.resilience.breaker import BreakerState
+from router.core.resilience.readiness import Readiness, engine_readiness
 from router.flow.admission import Admission, NoSlotError, Slot
 from router.upstream.catalog import Catalog, Engine, Model
 
@@ -22,9 +24,10 @@ class AdmissionHarness:
     def __init__(self, *engines: Engine, timeout: float = 30.0) -> None:
         self.engines = engines
         self.waiting = 0
+        self.breakers: dict[str, BreakerState] = {}
         self.admission = Admission(
             Catalog([Model("m", "")], engines),
-            accepts_requests=lambda engine: engine.up is not False,
+            readiness=self._readiness,
             queue_timeout=timeout,
             set_queue_length=self._queued,
         )
@@ -32,8 +35,21 @@ class AdmissionHarness:
     def _queued(self, _: str, waiting: int) -> None:
         self.waiting = waiting
 
+    def _readiness(self, engine: Engine) -> Readiness:
+        breaker = self.breakers.get(engine.name, BreakerState.CLOSED)
+        return engine_readiness(up=engine.up, drained=engine.drained, breaker=breaker, in_flight=engine.in_flight)
+
     async def enter(self, tenant: str, engines: Sequence[Engine]) -> Slot:
+        slot = await self.enter_or_not(tenant, engines)
+        assert slot is not None
+        return slot
+
+    async def enter_or_not(self, tenant: str, engines: Sequence[Engine]) -> Slot | None:
         return self.admission.try_acquire(tenant, engines) or await self.admission.acquire(tenant, engines)
+
+    def wait(self, *engines: Engine) -> "asyncio.Task[Slot | None]":
+        """As `ask`, for a request that may leave the queue without a slot."""
+        return asyncio.ensure_future(self.enter_or_not("t", engines or self.engines))
 
     def ask(self, tenant: str = "t", *engines: Engine) -> "asyncio.Task[Slot]":
         return asyncio.ensure_future(self.enter(tenant, engines or self.engines))
@@ -133,6 +149,101 @@ async def test_where_all_engines_are_down_they_are_tried_nevertheless() -> None:
     a = engine("a")
     a.update_status(up=False)
     assert (await AdmissionHarness(a).ask()).engine is a
+
+
+async def test_a_request_that_waits_for_an_engine_that_went_down_is_sent_as_a_new_one_would_be() -> None:
+    a = engine("a")
+    harness = AdmissionHarness(a)
+    held = await harness.ask()
+    waiting = harness.wait()
+    await harness.run_loop()
+    a.update_status(up=False)
+    held.release()
+    await harness.run_loop()
+    assert waiting.done(), "a new request would be tried at this engine"
+    assert await waiting is not None
+    assert a.in_flight == 1
+
+
+async def test_a_request_does_not_leave_for_an_engine_that_is_down_while_a_better_one_is_only_busy() -> None:
+    a, b = engine("a"), engine("b")
+    harness = AdmissionHarness(a, b)
+    held = {slot.engine.name: slot for slot in [await harness.ask(), await harness.ask()]}
+    waiting = harness.wait()
+    await harness.run_loop()
+    b.update_status(up=False)
+    held["b"].release()
+    await harness.run_loop()
+    assert not waiting.done()
+    a.update_status(up=False)
+    harness.admission.recheck()
+    slot = await waiting
+    assert slot is not None
+    assert slot.engine is b, "now none is better"
+
+
+@pytest.mark.parametrize("how", ["drained", "open"])
+async def test_a_request_leaves_the_queue_when_all_its_engines_are_blocked_though_none_has_room(how: str) -> None:
+    a, b, c = engine("a"), engine("b"), engine("c")
+    harness = AdmissionHarness(a, b, c)
+    for _ in range(3):
+        await harness.ask()
+    waiting, elsewhere = harness.wait(a, b), harness.wait(b, c)
+    await harness.run_loop()
+    for blocked in (a, b):
+        assert not waiting.done()
+        if how == "drained":
+            blocked.drained = True
+        else:
+            harness.breakers[blocked.name] = BreakerState.OPEN
+        harness.admission.recheck()
+        await harness.run_loop()
+    assert waiting.done()
+    assert await waiting is None
+    assert not elsewhere.done(), "one of its engines may still get a slot"
+    assert harness.waiting == 1
+    elsewhere.cancel()
+
+
+async def test_a_request_whose_engines_are_all_blocked_is_not_queued() -> None:
+    a = engine("a")
+    harness = AdmissionHarness(a)
+    held = await harness.ask()
+    a.drained = True
+    assert await harness.wait() is None
+    held.release()
+
+
+async def test_requests_wait_for_what_the_one_request_of_a_half_open_engine_shows() -> None:
+    a = engine("a")
+    harness = AdmissionHarness(a)
+    held = await harness.ask()
+    first, second = harness.wait(), harness.wait()
+    await harness.run_loop()
+    harness.breakers["a"] = BreakerState.HALF_OPEN
+    harness.admission.recheck()
+    await harness.run_loop()
+    assert not first.done()
+    held.release()
+    assert await first is not None
+    harness.breakers["a"] = BreakerState.OPEN
+    harness.admission.recheck()
+    assert await second is None
+
+
+async def test_a_request_that_is_cancelled_as_it_leaves_the_queue_holds_nothing() -> None:
+    a = engine("a")
+    harness = AdmissionHarness(a)
+    held = await harness.ask()
+    waiting = harness.wait()
+    await harness.run_loop()
+    a.drained = True
+    harness.admission.recheck()
+    waiting.cancel()
+    await harness.run_loop()
+    assert waiting.cancelled()
+    held.release()
+    assert (a.in_flight, harness.waiting) == (0, 0)
 
 
 async def test_a_request_that_failed_at_an_engine_waits_only_for_the_others() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from router.app import build_catalog, build_explainer, build_request_resolver
+from router.app import build_explainer, build_request_resolver
 from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.delta_template import StreamParts
@@ -23,6 +23,7 @@ from router.flow.parsed_request import ParsedRequest
 from router.net.redis.connect import open_client
 from router.net.redis.errors import RedisBackendError
 from router.settings import parse
+from router.upstream.configured_catalog import build_catalog
 from tests.support.entry_factory import make_entry, store_entry
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import RouterServer, chat_body, router_config

@@ -11,6 +11,7 @@ from router.core.cache.key import CacheKey
 from router.core.cache.redis_keys import claim_key
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.request import parse_request
+from router.core.resilience.readiness import Readiness
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
 from router.flow.admission import Admission
@@ -18,8 +19,9 @@ from router.flow.coalescer import Coalescer
 from router.flow.dispatch import Dispatcher
 from router.flow.engine_health import EngineHealth
 from router.flow.exchange import Exchange, GenerationRecord
-from router.flow.inflight import InFlightRequest, RetryRequest
+from router.flow.inflight import InFlightRequest
 from router.flow.outcome_codec import decode_result
+from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.result import GenerationResult
 from router.net.client.transport import HTTPTransport
 from router.net.tasks import cancel_and_wait
@@ -59,7 +61,7 @@ async def test_a_follower_of_a_flight_whose_response_is_already_stored_starts_ag
     coalescer = Coalescer(
         idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
-    coalescer.enable_sharing(shared, store.purges, lambda: True)
+    coalescer.enable_sharing(shared, store.purges)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     await redis.hset(key.text, "created", "1.5")
     in_flight = launch(coalescer, key)
@@ -70,8 +72,8 @@ async def test_a_follower_of_a_flight_whose_response_is_already_stored_starts_ag
     assert record.outcome is not None
     following = launch(coalescer, key)
     following.is_leader = False
-    reader = following.subscribe(following.request, EXCHANGE, is_initiator=True)
-    following.finish(decode_result(following, record.outcome))
+    reader = ResponseDelivery(following, following.request, EXCHANGE, is_initiator=True)
+    following.finish(decode_result(record.outcome))
     with pytest.raises(RetryRequest):
         await reader.start()
     await coalescer.aclose()
@@ -90,8 +92,8 @@ async def test_a_refusal_applies_only_to_the_leader_since_it_may_depend_on_field
     )
     in_flight = launch(coalescer, CacheKey("rh:1:default:llama:0:0:0", ("d",)))
     in_flight.is_leader = is_leader
-    leader = in_flight.subscribe(in_flight.request, EXCHANGE, is_initiator=True)
-    follower = in_flight.subscribe(in_flight.request, EXCHANGE)
+    leader = ResponseDelivery(in_flight, in_flight.request, EXCHANGE, is_initiator=True)
+    follower = ResponseDelivery(in_flight, in_flight.request, EXCHANGE)
     in_flight.finish(GenerationResult(complete=False, error=ApiError(status, "no"), error_reason="no"))
     with pytest.raises(ApiError if is_leader or not is_the_clients else RetryRequest):
         await leader.start()
@@ -109,12 +111,10 @@ async def test_a_client_that_disconnects_before_redis_has_replied_leaves_no_clai
     coalescer = Coalescer(
         idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
-    coalescer.enable_sharing(
-        InFlightLeases(store.pipeline, on_remote_subscriber=lambda _: None), store.purges, lambda: True
-    )
+    coalescer.enable_sharing(InFlightLeases(store.pipeline, on_remote_subscriber=lambda _: None), store.purges)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     in_flight = launch(coalescer, key)
-    reader = in_flight.subscribe(in_flight.request, EXCHANGE, is_initiator=True)
+    reader = ResponseDelivery(in_flight, in_flight.request, EXCHANGE, is_initiator=True)
     for _ in range(iterations):
         await asyncio.sleep(0)
     reader.close()
@@ -133,11 +133,11 @@ async def test_a_client_that_leaves_a_flight_during_its_takeover_leaves_no_claim
     coalescer = Coalescer(
         idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
-    coalescer.enable_sharing(shared, store.purges, lambda: True)
+    coalescer.enable_sharing(shared, store.purges)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     await redis.set(claim_key(key.text), f"0123456789ab:1:{key.digest}:0-0")
     in_flight = launch(coalescer, key)
-    reader = in_flight.subscribe(in_flight.request, EXCHANGE, is_initiator=True)
+    reader = ResponseDelivery(in_flight, in_flight.request, EXCHANGE, is_initiator=True)
     in_flight.stop_joining()  # as a purge does
     await shared.taken.wait()
     reader.close()
@@ -218,7 +218,7 @@ def idle_dispatcher() -> Dispatcher:
     nothing: Any = SimpleNamespace(engines={}, models=[])
     return Dispatcher(
         EngineClient(HTTPTransport(), connect_timeout=1.0),
-        Admission(nothing, accepts_requests=lambda _: False, queue_timeout=1.0, set_queue_length=lambda _, __: None),
+        Admission(nothing, readiness=lambda _: Readiness.DOWN, queue_timeout=1.0, set_queue_length=lambda _, __: None),
         EngineTimeouts(1.0, 1.0, 1.0), EngineHealth(nothing), max_entry=1000,
     )  # fmt: skip
 

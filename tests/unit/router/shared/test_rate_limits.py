@@ -13,9 +13,18 @@ from hypothesis import strategies as st
 from router.core.cache.redis_keys import limit_key
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
 from router.net.redis.pipeline import RedisPipeline
-from router.shared.rate_limits import RUNNING_LEASE_MS, Reservation, TenantLimits, decode_status, update_command
+from router.settings import parse
+from router.shared.rate_limits import (
+    RUNNING_LEASE_MS,
+    Reservation,
+    TenantLimits,
+    decode_status,
+    tenant_quotas,
+    update_command,
+)
 from router.shared.redis import open_backend, open_pipeline
 from tests.support.redis_process import RedisServer
+from tests.support.router_server import router_config
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -33,6 +42,18 @@ async def pipelines(own_redis: RedisServer) -> AsyncIterator[list[RedisPipeline]
     yield opened
     for pipeline in opened:
         await pipeline.aclose()
+
+
+async def test_a_tenant_has_the_limits_of_its_table() -> None:
+    text = (
+        '[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\nrequests_per_minute = 2\ntokens_per_minute = 3\n'
+        'concurrent_requests = 4\n[[tenant]]\nname = "free"\n'
+    )
+    engines = {"one": ("llama", "any", "http://127.0.0.1:1")}
+    assert tenant_quotas(parse(router_config("unix:///x", engines, rest=text), {})) == {
+        "acme": Quota(requests_per_minute=2, tokens_per_minute=3, concurrent_requests=4),
+        "free": Quota(),
+    }
 
 
 def both(pipelines: list[RedisPipeline], **limits: int) -> list[TenantLimits]:

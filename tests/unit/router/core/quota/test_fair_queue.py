@@ -186,6 +186,14 @@ def test_retry_after_follows_the_rate_at_which_work_is_finished() -> None:
     assert estimate_retry_after(3, [], 10.0, default=600) == MAX_ADVISED_RETRY_AFTER
 
 
+def test_items_that_are_removed_get_no_slot_and_the_others_keep_their_order() -> None:
+    waiting = queue("a1", "b1", "a2", "b2", "c1")
+    assert set(waiting.remove_if(lambda item: item in ("a1", "b2", "c1"))) == {"a1", "b2", "c1"}
+    assert len(waiting) == 2
+    assert waiting.waiting("c") == 0
+    assert order(waiting) == ["a2", "b1"]
+
+
 @given(st.integers(0, 2000), st.lists(st.floats(0, 1e6), max_size=64), st.floats(0, 1e6), st.floats(0.001, 1e6))
 def test_retry_after_is_always_one_to_sixty_seconds(
     waiting: int, finished: list[float], since: float, unknown: float

@@ -1,0 +1,110 @@
+"""The stream of one engine, from its response's body to the publisher of events."""
+
+from collections.abc import Callable
+
+from router.core.endpoints.endpoint import Recorder
+from router.core.endpoints.engine_errors import answer_too_large, parse_refusal_event
+from router.core.endpoints.recording import EVENT_TOO_LONG, MAX_EVENT_SIZE
+from router.flow.admission import Slot
+from router.flow.engine_health import EngineHealth
+from router.net.client.errors import EngineError, broken_off
+from router.net.client.response import EngineResponse
+from router.upstream.catalog import Engine
+
+Publish = Callable[[bytes], None]
+"""Receives the encoded bytes of complete events."""
+
+
+class EngineStream:
+    """The stream of one engine. Events are published as soon as they arrive, from the first token on.
+
+    - `wait_first_token` publishes nothing before the first token, so until then another engine can take over.
+    - `run` publishes the rest, until the engine ends the stream; `recorder` then has the result.
+    - `close` frees the engine and its slot.
+    """
+
+    __slots__ = ("_chunk_timeout", "_health", "_initial_data", "_publish", "_response", "_slot", "recorder")
+
+    def __init__(
+        self, slot: Slot, response: EngineResponse, recorder: Recorder, health: EngineHealth, publish: Publish, *,
+        chunk_timeout: float,
+    ) -> None:  # fmt: skip
+        """`chunk_timeout`: maximum seconds from one chunk to the next."""
+        self.recorder = recorder
+        self._slot = slot
+        self._response = response
+        self._health = health
+        self._chunk_timeout = chunk_timeout
+        self._initial_data: list[bytes] = []
+        self._publish = publish
+
+    @property
+    def engine(self) -> Engine:
+        return self._slot.engine
+
+    async def wait_first_token(self) -> None:
+        """Waits for the first token and publishes it. Raises EngineError, or ApiError if the request is at fault."""
+        try:
+            started = await self._response.stream_to(self._on_first_chunk)
+        except EngineError as error:
+            if error.refusal is not None:
+                raise error.refusal from None
+            raise
+        if not started:
+            raise broken_off()
+
+    async def run(self) -> None:
+        """Publishes everything after the first token. Raises EngineError if the engine fails or stalls."""
+        try:
+            if not self._is_finished() and not await self._response.stream_to(self._on_chunk, self._chunk_timeout):
+                raise broken_off()
+        except EngineError as error:
+            self._health.record_failure(self.engine, error)
+            raise
+        # Only now: with a success at each first token, an engine that always stalls after it would never be detected.
+        self._health.record_success(self.engine)
+
+    def close(self) -> None:
+        self._slot.release()
+        self.close_response()
+
+    def close_response(self) -> None:
+        # Once the stream has ended, only the end of the body can follow. The connection can be reused after it.
+        self._response.close(linger=self.recorder.ended)
+
+    def _on_first_chunk(self, chunk: bytes) -> bool:
+        if data := self.recorder.feed(chunk):
+            self._initial_data.append(data)
+        if not (self.recorder.started or self._is_finished()):  # a response without any token is valid
+            return False
+        # Events before the first token, such as a role, are held back: another engine would send its own.
+        if self._initial_data:
+            self._publish(b"".join(self._initial_data))
+        return True
+
+    def _on_chunk(self, chunk: bytes) -> bool:
+        recorder = self.recorder
+        if data := recorder.feed(chunk):
+            self._publish(data)
+        # Reads two attributes rather than calling `_is_finished`, because this runs for every chunk.
+        return (recorder.ended or recorder.failure is not None) and self._is_finished()
+
+    def _is_finished(self) -> bool:
+        """Raises EngineError for a failure in the stream."""
+        if self.recorder.ended:
+            return True
+        failure = self.recorder.failure
+        if failure is not None:
+            raise _error_of_failure(failure, self.engine)
+        return False
+
+
+def _error_of_failure(failure: bytes, engine: Engine) -> EngineError:
+    """The error for what a recorder found in the stream: an event that is too long, or one that reports an error."""
+    if failure == EVENT_TOO_LONG:
+        refusal = answer_too_large("An event of the response", MAX_EVENT_SIZE)
+        return EngineError("too-large", f"an event has more than {MAX_EVENT_SIZE >> 20} MiB", refusal=refusal)
+    client_error = parse_refusal_event(failure, engine.address)
+    if client_error is not None:
+        return EngineError("refused", f"the engine rejected the request: {client_error.message}", refusal=client_error)
+    return EngineError("error-frame", "the engine reported an error")

@@ -1,0 +1,124 @@
+"""What one client's request gets from an in-flight request, in the form (stream or JSON) that the client asks for.
+
+An in-flight request knows neither its clients nor their formats: its Subscriber gives the frames, their order and their
+end. Here the end becomes what the client sees: the response converted to the other form, the last frames of a stream,
+an error event, an ApiError, or another attempt. The facts about it go into the client's Exchange.
+"""
+
+import time
+from typing import Final
+
+from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.engine_errors import is_refusal
+from router.core.endpoints.replay import replay
+from router.errors import UPSTREAM, ApiError
+from router.flow.exchange import Exchange
+from router.flow.inflight import InFlightRequest, TrySend
+from router.flow.result import GenerationResult
+
+LEADER_LOCAL_ERRORS: Final = ("queue_timeout", "queue_full", "tenant_queue_full", "out_of_resources")
+"""Error codes that concern only the leader's process. A follower retries: its own process may have capacity."""
+
+
+class RetryRequest(Exception):  # noqa: N818 - a signal to the gateway, not an error
+    """The in-flight request has no response for this client. It has received nothing yet, so it may start over."""
+
+
+class ResponseDelivery:
+    """The response of an in-flight request to one client.
+
+    - `start` waits for the first token, or for the end where the client wants JSON. It returns the full response if
+      there is one. Raises the ApiError with which the generation ended, or RetryRequest.
+    - `read` then returns the stream piece by piece; with the last piece, `finished` is set. A generation that fails
+      after its first token ends with one error event and no `[DONE]`. For `try_send`, see Subscriber.
+    - `close` must be called when the client needs nothing more; when the last client leaves, the engine is freed.
+    """
+
+    __slots__ = ("_exchange", "_inflight", "_is_initiator", "_request", "_subscriber", "finished")
+
+    def __init__(
+        self, inflight: InFlightRequest, request: InferenceRequest, exchange: Exchange, *, is_initiator: bool = False
+    ) -> None:
+        """`is_initiator`: the in-flight request was started for this client, so it gets the leader's error as it is."""
+        self._inflight = inflight
+        self._request = request
+        self._exchange = exchange
+        self._is_initiator = is_initiator
+        self._subscriber = inflight.subscribe()
+        self.finished = False
+
+    async def start(self) -> bytes | None:
+        inflight = self._inflight
+        # The form of the response is known once there is data or a result: another process may lead it for a JSON
+        # client, and then there are no frames, only a result.
+        await self._subscriber.wait_until_started(needs_end=not self._request.stream)
+        record, exchange = inflight.record, self._exchange
+        exchange.engine, exchange.fallback_model, exchange.task = record.engine, record.fallback_model, record.task
+        exchange.first_token_at = time.perf_counter()
+        if inflight.result is None:
+            return None
+        if not inflight.result.complete:
+            failure = self._error_or_retry(inflight.result)
+            if self._request.stream and inflight.has_data and failure is inflight.result.error:
+                return None  # `read` gives the frames so far, then the error event
+            exchange.fallback_model = exchange.first_token_at = None  # this request has received no token
+            raise failure
+        self._record_usage(inflight.result)
+        if self._request.stream and inflight.result.body is None:
+            return None
+        body = self._render_body(inflight.result)
+        if body is None:
+            raise RetryRequest
+        return body
+
+    async def read(self, try_send: TrySend | None = None) -> bytes:
+        if self.finished:
+            return b""
+        data = await self._subscriber.read(try_send)
+        if not self._subscriber.finished:
+            return data
+        self.finished = True
+        return data + self._ending()
+
+    def close(self) -> None:
+        self.finished = True
+        self._subscriber.close()
+
+    def _error_or_retry(self, result: GenerationResult) -> Exception:
+        error = result.error
+        if error is None:  # the entry has been stored meanwhile; a retry finds it
+            return RetryRequest()
+        if self._is_initiator and self._inflight.is_leader:
+            return error
+        if not self._inflight.is_leader and error.code in LEADER_LOCAL_ERRORS:
+            return RetryRequest()
+        # A generation that broke off may succeed at another attempt. A refusal may concern a field that is not part of
+        # the key, such as `priority`, which this request may lack or have with another value.
+        return RetryRequest() if result.had_data or is_refusal(error.status) else error
+
+    def _render_body(self, result: GenerationResult) -> bytes | None:
+        if not self._request.stream and result.body is not None:
+            return result.body  # as the engine sent it
+        return replay(result.recorded_response, self._request) if result.recorded_response is not None else None
+
+    def _ending(self) -> bytes:
+        """What follows the last frame of the stream."""
+        result = self._inflight.result
+        if self._subscriber.overrun:
+            return self._error_event("slow-reader", "The response was interrupted: the client reads too slowly.")
+        assert result is not None  # a subscriber finishes only with the result, or overrun
+        if result.complete:
+            self._record_usage(result)
+            return result.endings[self._request.include_usage]  # without and with the usage event
+        return self._error_event(result.error_reason or "lost", result.error.message if result.error else "")
+
+    def _error_event(self, reason: str, message: str) -> bytes:
+        self._exchange.outcome = "failed"
+        self._exchange.error_reason = reason
+        streaming = self._request.endpoint.streaming
+        assert streaming is not None  # only streams are read piece by piece
+        return streaming.error_frame(ApiError(502, message, kind=UPSTREAM, code="engine_failed"))
+
+    def _record_usage(self, result: GenerationResult) -> None:
+        exchange = self._exchange
+        exchange.prompt_tokens, exchange.completion_tokens = result.prompt_tokens, result.completion_tokens

@@ -1,0 +1,33 @@
+"""In-flight requests that no task generates: a test publishes their frames and ends them."""
+
+from collections.abc import Callable
+
+from router.core.cache.key import CacheKey
+from router.core.endpoints.endpoint import InferenceRequest
+from router.flow.exchange import GenerationRecord
+from router.flow.inflight import InFlightRequest
+from router.shared.purges import BEGINNING
+from tests.support.factories import chat
+
+KEY = CacheKey("rh:1:default:llama:0:0:0", ("d",))
+
+
+def generation_record(tenant: str = "default") -> GenerationRecord:
+    return GenerationRecord(
+        request_id="1", traceparent=None, tenant=tenant, model="llama", task="chat", stream=False, started_at=0.0
+    )
+
+
+def in_flight_request(
+    id_: str = "1", *,
+    request: InferenceRequest | None = None,
+    record: GenerationRecord | None = None,
+    key: CacheKey | None = KEY,
+    join_limit: int = 1000,
+    on_no_subscribers: Callable[[InFlightRequest], None] = lambda _: None,
+    on_not_joinable: Callable[[InFlightRequest], None] = lambda _: None,
+) -> InFlightRequest:  # fmt: skip
+    return InFlightRequest(
+        id_, request or chat(), key, record or generation_record(), documents=(), purge_position=BEGINNING,
+        join_limit=join_limit, on_no_subscribers=on_no_subscribers, on_not_joinable=on_not_joinable,
+    )  # fmt: skip

@@ -1,0 +1,26 @@
+"""The cache policy that the settings describe."""
+
+from router.flow.lookup import CachePolicy, TenantCachePolicy, cache_policy
+from router.settings import parse
+from tests.support.router_server import router_config
+
+CACHE = 'ttl = "1h"\nstore = "deterministic"\nstale_if_error = "2h"\n'
+
+
+def policy(rest: str = "") -> CachePolicy:
+    engines = {"one": ("llama", "any", "http://127.0.0.1:1")}
+    return cache_policy(parse(router_config("unix:///x", engines, cache=CACHE, rest=rest), {}))
+
+
+def test_what_a_tenant_does_not_set_for_itself_is_as_for_all() -> None:
+    own = '[[tenant]]\nname = "own"\nttl = "1m"\nstore = "all"\n'
+    described = policy('[auth]\nmode = "header"\n[[tenant]]\nname = "plain"\n' + own)
+    assert described.stale_if_error == 7200
+    assert described.tenants == {
+        "plain": TenantCachePolicy(3600, "deterministic"),
+        "own": TenantCachePolicy(60, "all"),
+    }
+
+
+def test_an_open_router_has_a_policy_for_the_default_tenant_though_it_has_no_table() -> None:
+    assert policy().tenants == {"default": TenantCachePolicy(3600, "deterministic")}
