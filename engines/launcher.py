@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from engines.plan import UpPlan
-from engines.spec import EngineSpec
+from engines.spec import EngineSpec, LaunchSpec
 from engines.vllm_command import vllm_argv, vllm_env
 
 Program = Literal["vllm", "simulator"]
@@ -60,22 +60,30 @@ def choose_program(plan: UpPlan) -> Program:
 def engine_command(spec: EngineSpec, program: Program, plan: UpPlan) -> EngineCommand:
     """How to start this engine with this program. The spec must have a `launch`."""
     assert spec.launch is not None
-    draft = spec.launch.draft
-    model_names = spec.launch.target + (f" + {draft}" if draft is not None else "")
+    launch = spec.launch
+    draft = None if launch.speculation_method is None else launch.draft or launch.speculation_method
+    model_names = launch.target + (f" + {draft}" if draft is not None else "")
     if program == "vllm":
         python = plan.vllm_python or sys.executable
         return EngineCommand(
-            vllm_argv(spec, python), vllm_env(spec, cpu=not _has_gpu()), _READY_TIMEOUT[program], f"vLLM, {model_names}"
+            vllm_argv(spec, python),
+            vllm_env(spec, cpu=_uses_cpu(launch)),
+            _READY_TIMEOUT[program],
+            f"vLLM, {model_names}",
         )
     argv = [sys.executable, "-m", "engines.simulator", "--host", spec.host, "--port", str(spec.port)]
-    argv += ["--model", spec.launch.target, "--served-model-name", spec.served_model]
+    argv += ["--model", launch.target, "--served-model-name", spec.served_model, *launch.lora]
     argv += ["--ttft-ms", str(_TTFT_MS), "--tokens-per-second", str(_TOKENS_PER_SECOND)]
     if spec.max_model_len is not None:
         argv += ["--max-model-len", str(spec.max_model_len)]
     if draft is not None:
-        argv += ["--draft", draft, "--num-speculative-tokens", str(spec.launch.num_speculative_tokens)]
+        argv += ["--draft", draft, "--num-speculative-tokens", str(launch.num_speculative_tokens)]
+    if launch.max_num_seqs is not None:
+        argv += ["--max-num-seqs", str(launch.max_num_seqs)]
     return EngineCommand(argv, {}, _READY_TIMEOUT[program], f"simulated instead of {model_names}")
 
 
-def _has_gpu() -> bool:
-    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
+def _uses_cpu(launch: LaunchSpec) -> bool:
+    if launch.device != "auto":
+        return launch.device == "cpu"
+    return not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))

@@ -1,5 +1,6 @@
 """One engine of the configuration and how to start it, which the router's command line passes in JSON."""
 
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -8,20 +9,50 @@ import msgspec
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How to start an engine: `[engine.launch]` of the configuration.
 
-    `target` and `draft` are folders or names on the Hugging Face hub; without a draft there is no speculative decoding.
-    `num_speculative_tokens` is the number of draft tokens per step. `heterogeneous_vocab` states whether the two have
-    different vocabularies; None leaves that to `engines.vllm_command.vocabularies_differ`. `gpus` are indices as in
-    CUDA_VISIBLE_DEVICES; the engine uses all of them. `args` are further options of vLLM's server and override those of
-    `engines.vllm_command`; `env` overrides its environment.
+    `target` and `draft` are folders or names on the Hugging Face hub. `gpus` are indices as in CUDA_VISIBLE_DEVICES.
+    `lora` has the path of each adapter by its name. `speculation` is the method, by default draft_model if there is a
+    draft; in steps with more than `speculation_max_batch` requests no tokens are proposed. `heterogeneous_vocab` states
+    whether target and draft have different vocabularies; None leaves that to
+    `engines.vllm_command.vocabularies_differ`. `args` are further options of vLLM's server and override those of
+    `engines.vllm_command`; `env` overrides its environment. The rest is named as in vLLM, and None leaves it to vLLM.
     """
 
     target: str
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    gpus: list[int] = []
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int = 1
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    gpu_memory_utilization: float | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_prefix_caching: bool | None = None
+    enable_chunked_prefill: bool | None = None
+    chat_template: str | None = None
+    lora: dict[str, str] = {}
+    max_lora_rank: int | None = None
+    speculation: Literal["draft_model", "ngram", "eagle", "eagle3", "none"] | None = None
     draft: str | None = None
     num_speculative_tokens: int = 4
+    speculation_max_batch: int | None = None
     heterogeneous_vocab: bool | None = None
-    gpus: list[int] = []
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
     args: list[str] = []
     env: dict[str, str] = {}
+
+    @property
+    def speculation_method(self) -> str | None:
+        """The method of speculative decoding; None for none."""
+        if self.speculation is None:
+            return "draft_model" if self.draft is not None else None
+        return None if self.speculation == "none" else self.speculation
+
+    @property
+    def tensor_parallel(self) -> int:
+        """The number of GPUs of each pipeline stage: if it is not set, all GPUs are used."""
+        return self.tensor_parallel_size or max(1, len(self.gpus) // self.pipeline_parallel_size)
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):

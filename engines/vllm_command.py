@@ -28,12 +28,10 @@ def vllm_argv(spec: EngineSpec, python: str) -> list[str]:
     argv = [python, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", launch.target, "--served-model-name", spec.served_model]
     argv += ["--host", spec.host, "--port", str(spec.port)]
-    if spec.max_model_len is not None:
-        argv += ["--max-model-len", str(spec.max_model_len)]
-    if len(launch.gpus) > 1:
-        argv += ["--tensor-parallel-size", str(len(launch.gpus))]
-    if launch.draft is not None:
-        argv += ["--speculative-config", json.dumps(speculative_config(launch, launch.draft))]
+    argv += _option("--max-model-len", spec.max_model_len)
+    argv += _launch_options(launch)
+    if launch.speculation_method is not None:
+        argv += ["--speculative-config", json.dumps(speculative_config(launch, launch.speculation_method))]
     argv += ["--disable-uvicorn-access-log"]
     return argv + list(launch.args)
 
@@ -55,23 +53,62 @@ def vllm_env(spec: EngineSpec, cpu: bool) -> dict[str, str]:
         if not any(argument.partition("=")[0] == _KV_CACHE_OPTION for argument in launch.args):
             env["VLLM_CPU_KVCACHE_SPACE"] = "1"
     elif launch.gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, launch.gpus))
+        # CUDA numbers GPUs by speed unless told otherwise; nvidia-smi, and so the configuration, by their slot.
+        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, launch.gpus))}
     return env | launch.env
 
 
-def speculative_config(launch: LaunchSpec, draft: str) -> dict[str, Any]:
-    config: dict[str, Any] = {
-        "method": "draft_model",
-        "model": draft,
-        "num_speculative_tokens": launch.num_speculative_tokens,
-    }
-    differ = launch.heterogeneous_vocab
-    if differ is None:
-        differ = vocabularies_differ(launch.target, draft)
-    if differ:
-        config["use_heterogeneous_vocab"] = True
-    if len(launch.gpus) > 1:
-        config["draft_tensor_parallel_size"] = len(launch.gpus)
+def _launch_options(launch: LaunchSpec) -> list[str]:
+    options = []
+    for name, size in (
+        ("--tensor-parallel-size", launch.tensor_parallel),
+        ("--pipeline-parallel-size", launch.pipeline_parallel_size),
+    ):
+        options += _option(name, size if size > 1 else None)
+    options += _option("--quantization", launch.quantization)
+    options += _option("--kv-cache-dtype", launch.kv_cache_dtype)
+    options += _option("--gpu-memory-utilization", launch.gpu_memory_utilization)
+    options += _option("--max-num-seqs", launch.max_num_seqs)
+    options += _option("--max-num-batched-tokens", launch.max_num_batched_tokens)
+    options += _switch("enable-prefix-caching", launch.enable_prefix_caching)
+    options += _switch("enable-chunked-prefill", launch.enable_chunked_prefill)
+    options += _option("--chat-template", launch.chat_template)
+    if launch.lora:
+        # As JSON, since vLLM reads name=path only if there is no comma in it. A batch may use every adapter.
+        adapters = [json.dumps({"name": name, "path": path}) for name, path in launch.lora.items()]
+        options += ["--enable-lora", "--max-loras", str(len(adapters)), "--lora-modules", *adapters]
+        options += _option("--max-lora-rank", launch.max_lora_rank)
+    return options
+
+
+def _option(name: str, value: str | float | None) -> list[str]:
+    return [] if value is None else [name, str(value)]
+
+
+def _switch(name: str, on: bool | None) -> list[str]:
+    return [] if on is None else [f"--{name}" if on else f"--no-{name}"]
+
+
+def speculative_config(launch: LaunchSpec, method: str) -> dict[str, Any]:
+    """The value of `--speculative-config`; its keys are the fields of vLLM's SpeculativeConfig."""
+    drafted = launch.num_speculative_tokens
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": drafted}
+    if launch.draft is not None:
+        config["model"] = launch.draft
+        if launch.tensor_parallel > 1:
+            config["draft_tensor_parallel_size"] = launch.tensor_parallel
+    if method == "draft_model" and launch.draft is not None:
+        differ = launch.heterogeneous_vocab
+        if differ is None:
+            differ = vocabularies_differ(launch.target, launch.draft)
+        if differ:
+            config["use_heterogeneous_vocab"] = True
+    if method == "ngram":
+        lookups = {"prompt_lookup_min": launch.prompt_lookup_min, "prompt_lookup_max": launch.prompt_lookup_max}
+        config |= {name: tokens for name, tokens in lookups.items() if tokens is not None}
+    if (most := launch.speculation_max_batch) is not None:
+        # Ranges of batch sizes with the tokens to propose; vLLM continues the last one to all larger batches.
+        config["num_speculative_tokens_per_batch_size"] = [[1, most, drafted], [most + 1, most + 1, 0]]
     return config
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from router.settings.mistakes import ConfigurationError
+from router.settings.profiles import with_profile
 from router.settings.rules import broken
 from router.settings.tables import Settings
-from router.settings.walk import Walk
+from router.settings.walk import Walk, fill_variables
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
@@ -29,7 +30,8 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
 def parse(text: str, environment: Mapping[str, str]) -> Settings:
     """Reads a configuration from its text. Raises ConfigurationError with all mistakes and their places."""
     walk = Walk(environment)
-    settings: Settings = walk.read(Settings, _toml(text.removeprefix("\ufeff")))  # some editors write a byte order mark
+    raw = _toml(text.removeprefix("\ufeff"))  # some editors write a byte order mark
+    settings: Settings = walk.read(Settings, _with_profiles(raw, environment))
     reported = {mistake.place for mistake in walk.mistakes}
     violations = [mistake for mistake in broken(settings) if mistake.place not in reported]
     # A rule's result is dropped if it depends on a setting that could not be read: correcting that may satisfy it.
@@ -37,6 +39,20 @@ def parse(text: str, environment: Mapping[str, str]) -> Settings:
     if mistakes:
         raise ConfigurationError(*(mistake.line(walk.shown) for mistake in mistakes))
     return settings
+
+
+def _with_profiles(raw: dict[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    engines = raw.get("engine")
+    if not isinstance(engines, list):
+        return raw
+    return {**raw, "engine": [_with_profile(engine, environment) for engine in engines]}
+
+
+def _with_profile(engine: Any, environment: Mapping[str, str]) -> Any:
+    if not (isinstance(engine, dict) and isinstance(engine.get("profile"), str)):
+        return engine
+    name, _ = fill_variables(engine["profile"], environment)
+    return with_profile(engine, name)
 
 
 def _toml(text: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from router.addresses import is_http_url
 from router.core.cache.redis_keys import RESERVED_TENANT_NAMES
 from router.core.types import AUTO
 from router.net.redis import url as redis_address
+from router.settings.launch_rules import broken_launch
 from router.settings.mistakes import Mistake, Place, hint, written
 from router.settings.tables import (
     EMBEDDED,
@@ -131,7 +132,10 @@ def _engines(engines: list[EngineSettings], models: list[str]) -> Iterator[Mista
                 yield Mistake(where, _NO_ADDRESS)
         if engine.launch is not None and len(engine.addresses) != 1:
             message = "needs an engine with one url; add an [[engine]] for each"
-            yield Mistake((*place, "launch"), message, reads=(url, urls))
+            wanting = "launch" if engine.profile is None else "profile"
+            yield Mistake((*place, wanting), message, reads=(url, urls))
+        if engine.launch is not None:
+            yield from broken_launch((*place, "launch"), engine.launch, engine.max_model_len)
     yield from _repeated(((("engine", i, "name"), engine.name) for i, engine in enumerate(engines)))
 
 

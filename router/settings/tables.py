@@ -17,6 +17,7 @@ from msgspec import Meta
 from router.core.cache.key import ContextMarkers
 from router.core.cache.policy import RemoteContentPolicy, StorePolicy
 from router.core.types import DEFAULT_TENANT, EngineTask, Task
+from router.settings.profiles import ProfileName
 from router.settings.wording import SHOWN_IF
 from router.units import Bytes, Seconds
 
@@ -50,6 +51,7 @@ KeyHash = Annotated[
 Address = Annotated[str, Meta(extra={SHOWN_IF: r"([a-z]+://)?[a-z0-9.-]+(:[0-9]{1,5})?/?"})]
 """An engine's URL; with a user, a password, a path or a query, no message shows it."""
 
+NonEmpty = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=1)]
 Amount = Annotated[int, Meta(ge=1, le=10**12)]  # Redis' scripts calculate in doubles, which are exact up to 2^53
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -119,20 +121,48 @@ class ModelSettings(Strict, frozen=True):
 
 
 class LaunchSettings(Strict, frozen=True):
-    """How `roundhouse up` starts the engine; `args` and `env` are passed to vLLM unchanged."""
+    """How `roundhouse up` starts the engine; options of vLLM have vLLM's names, and None leaves them to vLLM.
 
-    target: str
-    draft: str | None = None
-    num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 4
-    heterogeneous_vocab: bool | None = None
+    `args` and `env` are passed to vLLM unchanged.
+    """
+
+    target: NonEmpty
+    device: Literal["auto", "cpu", "gpu"] = "auto"
     gpus: list[Annotated[int, Meta(ge=0)]] = []
+    tensor_parallel_size: Count | None = None
+    pipeline_parallel_size: Count = 1
+    quantization: Literal["awq", "gptq", "fp8", "compressed-tensors"] | None = None
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"] | None = None
+    gpu_memory_utilization: Share | None = None
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Count | None = None
+    enable_prefix_caching: bool | None = None
+    enable_chunked_prefill: bool | None = None
+    chat_template: NonEmpty | None = None
+    lora: dict[str, NonEmpty] = {}
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = None
+    speculation: Literal["draft_model", "ngram", "eagle", "eagle3", "none"] | None = None
+    draft: NonEmpty | None = None
+    num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 4
+    speculation_max_batch: Count | None = None
+    heterogeneous_vocab: bool | None = None
+    prompt_lookup_min: Count | None = None
+    prompt_lookup_max: Count | None = None
     args: list[Secret] = []
     env: dict[str, Secret] = {}
+
+    @property
+    def speculation_method(self) -> str | None:
+        """The method of speculative decoding; None for none. A draft is a draft model unless the setting names it."""
+        if self.speculation is None:
+            return "draft_model" if self.draft is not None else None
+        return None if self.speculation == "none" else self.speculation
 
 
 class EngineSettings(Strict, frozen=True):
     name: Name
     model: str
+    profile: ProfileName | None = None
     task: EngineTask = "any"
     url: Address | None = None
     urls: list[Address] = []

@@ -95,18 +95,8 @@ class Walk:
         return value
 
     def _fill(self, text: str, place: Place) -> Any:
-        missing = []
-
-        def replace(match: re.Match[str]) -> str:
-            name, default = match.groups()
-            # As in a shell, `:-` applies to a variable that is empty, too.
-            value = self._environment.get(name) or (self._environment.get(name) if default is None else default)
-            if value is None:
-                missing.append(name)
-            return value or ""
-
-        filled = _VARIABLE.sub(replace, text)
-        for name in dict.fromkeys(missing):
+        filled, missing = fill_variables(text, self._environment)
+        for name in missing:
             message = f"environment variable {name} is not set; set it, or write ${{{name}:-…}} with a default"
             self._refuse(place, message, of_value=False)
         return msgspec.UNSET if missing else filled
@@ -130,6 +120,22 @@ class Walk:
         self.mistakes.append(Mistake(place, message, of_value))
         self._unusable.append(place)
         return msgspec.UNSET
+
+
+def fill_variables(text: str, environment: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The text with `${VAR}` and `${VAR:-default}` replaced, and the names of variables that are not set."""
+    missing = []
+
+    def replace(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        # As in a shell, `:-` applies to a variable that is empty, too.
+        value = environment.get(name) or (environment.get(name) if default is None else default)
+        if value is None:
+            missing.append(name)
+        return value or ""
+
+    filled = _VARIABLE.sub(replace, text)
+    return filled, list(dict.fromkeys(missing))
 
 
 def _heading(place: Place) -> str:

@@ -29,7 +29,7 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
                 served_model=engine.served_model or engine.model,
                 max_model_len=engine.max_model_len,
                 family=engine.name,
-                has_draft=engine.launch is not None and engine.launch.draft is not None,
+                has_draft=engine.launch is not None and engine.launch.speculation_method is not None,
                 max_in_flight=share_of_worker(engine.max_in_flight, settings.router.workers),
             )
             if previous is not None and previous.url == url:
