@@ -1,4 +1,4 @@
-"""`python -m engines up|preflight --plan-fd N`: `roundhouse` executes it, with the plan as JSON on that descriptor."""
+"""`python -m engines COMMAND --plan-fd N`: `roundhouse` executes it, with the plan as JSON on that descriptor."""
 
 import argparse
 import os
@@ -6,19 +6,22 @@ import sys
 
 import msgspec
 
-from engines import up
+from engines import dry_run, up
 from engines.plan import UpPlan
 from engines.preflight import command as preflight
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m engines")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("up", "preflight"):
+    for name in ("up", "dry-run", "preflight"):
         command = commands.add_parser(name)
         command.add_argument("--plan-fd", type=int, required=True)
-        if name == "preflight":
+        if name != "up":
             command.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with os.fdopen(options.plan_fd, "rb") as file:
         plan = msgspec.json.decode(file.read(), type=UpPlan)
-    sys.exit(up.main(plan) if options.command == "up" else preflight.main(plan, as_json=options.json))
+    if options.command == "up":
+        sys.exit(up.main(plan))
+    report = dry_run if options.command == "dry-run" else preflight
+    sys.exit(report.main(plan, as_json=options.json))

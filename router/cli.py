@@ -79,14 +79,21 @@ def up(
         str, typer.Option(help="Engines to run: auto, vllm or simulator; auto uses vLLM if it is installed.")
     ] = "auto",
     vllm_python: VllmPythonOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, and start nothing.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: print JSON, one object per process and line.")
+    ] = False,
 ) -> None:
     """Run a private Redis, the engines and the router of a configuration, until Ctrl-C."""
     settings = load_settings(config)
     if engines not in ("auto", "vllm", "simulator"):
         fail(f"--engines: expected auto, vllm or simulator, got {engines!r}", EXIT_USAGE)
+    if as_json and not dry_run:
+        fail("--json: only possible with --dry-run", EXIT_USAGE)
     for line in settings.not_yet():
         print_err(f"roundhouse: {config}: {line}")
-    exec_engines(["up"], build_plan(settings, config, engines, vllm_python))
+    command = ["dry-run", *(["--json"] if as_json else [])] if dry_run else ["up"]
+    exec_engines(command, build_plan(settings, config, engines, vllm_python))
 
 
 @app.command()
