@@ -1,9 +1,10 @@
 """Rules between the settings of an [engine.launch]: what vLLM would refuse, or silently ignore."""
 
 from collections.abc import Iterator
+from typing import get_args
 
 from router.settings.mistakes import Mistake, Place
-from router.settings.tables import Launch
+from router.settings.tables import Launch, Speculation
 
 
 def broken_launch(place: Place, launch: Launch, max_model_len: int | None) -> Iterator[Mistake]:
@@ -39,6 +40,8 @@ def _gpus(place: Place, launch: Launch) -> Iterator[Mistake]:
 
 
 def _speculation(place: Place, launch: Launch) -> Iterator[Mistake]:
+    if launch.speculation is not None and launch.speculation not in get_args(Speculation):
+        return  # reported already; the settings below may suit what was meant
     draft: Place = (*place, "draft")
     reads: tuple[Place, ...] = ((*place, "speculation"), draft)
     method = launch.speculation_method

@@ -55,6 +55,7 @@ NonEmpty = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=1)]
 Amount = Annotated[int, Meta(ge=1, le=10**12)]  # Redis' scripts calculate in doubles, which are exact up to 2^53
 Share = Annotated[float, Meta(gt=0, le=1)]
+Speculation = Literal["draft_model", "ngram", "eagle", "eagle3", "none"]
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, rename=None):
@@ -141,7 +142,7 @@ class LaunchSettings(Strict, frozen=True):
     chat_template: NonEmpty | None = None
     lora: dict[str, NonEmpty] = {}
     max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = None
-    speculation: Literal["draft_model", "ngram", "eagle", "eagle3", "none"] | None = None
+    speculation: Speculation | None = None
     draft: NonEmpty | None = None
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=64)] = 4
     speculation_max_batch: Count | None = None
