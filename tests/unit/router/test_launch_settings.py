@@ -8,6 +8,7 @@ import pytest
 from router.settings.profiles import PROFILES, ProfileName
 from router.settings.tables import Engine, Launch
 from tests.support.configurations import ENGINE, MINIMAL, MODEL, config_error, mistakes, parse_config
+from tests.support.paths import ROOT
 
 
 def launch(text: str) -> str:
@@ -109,6 +110,9 @@ def test_mistakes_of_a_launch_are_told_together_but_not_their_consequences() -> 
     ]  # fmt: skip
 
 
+SQL = '[[engine]]\nname = "x"\nmodel = "llama-sql"\nurl = "http://127.0.0.1:9"\n'
+
+
 # Profiles
 
 
@@ -187,3 +191,15 @@ def test_a_draft_of_any_kind_counts_as_speculation_for_the_router() -> None:
     )}  # fmt: skip
     found = [made.speculation_method for made in methods.values() if made is not None]
     assert found == [None, "draft_model", "ngram", None, "eagle"]
+
+
+def test_the_examples_of_the_documentation_are_good() -> None:
+    page = (ROOT / "docs" / "running-engines.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 2
+    profiled, adapters = (parse_config(f'{MODEL}[[model]]\nname = "llama-sql"\n{text}{SQL}') for text in examples)
+    assert profiled.engine[0].launch == Launch(
+        **dict(PROFILES["llama-chat"]["launch"]) | {"gpus": [0], "num_speculative_tokens": 3}
+    )
+    assert adapters.engine[0].launch is not None
+    assert list(adapters.engine[0].launch.lora) == [adapters.engine[1].served_model] == ["sql"]
