@@ -71,12 +71,12 @@ def computed(profile: Any, cards: str) -> dict[str, str]:
     launch = profile["launch"]
     models = [SHAPES[launch["target"]], SHAPES[launch["draft"]]]
     count = launch.get("tensor_parallel_size", 1)
-    usable = CARDS[re.sub(r"^\d × ", "", cards)] * (1 << 20) * launch["gpu_memory_utilization"] - RESERVED
+    usable = CARDS[re.sub(r"^\d x ", "", cards)] * (1 << 20) * launch["gpu_memory_utilization"] - RESERVED
     weights, per_token = sum(m.weights for m in models), sum(m.kv_per_token for m in models)
     room = count * usable - weights
     tokens = int(room / per_token)
     return {
-        "cards": cards if count == 1 else f"{count} × {cards.partition(' × ')[2]}",
+        "cards": cards if count == 1 else f"{count} x {cards.partition(' x ')[2]}",
         "weights": f"{weights / GIB:.1f} GiB",
         "KV cache": f"{room / GIB:.1f} GiB",
         "per token": f"{per_token / 1024:.0f} KiB",
