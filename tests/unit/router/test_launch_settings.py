@@ -113,6 +113,11 @@ def test_mistakes_of_a_launch_are_told_together_but_not_their_consequences() -> 
 SQL = '[[engine]]\nname = "x"\nmodel = "llama-sql"\nurl = "http://127.0.0.1:9"\n'
 
 
+def test_gpus_are_not_counted_against_a_size_that_could_not_be_read() -> None:
+    told = config_error(launch('gpus = [0, 1, 2]; pipeline_parallel_size = 2; tensor_parallel_size = "1"'))
+    assert told.startswith("engine[0].launch.tensor_parallel_size: '1' is not an integer")
+
+
 # Profiles
 
 
