@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import get_args
 
 from router.settings.mistakes import Mistake, Place
-from router.settings.tables import Launch, Speculation
+from router.settings.tables import LaunchSettings, Speculation
 
 
-def broken_launch(place: Place, launch: Launch, max_model_len: int | None) -> Iterator[Mistake]:
+def broken_launch(place: Place, launch: LaunchSettings, max_model_len: int | None) -> Iterator[Mistake]:
     """The violations of one launch, which is at `place`; `max_model_len` is its engine's."""
     yield from _gpus(place, launch)
     yield from _speculation(place, launch)
@@ -16,7 +16,7 @@ def broken_launch(place: Place, launch: Launch, max_model_len: int | None) -> It
         yield Mistake((*place, "max_lora_rank"), "needs lora; name the adapters there", reads=((*place, "lora"),))
 
 
-def _gpus(place: Place, launch: Launch) -> Iterator[Mistake]:
+def _gpus(place: Place, launch: LaunchSettings) -> Iterator[Mistake]:
     gpus: Place = (*place, "gpus")
     first: dict[int, int] = {}
     for index, gpu in enumerate(launch.gpus):
@@ -39,7 +39,7 @@ def _gpus(place: Place, launch: Launch) -> Iterator[Mistake]:
         yield Mistake(gpus, f"{message}; name {needed}, or change the sizes", of_value=False, reads=sizes)
 
 
-def _speculation(place: Place, launch: Launch) -> Iterator[Mistake]:
+def _speculation(place: Place, launch: LaunchSettings) -> Iterator[Mistake]:
     if launch.speculation is not None and launch.speculation not in get_args(Speculation):
         return  # reported already; the settings below may suit what was meant
     draft: Place = (*place, "draft")
@@ -65,7 +65,7 @@ def _speculation(place: Place, launch: Launch) -> Iterator[Mistake]:
         yield Mistake((*place, "speculation_max_batch"), message, reads=reads)
 
 
-def _batches(place: Place, launch: Launch, max_model_len: int | None) -> Iterator[Mistake]:
+def _batches(place: Place, launch: LaunchSettings, max_model_len: int | None) -> Iterator[Mistake]:
     tokens, requests = launch.max_num_batched_tokens, launch.max_num_seqs
     where: Place = (*place, "max_num_batched_tokens")
     seqs: Place = (*place, "max_num_seqs")

@@ -15,7 +15,7 @@ from engines.spec import EngineSpec, LaunchSpec
 from engines.vllm_command import vllm_argv
 from router.settings import parse
 from router.settings.profiles import PROFILES, ProfileName
-from router.settings.tables import Launch
+from router.settings.tables import LaunchSettings
 
 pytestmark = pytest.mark.vllm
 
@@ -75,7 +75,7 @@ class Case(NamedTuple):
 
 def choices(name: str) -> list[Any]:
     """The values that a setting allows."""
-    (field,) = [field for field in msgspec.structs.fields(Launch) if field.name == name]
+    (field,) = [field for field in msgspec.structs.fields(LaunchSettings) if field.name == name]
     return [value for option in get_args(field.type) for value in get_args(option)]
 
 

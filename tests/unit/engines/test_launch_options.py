@@ -10,7 +10,7 @@ from engines.launcher import engine_command
 from engines.plan import RouterSpec, UpPlan
 from engines.spec import EngineSpec, LaunchSpec
 from engines.vllm_command import vllm_argv, vllm_env
-from router.settings.tables import Launch
+from router.settings.tables import LaunchSettings
 
 BEFORE = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "org/Llama-3"]
 BEFORE += ["--served-model-name", "org/M", "--host", "127.0.0.1", "--port", "8001"]
@@ -38,7 +38,7 @@ def speculation(**launch: Any) -> dict[str, Any]:
 
 
 def test_an_engine_is_launched_with_the_settings_of_the_configuration() -> None:
-    given = {field.name: field.default for field in msgspec.structs.fields(Launch)}
+    given = {field.name: field.default for field in msgspec.structs.fields(LaunchSettings)}
     assert {field.name: field.default for field in msgspec.structs.fields(LaunchSpec)} == given
 
 

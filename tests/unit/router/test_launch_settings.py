@@ -6,7 +6,7 @@ from typing import Any, get_args
 import pytest
 
 from router.settings.profiles import PROFILES, ProfileName
-from router.settings.tables import Engine, Launch
+from router.settings.tables import LaunchSettings
 from tests.support.configurations import ENGINE, MINIMAL, MODEL, config_error, mistakes, parse_config
 from tests.support.paths import ROOT
 
@@ -23,7 +23,7 @@ NO_EFFECT = 'has an effect only with speculation = "ngram"; set that, or remove 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('quantization = "awk"', "quantization: 'awk' is none of awq, gptq, fp8, compressed-tensors"),
         ('kv_cache_dtype = "int8"', "kv_cache_dtype: 'int8' is none of auto, bfloat16, fp8, fp8_e4m3, fp8_e5m2"),
@@ -80,8 +80,8 @@ NO_EFFECT = 'has an effect only with speculation = "ngram"; set that, or remove 
         ),
     ],
 )
-def test_a_mistake_in_a_launch_is_told_with_its_remedy(text: str, said: str) -> None:
-    assert config_error(launch(text)) == f"engine[0].launch.{said}"
+def test_a_mistake_in_a_launch_is_reported_with_its_remedy(text: str, message: str) -> None:
+    assert config_error(launch(text)) == f"engine[0].launch.{message}"
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_what_vllm_accepts_is_no_mistake(text: str) -> None:
     assert parse_config(launch(text)).engine[0].launch is not None
 
 
-def test_mistakes_of_a_launch_are_told_together_but_not_their_consequences() -> None:
+def test_mistakes_of_a_launch_are_reported_together_without_their_consequences() -> None:
     text = 'gpus = "0"; tensor_parallel_size = 2; speculation = "medusa"; draft = "d"; prompt_lookup_max = 3;'
-    told = mistakes(launch(text + "max_num_seqs = 0; max_num_batched_tokens = 0"))
-    assert [re.sub(r"\W.*", "", mistake.removeprefix("engine[0].launch.")) for mistake in told] == [
+    reported = mistakes(launch(text + "max_num_seqs = 0; max_num_batched_tokens = 0"))
+    assert [re.sub(r"\W.*", "", mistake.removeprefix("engine[0].launch.")) for mistake in reported] == [
         "gpus", "speculation", "max_num_seqs", "max_num_batched_tokens",
     ]  # fmt: skip
 
@@ -114,20 +114,20 @@ SQL = '[[engine]]\nname = "x"\nmodel = "llama-sql"\nurl = "http://127.0.0.1:9"\n
 
 
 def test_gpus_are_not_counted_against_a_size_that_could_not_be_read() -> None:
-    told = config_error(launch('gpus = [0, 1, 2]; pipeline_parallel_size = 2; tensor_parallel_size = "1"'))
-    assert told.startswith("engine[0].launch.tensor_parallel_size: '1' is not an integer")
+    reported = config_error(launch('gpus = [0, 1, 2]; pipeline_parallel_size = 2; tensor_parallel_size = "1"'))
+    assert reported.startswith("engine[0].launch.tensor_parallel_size: '1' is not an integer")
 
 
 # Profiles
 
 
-def engine(name: str, text: str = "") -> Engine:
+def engine(name: str, text: str = "") -> Any:
     return parse_config(f'{MINIMAL}profile = "{name}"\n{text}').engine[0]
 
 
-def launched(name: str, text: str = "") -> Launch:
+def launched(name: str, text: str = "") -> LaunchSettings:
     found = engine(name, text).launch
-    assert found is not None
+    assert isinstance(found, LaunchSettings)
     return found
 
 
@@ -141,7 +141,7 @@ def test_an_engine_of_a_profile_has_its_settings(name: str) -> None:
     made = engine(name)
     assert made.max_model_len == profile["max_model_len"]
     assert made.task == profile.get("task", "any")
-    assert made.launch == Launch(**profile["launch"])
+    assert made.launch == LaunchSettings(**profile["launch"])
 
 
 def test_the_engine_overrides_its_profile_field_by_field() -> None:
@@ -149,7 +149,7 @@ def test_the_engine_overrides_its_profile_field_by_field() -> None:
     made = engine("llama-chat", text)
     profile: dict[str, Any] = dict(PROFILES["llama-chat"]["launch"])
     assert (made.task, made.max_model_len) == ("chat", 4096)
-    assert made.launch == Launch(**profile | {"num_speculative_tokens": 2, "quantization": "awq"})
+    assert made.launch == LaunchSettings(**profile | {"num_speculative_tokens": 2, "quantization": "awq"})
 
 
 def test_another_draft_keeps_the_rest_of_the_profile() -> None:
@@ -171,10 +171,12 @@ def test_a_profile_may_come_from_the_environment() -> None:
     assert parse_config(text, PROFILE="llama-code").engine[0].task == "code"
 
 
-def test_an_unknown_profile_is_the_only_mistake_told() -> None:
-    said = "engine[0].profile: 'llama' is none of llama-chat, llama-code, mistral, llama-70b-awq, llama-70b-fp8"
-    assert config_error(f'{MINIMAL}profile = "llama"\n') == said
-    assert mistakes(f"{MINIMAL}profile = 3\n") == ("engine[0].profile: 3 is none of " + said.partition("none of ")[2],)
+def test_an_unknown_profile_is_the_only_mistake_reported() -> None:
+    message = "engine[0].profile: 'llama' is none of llama-chat, llama-code, mistral, llama-70b-awq, llama-70b-fp8"
+    assert config_error(f'{MINIMAL}profile = "llama"\n') == message
+    assert mistakes(f"{MINIMAL}profile = 3\n") == (
+        "engine[0].profile: 3 is none of " + message.partition("none of ")[2],
+    )
 
 
 def test_a_profile_does_not_hide_the_mistakes_of_its_engine() -> None:
@@ -186,8 +188,8 @@ def test_a_profile_does_not_hide_the_mistakes_of_its_engine() -> None:
 
 def test_a_profile_starts_one_engine_and_not_several_replicas() -> None:
     text = f'{MODEL}{ENGINE.replace("url =", "urls = [").strip()}, "http://b:1"]\nprofile = "llama-chat"\n'
-    said = "engine[0].profile: 'llama-chat' needs an engine with one url; add an [[engine]] for each"
-    assert config_error(text) == said
+    message = "engine[0].profile: 'llama-chat' needs an engine with one url; add an [[engine]] for each"
+    assert config_error(text) == message
 
 
 def test_a_draft_of_any_kind_counts_as_speculation_for_the_router() -> None:
@@ -198,12 +200,12 @@ def test_a_draft_of_any_kind_counts_as_speculation_for_the_router() -> None:
     assert found == [None, "draft_model", "ngram", None, "eagle"]
 
 
-def test_the_examples_of_the_documentation_are_good() -> None:
+def test_the_examples_of_the_documentation_are_valid() -> None:
     page = (ROOT / "docs" / "running-engines.md").read_text(encoding="utf-8")
     examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     assert len(examples) == 2
     profiled, adapters = (parse_config(f'{MODEL}[[model]]\nname = "llama-sql"\n{text}{SQL}') for text in examples)
-    assert profiled.engine[0].launch == Launch(
+    assert profiled.engine[0].launch == LaunchSettings(
         **dict(PROFILES["llama-chat"]["launch"]) | {"gpus": [0], "num_speculative_tokens": 3}
     )
     assert adapters.engine[0].launch is not None
