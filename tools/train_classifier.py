@@ -2,12 +2,21 @@
 
     python tools/train_classifier.py --data PROMPTS.jsonl [...]
 
-A data file has one JSON object a line: `prompt`, `task` ("code" or "chat") and optionally `source`. The project's own
-examples and its lexicon lie beside this script and are always used; what is given with --data stays where it is.
+A data file has one JSON object a line: `prompt`, `task` ("code" or "chat") and optionally `source`. What is given with
+--data stays where it is. The project's own data lies beside this script and is always used:
+
+- `classifier_examples.jsonl` has labelled prompts.
+- `classifier_documents.jsonl` has documents, each with requests for code and requests for chat. Each request is placed
+  before and after its document, so the words of a document mean nothing and those of the request decide.
+- `classifier_corrections.jsonl` has the labels, by the SHA-256 of the prompt, of --data prompts whose own label is
+  that of the benchmark's category and not of the request.
+- `classifier_lexicon.json` has words in groups.
+
 
 - The model is logistic regression with an L2 penalty, fitted by coordinate descent. A word's weight is its own weight
   plus those of its groups in the lexicon, so a language that no example names still counts as a language. Short and
-  long prompts share a part of each weight, and have a part for themselves.
+  long prompts share a part of each weight, and have a part for themselves. The end of a long prompt is scored with the
+  weights of short prompts, in training as in the classifier, so what short examples teach also applies there.
 - The strength of the penalty and the threshold are chosen by cross-validation within what is trained on. The figures
   come from a second cross-validation around that, so no prompt has a part in anything that judges it. What is written
   in the end has learned from all examples; the test prompts are never trained on.
@@ -15,6 +24,7 @@ examples and its lexicon lie beside this script and are always used; what is giv
 """
 
 import argparse
+import hashlib
 import json
 import math
 import random
@@ -22,34 +32,49 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from router.core.routing.classify import Classifier, Table, Weights, feature, features, is_short, name_of
+from router.core.routing.classify import (
+    END_WEIGHT,
+    Classifier,
+    Table,
+    Weights,
+    feature,
+    features,
+    is_short,
+    name_of,
+    separate_end,
+)
 from router.core.types import Task
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "router" / "core" / "routing" / "classify_weights.json"
 TESTS = [
     HERE.parent / "tests" / "unit" / "router" / "core" / "routing" / name
-    for name in ("classify_prompts.jsonl", "classify_kinds.jsonl")
+    for name in ("classify_prompts.jsonl", "classify_kinds.jsonl", "classify_confusable.jsonl")
 ]
 
 # Settled on by cross-validation over the examples; anything near them does as well.
-OWN_WEIGHT = 0.7  # an own example counts as so many of the data's; more, and long prompts suffer
 LENGTH_SCALE = 1.5  # how freely the weights of short and of long prompts may part
 MIN_COUNT = 2  # prompts that have to contain a feature before it gets a weight of its own
+MIN_WEIGHT = (
+    40  # in hundredths; features below it in both tables are left out, which changes no figure and saves a third
+)
 TOLERANCE = 0.002
 MAX_PASSES = 300
 FOLDS = 5
 INNER_FOLDS = 3
 # What is chosen among by cross-validation: the inverse of the penalty's strength, and log-odds added towards code.
 STRENGTHS = (2.0, 4.0)
-SHIFTS = (-0.3, 0.0, 0.3, 0.6)
+SHIFTS = (-0.15, 0.0, 0.15, 0.3)
 
+COMPOSED = "composed"  # the source of prompts made of a document and a request
 ALL_PROMPTS, SHORT_PROMPTS, LONG_PROMPTS = "all", "short", "long"
 # For which prompts; "own", "group" or "bias"; the name of the feature or the group.
 Column = tuple[str, str, str]
+Line = TypeVar("Line")
 
 
 class Example(msgspec.Struct, frozen=True):
@@ -58,6 +83,21 @@ class Example(msgspec.Struct, frozen=True):
     prompt: str
     task: Task
     source: str = "own"
+
+
+class Document(msgspec.Struct, frozen=True):
+    """A text, with requests about it that ask for code and others that do not."""
+
+    document: str
+    code: list[str]
+    chat: list[str]
+
+
+class Correction(msgspec.Struct, frozen=True):
+    """The label of a prompt that is not in the repository; `sha256` is that of its UTF-8."""
+
+    sha256: str
+    task: Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +121,33 @@ class Choice:
 
 
 def read(path: Path) -> list[Example]:
-    """The examples of a JSON-lines file. Raises msgspec.ValidationError where a line is not one."""
-    return [msgspec.json.decode(line, type=Example) for line in path.read_bytes().splitlines() if line.strip()]
+    return read_lines(path, Example)
+
+
+def read_lines(path: Path, type_: type[Line]) -> list[Line]:
+    """The objects of a JSON-lines file. Raises msgspec.ValidationError where a line is not one."""
+    return [msgspec.json.decode(line, type=type_) for line in path.read_bytes().splitlines() if line.strip()]
+
+
+def composed(documents: Iterable[Document]) -> Iterator[Example]:
+    """Every request before its document, and after it."""
+    for entry in documents:
+        requests: list[tuple[Task, str]] = [("code", request) for request in entry.code]
+        requests += [("chat", request) for request in entry.chat]
+        for task, request in requests:
+            yield Example(f"{entry.document}\n\n{request}", task, COMPOSED)
+            yield Example(f"{request}\n\n{entry.document}", task, COMPOSED)
+
+
+def corrected(examples: Iterable[Example], corrections: Iterable[Correction]) -> Iterator[Example]:
+    tasks = {correction.sha256: correction.task for correction in corrections}
+    for example in examples:
+        task = tasks.get(hashlib.sha256(example.prompt.encode()).hexdigest(), example.task)
+        yield Example(example.prompt, task, example.source)
 
 
 def named(text: str) -> frozenset[str]:
-    """The features that may have a weight, by name.
+    """The features of a text that may have a weight, by name.
 
     A lone letter or digit tells of the prompts at hand, not of the task; and of the pairs only those count that the
     classifier finds again by their name.
@@ -119,19 +180,27 @@ def columns_of(
     A feature and a group have a column for all prompts, and one more for the short or the long ones.
     """
     counts = Counter(name for row in rows for name in row)
-    columns: dict[Column, list[tuple[int, float]]] = {}
-    for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+    columns: dict[Column, dict[int, float]] = {}
+
+    def add(number: int, row: frozenset[str], of_length: str, factor: float) -> None:
         known = sorted(name for name in row if counts[name] >= MIN_COUNT or name in groups)
-        scale = 1 / math.sqrt(len(known) or 1)
-        of_length = SHORT_PROMPTS if is_short(prompt) else LONG_PROMPTS
+        scale = factor / math.sqrt(len(known) or 1)
         cells = [("own", name, scale) for name in known if counts[name] >= MIN_COUNT]
         together = Counter(group for name in known for group in groups.get(name, ()))
         cells += [("group", group, scale * times) for group, times in together.items()]
         for kind, name, value in cells:
-            columns.setdefault((ALL_PROMPTS, kind, name), []).append((number, value))
-            columns.setdefault((of_length, kind, name), []).append((number, value * LENGTH_SCALE))
-        columns.setdefault((of_length, "bias", ""), []).append((number, LENGTH_SCALE))
-    return dict(sorted(columns.items()))
+            for prompts_of, amount in ((ALL_PROMPTS, value), (of_length, value * LENGTH_SCALE)):
+                column = columns.setdefault((prompts_of, kind, name), {})
+                column[number] = column.get(number, 0.0) + amount
+
+    for number, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+        of_length = SHORT_PROMPTS if is_short(prompt) else LONG_PROMPTS
+        add(number, row, of_length, 1.0)
+        end = None if is_short(prompt) else separate_end(prompt)
+        if end is not None:
+            add(number, named(end), SHORT_PROMPTS, END_WEIGHT)
+        columns.setdefault((of_length, "bias", ""), {})[number] = LENGTH_SCALE
+    return {key: list(column.items()) for key, column in sorted(columns.items())}
 
 
 def train(examples: Sequence[Example], groups: dict[str, tuple[str, ...]], choice: Choice) -> Weights:
@@ -139,7 +208,7 @@ def train(examples: Sequence[Example], groups: dict[str, tuple[str, ...]], choic
     rows = [named(example.prompt) for example in examples]
     columns = columns_of([example.prompt for example in examples], rows, groups)
     target = [float(example.task == "code") for example in examples]
-    cost = [choice.strength * (OWN_WEIGHT if example.source == "own" else 1.0) for example in examples]
+    cost = [choice.strength] * len(examples)
     margin = [0.0] * len(examples)
     probability = [0.5] * len(examples)
     bias_column = [(number, 1.0) for number in range(len(examples))]
@@ -169,18 +238,26 @@ def train(examples: Sequence[Example], groups: dict[str, tuple[str, ...]], choic
 
     names = sorted({name for _, kind, name in columns if kind == "own"} | groups.keys())
 
-    def table(of_length: str) -> Table:
+    def folded(of_length: str) -> dict[str, int]:
         def of(kind: str, name: str) -> float:
             alone = weight.get((of_length, kind, name), 0.0) * LENGTH_SCALE
             return weight.get((ALL_PROMPTS, kind, name), 0.0) + alone
 
-        folded = {name: of("own", name) + sum(of("group", group) for group in groups.get(name, ())) for name in names}
+        return {
+            name: round(100 * (of("own", name) + sum(of("group", group) for group in groups.get(name, ()))))
+            for name in names
+        }
+
+    short, long = folded(SHORT_PROMPTS), folded(LONG_PROMPTS)
+    kept = [name for name in names if max(abs(short[name]), abs(long[name])) >= MIN_WEIGHT]
+
+    def table(of_length: str, weights: dict[str, int]) -> Table:
+        own_bias = weight.get((of_length, "bias", ""), 0.0) * LENGTH_SCALE
         return Table(
-            bias=round(100 * (bias + of("bias", "") + choice.shift)),
-            features={name: round(100 * value) for name, value in folded.items()},
+            bias=round(100 * (bias + own_bias + choice.shift)), features={name: weights[name] for name in kept}
         )
 
-    return Weights(short=table(SHORT_PROMPTS), long=table(LONG_PROMPTS))
+    return Weights(short=table(SHORT_PROMPTS, short), long=table(LONG_PROMPTS, long))
 
 
 def score(judged: Iterable[tuple[Task, Task]]) -> Score:
@@ -196,12 +273,16 @@ def judge(classifier: Classifier, examples: Iterable[Example]) -> list[tuple[Exa
 
 
 def split(examples: Sequence[Example], folds: int, seed: int) -> Iterator[tuple[list[Example], list[Example]]]:
-    """Each fold once as the second list, and all others as the first."""
-    shuffled = list(examples)
+    """Each fold once as the second list, and all others as the first.
+
+    Composed prompts are only trained on: those of one document are alike, so they would flatter the figures.
+    """
+    always_kept = [example for example in examples if example.source == COMPOSED]
+    shuffled = [example for example in examples if example.source != COMPOSED]
     random.Random(seed).shuffle(shuffled)
     for fold in range(folds):
         kept = [example for place, example in enumerate(shuffled) if place % folds != fold]
-        yield kept, shuffled[fold::folds]
+        yield kept + always_kept, shuffled[fold::folds]
 
 
 def choose(examples: Sequence[Example], groups: dict[str, tuple[str, ...]]) -> Choice:
@@ -250,6 +331,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Rebuild the weights of the task classifier.")
     parser.add_argument("--data", nargs="*", type=Path, default=[], help="labelled prompts, JSON lines")
     parser.add_argument("--examples", type=Path, default=HERE / "classifier_examples.jsonl", help="the project's own")
+    parser.add_argument("--documents", type=Path, default=HERE / "classifier_documents.jsonl", help="with requests")
+    parser.add_argument("--corrections", type=Path, default=HERE / "classifier_corrections.jsonl", help="of --data")
     parser.add_argument("--lexicon", type=Path, default=HERE / "classifier_lexicon.json", help="words in groups")
     parser.add_argument("--test", nargs="*", type=Path, default=TESTS, help="prompts that are only ever tested on")
     parser.add_argument("--repeats", type=int, default=1, help="rounds of cross-validation; 0 skips it")
@@ -257,7 +340,10 @@ def main() -> None:
     parser.add_argument("--errors", action="store_true", help="show what cross-validation got wrong")
     arguments = parser.parse_args()
 
-    examples = [example for path in [*arguments.data, arguments.examples] for example in read(path)]
+    corrections = read_lines(arguments.corrections, Correction)
+    examples = [example for path in arguments.data for example in corrected(read(path), corrections)]
+    examples += read(arguments.examples)
+    examples += composed(read_lines(arguments.documents, Document))
     groups = groups_of_words(arguments.lexicon)
 
     if arguments.repeats:

@@ -4,6 +4,8 @@ The steps:
 
 1. The window. Instructions are at the beginning or the end of a prompt, so only `HEAD_LENGTH` characters from the front
    and `TAIL_LENGTH` from the back are read. This bounds the cost of a prompt of any length.
+   If that leaves out the middle, the end is also scored alone, as if it were a short prompt: a document can fill the
+   rest of the window, and the request often follows the document.
 2. The features. Lower-cased words (`pandas`, `c++`), runs of symbols (`();`, `=>`), a few layout features such as an
    indented line, and pairs of characters for scripts without spaces. `bytes.translate` and `str.split` find the words
    without a Python step per character. A pair is read as one number from the text's UTF-16, because slicing a string at
@@ -25,15 +27,19 @@ import msgspec
 
 from router.core.types import Task
 
-HEAD_LENGTH: Final = 400
+HEAD_LENGTH: Final = 200
 TAIL_LENGTH: Final = 200
 # Prompts up to this length in characters use the table for short prompts.
 MAX_SHORT_PROMPT: Final = 200
 # Smaller windows for other scripts: a character costs more and says more, most of all in scripts read in pairs.
-WIDE_HEAD_LENGTH: Final = 240
+WIDE_HEAD_LENGTH: Final = 160
 WIDE_TAIL_LENGTH: Final = 160
-PAIRS_HEAD_LENGTH: Final = 140
+PAIRS_HEAD_LENGTH: Final = 100
 PAIRS_TAIL_LENGTH: Final = 100
+# The part of a long prompt that is also scored alone, and how much its score counts.
+END_LENGTH: Final = 80
+PAIRS_END_LENGTH: Final = 40
+END_WEIGHT: Final = 0.7
 
 # Tables for `bytes.translate` over UTF-8. The word tables replace what is not part of a word by a space; _WORD_TABLE
 # keeps the bytes of other scripts, _ASCII_WORD_TABLE does not. The symbol table is the reverse. It maps a newline to 1,
@@ -56,6 +62,9 @@ _SUBSTRING_FEATURES: Final = [
     (rare, mark, "~" + mark)
     for rare, mark in (("_", "_"), ("(", "()"), ("=", " = "), ("`", "```"), ("error", "error"), ("\\", "\\d"))
 ]
+
+# The name of the bias in an explanation.
+BIAS: Final = "(bias)"
 
 # A word, a run of symbols or a layout feature is a str; a pair of characters is an int, its two units of UTF-16.
 Feature = str | int
@@ -87,6 +96,16 @@ class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def is_short(text: str) -> bool:
     return len(text) <= MAX_SHORT_PROMPT
+
+
+def separate_end(text: str) -> str | None:
+    """The end of a prompt that is longer than its window, to be scored alone; None for other prompts."""
+    end = text[-END_LENGTH:]
+    if end.isascii():
+        return end if len(text) > HEAD_LENGTH + TAIL_LENGTH else None
+    if _UNSPACED.search(end):
+        return end[-PAIRS_END_LENGTH:] if len(text) > PAIRS_HEAD_LENGTH + PAIRS_TAIL_LENGTH else None
+    return end if len(text) > WIDE_HEAD_LENGTH + WIDE_TAIL_LENGTH else None
 
 
 def features(text: str) -> list[Feature]:
@@ -163,18 +182,34 @@ class Classifier:
 
     def classify(self, text: str) -> Classification:
         """`text`: the question, without system prompt and retrieved context."""
-        log_odds = self._model_for(text).log_odds(features(text))
+        log_odds = self._log_odds(text)
         return Classification(_task_for(log_odds), 1 / (1 + math.exp(-log_odds)))
 
     def task(self, text: str) -> Task:
-        return _task_for(self._model_for(text).log_odds(features(text)))
+        return _task_for(self._log_odds(text))
 
     def explain(self, text: str) -> list[tuple[str, float]]:
         """What each known feature, and the bias as `(bias)`, adds to the log-odds; the largest contributions first."""
-        return self._model_for(text).contributions(features(text))
+        if is_short(text):
+            return _ranked(self._short_model.contributions(features(text)))
+        contributions = self._long_model.contributions(features(text))
+        end = separate_end(text)
+        if end is not None:
+            for name, amount in self._short_model.contributions(features(end)).items():
+                if name != BIAS:
+                    contributions[name] = contributions.get(name, 0.0) + END_WEIGHT * amount
+        return _ranked(contributions)
 
-    def _model_for(self, text: str) -> "_LinearModel":
-        return self._short_model if is_short(text) else self._long_model
+    def _log_odds(self, text: str) -> float:
+        if is_short(text):
+            return self._short_model.bias + self._short_model.evidence(features(text))
+        log_odds = self._long_model.bias + self._long_model.evidence(features(text))
+        end = separate_end(text)
+        return log_odds if end is None else log_odds + END_WEIGHT * self._short_model.evidence(features(end))
+
+
+def _ranked(contributions: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(contributions.items(), key=lambda part: (-abs(part[1]), part[0]))
 
 
 def _task_for(log_odds: float) -> Task:
@@ -188,29 +223,30 @@ class _LinearModel:
     # and equal weights share one object. Weights are stored as offsets from the lowest one, starting at 1: all are
     # truthy, so `filter(None, ...)` drops exactly the unknown features.
 
-    __slots__ = ("_bias", "_offset", "_shifted_weights")
+    __slots__ = ("_offset", "_shifted_weights", "bias")
 
     def __init__(self, table: Table) -> None:
-        self._bias = table.bias
+        self.bias = table.bias / 100
         self._offset = min(table.features.values(), default=0) - 1
         offsets = {value: value - self._offset for value in table.features.values()}
         self._shifted_weights: Mapping[Feature, int] = {
             feature(name): offsets[value] for name, value in table.features.items()
         }
 
-    def log_odds(self, prompt_features: list[Feature]) -> float:
+    def evidence(self, prompt_features: list[Feature]) -> float:
+        """What the features add to the bias."""
         offsets = list(filter(None, map(self._shifted_weights.get, set(prompt_features))))
         known_count = len(offsets)
         if not known_count:
-            return self._bias / 100
-        return (self._bias + (sum(offsets) + known_count * self._offset) / math.sqrt(known_count)) / 100
+            return 0.0
+        return (sum(offsets) + known_count * self._offset) / math.sqrt(known_count) / 100
 
-    def contributions(self, prompt_features: list[Feature]) -> list[tuple[str, float]]:
+    def contributions(self, prompt_features: list[Feature]) -> dict[str, float]:
+        """The parts of the evidence, and the bias, by name."""
         known = self._shifted_weights.keys() & prompt_features
         scale = 100 * math.sqrt(len(known))
-        weights = {feature: self._shifted_weights[feature] + self._offset for feature in known}
-        contributions = [
-            ("(bias)", self._bias / 100),
-            *((_printable_name(name_of(feature)), weights[feature] / scale) for feature in known),
-        ]
-        return sorted(contributions, key=lambda part: (-abs(part[1]), part[0]))
+        contributions = {
+            _printable_name(name_of(feature)): (self._shifted_weights[feature] + self._offset) / scale
+            for feature in known
+        }
+        return {BIAS: self.bias, **contributions}

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.routing.classify import (
+    END_WEIGHT,
     HEAD_LENGTH,
     MAX_SHORT_PROMPT,
     TAIL_LENGTH,
@@ -22,6 +23,7 @@ from router.core.routing.classify import (
     features,
     is_short,
     name_of,
+    separate_end,
 )
 from router.core.types import Task
 from tests.support.paths import ROOT
@@ -80,12 +82,20 @@ def test_prompts_of_other_kinds_and_languages_are_classified(classifier: Classif
     assert f1 >= 0.88
 
 
+def test_prompts_of_kinds_that_are_easily_confused_are_told_apart(classifier: Classifier) -> None:
+    count, accuracy, f1 = figures(classifier, HERE / "classify_confusable.jsonl")
+
+    assert count >= 200
+    assert accuracy >= 0.9
+    assert f1 >= 0.9
+
+
 def test_no_test_prompt_is_among_the_examples_for_training() -> None:
     def bare(prompt: str) -> str:
         return re.sub(r"\W+", " ", prompt).casefold().strip()
 
     trained = {bare(one.prompt) for one in labelled(TOOLS / "classifier_examples.jsonl")}
-    for name in ("classify_prompts.jsonl", "classify_kinds.jsonl"):
+    for name in ("classify_prompts.jsonl", "classify_kinds.jsonl", "classify_confusable.jsonl"):
         assert not trained & {bare(one.prompt) for one in labelled(HERE / name)}
 
 
@@ -117,6 +127,80 @@ def test_a_prompt_that_asks_for_a_program_is_code(classifier: Classifier, prompt
 )
 def test_a_prompt_that_asks_for_prose_or_mathematics_is_chat(classifier: Classifier, prompt: str) -> None:
     assert classifier.classify(prompt).task == "chat"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Given n ropes, join them into one at the least cost.\n\nInput\nn, then n integers\n\nOutput\nOne integer",
+        "给定一个长度为 n 的整数序列 求最长的不下降子序列\n\n输入格式\n第一行一个整数 n\n\n输出格式\n一个整数",
+        "Cho dãy n số nguyên. Tìm đoạn con có tổng lớn nhất.\nInput: dòng đầu là n (n ≤ 10^5)\nOutput: một số nguyên",
+        "Дан массив из n чисел. Найдите количество нечётных пар. Входные данные: n. Выходные данные: одно число.",
+        "Diberikan N bilangan. Cari selisih terkecil.\nFormat masukan: N bilangan bulat\nFormat keluaran: satu bilangan",
+    ],
+)
+def test_a_contest_problem_that_names_no_language_is_code(classifier: Classifier, prompt: str) -> None:
+    assert classifier.classify(prompt).task == "code"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Напишите программу, которая вычисляет площадь трапеции",
+        "编写一个程序计算两个矩阵的和",
+        "Viết chương trình tính tổng các chữ số của một số nguyên",
+        "Buat program untuk mencari akar persamaan kuadrat",
+        "Escribe un programa que calcule la media de una lista de números",
+    ],
+)
+def test_a_program_about_mathematics_is_code_in_any_language(classifier: Classifier, prompt: str) -> None:
+    assert classifier.classify(prompt).task == "code"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "How many ways are there to seat 5 people in a row of 9 chairs?",
+        "用数字1到5可以组成多少个没有重复数字的三位数",
+        "Сколькими способами можно выбрать двух дежурных из 20 учеников?",
+        "Có bao nhiêu cách chọn 3 học sinh từ 12 học sinh?",
+        "¿De cuántas maneras se pueden ordenar seis personas en una fila?",
+    ],
+)
+def test_short_combinatorics_is_chat(classifier: Classifier, prompt: str) -> None:
+    assert classifier.classify(prompt).task == "chat"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "You are a lighthouse keeper in 1890. Stay in character, answer in three sentences, and end with a question.",
+        "You are an assistant that plans birthday parties. Ask for the number of guests, then make a schedule.",
+        "Write a validation protocol for a freezer: purpose, responsibilities, test cases and acceptance criteria.",
+        "Составь план работы отдела на месяц: задачи, сроки, ответственные.",
+        "Extract the names and the dates and return them as JSON: Ruth met Karl on 3 May.",
+        "Извлеки имена гостей из письма: Анна привезёт Петра, Ольга приедет одна.",
+        "Write a script for a short video about my grandmother's garden",
+        "Viết kịch bản cho một video ngắn về quán phở",
+        "Simulate a conversation between a judge and a nervous witness",
+        "Make the case for a four-day week",
+    ],
+)
+def test_role_play_plans_extraction_and_everyday_words_are_chat(classifier: Classifier, prompt: str) -> None:
+    assert classifier.classify(prompt).task == "chat"
+
+
+@pytest.mark.parametrize(
+    ("request_text", "task"),
+    [
+        ("Write a Python function that counts the words of this text.", "code"),
+        ("Rewrite this as a cheerful letter to my grandmother.", "chat"),
+    ],
+)
+def test_the_request_at_the_end_of_a_document_decides(classifier: Classifier, request_text: str, task: Task) -> None:
+    document = "We keep a list of all guests, with the day on which they came and the room in which they slept. " * 20
+
+    assert classifier.classify(f"{document}\n\n{request_text}").task == task
 
 
 @pytest.mark.parametrize("prompt", ["", " ", "\n\n", "\x00", "\ud800", "🦙", "!"])
@@ -152,6 +236,28 @@ def test_an_instruction_at_either_end_of_a_long_document_is_read(classifier: Cla
 
     for prompt in (f"Fix the python function\n{document}", f"{document}\nFix the python function"):
         assert "python" in dict(classifier.explain(prompt))
+
+
+def test_the_end_of_a_prompt_counts_for_itself_only_if_the_middle_is_not_read() -> None:
+    window = "a" * (HEAD_LENGTH + TAIL_LENGTH)
+
+    assert separate_end(window) is None
+    assert separate_end(window + "end") == ("a" * 80 + "end")[-80:]
+    assert separate_end("字" * 200) is None
+    assert separate_end("字" * 201) == "字" * 40
+    assert separate_end("ф" * 320) is None
+    assert separate_end("ф" * 321) == "ф" * 80
+
+
+def test_the_end_is_scored_with_the_weights_of_short_prompts() -> None:
+    classifier = Classifier(Weights(short=Table(0, {"python": 300}), long=Table(-100, {"python": -30})))
+    prompt = "a " * 1000 + "python"
+
+    assert classifier.explain(prompt) == [
+        ("python", pytest.approx(-0.3 + END_WEIGHT * 3)),
+        ("(bias)", -1.0),
+    ]
+    assert classifier.task(prompt) == classifier.classify(prompt).task == "code"
 
 
 def test_typographic_quotes_do_not_change_how_english_is_read() -> None:
@@ -195,10 +301,11 @@ def test_an_explanation_names_the_feature_with_the_largest_weight_first() -> Non
     assert classifier.classify("python").task == "code"
 
 
-def test_an_explanation_can_be_printed(classifier: Classifier) -> None:
+def test_an_explanation_can_be_printed() -> None:
+    classifier = Classifier(weights(0, **{"~\n    ": 1, "~;\n": 1, "~\n\t": 1, ";\x01": 1}))
     names = dict(classifier.explain("def f(x):\n\ty = x;\n    return y;\n"))
 
-    assert {"~⏎    ", "~;⏎", "~⏎⇥"} <= names.keys()
+    assert {"~⏎    ", "~;⏎", "~⏎⇥", ";⏎"} <= names.keys()
     assert all(name.isprintable() for name in names)
 
 
