@@ -32,10 +32,10 @@ TAIL_LENGTH: Final = 200
 # Prompts up to this length in characters use the table for short prompts.
 MAX_SHORT_PROMPT: Final = 200
 # Smaller windows for other scripts: a character costs more and says more, most of all in scripts read in pairs.
-WIDE_HEAD_LENGTH: Final = 160
-WIDE_TAIL_LENGTH: Final = 160
-PAIRS_HEAD_LENGTH: Final = 100
-PAIRS_TAIL_LENGTH: Final = 100
+WIDE_HEAD_LENGTH: Final = 110
+WIDE_TAIL_LENGTH: Final = 110
+PAIRS_HEAD_LENGTH: Final = 64
+PAIRS_TAIL_LENGTH: Final = 64
 # The part of a long prompt that is also scored alone, and how much its score counts.
 END_LENGTH: Final = 80
 PAIRS_END_LENGTH: Final = 40
