@@ -14,11 +14,12 @@ from typing import Any, Final, TextIO
 import msgspec
 
 from router.flow.exchange import Exchange
+from router.flow.request_kind import RequestKind
 
 ACCESS_LOGGER: Final = "roundhouse.access"
 
 LineTemplate = str
-"""A %-format string for the values that differ between exchanges of one kind: request id, milliseconds, prompt tokens,
+"""A %-format string for the values that differ between requests of one kind: request id, milliseconds, prompt tokens,
 completion tokens, the engine's request id, milliseconds to the first token, and key. A line without one of them has a
 conversion in its place that renders nothing, so that the same tuple of values fits every template."""
 
@@ -40,17 +41,17 @@ _ABSENT: Final = _Placeholder(_EMPTY_CONVERSION)
 
 
 class AccessLog:
-    """Writes one line for each exchange: its facts as `name=value`, or as a JSON object.
+    """Writes one line for each request: its facts as `name=value`, or as a JSON object.
 
-    Most of a line is the same for all exchanges of a kind, so a template is built once for each kind.
+    Most of a line is the same for all requests of a kind, so a template is built once for each kind.
     """
 
     def __init__(self, log_format: str) -> None:
         self._as_json = log_format == "json"
         self._sink: Callable[[str], None] | None = None
 
-    def line_template(self, exchange: Exchange) -> LineTemplate:
-        line = "".join([self._render_fact(name, value) for name, value in _facts(exchange)])
+    def line_template(self, kind: RequestKind) -> LineTemplate:
+        line = "".join([self._render_fact(name, value) for name, value in _facts(kind)])
         # Without the separator of the first fact; in JSON, _json_prefix has opened the object.
         return line[1:] + ("}" if self._as_json else "")
 
@@ -95,35 +96,35 @@ def _json_value(value: Any) -> str:
     return _encode(value).decode().replace("%", "%%")
 
 
-def _facts(exchange: Exchange) -> Iterator[tuple[str, Any]]:
+def _facts(kind: RequestKind) -> Iterator[tuple[str, Any]]:
     """The facts that are known. A placeholder is never left out, since the template's values have a fixed order."""
+    response = kind.response
     yield "request", _Placeholder("%s", quoted=True)
-    yield "tenant", exchange.tenant
-    yield "path", exchange.endpoint.path
-    yield "status", exchange.status
-    yield "outcome", exchange.outcome
+    yield "tenant", kind.tenant
+    yield "path", kind.path
+    yield "status", response.status
+    yield "outcome", kind.outcome
     yield "ms", _Placeholder("%.2f")
-    yield "cache", exchange.cache_status or "NONE"
-    if exchange.model is not None:
-        yield "model", exchange.model
-        yield "task", exchange.task
-        yield "stream", "yes" if exchange.stream else "no"
-    if exchange.engine is not None:
-        yield "engine", exchange.engine
-    yield "prompt_tokens", _Placeholder("%d") if exchange.engine is not None else _ABSENT
-    yield "completion_tokens", _Placeholder("%d") if exchange.engine is not None else _ABSENT
-    if exchange.fallback_model is not None:
-        yield "fallback", exchange.fallback_model
-    renamed = exchange.has_client_request_id and exchange.engine_request_id is not None
-    yield "engine_request", _Placeholder("%s", quoted=True) if renamed else _ABSENT
-    yield "ttft_ms", _Placeholder("%.2f") if exchange.first_token_at is not None else _ABSENT
-    if exchange.bypass_reason is not None or exchange.miss_reason is not None:
-        yield "reason", exchange.bypass_reason or exchange.miss_reason
-    if exchange.from_local_cache:
+    yield "cache", response.cache_status or "NONE"
+    if kind.model is not None:
+        yield "model", kind.model
+        yield "task", response.task
+        yield "stream", "yes" if response.stream else "no"
+    if response.engine is not None:
+        yield "engine", response.engine
+    yield "prompt_tokens", _Placeholder("%d") if response.engine is not None else _ABSENT
+    yield "completion_tokens", _Placeholder("%d") if response.engine is not None else _ABSENT
+    if response.fallback_model is not None:
+        yield "fallback", response.fallback_model
+    yield "engine_request", _Placeholder("%s", quoted=True) if kind.has_engine_request_id else _ABSENT
+    yield "ttft_ms", _Placeholder("%.2f") if kind.has_first_token else _ABSENT
+    if response.bypass_reason is not None or response.miss_reason is not None:
+        yield "reason", response.bypass_reason or response.miss_reason
+    if response.from_local_cache:
         yield "local", "yes"
-    if exchange.error_reason is not None:
-        yield "error", exchange.error_reason
-    yield "key", _Placeholder("%s", quoted=True) if exchange.key is not None else _ABSENT
+    if kind.error_reason is not None:
+        yield "error", kind.error_reason
+    yield "key", _Placeholder("%s", quoted=True) if response.has_key else _ABSENT
 
 
 def _json_prefix(now: float) -> str:

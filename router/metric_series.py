@@ -29,7 +29,7 @@ class BatchHistogram(Histogram):
 
 
 class RequestSeries:
-    """The exchanges of one kind since the last flush; Telemetry defines the kinds and numbers.
+    """The requests of one kind since the last flush; Telemetry defines the numbers.
 
     - `served_at_once`: the first token comes with the complete response.
     - `line_template`: see AccessLog.
@@ -60,7 +60,7 @@ class RequestSeries:
         saved_counter: Increment | None,
         served_at_once: bool,
     ) -> None:
-        """`request_counters` count exchanges, the others the lists' values; None: does not apply to this kind."""
+        """`request_counters` count requests, the others the lists' values; None: does not apply to this kind."""
         self.line_template = line_template
         self.served_at_once = served_at_once
         self.durations: list[float] = []

@@ -18,6 +18,7 @@ from router.access_log import AccessLog
 from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
 from router.flow.exchange import Exchange, GenerationRecord
+from router.flow.request_kind import RequestFacts, RequestKind, request_facts, request_kind
 from router.metric_series import BatchHistogram, GenerationSeries, PendingCounter, RequestSeries
 from router.upstream.catalog import Engine
 
@@ -29,7 +30,7 @@ _BREAKER_STATES: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, Bre
 _SPEED_BUCKETS: Final = (1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1000)
 # Seconds that counts may be missing from prometheus_client, and so from another worker's /metrics.
 _FLUSH_INTERVAL: Final = 0.25
-_MAX_SERIES: Final = 4096  # kinds of exchanges in the look-up table
+_MAX_SERIES: Final = 4096  # kinds of requests in the look-up table
 _ENGINE_GAUGES: Final = (
     ("kv_cache_usage", "vllm_kv_cache_usage", "Share of the engine's KV cache in use, 0 to 1"),
     ("prefix_cache_hit_rate", "vllm_prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache"),
@@ -48,8 +49,8 @@ class Telemetry:
     def __init__(self, *, log_format: str, multiprocess_dir: str | None = None) -> None:
         """`multiprocess_dir`: the directory in which several workers share their metrics; None for one process."""
         self._access_log = AccessLog(log_format)
-        # One look-up finds everything that is counted and logged for an exchange. A client cannot create kinds at will.
-        self._request_series: dict[tuple[object, ...], RequestSeries] = {}
+        # One look-up finds everything that is counted and logged for a request.
+        self._request_series: dict[RequestFacts, RequestSeries] = {}
         self._generation_series: dict[tuple[str, str], GenerationSeries] = {}
         self._write_counters: dict[str, PendingCounter] = {}
         self._dirty: list[RequestSeries | GenerationSeries | PendingCounter] = []
@@ -138,27 +139,8 @@ class Telemetry:
 
     def record(self, exchange: Exchange, ended_at: float) -> None:
         """Counts and logs an exchange. `ended_at`: an instant of time.perf_counter."""
-        # Every fact that _create_request_series or AccessLog.line_template reads must be part of the kind.
-        kind = (
-            exchange.tenant,
-            exchange.endpoint,
-            exchange.model,
-            exchange.task,
-            exchange.engine,
-            exchange.cache_status,
-            exchange.stream,
-            exchange.from_local_cache,
-            exchange.status,
-            exchange.outcome,
-            exchange.miss_reason,
-            exchange.bypass_reason,
-            exchange.fallback_model,
-            exchange.error_reason,
-            exchange.key is None,
-            exchange.first_token_at is None,
-            exchange.has_client_request_id and exchange.engine_request_id is not None,
-        )
-        series = self._request_series.get(kind) or self._add_request_series(kind, exchange)
+        facts = request_facts(exchange)
+        series = self._request_series.get(facts) or self._add_request_series(facts, request_kind(exchange))
         if not series.durations:
             self._schedule_flush(series)
         duration = ended_at - exchange.started_at
@@ -173,26 +155,27 @@ class Telemetry:
         series.saved_tokens += exchange.completion_tokens
         self._access_log.write(series.line_template, exchange, duration)
 
-    def _add_request_series(self, kind: tuple[object, ...], exchange: Exchange) -> RequestSeries:
+    def _add_request_series(self, facts: RequestFacts, kind: RequestKind) -> RequestSeries:
         if len(self._request_series) >= _MAX_SERIES:
             # Nothing is lost: a series with unflushed counts is in _dirty, and one that comes back is created again.
             self._request_series.clear()
-        series = self._request_series[kind] = self._create_request_series(exchange)
+        series = self._request_series[facts] = self._create_request_series(kind)
         return series
 
-    def _create_request_series(self, exchange: Exchange) -> RequestSeries:
-        tenant, model, cache = exchange.tenant, exchange.model or "unknown", exchange.cache_status
-        engine, task = exchange.engine or "none", exchange.task or "none"
-        counters = [self._requests.labels(tenant, model, engine, task, _status_label(exchange)).inc]
-        if exchange.outcome == "refused" and (cache is None or exchange.engine is None):
-            counters.append(self._rejected.labels(exchange.error_reason or "none").inc)
+    def _create_request_series(self, kind: RequestKind) -> RequestSeries:
+        response = kind.response
+        tenant, model, cache = kind.tenant, kind.model or "unknown", response.cache_status
+        engine, task = response.engine or "none", response.task or "none"
+        counters = [self._requests.labels(tenant, model, engine, task, _status_label(kind)).inc]
+        if kind.outcome == "refused" and (cache is None or response.engine is None):
+            counters.append(self._rejected.labels(kind.error_reason or "none").inc)
         if cache is not None:
             counters.append(self._cache.labels(tenant, model, cache.lower()).inc)
-            if exchange.fallback_model is not None:
-                counters.append(self._fallbacks.labels(model, exchange.fallback_model).inc)
+            if response.fallback_model is not None:
+                counters.append(self._fallbacks.labels(model, response.fallback_model).inc)
         saved = self._tokens.labels(tenant, model, "saved") if cache is not None else None
         return RequestSeries(
-            line_template=self._access_log.line_template(exchange),
+            line_template=self._access_log.line_template(kind),
             request_counters=counters,
             duration_histogram=self._duration.labels(model, cache or "NONE"),
             overhead_histogram=self._overhead.labels(cache) if cache is not None else None,
@@ -335,8 +318,8 @@ def _hit_ratio(families: Iterable[Metric]) -> Metric:
     return ratio
 
 
-def _status_label(exchange: Exchange) -> str:
+def _status_label(kind: RequestKind) -> str:
     """The HTTP status, or the failure after a 200 was sent. 499 is nginx's status for a client that disconnected."""
-    if exchange.outcome == "left":
+    if kind.outcome == "left":
         return "499"
-    return str(exchange.status) if exchange.outcome != "failed" else "broken"
+    return str(kind.response.status) if kind.outcome != "failed" else "broken"

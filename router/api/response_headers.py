@@ -1,15 +1,19 @@
 """The header lines of a response that was generated or stored; they report what the cache and the router did."""
 
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Final
 
-from router.core.cache.fingerprint import MissReason
 from router.core.quota.rate_limit import rate_limit_headers as limit_headers
-from router.core.types import BypassReason, CacheStatus, Task
+from router.core.types import CacheStatus
 from router.flow.exchange import Exchange
+from router.flow.request_kind import ResponseKind, response_facts, response_kind
 from router.net.server.cycle import header_lines
 
 RawHeaders = list[tuple[bytes, bytes]]
+
+HeaderTemplate = bytes
+"""A %-format for the values that differ between responses of one kind: request id, key, and if `has_age` TTL and age.
+Where the key is not shown, a conversion in its place renders nothing."""
 
 JSON_CONTENT_TYPE: Final = (b"content-type", b"application/json")
 _SSE_HEADERS: Final = (
@@ -18,8 +22,11 @@ _SSE_HEADERS: Final = (
     (b"x-accel-buffering", b"no"),  # otherwise nginx buffers the events
 )
 
-_MAX_TEMPLATES: Final = 4096  # cached at most; a working set is far smaller, as the facts come from the configuration
-_BYPASS: Final = CacheStatus.BYPASS
+_MAX_TEMPLATES: Final = 4096  # cached at most; a working set is far smaller, see request_kind
+_EMPTY_CONVERSION: Final = b"%.0b"  # renders any bytes as nothing
+# Without the type of its result: compiled, each item of a tuple with known types would be checked and copied.
+_take_facts: Final[Callable[[Exchange], object]] = response_facts
+_NO_LOOKUP: Final = (None, CacheStatus.BYPASS)  # nothing was looked up or stored under the key
 
 
 class ResponseHeaders:
@@ -31,64 +38,54 @@ class ResponseHeaders:
     """
 
     def __init__(self) -> None:
-        self._cached_template = lru_cache(_MAX_TEMPLATES)(_build_template)
+        self._templates: dict[object, HeaderTemplate] = {}  # by ResponseFacts
 
     def render(self, exchange: Exchange) -> bytes:
-        cache, key, age = exchange.cache_status, exchange.key, exchange.age
-        if cache is None or cache is _BYPASS:
-            key = None  # nothing was looked up or stored under it
-        template = self._cached_template(
-            exchange.status == 200,
-            exchange.stream,
-            cache,
-            exchange.from_local_cache,
-            key is not None,
-            age is not None,
-            exchange.bypass_reason,
-            exchange.miss_reason,
-            exchange.task,
-            exchange.engine,
-            exchange.fallback_model,
-            exchange.adjusted_fields,
-        )
-        values: tuple[bytes | int | None, ...] = (exchange.request_id.encode(),)
-        if key is not None:
-            values += (key.encode(),)
-        if age is not None:
-            values += (exchange.ttl, age)
+        facts = _take_facts(exchange)
+        template = self._templates.get(facts) or self._add_template(facts, response_kind(exchange))
+        values: tuple[bytes | int | None, ...]
+        values = exchange.request_id.encode(), b"" if exchange.key is None else exchange.key.encode()
+        if exchange.age is not None:
+            values += (exchange.ttl, exchange.age)
         lines = template % values
         if exchange.permit is not None:
             # These numbers differ for every response, so they are in no template.
             lines += header_lines(limit_headers(exchange.permit.quota, exchange.permit.status))
         return lines
 
+    def _add_template(self, facts: object, kind: ResponseKind) -> HeaderTemplate:
+        if len(self._templates) >= _MAX_TEMPLATES:
+            self._templates.clear()
+        template = self._templates[facts] = build_template(kind)
+        return template
 
-def _build_template(
-    is_success: bool, stream: bool, cache: CacheStatus | None, local: bool, has_key: bool, has_age: bool,
-    bypass: BypassReason | None, reason: MissReason | None, task: Task | None, engine: str | None, fallback: str | None,
-    adjusted: tuple[str, ...],
-) -> bytes:  # fmt: skip
-    """The template, with placeholders for the request id, the key, and a stored response's TTL and age."""
+
+def build_template(kind: ResponseKind) -> HeaderTemplate:
+    cache, reason = kind.cache_status, kind.bypass_reason or kind.miss_reason
     facts = [
-        (b"x-cache", cache), (b"x-cache-reason", bypass or reason if cache is not None else None), (b"x-task", task),
-        (b"x-engine", engine), (b"x-fallback", fallback), (b"x-adjusted", ", ".join(adjusted) or None),
+        (b"x-cache", cache), (b"x-cache-reason", reason if cache is not None else None), (b"x-task", kind.task),
+        (b"x-engine", kind.engine), (b"x-fallback", kind.fallback_model),
+        (b"x-adjusted", ", ".join(kind.adjusted_fields) or None),
     ]  # fmt: skip
-    headers = [(b"x-request-id", b"%b")]
-    if has_key:
-        headers.append((b"x-cache-key", b"%b"))
-    if has_age:
-        hit = b"roundhouse; hit; ttl=%d; detail=local" if local else b"roundhouse; hit; ttl=%d"
-        headers += [(b"cache-status", hit), (b"age", b"%d")]
-    elif cache is not None:
-        headers.append((b"cache-status", _forward_cache_status(cache, bypass, reason)))
-    headers += [(name, value.encode().replace(b"%", b"%%")) for name, value in facts if value is not None]
-    return header_lines([*headers, *(_SSE_HEADERS if stream and is_success else [JSON_CONTENT_TYPE])])
+    headers = [(name, value.encode().replace(b"%", b"%%")) for name, value in facts if value is not None]
+    headers += _SSE_HEADERS if kind.stream and kind.status == 200 else [JSON_CONTENT_TYPE]
+    has_key = kind.has_key and cache not in _NO_LOOKUP
+    lines = header_lines([(b"x-request-id", b"%b")])
+    lines += header_lines([(b"x-cache-key", b"%b")]) if has_key else _EMPTY_CONVERSION
+    return lines + header_lines([*_cache_status_headers(kind), *headers])
 
 
-def _forward_cache_status(cache: CacheStatus, bypass: BypassReason | None, reason: MissReason | None) -> bytes:
-    """The Cache-Status (RFC 9211) of a response that did not come from the store."""
-    if cache is CacheStatus.COALESCED:
+def _cache_status_headers(kind: ResponseKind) -> RawHeaders:
+    """Cache-Status (RFC 9211), and Age for a response from the store."""
+    if kind.has_age:
+        hit = b"roundhouse; hit; ttl=%d; detail=local" if kind.from_local_cache else b"roundhouse; hit; ttl=%d"
+        return [(b"cache-status", hit), (b"age", b"%d")]
+    return [(b"cache-status", _forward_cache_status(kind))] if kind.cache_status is not None else []
+
+
+def _forward_cache_status(kind: ResponseKind) -> bytes:
+    if kind.cache_status is CacheStatus.COALESCED:
         return b"roundhouse; fwd=miss; collapsed"
-    if bypass is not None:
-        return b"roundhouse; fwd=bypass; detail=%b" % bypass.encode()
-    return b"roundhouse; fwd=stale" if reason == "expired" else b"roundhouse; fwd=uri-miss"
+    if kind.bypass_reason is not None:
+        return b"roundhouse; fwd=bypass; detail=%b" % kind.bypass_reason.encode()
+    return b"roundhouse; fwd=stale" if kind.miss_reason == "expired" else b"roundhouse; fwd=uri-miss"

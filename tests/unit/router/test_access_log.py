@@ -13,6 +13,7 @@ from router.access_log import ACCESS_LOGGER, AccessLog, set_up_logging
 from router.core.endpoints.chat import CHAT
 from router.core.types import CacheStatus
 from router.flow.exchange import Exchange
+from router.flow.request_kind import request_kind
 from tests.support.waiting import eventually
 
 
@@ -33,7 +34,7 @@ def exchange(number: int) -> Exchange:
 
 
 def write(log: AccessLog, exchange: Exchange) -> None:
-    log.write(log.line_template(exchange), exchange, 1.0)
+    log.write(log.line_template(request_kind(exchange)), exchange, 1.0)
 
 
 def flush() -> None:
@@ -75,11 +76,12 @@ import asyncio
 from router.access_log import AccessLog, set_up_logging
 from router.core.endpoints.chat import CHAT
 from router.flow.exchange import Exchange
+from router.flow.request_kind import request_kind
 
 async def main():
     set_up_logging("text")
     log, exchange = AccessLog("text"), Exchange(endpoint=CHAT, request_id="last", started_at=0.0)
-    log.write(log.line_template(exchange), exchange, 1.0)
+    log.write(log.line_template(request_kind(exchange)), exchange, 1.0)
 
 asyncio.run(main())
 """

@@ -1,0 +1,69 @@
+"""What header lines, log lines and metric labels are made of is what they are cached by."""
+
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.api.response_headers import ResponseHeaders
+from router.core.endpoints.chat import CHAT
+from router.core.endpoints.messages import MESSAGES
+from router.core.types import BypassReason, CacheStatus
+from router.flow.exchange import Exchange
+from router.flow.request_kind import RequestKind, ResponseKind, request_facts, request_kind, response_kind
+
+CHANGES: Final[dict[str, dict[str, Any]]] = {
+    "status": {"status": 502},
+    "stream": {"stream": True},
+    "cache_status": {"cache_status": CacheStatus.MISS},
+    "from_local_cache": {"from_local_cache": True},
+    "has_key": {"key": "rh:1:t:m:s:r:q"},
+    "has_age": {"age": 3, "ttl": 5},
+    "bypass_reason": {"bypass_reason": BypassReason.POLICY},
+    "miss_reason": {"miss_reason": "new"},
+    "task": {"task": "code"},
+    "engine": {"engine": "e0"},
+    "fallback_model": {"fallback_model": "phi"},
+    "adjusted_fields": {"adjusted_fields": ("min_p",)},
+    "tenant": {"tenant": "acme"},
+    "path": {"endpoint": MESSAGES},
+    "model": {"model": "llama"},
+    "outcome": {"outcome": "left"},
+    "error_reason": {"error_reason": "timeout"},
+    "has_first_token": {"first_token_at": 0.5},
+    "has_engine_request_id": {"has_client_request_id": True, "engine_request_id": "theirs"},
+}
+"""By the field of a kind: the facts of an exchange that change it."""
+
+EXCHANGES: Final = st.lists(st.sampled_from(sorted(CHANGES))).map(
+    lambda names: exchange(**{name: value for field in names for name, value in CHANGES[field].items()})
+)
+
+
+def exchange(**facts: Any) -> Exchange:
+    return Exchange(**{"endpoint": CHAT, "request_id": "r1", "started_at": 0.0, **facts})
+
+
+def fields_of(kind: RequestKind) -> dict[str, Any]:
+    return {**kind.response._asdict(), **{name: value for name, value in kind._asdict().items() if name != "response"}}
+
+
+def test_every_field_of_a_kind_is_tested() -> None:
+    assert {*ResponseKind._fields, *RequestKind._fields} - {"response"} == set(CHANGES)
+
+
+@pytest.mark.parametrize("field", sorted(CHANGES))
+def test_a_fact_changes_its_field_alone_and_the_key_of_the_caches(field: str) -> None:
+    plain, changed = exchange(), exchange(**CHANGES[field])
+    before, after = fields_of(request_kind(plain)), fields_of(request_kind(changed))
+    assert {name for name in before if before[name] != after[name]} == {field}
+    assert request_facts(plain) != request_facts(changed)
+    assert request_kind(changed).response == response_kind(changed)
+
+
+@given(EXCHANGES, EXCHANGES)
+def test_a_cached_header_template_gives_what_a_new_one_gives(earlier: Exchange, later: Exchange) -> None:
+    headers = ResponseHeaders()
+    headers.render(earlier)
+    assert headers.render(later) == ResponseHeaders().render(later)
