@@ -1,4 +1,4 @@
-"""Keeps an engine running: starts it, waits until it is ready, and starts it again when it exits."""
+"""Keeps an engine running: starts it, waits until it is ready, and starts it again when it exits or hangs."""
 
 import asyncio
 import time
@@ -10,7 +10,12 @@ from engines.logs import rotate_if_large
 from engines.process import ManagedProcess, StartError, describe_exit
 from engines.restarts import MAX_FAILED_STARTS, STABLE_AFTER, GiveUp, Run, decide_restart
 
-_LOG_CHECK_INTERVAL: Final = 30.0  # seconds
+HEALTH_INTERVAL: Final = 5.0
+"""Seconds between two health checks of an engine that serves."""
+
+UNRESPONSIVE_AFTER: Final = 60.0
+"""Seconds without a successful health check after which a running engine is killed."""
+
 # Runs that `decide_restart` can depend on: the wait stops growing far earlier.
 _KEPT_RUNS: Final = 16 + MAX_FAILED_STARTS
 
@@ -20,6 +25,7 @@ class EngineSupervisor:
 
     - `start` returns when the engine is ready, and raises StartError if it cannot be started.
     - `run` then restarts it whenever it exits, after a growing wait, and returns when it gives up; see decide_restart.
+    - An engine whose health checks fail for UNRESPONSIVE_AFTER seconds is killed, and then started again.
     - What is left of the engine's process group is killed before a restart, since it may hold the port or GPU memory.
     - A start that fails for want of GPU memory is tried once more with less, for as long as this process lives.
     """
@@ -27,6 +33,7 @@ class EngineSupervisor:
     def __init__(
         self, process: ManagedProcess, is_ready: Callable[[], Awaitable[bool]], *, ready_timeout: float,
         poll_interval: float, report: Callable[[str], None], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        health_interval: float = HEALTH_INTERVAL, unresponsive_after: float = UNRESPONSIVE_AFTER,
     ) -> None:  # fmt: skip
         """`ready_timeout` and `poll_interval` in seconds; `report` gets a line for a person about each event."""
         self._process = process
@@ -35,6 +42,8 @@ class EngineSupervisor:
         self._poll_interval = poll_interval
         self._report = report
         self._sleep = sleep
+        self._health_interval = health_interval
+        self._unresponsive_after = unresponsive_after
         self._runs: list[Run] = []
         self._uses_less_memory = False
 
@@ -92,13 +101,19 @@ class EngineSupervisor:
             raise
 
     async def _wait_for_exit(self) -> int:
+        """Also looks after the engine until then: its health, and the size of its log."""
         exited = asyncio.ensure_future(self._process.wait())
+        healthy_at = time.monotonic()
         try:
-            while True:
-                done, _ = await asyncio.wait([exited], timeout=_LOG_CHECK_INTERVAL)
-                if done:
-                    return exited.result()
+            while not (await asyncio.wait([exited], timeout=self._health_interval))[0]:
                 await asyncio.to_thread(rotate_if_large, self._process.log)
+                if await self._is_ready():
+                    healthy_at = time.monotonic()
+                elif time.monotonic() - healthy_at >= self._unresponsive_after:
+                    self._report(f"{self.name} failed its health checks for {self._unresponsive_after:g} s; killing it")
+                    self._process.kill()
+                    healthy_at = time.monotonic()
+            return exited.result()
         finally:
             exited.cancel()
 

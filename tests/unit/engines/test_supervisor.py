@@ -51,8 +51,9 @@ class Supervised:
         self.events: list[str] = []
         self.process = ManagedProcess("e0", [sys.executable, "-c", program, *arguments], folder / "e0.log")
         self.supervisor = EngineSupervisor(
-            self.process, ready, ready_timeout=30, poll_interval=0.01, report=self.events.append, sleep=sleep
-        )
+            self.process, ready, ready_timeout=30, poll_interval=0.01, report=self.events.append, sleep=sleep,
+            health_interval=0.01, unresponsive_after=0.05,
+        )  # fmt: skip
 
     async def stop(self) -> None:
         await self.process.stop()
@@ -129,6 +130,23 @@ async def test_a_second_start_without_enough_gpu_memory_fails(supervise: Callabl
     with pytest.raises(StartError, match="CUDA out of memory"):
         await supervised.supervisor.start()
     assert len(supervised.events) == 1
+
+
+async def test_an_engine_that_hangs_is_killed_and_started_again(supervise: Callable[..., Supervised]) -> None:
+    hangs = False
+
+    def answers() -> bool:
+        return not hangs or "e0 was ended by SIGKILL" in "".join(supervised.events)
+
+    supervised = supervise(RUNS, is_ready=answers)
+    await supervised.supervisor.start()
+    pid = supervised.process.pid
+    running = asyncio.ensure_future(supervised.supervisor.run())
+    hangs = True
+    await eventually(lambda: "e0 is ready again" in supervised.events)
+    running.cancel()
+    assert supervised.events[0] == "e0 failed its health checks for 0.05 s; killing it"
+    assert supervised.process.pid != pid
 
 
 async def test_children_that_outlive_the_engine_are_ended_before_its_restart(
