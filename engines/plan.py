@@ -27,12 +27,14 @@ class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The processes to run.
 
     - `state`: the folder for sockets, logs and Redis' data.
+    - `control_socket`: where `up` takes requests, see engines.control.
     - `redis_socket`: the socket of the private Redis; None if Redis runs elsewhere, at `redis_url`.
     - `vllm_python`: the interpreter that vLLM is installed in; None: this one.
     - `example_model`: the model in the banner's example.
     """
 
     state: str
+    control_socket: str
     redis_socket: str | None
     redis_url: str | None
     router: RouterSpec

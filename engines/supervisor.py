@@ -20,11 +20,16 @@ UNRESPONSIVE_AFTER: Final = 60.0
 _KEPT_RUNS: Final = 16 + MAX_FAILED_STARTS
 
 
+class RestartRefusedError(Exception):
+    """The engine cannot be restarted now."""
+
+
 class EngineSupervisor:
     """Supervises one engine.
 
     - `start` returns when the engine is ready, and raises StartError if it cannot be started.
-    - `run` then restarts it whenever it exits, after a growing wait, and returns when it gives up; see decide_restart.
+    - `run` then restarts it whenever it exits, after a growing wait; see decide_restart. When it gives up, it waits for
+      `restart`.
     - An engine whose health checks fail for UNRESPONSIVE_AFTER seconds is killed, and then started again.
     - What is left of the engine's process group is killed before a restart, since it may hold the port or GPU memory.
     - A start that fails for want of GPU memory is tried once more with less, for as long as this process lives.
@@ -46,6 +51,9 @@ class EngineSupervisor:
         self._unresponsive_after = unresponsive_after
         self._runs: list[Run] = []
         self._uses_less_memory = False
+        self._is_starting = False
+        self._request: asyncio.Future[None] | None = None  # of the restart under way, if one was requested
+        self._requested = asyncio.Event()
 
     @property
     def name(self) -> str:
@@ -66,29 +74,74 @@ class EngineSupervisor:
             await self._start_once()
 
     async def run(self) -> None:
-        """Returns when the engine is not started again. Call it after `start`."""
+        """Runs until it is cancelled. Call it after `start`."""
         ready_at: float | None = time.monotonic()
-        while True:
-            if ready_at is not None:
-                how = describe_exit(await self._wait_for_exit())
-                self._add_run(Run(time.monotonic() - ready_at))
-                self._report(f"{self.name} {how}; its log: {self._process.log}")
-            decision = decide_restart(self._runs)
-            if isinstance(decision, GiveUp):
-                self._report(f"{self.name} is not started again: {decision.reason}; its log: {self._process.log}")
-                return
-            await self._process.stop()  # what is left of its process group
-            self._report(f"{self.name}: restart in {decision.delay:g} s")
-            await self._sleep(decision.delay)
-            try:
-                await self.start()
-            except StartError as error:
-                self._report(str(error))
-                self._add_run(Run(None))
-                ready_at = None
-            else:
-                ready_at = time.monotonic()
-                self._report(f"{self.name} is ready again")
+        try:
+            while True:
+                if ready_at is not None:
+                    await self._wait_for_exit_or_request(ready_at)
+                await self._process.stop()  # the engine if it is to be restarted, or what is left of its process group
+                await self._wait_before_restart()
+                ready_at = time.monotonic() if await self._start_again() else None
+        finally:
+            if self._request is not None:
+                self._request.cancel()
+
+    async def restart(self) -> None:
+        """Stops the engine and starts it again, at once also if it waits for a restart or has been given up.
+
+        Returns when it is ready. Raises StartError if it cannot be started; it is then restarted as after an exit.
+        Raises RestartRefusedError while it is being started. `run` must be running.
+        """
+        if self._is_starting or self._request is not None:
+            raise RestartRefusedError(f"{self.name} is being started already")
+        self._request = asyncio.get_running_loop().create_future()
+        # `run` stops the process: from here, a signal could hit the next process, which `run` may have started by then.
+        self._requested.set()
+        await self._request
+
+    async def _wait_for_exit_or_request(self, ready_at: float) -> None:
+        code = await self._wait_for_exit()
+        if code is None:
+            self._report(f"{self.name}: restarting on request")
+        else:
+            self._add_run(Run(time.monotonic() - ready_at))
+            self._report(f"{self.name} {describe_exit(code)}; its log: {self._process.log}")
+
+    async def _wait_before_restart(self) -> None:
+        if self._request is not None:
+            return
+        decision = decide_restart(self._runs)
+        if isinstance(decision, GiveUp):
+            self._report(f"{self.name} is not started again: {decision.reason}; its log: {self._process.log}")
+            await self._requested.wait()
+            return
+        self._report(f"{self.name}: restart in {decision.delay:g} s")
+        waits = [asyncio.ensure_future(self._sleep(decision.delay)), asyncio.ensure_future(self._requested.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _start_again(self) -> bool:
+        """Whether the engine is ready."""
+        self._is_starting = True
+        failure: StartError | None = None
+        try:
+            await self.start()
+        except StartError as error:
+            failure = error
+            self._report(str(error))
+            self._add_run(Run(None))
+        else:
+            self._report(f"{self.name} is ready again")
+        self._is_starting = False
+        request, self._request = self._request, None
+        self._requested.clear()
+        if request is not None and not request.done():  # done: its caller was cancelled
+            request.set_exception(failure) if failure is not None else request.set_result(None)
+        return failure is None
 
     async def _start_once(self) -> None:
         try:
@@ -100,12 +153,23 @@ class EngineSupervisor:
             await self._process.stop()
             raise
 
-    async def _wait_for_exit(self) -> int:
-        """Also looks after the engine until then: its health, and the size of its log."""
+    async def _wait_for_exit(self) -> int | None:
+        """The exit code, or None if a restart was requested first.
+
+        Until then, it checks the engine's health and the size of its log.
+        """
         exited = asyncio.ensure_future(self._process.wait())
+        requested = asyncio.ensure_future(self._requested.wait())
         healthy_at = time.monotonic()
         try:
-            while not (await asyncio.wait([exited], timeout=self._health_interval))[0]:
+            while True:
+                await asyncio.wait(
+                    [exited, requested], timeout=self._health_interval, return_when=asyncio.FIRST_COMPLETED
+                )
+                if exited.done():
+                    return exited.result()
+                if requested.done():
+                    return None
                 await asyncio.to_thread(rotate_if_large, self._process.log)
                 if await self._is_ready():
                     healthy_at = time.monotonic()
@@ -113,9 +177,9 @@ class EngineSupervisor:
                     self._report(f"{self.name} failed its health checks for {self._unresponsive_after:g} s; killing it")
                     self._process.kill()
                     healthy_at = time.monotonic()
-            return exited.result()
         finally:
             exited.cancel()
+            requested.cancel()
 
     def _arguments_with_less_memory(self) -> list[str] | None:
         if self._uses_less_memory or not is_out_of_memory(self._process.read_log_end()):

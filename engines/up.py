@@ -20,6 +20,7 @@ from typing import Final
 import httpx
 from rich.console import Console
 
+from engines.control import serve_control
 from engines.launcher import EngineCommand, Program, ProgramNotInstalledError, choose_program, engine_command
 from engines.plan import UpPlan
 from engines.process import ManagedProcess, StartError, describe_exit
@@ -109,7 +110,7 @@ class ProcessTree:
         self._state = Path(plan.state)
         self._redis: ManagedProcess | None = None
         self._engines: list[ManagedProcess] = []
-        self._supervisors: list[EngineSupervisor] = []
+        self._supervisors: dict[str, EngineSupervisor] = {}
         self._router: ManagedProcess | None = None
         self._program: Program = "simulator"
 
@@ -127,12 +128,14 @@ class ProcessTree:
             await self._start_engines(client, launched, commands)
             router = await self._start_router(client)
             self._print_banner(commands)
-            watchers = [asyncio.ensure_future(supervisor.run()) for supervisor in self._supervisors]
+            watchers = [asyncio.ensure_future(supervisor.run()) for supervisor in self._supervisors.values()]
             if self._redis is not None:
                 watchers.append(asyncio.ensure_future(self._report_exit(self._redis)))
+            control = await serve_control(Path(self._plan.control_socket), self._supervisors)
             try:
                 code = await router.wait()
             finally:
+                control.close()
                 for watcher in watchers:
                     watcher.cancel()
                 # Awaited, so that no restart is under way when the processes are stopped.
@@ -197,7 +200,7 @@ class ProcessTree:
                 poll_interval=0.1 if self._program == "simulator" else 1.0, report=self._report,
             )  # fmt: skip
             await supervisor.start()
-            self._supervisors.append(supervisor)
+            self._supervisors[spec.name] = supervisor
             self._print_status(spec.name, "ready")
 
         try:

@@ -29,6 +29,7 @@ def build_plan(settings: Settings, config: Path, engine_kind: str, vllm_python: 
     """The input of `python -m engines`, which engines/plan.py reads. `engine_kind` is auto, vllm or simulator."""
     return {
         "state": str(Path(settings.router.state).resolve()),
+        "control_socket": str(settings.control_socket),
         "redis_socket": str(settings.redis_socket) if settings.cache.url == EMBEDDED else None,
         "redis_url": None if settings.cache.url == EMBEDDED else settings.cache.url,
         "router": {

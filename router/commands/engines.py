@@ -42,7 +42,8 @@ _IDLE_POLLS: Final = 3
 EngineNameArgument = Annotated[str, typer.Argument(help="Engine name, as in `roundhouse engines list`.")]
 
 app = typer.Typer(
-    help="List the engines; check them before their start; drain and resume one; show its log.", no_args_is_help=True
+    help="List the engines; check them before their start; drain, resume and restart one; show its log.",
+    no_args_is_help=True,
 )
 app.command()(logs)
 
@@ -64,12 +65,8 @@ class EngineRow(msgspec.Struct, frozen=True):
 @app.command(name="list")
 def list_command(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonLinesOption = False) -> None:
     """List the engines: which are up, which are drained, and what they work on."""
-    from router.shared.drains import decode_drains, read_drains_command
-    from router.store.admin.scan import execute_commands
-
     settings = load_settings(config)
-    (states,) = with_redis(settings, config, lambda client: execute_commands(client, [read_drains_command()]))
-    drained = {name for name, state in decode_drains(states or {}).items() if state.drained}
+    drained = _drained_engines(settings, config)
     rows = [_engine_row(engine, drained) for engine in asyncio.run(_probe_engines(settings, lambda _: True))]
     if as_json:
         for row in rows:
@@ -121,6 +118,50 @@ def resume(name: EngineNameArgument, config: ConfigOption = Path(DEFAULT_PATH), 
         write_json({"engine": name, "drained": False})
     else:
         typer.echo(f"{name} is back in service")
+
+
+@app.command()
+def restart(
+    name: EngineNameArgument,
+    config: ConfigOption = Path(DEFAULT_PATH),
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Timeout, in seconds, of the drain and again of the restart.")
+    ] = 1800.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Drain an engine that `roundhouse up` has started, restart it when it is idle, and resume it."""
+    from router.commands.restart import is_up_running, request_restart
+    from router.shared.drains import drain_command, resume_command
+
+    before = load_settings(config)
+    if not is_up_running(before.control_socket):
+        fail(f"no `roundhouse up` with {config} runs on this machine; {name} was not restarted")
+    was_drained = name in _drained_engines(before, config)
+    settings = _send_change(name, config, drain_command(name))
+    try:
+        if not _wait_with_progress(settings, name, timeout):
+            fail(f"engine {name} did not become idle within {timeout:g}s; it was not restarted")
+        print_err(f"{name} is idle; restarting it")
+        error = request_restart(settings.control_socket, name, timeout)
+    except TimeoutError:
+        fail(f"engine {name} was not ready {timeout:g}s after its restart; see `roundhouse engines logs {name}`")
+    finally:
+        if not was_drained:
+            _send_change(name, config, resume_command(name))
+    if error is not None:
+        fail(f"engine {name} was not restarted: {error}")
+    if as_json:
+        write_json({"engine": name, "restarted": True, "drained": was_drained})
+    else:
+        typer.echo(f"{name} is restarted" + ("; it stays drained" if was_drained else " and back in service"))
+
+
+def _drained_engines(settings: Settings, config: Path) -> set[str]:
+    from router.shared.drains import decode_drains, read_drains_command
+    from router.store.admin.scan import execute_commands
+
+    (states,) = with_redis(settings, config, lambda client: execute_commands(client, [read_drains_command()]))
+    return {name for name, state in decode_drains(states or {}).items() if state.drained}
 
 
 def _send_change(name: str, config: Path, command: "Command") -> Settings:

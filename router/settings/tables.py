@@ -207,8 +207,17 @@ class Settings(Strict, frozen=True):
 
     @property
     def redis_socket(self) -> Path:
-        """The socket of the private Redis of `url = "embedded"`: in the state directory if the path fits."""
-        path = Path(self.router.state).resolve() / "redis.sock"
+        """The socket of the private Redis of `url = "embedded"`."""
+        return self._socket("redis.sock")
+
+    @property
+    def control_socket(self) -> Path:
+        """The socket at which `roundhouse up` takes requests."""
+        return self._socket("up.sock")
+
+    def _socket(self, name: str) -> Path:
+        """A socket in the state directory; in the directory for temporary files if the path would be too long."""
+        path = Path(self.router.state).resolve() / name
         if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
             return path
         digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]

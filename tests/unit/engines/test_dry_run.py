@@ -31,6 +31,7 @@ def engine(name: str = "e", **launch: Any) -> EngineSpec:
 def plan(*engines: EngineSpec, vllm_python: str | None = "python3", **fields: Any) -> UpPlan:
     given: dict[str, Any] = {
         "state": "/state",
+        "control_socket": "/state/up.sock",
         "redis_socket": None,
         "redis_url": "redis://:hunter2hunter2@h",
         "router": RouterSpec(host="127.0.0.1", port=8080, argv=["python", "-m", "router", "serve"]),

@@ -138,7 +138,8 @@ def test_gpus_are_numbered_as_nvidia_smi_numbers_them() -> None:
 def launched(spec: EngineSpec, *, program: Any = "vllm") -> Any:
     router = RouterSpec(host="h", port=1, argv=[])
     plan = UpPlan(
-        state="s", redis_socket=None, redis_url=None, router=router, kind="auto", vllm_python="python", engines=[spec],
+        state="s", control_socket="s/up.sock", redis_socket=None, redis_url=None,
+        router=router, kind="auto", vllm_python="python", engines=[spec],
         example_model="m",
     )  # fmt: skip
     return engine_command(spec, program, plan)

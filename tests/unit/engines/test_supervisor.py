@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from engines.process import ManagedProcess, StartError
 from engines.restarts import MAX_FAILED_STARTS
-from engines.supervisor import EngineSupervisor
+from engines.supervisor import EngineSupervisor, RestartRefusedError
 from tests.support.waiting import eventually
 
 RUNS = "import time; print('begun', flush=True); time.sleep(600)"
@@ -102,9 +102,69 @@ async def test_an_engine_that_cannot_start_any_more_is_given_up(
     await supervised.supervisor.start()
     broken.touch()
     os.kill(supervised.process.pid, signal.SIGKILL)
-    await supervised.supervisor.run()
+    running = asyncio.ensure_future(supervised.supervisor.run())
+    await eventually(lambda: "is not started again" in "".join(supervised.events[-1:]))
     assert len(supervised.delays) == MAX_FAILED_STARTS
     assert supervised.events[-1].startswith("e0 is not started again: it ended 3 times in a row before it was ready")
+    with pytest.raises(StartError, match="ended with code 3"):
+        await supervised.supervisor.restart()
+    broken.unlink()
+    await supervised.supervisor.restart()
+    assert supervised.events[-1] == "e0 is ready again"
+    running.cancel()
+
+
+async def test_a_requested_restart_replaces_the_process_without_a_delay(supervise: Callable[..., Supervised]) -> None:
+    supervised = supervise(RUNS)
+    await supervised.supervisor.start()
+    running = asyncio.ensure_future(supervised.supervisor.run())
+    pid = supervised.process.pid
+    await supervised.supervisor.restart()
+    assert supervised.process.pid != pid
+    assert not _runs(pid)
+    assert supervised.events == ["e0: restarting on request", "e0 is ready again"]
+    os.kill(supervised.process.pid, signal.SIGKILL)
+    await eventually(lambda: supervised.events.count("e0 is ready again") == 2)
+    assert supervised.delays == [1], "the requested restart counts as no exit"
+    running.cancel()
+
+
+async def test_a_requested_restart_ends_the_wait_after_an_exit(
+    supervise: Callable[..., Supervised], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervised = supervise(RUNS)
+    monkeypatch.setattr(supervised.supervisor, "_sleep", lambda _: asyncio.Event().wait())
+    await supervised.supervisor.start()
+    running = asyncio.ensure_future(supervised.supervisor.run())
+    os.kill(supervised.process.pid, signal.SIGKILL)
+    await eventually(lambda: "e0: restart in 1 s" in supervised.events)
+    await supervised.supervisor.restart()
+    assert supervised.events[-1] == "e0 is ready again"
+    running.cancel()
+
+
+async def test_a_restart_is_refused_while_one_is_under_way(supervise: Callable[..., Supervised]) -> None:
+    supervised = supervise(RUNS)
+    await supervised.supervisor.start()
+    running = asyncio.ensure_future(supervised.supervisor.run())
+    first = asyncio.ensure_future(supervised.supervisor.restart())
+    await asyncio.sleep(0)
+    with pytest.raises(RestartRefusedError, match="e0 is being started already"):
+        await supervised.supervisor.restart()
+    await first
+    running.cancel()
+
+
+async def test_a_restart_under_way_is_cancelled_with_the_supervision(supervise: Callable[..., Supervised]) -> None:
+    supervised = supervise(RUNS)
+    await supervised.supervisor.start()
+    running = asyncio.ensure_future(supervised.supervisor.run())
+    await asyncio.sleep(0)
+    request = asyncio.ensure_future(supervised.supervisor.restart())
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([request])
+    assert request.cancelled()
 
 
 async def test_a_first_start_that_fails_leaves_nothing_running(supervise: Callable[..., Supervised]) -> None:

@@ -1,5 +1,8 @@
 """`roundhouse up` as a user runs it: its output, what it serves, and that no process is left behind."""
 
+import asyncio
+import itertools
+import json
 import os
 import re
 import shlex
@@ -14,6 +17,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from tests.support.cli_helpers import run_cli
 from tests.support.waiting import eventually, free_port
 
 ENGINE = """
@@ -42,7 +46,7 @@ class Up:
         self.engine_ports = [free_port(), free_port()]
         self._output = folder / f"up-{self.port}.log"
         engines = [ENGINE.format(name=f"e{n}", port=p, more=more) for n, p in enumerate(self.engine_ports)]
-        config = folder / f"roundhouse-{self.port}.toml"
+        self.config = config = folder / f"roundhouse-{self.port}.toml"
         config.write_text(
             f'[router]\nport = {self.port}\nstate = "state"\n[[model]]\nname = "llama"\n{"".join(engines)}'
         )
@@ -254,6 +258,51 @@ async def test_a_killed_engine_is_started_again_while_the_others_serve(up: Calla
         assert (await http.get(f"http://127.0.0.1:{tree.engine_ports[0]}/health")).status_code == 200
     tree.process.send_signal(signal.SIGINT)
     assert await tree.ended() == 0
+
+
+async def test_a_requested_restart_fails_no_request(up: Callable[..., Up]) -> None:
+    tree = up()
+    await tree.ready()
+    old = tree.children()[str(tree.engine_ports[0])]
+    restarted = asyncio.Event()
+    engines: set[str] = set()
+
+    async def send_requests(http: httpx.AsyncClient, client_number: int) -> None:
+        numbers = itertools.count()
+        while not restarted.is_set():
+            question = {"role": "user", "content": f"{client_number}, {next(numbers)}"}
+            body = {"model": "llama", "messages": [question], "stream": client_number % 2 == 0, "max_tokens": 8}
+            response = await http.post("/v1/chat/completions", json=body)
+            assert response.status_code == 200, response.text
+            assert client_number % 2 or response.text.endswith("[DONE]\n\n")
+            engines.add(response.headers["x-engine"])
+
+    async with client(tree) as http, asyncio.TaskGroup() as group:
+        for client_number in range(4):
+            group.create_task(send_requests(http, client_number))
+        await eventually(lambda: engines == {"e0", "e1"})
+        command = ["engines", "restart", "e0", "-c", str(tree.config), "--json"]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "router", *command, cwd=tree.folder, stdout=subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        engines.clear()
+        await eventually(lambda: engines == {"e0", "e1"}, timeout=60)
+        restarted.set()
+    assert (process.returncode, json.loads(output)) == (0, {"engine": "e0", "restarted": True, "drained": False})
+    assert "roundhouse: e0: restarting on request" in tree.output
+    assert tree.children()[str(tree.engine_ports[0])] != old
+    tree.process.send_signal(signal.SIGINT)
+    assert await tree.ended() == 0
+
+
+async def test_a_restart_without_a_running_tree_changes_nothing(tmp_path: Path) -> None:
+    config = tmp_path / "roundhouse.toml"
+    engine = ENGINE.format(name="e0", port=free_port(), more="")
+    config.write_text(f'[router]\nstate = "state"\n[[model]]\nname = "llama"\n{engine}')
+    result = await run_cli("engines", "restart", "e0", "--config", config)
+    assert result.code == 1
+    assert result.stderr == f"roundhouse: no `roundhouse up` with {config} runs on this machine; e0 was not restarted\n"
 
 
 async def test_a_stop_while_an_engine_waits_for_its_restart_leaves_no_process(up: Callable[..., Up]) -> None:
