@@ -1,6 +1,7 @@
 """The log files of the processes that `roundhouse up` starts: kept over restarts, and bounded in size."""
 
 import contextlib
+import os
 import shutil
 from pathlib import Path
 from typing import Final
@@ -24,22 +25,21 @@ def rotate_if_large(log: Path, max_size: int = MAX_SIZE) -> bool:
     """Rotates the log of a running process, which keeps its descriptor, if it is larger than `max_size` bytes.
 
     So the content is copied and the file then emptied; lines written between the two are lost. The process must have
-    opened the file for appending.
+    opened the file for appending. A failure leaves the log as it is: the engine matters more.
     """
+    copy = _older(log, 0)
     try:
         if log.stat().st_size <= max_size:
             return False
-        rotate_from = _older(log, 0)
-        shutil.copyfile(log, rotate_from)
-        with log.open("r+b") as file:
-            file.truncate(0)
-    except OSError:  # no space for the copy, or the file was removed: the engine matters more than its log
+        shutil.copyfile(log, copy)
+        os.truncate(log, 0)
+        for number in range(KEPT, 0, -1):
+            with contextlib.suppress(FileNotFoundError):
+                _older(log, number - 1).replace(_older(log, number))
+    except OSError:
         with contextlib.suppress(OSError):
-            _older(log, 0).unlink(missing_ok=True)
+            copy.unlink(missing_ok=True)
         return False
-    for number in range(KEPT, 0, -1):
-        with contextlib.suppress(FileNotFoundError):
-            _older(log, number - 1).replace(_older(log, number))
     return True
 
 

@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,16 +41,23 @@ class ManagedProcess:
         self.argv = list(argv)
         self._env = {**os.environ, **(env or {})}
         self._process: asyncio.subprocess.Process | None = None
+        # The process group to stop; None once it has been, since the id may then belong to another one.
+        self._group: int | None = None
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
     async def start(self) -> None:
         """Raises StartError."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._group = None  # if this start fails, there is nothing to stop
         try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
             rotate(self.log)
             # For appending, so that the file can be emptied while the child writes. The child has its own descriptor;
             # the parent's is closed after the start.
@@ -64,8 +72,11 @@ class ManagedProcess:
                     start_new_session=True,
                     preexec_fn=_die_with_parent if sys.platform == "linux" else None,
                 )
+            self._group = self._process.pid
         except OSError as error:
             raise StartError(f"{self.name}: cannot start {self.argv[0]}: {error.strerror}") from None
+        except subprocess.SubprocessError as error:  # in the child, before it executes the program
+            raise StartError(f"{self.name}: cannot start {self.argv[0]}: {error}") from None
 
     async def wait(self) -> int:
         """Waits for its exit; returns the exit code, negative for a signal."""
@@ -84,7 +95,7 @@ class ManagedProcess:
         try:
             async with asyncio.timeout(timeout):
                 while not exited.done():
-                    if await is_ready():
+                    if await is_ready() and not exited.done():
                         return
                     await asyncio.wait([exited], timeout=interval)
         except TimeoutError:
@@ -94,26 +105,25 @@ class ManagedProcess:
         raise StartError(f"{self.name}: {describe_exit(exited.result())} before it was ready; {self._last_log_line()}")
 
     async def stop(self, grace_period: float = GRACE_PERIOD) -> None:
-        """Stops it and its children, if it still runs."""
-        if self._process is None:
+        """Stops it and its children, if it still runs; only its children if it has exited."""
+        process, group = self._process, self._group
+        if process is None or group is None:
             return
-        self._signal_group(signal.SIGTERM)
+        _signal_group(group, signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_period):
-                await self._process.wait()
+                await process.wait()
         except TimeoutError:
             pass
-        self._signal_group(signal.SIGKILL)  # children that outlive it, or the process itself after the timeout
-        await self._process.wait()
+        _signal_group(group, signal.SIGKILL)  # children that outlive it, or the process itself after the timeout
+        await process.wait()
+        if self._group == group:
+            self._group = None
 
     def kill(self) -> None:
         """Kills it and its children at once; a concurrent `stop` returns then."""
-        if self._process is not None:
-            self._signal_group(signal.SIGKILL)
-
-    def _signal_group(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, number)
+        if self._group is not None:
+            _signal_group(self._group, signal.SIGKILL)
 
     def read_log_end(self) -> str:
         """The last part of its log; empty if there is none."""
@@ -127,6 +137,12 @@ class ManagedProcess:
     def _last_log_line(self) -> str:
         lines = [line for line in self.read_log_end().splitlines() if line.strip()]
         return f"its last line: {lines[-1].strip()[:300]} (full log: {self.log})" if lines else f"its log: {self.log}"
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    # PermissionError: a child with another user's id, which is not ours to end.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
 
 
 def describe_exit(code: int) -> str:

@@ -8,13 +8,16 @@ from typing import Final
 from engines.gpu_memory import is_out_of_memory, with_less_memory
 from engines.logs import rotate_if_large
 from engines.process import ManagedProcess, StartError, describe_exit
-from engines.restarts import MAX_FAILED_STARTS, STABLE_AFTER, GiveUp, Run, decide_restart
+from engines.restarts import INITIAL_DELAY, MAX_FAILED_STARTS, STABLE_AFTER, GiveUp, Run, decide_restart
 
 HEALTH_INTERVAL: Final = 5.0
 """Seconds between two health checks of an engine that serves."""
 
 UNRESPONSIVE_AFTER: Final = 60.0
-"""Seconds without a successful health check after which a running engine is killed."""
+"""Seconds of failing health checks after which a running engine is killed."""
+
+MIN_FAILED_CHECKS: Final = 6
+"""Failed checks in a row that there must be as well: time also passes while this process is suspended."""
 
 # Runs that `decide_restart` can depend on: the wait stops growing far earlier.
 _KEPT_RUNS: Final = 16 + MAX_FAILED_STARTS
@@ -32,7 +35,7 @@ class EngineSupervisor:
       `restart`.
     - An engine whose health checks fail for UNRESPONSIVE_AFTER seconds is killed, and then started again.
     - What is left of the engine's process group is killed before a restart, since it may hold the port or GPU memory.
-    - A start that fails for want of GPU memory is tried once more with less, for as long as this process lives.
+    - A start that fails for want of GPU memory is tried once more with less. If that succeeds, it stays so.
     """
 
     def __init__(
@@ -67,11 +70,16 @@ class EngineSupervisor:
             less = self._arguments_with_less_memory()
             if less is None:
                 raise
-            self._uses_less_memory = True
-            self._process.argv = less
             option = " ".join(less[-2:])
             self._report(f"{self.name}: the GPU has too little free memory; trying once more with {option}")
-            await self._start_once()
+            await self._sleep(INITIAL_DELAY)  # the memory of the first try may not be free yet
+            argv, self._process.argv = self._process.argv, less
+            try:
+                await self._start_once()
+            except BaseException:
+                self._process.argv = argv
+                raise
+            self._uses_less_memory = True
 
     async def run(self) -> None:
         """Runs until it is cancelled. Call it after `start`."""
@@ -130,9 +138,10 @@ class EngineSupervisor:
         failure: StartError | None = None
         try:
             await self.start()
-        except StartError as error:
-            failure = error
-            self._report(str(error))
+        except Exception as error:  # noqa: BLE001
+            # The last line of defence: an engine must not lose its supervision. All but StartError is unexpected.
+            failure = error if isinstance(error, StartError) else StartError(f"{self.name}: cannot start: {error!r}")
+            self._report(str(failure))
             self._add_run(Run(None))
         else:
             self._report(f"{self.name} is ready again")
@@ -144,14 +153,23 @@ class EngineSupervisor:
         return failure is None
 
     async def _start_once(self) -> None:
+        if await self._is_healthy():
+            raise StartError(f"{self.name}: another process answers at its address")
         try:
             await self._process.start()
             await self._process.wait_until_ready(
-                self._is_ready, timeout=self._ready_timeout, interval=self._poll_interval
+                self._is_healthy, timeout=self._ready_timeout, interval=self._poll_interval
             )
-        except BaseException:
+        except StartError:  # after a cancellation, the process is stopped by whoever has cancelled
             await self._process.stop()
             raise
+
+    async def _is_healthy(self) -> bool:
+        try:
+            return await self._is_ready()
+        except Exception:  # noqa: BLE001
+            # The last line of defence: a check that raises must not end the supervision.
+            return False
 
     async def _wait_for_exit(self) -> int | None:
         """The exit code, or None if a restart was requested first.
@@ -160,7 +178,8 @@ class EngineSupervisor:
         """
         exited = asyncio.ensure_future(self._process.wait())
         requested = asyncio.ensure_future(self._requested.wait())
-        healthy_at = time.monotonic()
+        failing_since = 0.0
+        failed_checks = 0
         try:
             while True:
                 await asyncio.wait(
@@ -171,12 +190,16 @@ class EngineSupervisor:
                 if requested.done():
                     return None
                 await asyncio.to_thread(rotate_if_large, self._process.log)
-                if await self._is_ready():
-                    healthy_at = time.monotonic()
-                elif time.monotonic() - healthy_at >= self._unresponsive_after:
-                    self._report(f"{self.name} failed its health checks for {self._unresponsive_after:g} s; killing it")
+                if await self._is_healthy():
+                    failed_checks = 0
+                    continue
+                failing_since = failing_since if failed_checks else time.monotonic()
+                failed_checks += 1
+                failing_for = time.monotonic() - failing_since
+                if failed_checks >= MIN_FAILED_CHECKS and failing_for >= self._unresponsive_after:
+                    self._report(f"{self.name} failed its health checks for {failing_for:.0f} s; killing it")
                     self._process.kill()
-                    healthy_at = time.monotonic()
+                    failed_checks = 0
         finally:
             exited.cancel()
             requested.cancel()

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from engines.control import serve_control
 from engines.launcher import EngineCommand, Program, ProgramNotInstalledError, choose_program, engine_command
+from engines.logs import rotate_if_large
 from engines.plan import UpPlan
 from engines.process import ManagedProcess, StartError, describe_exit
 from engines.redis_server import RedisNotInstalledError, find_program, redis_argv
@@ -30,6 +31,7 @@ from engines.supervisor import EngineSupervisor
 
 _REDIS_READY_TIMEOUT: Final = 60.0  # seconds; Redis may have to load its data
 _ROUTER_READY_TIMEOUT: Final = 60.0
+_LOG_CHECK_INTERVAL: Final = 30.0  # seconds
 _ROUTER_GRACE_PERIOD: Final = 35.0  # seconds; more than the 30 s that the router gives open streams
 
 
@@ -60,7 +62,7 @@ async def up(plan: UpPlan, console: Console) -> int:
                 stop_requested.clear()
                 running.cancel()
                 stopped.cancel()
-                with contextlib.suppress(asyncio.CancelledError, UpError, StartError):
+                with contextlib.suppress(asyncio.CancelledError, Exception):  # raised above, if it is not cancelled
                     await running
                 await _stop(tree, force=stop_requested)
     except (UpError, StartError, RedisNotInstalledError, ProgramNotInstalledError) as error:
@@ -131,11 +133,13 @@ class ProcessTree:
             watchers = [asyncio.ensure_future(supervisor.run()) for supervisor in self._supervisors.values()]
             if self._redis is not None:
                 watchers.append(asyncio.ensure_future(self._report_exit(self._redis)))
+            watchers.append(asyncio.ensure_future(self._rotate_logs()))
             control = await serve_control(Path(self._plan.control_socket), self._supervisors)
             try:
                 code = await router.wait()
             finally:
                 control.close()
+                Path(self._plan.control_socket).unlink(missing_ok=True)
                 for watcher in watchers:
                     watcher.cancel()
                 # Awaited, so that no restart is under way when the processes are stopped.
@@ -226,10 +230,20 @@ class ProcessTree:
 
     async def _report_exit(self, process: ManagedProcess) -> None:
         how = describe_exit(await process.wait())
+        await process.stop()  # what is left of its process group
         self._report(f"{process.name} {how}; the others keep running. Its log: {process.log}")
 
+    async def _rotate_logs(self) -> None:
+        """Bounds the logs of the router and of Redis; the engines' supervisors do it for theirs."""
+        while True:
+            await asyncio.sleep(_LOG_CHECK_INTERVAL)
+            for process in (self._router, self._redis):
+                if process is not None:
+                    await asyncio.to_thread(rotate_if_large, process.log)
+
     def _report(self, event: str) -> None:
-        self._console.print(f"roundhouse: {event}", style="bold red", highlight=False, soft_wrap=True, markup=False)
+        with contextlib.suppress(OSError):  # the terminal is closed, or the disk of a log is full
+            self._console.print(f"roundhouse: {event}", style="bold red", highlight=False, soft_wrap=True, markup=False)
 
     # -- messages to a person ---------------------------------------------------------------------------------------
 

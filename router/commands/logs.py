@@ -34,11 +34,11 @@ def logs(
             position = file.tell()
     except FileNotFoundError:
         fail(f"{log}: no such file; `roundhouse up` writes it, in the folder where it runs")
-    _print(b"".join(last_lines))
+    typer.echo(b"".join(last_lines), nl=False)
     if follow:
         try:
             for data in _follow(log, position):
-                _print(data)
+                typer.echo(data, nl=False)
         except KeyboardInterrupt:
             return
 
@@ -70,7 +70,3 @@ def _follow(log: Path, position: int) -> Iterator[bytes]:
             file = log.open("rb")
         elif status.st_size < file.tell():
             file.seek(0)
-
-
-def _print(data: bytes) -> None:
-    typer.echo(data.decode(errors="replace"), nl=False)

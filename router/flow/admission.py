@@ -20,6 +20,7 @@ _QUEUED_PER_SLOT: Final = 4
 _MIN_QUEUE_LENGTH: Final = 16
 _MAX_QUEUE_LENGTH: Final = 1024  # because each queued request holds its body in memory
 _MAX_FINISH_TIMES: Final = 64  # the last ends of requests, whose rate gives Retry-After
+_WORTH_WAITING: Final = (Readiness.READY, Readiness.PROBING)
 
 
 def max_queue_length(slots: int) -> int:
@@ -127,7 +128,10 @@ class Admission:
         length_before = len(model.queue)
         if not length_before:
             return
-        if self._readiness(engine) is Readiness.BLOCKED:
+        if self._readiness(engine) is not Readiness.BLOCKED:
+            model.blocked.discard(engine)
+        elif engine not in model.blocked:
+            model.blocked.add(engine)
             self._dismiss_blocked(model)
         while engine.has_free_slot and (waiter := self._next_waiter(engine, model)) is not None:
             engine.in_flight += 1
@@ -140,30 +144,29 @@ class Admission:
             case Readiness.READY:
                 return model.queue.pop(lambda waiter: waiter.can_use(engine))
             case Readiness.DOWN:
-                return model.queue.pop(lambda waiter: waiter.can_use(engine) and not self._has_better(waiter.engines))
+                # A waiter goes to an engine that is down only if it has none that it can rather wait for.
+                better = [each for each in model.engines if self._readiness(each) in _WORTH_WAITING]
+                return model.queue.pop(lambda waiter: waiter.can_use(engine) and waiter.has_none_of(better))
             case Readiness.PROBING | Readiness.BLOCKED:
                 return None
 
-    def _has_better(self, engines: Sequence[Engine]) -> bool:
-        """Whether one of these engines can be waited for, in place of one that is down."""
-        return any(self._readiness(engine) in (Readiness.READY, Readiness.PROBING) for engine in engines)
-
     def _dismiss_blocked(self, model: "_ModelQueue") -> None:
         """Ends the wait of the requests that no engine can get: a new request would not wait for these engines."""
-        for waiter in model.queue.remove_if(lambda waiter: self._are_blocked(waiter.engines)):
+        usable = [engine for engine in model.engines if self._readiness(engine) is not Readiness.BLOCKED]
+        for waiter in model.queue.remove_if(lambda waiter: waiter.has_none_of(usable)):
             if not waiter.granted_engine.done():  # else it has just been cancelled
                 waiter.granted_engine.set_result(None)
-
-    def _are_blocked(self, engines: Sequence[Engine]) -> bool:
-        return all(self._readiness(engine) is Readiness.BLOCKED for engine in engines)
 
     # -- the queue ----------------------------------------------------------------------------------------------------
 
     async def acquire(self, tenant: str, engines: Sequence[Engine]) -> Slot | None:
         """Waits for a slot at any of these engines. None: all of them are blocked. Raises NoSlotError."""
-        if self._are_blocked(engines):
-            return None
         model = self._models[engines[0].model]
+        # An engine that is blocked later on is then seen as newly blocked, and this request leaves the queue.
+        usable = [engine for engine in engines if self._readiness(engine) is not Readiness.BLOCKED]
+        if not usable:
+            return None
+        model.blocked.difference_update(usable)
         waiter = _QueuedRequest(engines)
         self._enqueue(tenant, waiter, model)
         timeout_timer = asyncio.get_running_loop().call_later(
@@ -238,14 +241,22 @@ class _QueuedRequest:
         # `done`: it has been cancelled and is not yet removed from the queue.
         return engine in self.engines and not self.granted_engine.done()
 
+    def has_none_of(self, engines: Sequence[Engine]) -> bool:
+        return not any(engine in self.engines for engine in engines)
+
 
 class _ModelQueue:
-    """A model's queue, and the times (in seconds of the Admission's clock) at which its last requests ended."""
+    """A model's queue, and the times (in seconds of the Admission's clock) at which its last requests ended.
 
-    __slots__ = ("finish_times", "name", "queue")
+    `blocked`: the engines for which the requests that cannot get any other have been taken out of the queue.
+    """
+
+    __slots__ = ("blocked", "engines", "finish_times", "name", "queue")
 
     def __init__(self, name: str, engines: Sequence[Engine]) -> None:
         self.name = name
+        self.engines = engines
+        self.blocked: set[Engine] = set()
         self.queue: FairQueue[_QueuedRequest] = FairQueue(
             max_queue_length(sum(engine.max_in_flight or 0 for engine in engines))
         )

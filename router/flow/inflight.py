@@ -165,6 +165,7 @@ class InFlightRequest:
             # Only the slowest ones; the next round of the loop drops what they alone have kept.
             for subscriber in [subscriber for subscriber in self.subscribers if subscriber.next_frame == needed]:
                 subscriber.overrun = True
+                subscriber.wake()  # nothing else will: it gets neither frames nor the result any more
                 self._remove_subscriber(subscriber)  # its `close` calls `unsubscribe`, and that `on_no_subscribers`
 
     def _remove_subscriber(self, subscriber: "Subscriber") -> None:
@@ -225,9 +226,9 @@ class Subscriber:
             self._wakeup = None
 
     async def wait_until_started(self, *, needs_end: bool) -> None:
-        """Returns once there is data or a result; with `needs_end`, only at the result."""
+        """Returns once there is data or a result; with `needs_end`, only at the result. Returns if it is overrun."""
         inflight = self._inflight
-        while inflight.result is None and (needs_end or not inflight.has_data):
+        while inflight.result is None and not self.overrun and (needs_end or not inflight.has_data):
             await self._wait_for_data()
 
     async def read(self, try_send: TrySend | None = None) -> bytes:

@@ -52,6 +52,9 @@ class ResponseDelivery:
         # The form of the response is known once there is data or a result: another process may lead it for a JSON
         # client, and then there are no frames, only a result.
         await self._subscriber.wait_until_started(needs_end=not self._request.stream)
+        if self._subscriber.overrun and inflight.result is None and not self._request.stream:
+            # It waits for the end, and the frames have grown beyond what is buffered for it. A retry does not join.
+            raise RetryRequest
         record, exchange = inflight.record, self._exchange
         exchange.engine, exchange.fallback_model, exchange.task = record.engine, record.fallback_model, record.task
         exchange.first_token_at = time.perf_counter()

@@ -57,7 +57,8 @@ def _find_in_parts(parts: list[Any]) -> str | None:
 
 
 def _find_in_part(part: dict[str, Any]) -> str | None:
-    if part.get("type") in _TEXT_TYPES:
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in _TEXT_TYPES:
         return None
     for name, value in part.items():
         field = None

@@ -75,6 +75,23 @@ async def test_its_environment_extends_ours(started: Started, monkeypatch: pytes
     assert child.log.read_text() == "1 2\n"
 
 
+async def test_a_process_that_was_stopped_gets_no_more_signals(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = await started.run(STUBBORN)
+    child.kill()
+    await child.stop()
+    signalled: list[int] = []
+    monkeypatch.setattr("engines.process.os.killpg", lambda group, _: signalled.append(group))
+    child.kill()
+    await child.stop()
+    child.argv = ["/no/such/program"]
+    with pytest.raises(StartError):
+        await child.start()
+    await child.stop()
+    assert signalled == [], "another process group may have its id by now"
+
+
 async def test_it_is_ready_when_the_check_succeeds(started: Started) -> None:
     child = await started.run(STUBBORN)
     check_count = 0

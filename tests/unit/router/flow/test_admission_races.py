@@ -205,6 +205,21 @@ async def test_a_request_leaves_the_queue_when_all_its_engines_are_blocked_thoug
     elsewhere.cancel()
 
 
+async def test_a_request_queued_between_two_times_at_which_its_engine_is_blocked_leaves_at_the_second() -> None:
+    a, b = engine("a"), engine("b")
+    harness = AdmissionHarness(a, b)
+    for _ in range(2):
+        await harness.ask()
+    a.drained = True
+    harness.admission.recheck()
+    a.drained = False  # nothing calls `recheck` for it
+    waiting = harness.wait(a)
+    await harness.run_loop()
+    a.drained = True
+    harness.admission.recheck()
+    assert await waiting is None
+
+
 async def test_a_request_whose_engines_are_all_blocked_is_not_queued() -> None:
     a = engine("a")
     harness = AdmissionHarness(a)

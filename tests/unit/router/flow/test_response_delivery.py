@@ -9,7 +9,7 @@ from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recorded_response import RecordedResponse
 from router.errors import ApiError
 from router.flow.exchange import Exchange
-from router.flow.inflight import InFlightRequest
+from router.flow.inflight import MAX_LAG, InFlightRequest
 from router.flow.response_delivery import LEADER_LOCAL_ERRORS, ResponseDelivery, RetryRequest
 from router.flow.result import GenerationResult, lost_result
 from tests.support.factories import chat
@@ -49,6 +49,18 @@ async def test_a_stream_ends_with_the_usage_event_if_the_client_asked_for_it(wit
     assert delivery.finished
     assert await delivery.read() == b"", "the end comes once"
     assert (exchange.prompt_tokens, exchange.completion_tokens, exchange.outcome) == (1, 2, "complete")
+
+
+async def test_a_client_that_wants_json_retries_when_the_stream_grows_beyond_what_is_buffered_for_it() -> None:
+    inflight = in_flight_request(request=chat(stream=True), join_limit=10)
+    delivery, exchange = deliver(inflight, chat())
+    starting = asyncio.ensure_future(delivery.start())
+    await asyncio.sleep(0)
+    for _ in range(3):
+        inflight.publish(b"x" * (MAX_LAG // 2 + 1))
+    with pytest.raises(RetryRequest):
+        await asyncio.wait_for(starting, 5)
+    assert exchange.outcome == "complete", "the next attempt decides"
 
 
 async def test_a_client_that_wants_json_gets_the_recorded_form_of_a_stream_at_its_end() -> None:

@@ -116,6 +116,14 @@ def test_content_within_the_request_is_cached(inference_request: InferenceReques
     assert decide_caching(inference_request, NO_DIRECTIVES, "all") == CacheDecision(None, may_store=True)
 
 
+@pytest.mark.parametrize("kind", [[], {}, None, 1])
+def test_a_part_of_an_odd_type_is_searched_like_any_other(kind: Any) -> None:
+    part = {"type": kind, "image_url": {"url": "https://example.com/cat.png"}}
+    bypass, _ = decide_caching(chat(messages=[{"role": "user", "content": [part]}]), NO_DIRECTIVES, "all")
+    assert bypass is not None
+    assert bypass.reason is BypassReason.UNCACHEABLE
+
+
 def test_text_messages_are_not_inspected() -> None:
     assert request_parts(chat()).texts_only
     assert request_parts(completion()).texts_only
