@@ -1,6 +1,7 @@
 """A real Redis for tests to read, freeze and kill."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -101,9 +102,8 @@ class RedisServer:
             raise CannotStartError
         try:
             reader, writer = await asyncio.open_unix_connection(str(self.socket))
-        except OSError:
+            with contextlib.closing(writer):
+                writer.write(b"PING\r\n")
+                return await reader.readline() == b"+PONG\r\n"
+        except OSError:  # not there yet, or it closes its first connections while it starts
             return False
-        writer.write(b"PING\r\n")
-        reply = await reader.readline()
-        writer.close()
-        return reply == b"+PONG\r\n"
