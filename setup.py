@@ -47,6 +47,7 @@ MODULES: Final = {
         "leadership",
         "request_resolver",
         "response_delivery",
+        "response_storage",
     ],
     "router/net": ["pending_replies"],
     "router/net/client": ["connection", "errors", "http1", "pool", "response", "transport"],

@@ -1,6 +1,6 @@
 """The cost of a request on each path: CPU time, and the instructions of the router's process.
 
-    PYTHONPATH=. .venv/bin/python benchmarks/paths.py [--instructions] [--only hit]
+    PYTHONPATH=. .venv/bin/python benchmarks/paths.py [--instructions] [--only hit] [--tracing 1.0]
 
 One router process with all features on, a Redis, an engine of minimal cost, and the load, all on this machine. CPU time
 is the router's, user and system, as the scheduler counts it. Instructions (user mode only) are counted by valgrind's
@@ -10,6 +10,7 @@ per cent, which CPU time does not.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import re
 import subprocess
@@ -22,6 +23,7 @@ from bare_engine import EVENTS
 from load import Load, bodies, load
 from processes import cpu_seconds, running_routers
 
+from tests.support.collector import Collector
 from tests.support.router_process import RouterProcess
 
 CALLGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no")
@@ -69,10 +71,12 @@ async def cpu_ms(router: RouterProcess, path: RequestPath, connections: int, req
     return (cpu_seconds(router.process.pid) - before) / requests * 1000
 
 
-async def million_instructions(path: RequestPath, connections: int, requests: int) -> float:
+async def million_instructions(path: RequestPath, connections: int, requests: int, rest: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         command_prefix = (*CALLGRIND, f"--callgrind-out-file={folder}/out")
-        async with running_routers(local=path.local, events=path.events, command_prefix=command_prefix) as (router,):
+        async with running_routers(local=path.local, events=path.events, command_prefix=command_prefix, rest=rest) as (
+            router,
+        ):
             bodies = path.bodies()
             await load(router.port, bodies, connections=connections, requests=256)
             await control(router, "--instr=on")
@@ -96,17 +100,26 @@ async def main() -> None:
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--instructions", action="store_true", help="also count instructions, with valgrind")
     parser.add_argument("--only", default="", help="only paths whose name contains this")
+    parser.add_argument("--tracing", type=float, help="the share of traced requests; the collector runs here")
     arguments = parser.parse_args()
-    for path in PATHS:
-        if arguments.only not in path.name:
-            continue
-        async with running_routers(local=path.local, events=path.events) as (router,):
-            row: dict[str, object] = {"path": path.name}
-            row["cpu_ms"] = round(await cpu_ms(router, path, arguments.connections, arguments.requests), 4)
-        if arguments.instructions:
-            counted = await million_instructions(path, arguments.connections, 400)
-            row["million_instructions"] = round(counted, 3)
-        print(json.dumps(row), flush=True)
+    with contextlib.ExitStack() as stack:
+        rest = ""
+        if arguments.tracing is not None:
+            collector = stack.enter_context(Collector())
+            rest = f'[tracing]\nendpoint = "{collector.url}"\nsample = {arguments.tracing}\n'
+        for path in PATHS:
+            if arguments.only in path.name:
+                await measure(path, arguments, rest)
+
+
+async def measure(path: RequestPath, arguments: argparse.Namespace, rest: str) -> None:
+    async with running_routers(local=path.local, events=path.events, rest=rest) as (router,):
+        row: dict[str, object] = {"path": path.name}
+        row["cpu_ms"] = round(await cpu_ms(router, path, arguments.connections, arguments.requests), 4)
+    if arguments.instructions:
+        counted = await million_instructions(path, arguments.connections, 400, rest)
+        row["million_instructions"] = round(counted, 3)
+    print(json.dumps(row), flush=True)
 
 
 asyncio.run(main())

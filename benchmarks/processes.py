@@ -11,9 +11,10 @@ from pathlib import Path
 
 from bare_engine import EVENTS
 
+from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import ROUNDHOUSE, RouterProcess
-from tests.support.waiting import eventually, free_port
+from tests.support.waiting import eventually
 
 START_TIMEOUT = 180.0
 """Seconds; with valgrind, a router needs most of a minute to start."""
@@ -73,16 +74,17 @@ async def _bare(script: str, *options: str) -> AsyncIterator[tuple[int, int]]:
 @contextlib.asynccontextmanager
 async def running_routers(
     *, routers: int = 1, interval: float = 0.0, events: int = EVENTS, local: str = "64MiB",
-    command_prefix: Sequence[str] = (), redis: RedisServer | None = None,
+    command_prefix: Sequence[str] = (), redis: RedisServer | None = None, rest: str = "",
 ) -> AsyncIterator[list[RouterProcess]]:  # fmt: skip
     """Routers that are ready.
 
     `interval`: milliseconds between events; `events`: their number per stream; `local`: the size of the local cache;
-    `command_prefix`: a command that runs each router, such as valgrind; `redis`: a running one to use.
+    `command_prefix`: a command that runs each router, such as valgrind; `redis`: a running one to use;
+    `rest`: further tables of the configuration.
     """
     with tempfile.TemporaryDirectory() as folder:
         async with _redis(redis) as url, bare_engine(interval, events) as port:
-            text = CONFIGURATION.format(redis=url, engine=port, local=local)
+            text = CONFIGURATION.format(redis=url, engine=port, local=local) + rest
             started = [RouterProcess(Path(folder), text, name=f"router-{number}") for number in range(routers)]
             try:
                 for router in started:

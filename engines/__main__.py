@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 
 import msgspec
@@ -23,5 +24,6 @@ if __name__ == "__main__":
         plan = msgspec.json.decode(file.read(), type=UpPlan)
     if options.command == "up":
         sys.exit(up.main(plan))
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader such as `head` may stop early
     report = dry_run if options.command == "dry-run" else preflight
     sys.exit(report.main(plan, as_json=options.json))

@@ -52,7 +52,8 @@ def planned_processes(plan: UpPlan, program: Program) -> Iterator[PlannedProcess
         if spec.launch is not None:
             command = engine_command(spec, program, plan)
             yield _masked(spec.name, command.description, command.argv, command.env)
-    yield _masked("router", f"serves on {plan.router.url}", plan.router.argv, {})
+    if plan.router is not None:
+        yield _masked("router", f"serves on {plan.router.url}", plan.router.argv, {})
 
 
 def shell_lines(process: PlannedProcess) -> str:

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from typing import Final
 
 _OPTION: Final = "--gpu-memory-utilization"
-_DEFAULT: Final = 0.92  # vLLM 0.32, EngineArgs.gpu_memory_utilization
+DEFAULT_MEMORY_UTILIZATION: Final = 0.92
+"""vLLM 0.32, EngineArgs.gpu_memory_utilization."""
+
 _STEP: Final = 0.1
 _LEAST: Final = 0.3
 
@@ -25,7 +27,7 @@ def with_less_memory(argv: Sequence[str]) -> list[str] | None:
 
     The last of several options counts, as in vLLM's parser.
     """
-    used = _DEFAULT
+    used = DEFAULT_MEMORY_UTILIZATION
     for at, argument in enumerate(argv):
         name, _, value = argument.partition("=")
         if name.replace("_", "-") == _OPTION:

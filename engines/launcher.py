@@ -7,9 +7,10 @@ from typing import Final, Literal
 
 import msgspec
 
+from engines.placement.ray_request import RayRequest, describe_resources
 from engines.plan import UpPlan
 from engines.spec import EngineSpec, LaunchSpec
-from engines.vllm_command import vllm_argv, vllm_env
+from engines.vllm_command import listen_options, vllm_argv, vllm_env
 
 Program = Literal["vllm", "simulator"]
 
@@ -21,6 +22,7 @@ _READY_TIMEOUT: Final[dict[Program, float]] = {
     "vllm": 1800.0,
     "simulator": 30.0,
 }  # seconds; weights may have to be loaded
+_RAY_START: Final = 60.0  # seconds in addition, to connect to Ray and to be placed
 
 
 class ProgramNotInstalledError(Exception):
@@ -30,13 +32,15 @@ class ProgramNotInstalledError(Exception):
 class EngineCommand(msgspec.Struct, frozen=True):
     """How to start an engine.
 
-    `env` is added to the environment, `ready_timeout` is in seconds, `description` is for a person.
+    `env` is added to the environment, `ready_timeout` is in seconds, `description` is for a person. `ray_request` is
+    what to ask Ray for; None on this machine.
     """
 
     argv: list[str]
     env: dict[str, str]
     ready_timeout: float
     description: str
+    ray_request: RayRequest | None = None
 
 
 def choose_program(plan: UpPlan) -> Program:
@@ -63,27 +67,38 @@ def engine_command(spec: EngineSpec, program: Program, plan: UpPlan) -> EngineCo
     launch = spec.launch
     draft = None if launch.speculation_method is None else launch.draft or launch.speculation_method
     model_names = launch.target + (f" + {draft}" if draft is not None else "")
+    request = None if launch.placement == "local" else _ray_request(launch, program)
+    timeout = _READY_TIMEOUT[program] + (0.0 if request is None else _RAY_START)
+    where = "" if request is None else f", on a Ray node with {describe_resources(request.on_one_node)}"
     if program == "vllm":
-        python = plan.vllm_python or sys.executable
-        return EngineCommand(
-            vllm_argv(spec, python),
-            vllm_env(spec, cpu=_uses_cpu(launch)),
-            _READY_TIMEOUT[program],
-            f"vLLM, {model_names}",
-        )
-    argv = [sys.executable, "-m", "engines.simulator", "--host", spec.host, "--port", str(spec.port)]
+        argv = vllm_argv(spec, plan.vllm_python or sys.executable)
+        return EngineCommand(argv, vllm_env(spec, _uses_cpu(launch)), timeout, f"vLLM, {model_names}{where}", request)
+    description = f"simulated instead of {model_names}{where}"
+    return EngineCommand(_simulator_argv(spec, launch, draft), {}, timeout, description, request)
+
+
+def _simulator_argv(spec: EngineSpec, launch: LaunchSpec, draft: str | None) -> list[str]:
+    argv = [sys.executable, "-m", "engines.simulator", *listen_options(spec)]
     argv += ["--model", launch.target, "--served-model-name", spec.served_model, *launch.lora]
     argv += ["--ttft-ms", str(_TTFT_MS), "--tokens-per-second", str(_TOKENS_PER_SECOND)]
     if spec.max_model_len is not None:
         argv += ["--max-model-len", str(spec.max_model_len)]
     if draft is not None:
         argv += ["--draft", draft, "--num-speculative-tokens", str(launch.num_speculative_tokens)]
+        argv += ["--per-request-spec-decode-metrics", "summary"]
     if launch.max_num_seqs is not None:
         argv += ["--max-num-seqs", str(launch.max_num_seqs)]
-    return EngineCommand(argv, {}, _READY_TIMEOUT[program], f"simulated instead of {model_names}")
+    return argv
+
+
+def _ray_request(launch: LaunchSpec, program: Program) -> RayRequest:
+    uses_gpus = program == "vllm" and not _uses_cpu(launch)
+    return RayRequest(launch.tensor_parallel * launch.pipeline_parallel_size if uses_gpus else 0, launch.resources)
 
 
 def _uses_cpu(launch: LaunchSpec) -> bool:
     if launch.device != "auto":
         return launch.device == "cpu"
+    if launch.placement == "ray":
+        return False  # whatever this machine has
     return not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from engines.spec import EngineSpec
+from engines.watchdog.settings import WatchdogSpec
 
 EngineKind = Literal["auto", "vllm", "simulator"]
 
@@ -29,6 +30,7 @@ class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
     - `state`: the folder for sockets, logs and Redis' data.
     - `control_socket`: where `up` takes requests, see engines.control.
     - `redis_socket`: the socket of the private Redis; None if Redis runs elsewhere, at `redis_url`.
+    - `router`: None if only engines are started.
     - `vllm_python`: the interpreter that vLLM is installed in; None: this one.
     - `example_model`: the model in the banner's example.
     """
@@ -37,8 +39,14 @@ class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
     control_socket: str
     redis_socket: str | None
     redis_url: str | None
-    router: RouterSpec
+    router: RouterSpec | None
     kind: EngineKind
     vllm_python: str | None
     engines: list[EngineSpec]
     example_model: str
+    watchdog: WatchdogSpec = WatchdogSpec()
+
+    @property
+    def redis(self) -> str:
+        """The URL of Redis, private or not."""
+        return f"unix://{self.redis_socket}" if self.redis_socket is not None else self.redis_url or ""

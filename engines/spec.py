@@ -5,6 +5,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from router.core.types import EngineTask
+
 
 class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How to start an engine: `[engine.launch]` of the configuration.
@@ -14,11 +16,14 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     draft; in steps with more than `speculation_max_batch` requests no tokens are proposed. `heterogeneous_vocab` states
     whether target and draft have different vocabularies; None leaves that to
     `engines.vllm_command.vocabularies_differ`. `args` are further options of vLLM's server and override those of
-    `engines.vllm_command`; `env` overrides its environment. The rest is named as in vLLM, and None leaves it to vLLM.
+    `engines.vllm_command`; `env` overrides its environment. `placement` is this machine or a Ray cluster, `resources`
+    are Ray's, in addition to one CPU and the GPUs. The rest is named as in vLLM, and None leaves it to vLLM.
     """
 
     target: str
     device: Literal["auto", "cpu", "gpu"] = "auto"
+    placement: Literal["local", "ray"] = "local"
+    resources: dict[str, float] = {}
     gpus: list[int] = []
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int = 1
@@ -59,16 +64,30 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One engine of the configuration; unknown fields are ignored, so that the router may send more than is needed.
 
     `model` is the public name, `served_model` the name that the engine itself uses, `task` is chat, code or any,
-    `max_model_len` the context in tokens (None: the model's own). Without `launch` the engine is started elsewhere.
+    `max_model_len` the context in tokens (None: the model's own), `max_in_flight` the most requests at a time that
+    routers send. `revision` and `fallback` are the model's in the configuration. Without `launch` the engine is started
+    elsewhere. `url` is empty if the engine is placed by Ray, which decides it.
     """
 
     name: str
     model: str
-    task: str
+    task: EngineTask
     url: str
     served_model: str
     max_model_len: int | None = None
+    max_in_flight: int | None = None
+    revision: str = ""
+    fallback: str | None = None
     launch: LaunchSpec | None = None
+
+    @property
+    def is_placed_by_ray(self) -> bool:
+        return self.launch is not None and self.launch.placement == "ray"
+
+    @property
+    def listens_here(self) -> bool:
+        """Whether `roundhouse up` starts it on this machine."""
+        return self.launch is not None and not self.is_placed_by_ray
 
     @property
     def host(self) -> str:

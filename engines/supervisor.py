@@ -42,8 +42,12 @@ class EngineSupervisor:
         self, process: ManagedProcess, is_ready: Callable[[], Awaitable[bool]], *, ready_timeout: float,
         poll_interval: float, report: Callable[[str], None], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         health_interval: float = HEALTH_INTERVAL, unresponsive_after: float = UNRESPONSIVE_AFTER,
+        on_restarted: Callable[[], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
-        """`ready_timeout` and `poll_interval` in seconds; `report` gets a line for a person about each event."""
+        """`ready_timeout` and `poll_interval` in seconds; `report` gets a line for a person about each event.
+
+        `on_restarted` is called when the engine is ready again.
+        """
         self._process = process
         self._is_ready = is_ready
         self._ready_timeout = ready_timeout
@@ -52,6 +56,7 @@ class EngineSupervisor:
         self._sleep = sleep
         self._health_interval = health_interval
         self._unresponsive_after = unresponsive_after
+        self._on_restarted = on_restarted
         self._runs: list[Run] = []
         self._uses_less_memory = False
         self._is_starting = False
@@ -61,6 +66,11 @@ class EngineSupervisor:
     @property
     def name(self) -> str:
         return self._process.name
+
+    @property
+    def is_restarting(self) -> bool:
+        """Whether a restart that was requested is under way."""
+        return self._request is not None
 
     async def start(self) -> None:
         """Raises StartError; then nothing of the engine runs any more."""
@@ -76,7 +86,7 @@ class EngineSupervisor:
             argv, self._process.argv = self._process.argv, less
             try:
                 await self._start_once()
-            except BaseException:
+            except BaseException:  # also after a cancellation
                 self._process.argv = argv
                 raise
             self._uses_less_memory = True
@@ -138,7 +148,9 @@ class EngineSupervisor:
         failure: StartError | None = None
         try:
             await self.start()
-        except Exception as error:  # noqa: BLE001
+            if self._on_restarted is not None:
+                await self._on_restarted()
+        except Exception as error:  # noqa: BLE001 - the last line of defence, see below
             # The last line of defence: an engine must not lose its supervision. All but StartError is unexpected.
             failure = error if isinstance(error, StartError) else StartError(f"{self.name}: cannot start: {error!r}")
             self._report(str(failure))
@@ -160,14 +172,14 @@ class EngineSupervisor:
             await self._process.wait_until_ready(
                 self._is_healthy, timeout=self._ready_timeout, interval=self._poll_interval
             )
-        except StartError:  # after a cancellation, the process is stopped by whoever has cancelled
+        except StartError:  # after a cancellation, `up` stops the process
             await self._process.stop()
             raise
 
     async def _is_healthy(self) -> bool:
         try:
             return await self._is_ready()
-        except Exception:  # noqa: BLE001
+        except Exception:  # noqa: BLE001 - the last line of defence, see below
             # The last line of defence: a check that raises must not end the supervision.
             return False
 

@@ -1,15 +1,13 @@
 """`roundhouse up`: Redis, engines and router as one process tree in the foreground.
 
-They start in this order, each when the ones that it needs are ready, and stop in the opposite order. An engine that
-exits is started again, see engines.supervisor. If Redis exits, a message reports it, and the rest continues. If the
-router exits, the tree stops.
+They start in this order, each when the ones that it needs are ready, and stop in the opposite order. Redis and engines
+that exit are started again, see engines.supervisor. If the router exits, the tree stops.
 """
 
 import asyncio
 import contextlib
 import fcntl
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -20,14 +18,20 @@ from typing import Final
 import httpx
 from rich.console import Console
 
+from engines.announcer import Announcer
+from engines.banner import banner
 from engines.control import serve_control
-from engines.launcher import EngineCommand, Program, ProgramNotInstalledError, choose_program, engine_command
+from engines.fleet import EngineFleet, is_http_ready
+from engines.launcher import ProgramNotInstalledError, choose_program
+from engines.launcher_id import launcher_id
 from engines.logs import rotate_if_large
-from engines.plan import UpPlan
+from engines.plan import RouterSpec, UpPlan
 from engines.process import ManagedProcess, StartError, describe_exit
 from engines.redis_server import RedisNotInstalledError, find_program, redis_argv
-from engines.spec import EngineSpec
 from engines.supervisor import EngineSupervisor
+from engines.switch.gather import find_lack_of_room
+from engines.switch.record import read_records, restore
+from engines.switch.switcher import Switcher
 
 _REDIS_READY_TIMEOUT: Final = 60.0  # seconds; Redis may have to load its data
 _ROUTER_READY_TIMEOUT: Final = 60.0
@@ -111,61 +115,79 @@ class ProcessTree:
         self._console = console
         self._state = Path(plan.state)
         self._redis: ManagedProcess | None = None
-        self._engines: list[ManagedProcess] = []
-        self._supervisors: dict[str, EngineSupervisor] = {}
+        self._redis_supervisor: EngineSupervisor | None = None
+        self._fleet: EngineFleet | None = None
         self._router: ManagedProcess | None = None
-        self._program: Program = "simulator"
 
     async def run(self) -> int:
         """Starts everything and returns only if the router exits.
 
         Raises UpError, StartError, RedisNotInstalledError and ProgramNotInstalledError.
         """
-        self._program = choose_program(self._plan)
+        program = choose_program(self._plan)
         self._check_ports()
         async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
             await self._start_redis()
-            launched = [spec for spec in self._plan.engines if spec.launch is not None]
-            commands = {spec.name: engine_command(spec, self._program, self._plan) for spec in launched}
-            await self._start_engines(client, launched, commands)
-            router = await self._start_router(client)
-            self._print_banner(commands)
-            watchers = [asyncio.ensure_future(supervisor.run()) for supervisor in self._supervisors.values()]
-            if self._redis is not None:
-                watchers.append(asyncio.ensure_future(self._report_exit(self._redis)))
-            watchers.append(asyncio.ensure_future(self._rotate_logs()))
-            control = await serve_control(Path(self._plan.control_socket), self._supervisors)
-            try:
-                code = await router.wait()
-            finally:
-                control.close()
-                Path(self._plan.control_socket).unlink(missing_ok=True)
-                for watcher in watchers:
-                    watcher.cancel()
-                # Awaited, so that no restart is under way when the processes are stopped.
-                await asyncio.gather(*watchers, return_exceptions=True)
-        raise UpError(f"the router {describe_exit(code)}; its log: {router.log}")
+            announcer = Announcer.connect(self._plan.redis, launcher_id(self._state), self._report)
+            self._fleet = EngineFleet(self._plan, program, client, announcer, self._report, self._print_status)
+            restored = restore(self._plan.engines, read_records(self._state))
+            for note in restored.notes:
+                self._print_status("switched", note)
+            await self._fleet.start([spec for spec in restored.specs if spec.launch is not None], restored.revisions)
+            switcher = Switcher(
+                self._fleet, restored.records, client, find_lack_of_room(self._plan, program), self._report
+            )
+            if self._plan.router is not None:
+                self._router = await self._start_router(client, self._plan.router)
+            commands = {name: self._fleet.command(engine.spec) for name, engine in self._fleet.engines.items()}
+            lines = banner(self._plan, commands, announcer.problem)
+            self._console.print(lines, highlight=False, soft_wrap=True, markup=False)
+            code = await self._run_until_exit(self._fleet, switcher)
+        raise UpError(f"the router {describe_exit(code)}; its log: {self._state / 'logs' / 'router.log'}")
+
+    async def _run_until_exit(self, fleet: EngineFleet, switcher: Switcher) -> int:
+        """Returns the exit code of the router; without a router, it runs until it is cancelled."""
+        watchers = [asyncio.ensure_future(self._rotate_logs())]
+        if self._redis_supervisor is not None:
+            watchers.append(asyncio.ensure_future(self._redis_supervisor.run()))
+        control = await serve_control(Path(self._plan.control_socket), fleet, switcher)
+        try:
+            if self._router is None:
+                await asyncio.Event().wait()  # until it is cancelled
+                raise AssertionError
+            return await self._router.wait()
+        finally:
+            control.close()
+            Path(self._plan.control_socket).unlink(missing_ok=True)
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
+            await switcher.aclose()
+            await fleet.end_supervision()
 
     async def stop(self) -> None:
         """Stops the router first, so that no new requests arrive, then the engines, then Redis."""
         if self._router is not None:
             await self._router.stop(grace_period=_ROUTER_GRACE_PERIOD)
-        # Together: each may take its whole grace period.
-        await asyncio.gather(*(engine.stop() for engine in self._engines))
+        if self._fleet is not None:
+            await self._fleet.stop()
         if self._redis is not None:
             await self._redis.stop()
 
     def kill(self) -> None:
         """Kills everything at once; a concurrent `stop` returns then."""
-        for child in (self._router, *self._engines, self._redis):
+        if self._fleet is not None:
+            self._fleet.kill()
+        for child in (self._router, self._redis):
             if child is not None:
                 child.kill()
 
     # -- start, in this order ---------------------------------------------------------------------------------------
 
     def _check_ports(self) -> None:
-        addresses = [("router.port", self._plan.router.host, self._plan.router.port)]
-        addresses += [(f"engine {s.name}", s.host, s.port) for s in self._plan.engines if s.launch is not None]
+        router = self._plan.router
+        addresses = [("router.port", router.host, router.port)] if router is not None else []
+        addresses += [(f"engine {s.name}", s.host, s.port) for s in self._plan.engines if s.listens_here]
         # Binds each port briefly: a port in use is reported before anything is started.
         for purpose, host, port in addresses:
             try:
@@ -183,104 +205,40 @@ class ProcessTree:
         path.unlink(missing_ok=True)  # left by a run that was killed; the lock ensures that it is not in use
         argv = redis_argv(find_program("redis-server"), socket=path, folder=self._state)
         self._redis = self._managed_process("redis", argv)
-        await self._redis.start()
-        await self._redis.wait_until_ready(lambda: _is_redis_ready(path), timeout=_REDIS_READY_TIMEOUT, interval=0.05)
+        # Redis needs no more than what an engine's supervisor does: restarts, with growing waits.
+        self._redis_supervisor = EngineSupervisor(
+            self._redis, lambda: _is_redis_ready(path), ready_timeout=_REDIS_READY_TIMEOUT, poll_interval=0.05,
+            report=self._report,
+        )  # fmt: skip
+        await self._redis_supervisor.start()
         self._print_status("redis", "ready")
 
-    async def _start_engines(
-        self, client: httpx.AsyncClient, specs: list[EngineSpec], commands: dict[str, EngineCommand]
-    ) -> None:
-        async def start(spec: EngineSpec) -> None:
-            command = commands[spec.name]
-            self._print_status(spec.name, f"starting ({command.description})")
-            child = self._managed_process(spec.name, command.argv, command.env)
-            self._engines.append(child)
-
-            async def ready() -> bool:
-                return await _is_http_ready(client, f"{spec.url}/health")
-
-            supervisor = EngineSupervisor(
-                child, ready, ready_timeout=command.ready_timeout,
-                poll_interval=0.1 if self._program == "simulator" else 1.0, report=self._report,
-            )  # fmt: skip
-            await supervisor.start()
-            self._supervisors[spec.name] = supervisor
-            self._print_status(spec.name, "ready")
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for spec in specs:
-                    group.create_task(start(spec))
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None  # if one engine fails to start, the task group cancels the others
-
-    async def _start_router(self, client: httpx.AsyncClient) -> ManagedProcess:
-        spec = self._plan.router
+    async def _start_router(self, client: httpx.AsyncClient, spec: RouterSpec) -> ManagedProcess:
         self._router = router = self._managed_process("router", spec.argv)
         await router.start()
 
         async def ready() -> bool:
-            return await _is_http_ready(client, f"{spec.url}/health")
+            return await is_http_ready(client, f"{spec.url}/health")
 
         await router.wait_until_ready(ready, timeout=_ROUTER_READY_TIMEOUT, interval=0.05)
         return router
 
-    def _managed_process(self, name: str, argv: list[str], env: dict[str, str] | None = None) -> ManagedProcess:
-        return ManagedProcess(name, argv, self._state / "logs" / f"{name}.log", env)
-
-    async def _report_exit(self, process: ManagedProcess) -> None:
-        how = describe_exit(await process.wait())
-        await process.stop()  # what is left of its process group
-        self._report(f"{process.name} {how}; the others keep running. Its log: {process.log}")
+    def _managed_process(self, name: str, argv: list[str]) -> ManagedProcess:
+        return ManagedProcess(name, argv, self._state / "logs" / f"{name}.log")
 
     async def _rotate_logs(self) -> None:
-        """Bounds the logs of the router and of Redis; the engines' supervisors do it for theirs."""
+        """Bounds the router's log; the supervisors do it for theirs."""
         while True:
             await asyncio.sleep(_LOG_CHECK_INTERVAL)
-            for process in (self._router, self._redis):
-                if process is not None:
-                    await asyncio.to_thread(rotate_if_large, process.log)
+            if self._router is not None:
+                await asyncio.to_thread(rotate_if_large, self._router.log)
 
     def _report(self, event: str) -> None:
         with contextlib.suppress(OSError):  # the terminal is closed, or the disk of a log is full
             self._console.print(f"roundhouse: {event}", style="bold red", highlight=False, soft_wrap=True, markup=False)
 
-    # -- messages to a person ---------------------------------------------------------------------------------------
-
     def _print_status(self, name: str, what: str) -> None:
         self._console.print(f"  {name:<12} {what}", highlight=False, soft_wrap=True, markup=False)
-
-    def _print_banner(self, commands: dict[str, EngineCommand]) -> None:
-        plan, url = self._plan, self._plan.router.url
-        messages = '[{"role": "user", "content": "Tell me about the sea."}]'
-        body = f'{{"model": "{plan.example_model}", "messages": {messages}}}'
-        lines = ["", f"Roundhouse serves on {url} (OpenAI's API under {url}/v1)", ""]
-        for spec in plan.engines:
-            what = commands[spec.name].description if spec.name in commands else "started elsewhere"
-            lines.append(f"  {spec.name:<12} {spec.url}  {spec.model}, {spec.task}: {what}")
-        lines += [
-            "",
-            "  send it twice: the second response comes from Redis",
-            f"    curl -i {url}/v1/chat/completions -d '{body}'",
-        ]
-        lines += ["  list the stored entries", f"    {self._redis_cli()} --scan --pattern 'rh:1:default:*'"]
-        lines += [f"    {self._redis_cli()} HGETALL KEY   (the X-Cache-Key of a response)"]
-        lines += ["", f"  logs: {_relative_path(self._state / 'logs')}   metrics: {url}/metrics   stop: Ctrl-C", ""]
-        self._console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
-
-    def _redis_cli(self) -> str:
-        if self._plan.redis_socket is None:
-            return "redis-cli -u URL"  # the configured URL may contain a password
-        program = (
-            "redis-cli" if shutil.which("redis-cli") is not None else _relative_path(Path(find_program("redis-cli")))
-        )
-        return f"{program} -s {_relative_path(Path(self._plan.redis_socket))}"
-
-
-def _relative_path(path: Path) -> str:
-    with contextlib.suppress(ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)
 
 
 async def _is_redis_ready(path: Path) -> bool:
@@ -297,13 +255,6 @@ async def _is_redis_ready(path: Path) -> bool:
         return False
     finally:
         writer.close()
-
-
-async def _is_http_ready(client: httpx.AsyncClient, url: str) -> bool:
-    try:
-        return (await client.get(url)).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def main(plan: UpPlan) -> int:

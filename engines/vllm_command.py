@@ -27,13 +27,20 @@ def vllm_argv(spec: EngineSpec, python: str) -> list[str]:
     launch = _launch(spec)
     argv = [python, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", launch.target, "--served-model-name", spec.served_model]
-    argv += ["--host", spec.host, "--port", str(spec.port)]
+    argv += listen_options(spec)
     argv += _option("--max-model-len", spec.max_model_len)
     argv += _launch_options(launch)
     if launch.speculation_method is not None:
         argv += ["--speculative-config", json.dumps(speculative_config(launch, launch.speculation_method))]
+        # The router learns from it what the draft is worth; without a draft, vLLM refuses the option.
+        argv += ["--per-request-spec-decode-metrics", "summary"]
     argv += ["--disable-uvicorn-access-log"]
     return argv + list(launch.args)
+
+
+def listen_options(spec: EngineSpec) -> list[str]:
+    """Of an engine on a Ray cluster, its node adds them: only there is known which port is free."""
+    return [] if spec.is_placed_by_ray else ["--host", spec.host, "--port", str(spec.port)]
 
 
 def vllm_env(spec: EngineSpec, cpu: bool) -> dict[str, str]:
@@ -53,7 +60,7 @@ def vllm_env(spec: EngineSpec, cpu: bool) -> dict[str, str]:
         if not any(argument.partition("=")[0] == _KV_CACHE_OPTION for argument in launch.args):
             env["VLLM_CPU_KVCACHE_SPACE"] = "1"
     elif launch.gpus:
-        # CUDA numbers GPUs by speed unless told otherwise; nvidia-smi, and so the configuration, by their slot.
+        # By default, CUDA numbers GPUs by speed. nvidia-smi numbers them by PCI slot, and so does the configuration.
         env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, launch.gpus))}
     return env | launch.env
 

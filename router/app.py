@@ -4,17 +4,16 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
-from router.api.admin import AdminRoutes
-from router.api.auth import AdminAuthenticator, Authenticator
-from router.api.engine_admin import EngineAdmin
+from router.admin_app import build_admin
+from router.api.auth import Authenticator
 from router.api.inference import InferenceEndpoint
 from router.api.ops import OpsRoutes, api_error, http_error, unhandled_error
-from router.application import Application, ProcessState, Runtime
+from router.api.prompt_log import with_prompt_log
+from router.application import Application
 from router.core.cache.key import ContextMarkers
 from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.redis_keys import tracked_prefixes
@@ -40,32 +39,34 @@ from router.flow.invalidation import InvalidationHandler, on_drains, on_purge
 from router.flow.lookup import cache_policy
 from router.flow.probe_round import on_probe_round
 from router.flow.request_resolver import RequestResolver
+from router.flow.response_storage import ResponseStorage
 from router.net.client.transport import HTTPTransport
 from router.net.redis.backend import RedisBackend
 from router.net.redis.clock import RedisClock
-from router.net.redis.connect import CONNECT_TIMEOUT, open_client
+from router.net.redis.connect import CONNECT_TIMEOUT
 from router.net.redis.listener import Listener
 from router.net.redis.liveness import Liveness
 from router.net.redis.pipeline import RedisPipeline
+from router.runtime import ProcessState, Runtime
 from router.settings import Settings, groups, tenants
+from router.shared.announcements import Announcements, Fleet
 from router.shared.breakers import Breakers
 from router.shared.drains import Drains
 from router.shared.hit_counter import HitCounter
 from router.shared.inflight_leases import InFlightLeases
 from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits, tenant_quotas
+from router.shared.recent_prompts import RecentPrompts
 from router.shared.redis import open_backend, open_pipeline
 from router.store.admin.scan import RedisClient
 from router.store.entry_store import EntryStore
 from router.store.local_cache import LocalCache
 from router.telemetry import Telemetry
+from router.tracing.otlp import OpenExporter, open_tracer
 from router.upstream.catalog import Catalog
 from router.upstream.client import EngineClient
 from router.upstream.configured_catalog import build_catalog
 from router.upstream.probe import EngineProbe
-
-ADMIN_REDIS_TIMEOUT: Final = 5.0
-"""Seconds that Redis has to reply to an admin request."""
 
 
 def build(
@@ -74,22 +75,25 @@ def build(
     transport: HTTPTransport | None = None,
     multiprocess_dir: str | None = None,
     random: Callable[[], float] = random.random,
+    open_exporter: OpenExporter | None = None,
 ) -> Application:
     """The router as an ASGI application.
 
     `multiprocess_dir` is the directory in which worker processes share their metrics. `random` returns numbers from 0
-    up to 1; they decide when a request tries another engine than the best.
+    up to 1; they decide when a request tries another engine than the best. `open_exporter` replaces the collector of
+    [tracing].
     """
     telemetry = Telemetry(log_format=settings.router.log_format, multiprocess_dir=multiprocess_dir)
-    return Application(
-        build_runtime, ProcessState(telemetry, transport or HTTPTransport(), DraftStats(), random), settings
-    )
+    process_state = ProcessState(telemetry, transport or HTTPTransport(), DraftStats(), random, open_exporter)
+    return Application(build_runtime, process_state, settings)
 
 
 def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime | None) -> Runtime:
     """Everything for one configuration. It inherits what `old`, which it replaces, has learned."""
     telemetry = process_state.telemetry
     catalog = build_catalog(settings, (old.settings, old.catalog) if old is not None else None)
+    for engine in catalog.engines.values():
+        process_state.transport.prepare(engine.target("/").origin)
     client = EngineClient(process_state.transport, connect_timeout=settings.timeouts.connect)
     auth = Authenticator(
         settings.auth.mode, {key: t.name for t in settings.tenant for key in t.keys}, tenants(settings)
@@ -110,6 +114,14 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     )
     drains = Drains(pipeline, partial(on_drains, catalog, admission), old.drains if old is not None else None)
     catalog.set_drained(drains.names)
+    announcements = Announcements(
+        pipeline,
+        partial(on_fleet_change, catalog, admission, process_state),
+        clock=time.monotonic,
+        redis_clock=clock.now,
+        previous=old.announcements if old is not None else None,
+    )
+    catalog.set_announced(announcements.fleet.engines)
     tenant_limits = TenantLimits(pipeline, tenant_quotas(settings))
     selector = EngineSelector(
         catalog,
@@ -134,6 +146,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         tenant_limits,
         telemetry,
         drains,
+        announcements,
     )
     probe = EngineProbe(
         catalog,
@@ -150,14 +163,20 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         catalog=catalog, breakers=breakers, pipeline=pipeline, probe=probe, telemetry=telemetry, auth=auth,
         is_draining=lambda: process_state.draining,
     )  # fmt: skip
-    # A client of its own: an admin command may be slow, and the pipeline has the short timeout of a look-up.
-    admin_redis = open_client(settings.redis_url, timeout=ADMIN_REDIS_TIMEOUT)
-    admin = AdminRoutes(
-        authenticator=AdminAuthenticator(settings.auth.admin_keys),
-        redis=admin_redis,
-        explainer=build_explainer(settings, resolver, admin_redis),
-        engine_admin=EngineAdmin(catalog, drains),
-        max_body=settings.router.max_body,
+    admin = build_admin(
+        settings,
+        process_state,
+        catalog=catalog,
+        breakers=breakers,
+        drains=drains,
+        admission=admission,
+        pipeline=pipeline,
+        clock=clock,
+        explainer=partial(build_explainer, settings, resolver),
+    )
+    # Late: if something above raises, nothing holds a tracer.
+    tracer = open_tracer(
+        settings, telemetry.record_dropped_spans, process_state.open_exporter, old.tracer if old is not None else None
     )
     inference_endpoints = {
         endpoint.path: InferenceEndpoint(
@@ -169,26 +188,39 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
             process_state.body_budget,
             max_body=settings.router.max_body,
             max_bodies=settings.router.max_bodies,
+            tracer=tracer,
         )
         for endpoint in ENDPOINTS
     }
     starlette_app = Starlette(
-        routes=[*ops.routes(), *admin.routes()],
+        routes=[*ops.routes(), *admin.routes],
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unhandled_error},
     )
     starlette_app.router.redirect_slashes = False  # a redirect would contain the Host that the client sent
     return Runtime(
         settings=settings,
         catalog=catalog,
-        inference_endpoints=inference_endpoints,
+        inference_endpoints=with_prompt_log(settings, auth, inference_endpoints),
         starlette_app=starlette_app,
         probe=probe,
         background_services=background_services,
         coalescer=coalescer,
+        admission=admission,
         drains=drains,
+        announcements=announcements,
         breakers=breakers,
-        admin_redis=admin_redis,
+        tracer=tracer,
+        admin_redis=admin.redis,
+        event_hub=admin.event_hub,
+        status_publisher=admin.status_publisher,
     )
+
+
+def on_fleet_change(catalog: Catalog, admission: Admission, process_state: ProcessState, fleet: Fleet) -> None:
+    """Applies the announced states at once; the application applies other engines and revisions."""
+    catalog.set_announced(fleet.engines)
+    admission.recheck()  # an engine with a higher capacity takes waiting requests
+    process_state.on_fleet_change()
 
 
 def _build_gateway(
@@ -206,10 +238,12 @@ def _build_gateway(
     tenant_limits: TenantLimits,
     telemetry: Telemetry,
     drains: Drains,
+    announcements: Announcements,
 ) -> tuple[Gateway, Coalescer, BackgroundServices]:
     cache, timeouts = settings.cache, settings.timeouts
     hit_counter = HitCounter()
     seen_keys = SeenKeys()
+    cache_salts = derive_salts(groups(settings))
 
     coalescer = Coalescer(
         Dispatcher(
@@ -218,7 +252,7 @@ def _build_gateway(
             EngineTimeouts(timeouts.first_token, timeouts.between_tokens, timeouts.min_tokens_per_second),
             health,
             max_entry=cache.max_entry,
-            cache_salts=derive_salts(groups(settings)),
+            cache_salts=cache_salts,
         ),
         on_abandon=cache.on_abandon,
         abandon_timeout=cache.abandon,
@@ -232,17 +266,30 @@ def _build_gateway(
     local = LocalCache(cache.local, clock.now, is_purged=purges.covers, alive=liveness.alive)
     leases = InFlightLeases(pipeline, on_remote_subscriber=coalescer.on_remote_subscriber)
     coalescer.enable_sharing(leases, purges)
+    policy = cache_policy(settings)
+    store = EntryStore(pipeline, purges, local, on_damaged=telemetry.record_damaged_entry)
+    recent_prompts = RecentPrompts(
+        pipeline,
+        kept=cache.recent_prompts,
+        served_models={engine.name: engine.served_model for engine in catalog.engines.values()},
+        cache_salts=cache_salts,
+        clock=time.monotonic,
+    )
+    storage = ResponseStorage(
+        store=store, purges=purges, seen_keys=seen_keys, cache_policy=policy, recent_prompts=recent_prompts,
+        record_write=telemetry.record_write, clock=clock.now,
+    )  # fmt: skip
     gateway = Gateway(
         resolver=request_resolver,
         selector=engine_selector,
-        store=EntryStore(pipeline, purges, local, on_damaged=telemetry.record_damaged_entry),
+        store=store,
         local_cache=local,
         coalescer=coalescer,
         purges=purges,
         seen_keys=seen_keys,
-        cache_policy=cache_policy(settings),
+        cache_policy=policy,
         brownout=Brownout(catalog, breakers),
-        record_write=telemetry.record_write,
+        storage=storage,
         record_hit=hit_counter.record_hit,
         clock=clock.now,
     )
@@ -254,6 +301,7 @@ def _build_gateway(
         leases=leases,
         seen_keys=seen_keys,
         drains=drains,
+        announcements=announcements,
         breakers=breakers,
     )
     listener = Listener(
@@ -267,7 +315,9 @@ def _build_gateway(
     )
     background_services = BackgroundServices(
         pipeline=pipeline, purges=purges, leases=leases, listener=listener, coalescer=coalescer,
-        hit_counter=hit_counter, tenant_limits=tenant_limits, drains=drains, invalidation_handler=invalidation_handler,
+        hit_counter=hit_counter, tenant_limits=tenant_limits, drains=drains,
+        announcements=announcements, invalidation_handler=invalidation_handler,
+        flush_savings=partial(telemetry.flush_savings, pipeline, clock.now),
     )  # fmt: skip
     return gateway, coalescer, background_services
 
@@ -285,7 +335,7 @@ def build_breakers(settings: Settings, pipeline: RedisPipeline, catalog: Catalog
 def build_request_resolver(settings: Settings, catalog: Catalog) -> RequestResolver:
     return RequestResolver(
         catalog=catalog,
-        classify=Classifier.load().task,
+        log_odds_of=Classifier.load().log_odds,
         markers=ContextMarkers(settings.cache.context_open, settings.cache.context_close),
     )
 

@@ -7,117 +7,26 @@ the metrics and the connections to engines, belongs to ProcessState.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
-from starlette.applications import Starlette
-
-from router.api.inference import AsgiScope, AsgiSend, InferenceEndpoint, choose_request_id, send_error
-from router.core.routing.draft_stats import DraftStats
+from router.api.inference import AsgiScope, AsgiSend, choose_request_id, send_error
 from router.errors import ApiError
-from router.flow.background import BackgroundServices
-from router.flow.body_budget import BodyBudget
-from router.flow.coalescer import Coalescer
-from router.net.client.transport import HTTPTransport
 from router.net.server.client_connection import AsgiReceive
 from router.net.tasks import cancel_and_wait
+from router.runtime import ProcessState, Runtime
 from router.settings import Settings
-from router.shared.breakers import Breakers
-from router.shared.drains import Drains
-from router.store.admin.scan import RedisClient
-from router.telemetry import Telemetry
-from router.upstream.catalog import Catalog
-from router.upstream.probe import EngineProbe
+from router.shared.announcements import Fleet
+from router.start_report import EngineCount
+from router.upstream.announced_engines import with_fleet
+
+log = logging.getLogger("roundhouse.engines")
 
 ALLOW_POST: Final = [(b"allow", b"POST")]
 
 _POLL_INTERVAL: Final = 0.1  # seconds between two checks whether an old runtime is idle
-
-
-class ProcessState:
-    """What outlives every configuration. While `draining`, the router reports that it is not ready.
-
-    `random` returns numbers from 0 up to 1.
-    """
-
-    __slots__ = ("body_budget", "draft_stats", "draining", "random", "telemetry", "transport")
-
-    def __init__(
-        self,
-        telemetry: Telemetry,
-        transport: HTTPTransport,
-        draft_stats: DraftStats,
-        random: Callable[[], float],
-    ) -> None:
-        self.telemetry = telemetry
-        self.transport = transport
-        self.draft_stats = draft_stats
-        self.random = random
-        self.body_budget = BodyBudget()
-        self.draining = False
-
-
-class Runtime:
-    """Everything that is built from one configuration. `active_requests`: those that it is answering."""
-
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        catalog: Catalog,
-        inference_endpoints: Mapping[str, InferenceEndpoint],
-        starlette_app: Starlette,
-        probe: EngineProbe,
-        background_services: BackgroundServices,
-        coalescer: Coalescer,
-        drains: Drains,
-        breakers: Breakers,
-        admin_redis: RedisClient,
-    ) -> None:
-        self.settings = settings
-        self.catalog = catalog
-        self.inference_endpoints = inference_endpoints
-        self.starlette_app = starlette_app
-        self.drains = drains
-        self.breakers = breakers
-        self.active_requests = 0
-        self._probe = probe
-        self._background_services = background_services
-        self._coalescer = coalescer
-        self._admin_redis = admin_redis
-        self._probe_task: asyncio.Task[None] | None = None
-        self._background_task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Returns after the first contact with Redis and every engine, whether they answer or not."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._background_services.start())
-            group.create_task(self._probe.check())
-        loop = asyncio.get_running_loop()
-        # The first check is over before the application reports that it has started: it can route at once.
-        self._probe_task, self._background_task = (
-            loop.create_task(self._probe.run()),
-            loop.create_task(self._background_services.run()),
-        )
-
-    async def stop_probing(self) -> None:
-        """The runtime that replaces this one probes the engines from now on."""
-        await cancel_and_wait(self._probe_task)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.active_requests and not self._coalescer.active
-
-    @property
-    def has_followers(self) -> bool:
-        """Whether clients of other processes read a generation of this one."""
-        return self._coalescer.has_followers
-
-    async def aclose(self) -> None:
-        await cancel_and_wait(self._probe_task, self._background_task)
-        await self._background_services.aclose()
-        await self._admin_redis.aclose()
 
 
 RuntimeFactory = Callable[[Settings, ProcessState, Runtime | None], Runtime]
@@ -130,19 +39,33 @@ class Application:
     def __init__(self, create_runtime: RuntimeFactory, process_state: ProcessState, settings: Settings) -> None:
         self._create_runtime = create_runtime
         self._process_state = process_state
+        self._configured = settings  # the settings of the file; those of the runtime have the announced engines
         self._runtime = create_runtime(settings, process_state, None)
+        self._warnings: frozenset[str] = frozenset()  # about the announced engines, those that are logged
+        self._fleet_task: asyncio.Task[None] | None = None
+        process_state.on_fleet_change = self._on_fleet_change
+        process_state.in_flight = self._count_in_flight
         self._retiring: dict[asyncio.Task[None], Runtime] = {}
         self._reload_lock = asyncio.Lock()
         self._drain_started_at: float | None = None
 
     @property
     def settings(self) -> Settings:
-        return self._runtime.settings
+        return self._configured
+
+    def engine_count(self) -> EngineCount:
+        engines = self._runtime.catalog.engines.values()
+        return EngineCount(up=sum(engine.up is True for engine in engines), total=len(engines))
 
     def drain(self) -> None:
         """From now on, /readyz reports 503. Requests are still answered."""
         self._process_state.draining = True
         self._drain_started_at = self._drain_started_at or time.monotonic()
+
+    def end_events(self) -> None:
+        """To be called when the server stops listening: the viewers of the dashboard must not delay its end."""
+        for runtime in self._runtimes:
+            runtime.end_events()
 
     def record_rejection(self, reason: str) -> None:
         self._process_state.telemetry.record_rejection(reason)
@@ -154,20 +77,59 @@ class Application:
         """
         async with self._reload_lock:
             # The lock: two reloads at once would both replace the same runtime.
-            old = self._runtime
-            new = self._create_runtime(settings, self._process_state, old)
-            try:
-                await new.start()
-            except BaseException:
-                await new.aclose()
-                raise
-            self._runtime = new
-            old.drains.unpublished.clear()  # the new one has taken them over, and publishes them
-            # Only after the new one has started; if that fails, the old one goes on probing.
-            await old.stop_probing()
-            task = asyncio.get_running_loop().create_task(self._retire(old))
-            self._retiring[task] = old
-            task.add_done_callback(self._retiring.pop)
+            await self._replace_runtime(self._with_fleet(settings))
+            self._configured = settings
+
+    @property
+    def _runtimes(self) -> tuple[Runtime, ...]:
+        return (*self._retiring.values(), self._runtime)
+
+    def _count_in_flight(self) -> int:
+        return sum(runtime.active_requests - runtime.other_requests for runtime in self._runtimes)
+
+    def _on_fleet_change(self) -> None:
+        if self._fleet_task is None or self._fleet_task.done():
+            self._fleet_task = asyncio.get_running_loop().create_task(self._apply_fleet())
+
+    async def _apply_fleet(self) -> None:
+        """Replaces the runtime until it has the engines that are announced now; often it has them already."""
+        try:
+            async with self._reload_lock:
+                while (settings := self._with_fleet(self._configured)) != self._runtime.settings:
+                    await self._replace_runtime(settings)
+                    log.info("the announced engines are in effect: %s", ", ".join(self._runtime.catalog.engines))
+        except Exception:
+            # The last line of defence: the present engines go on serving, and the next change tries again.
+            log.exception("the announced engines cannot be applied")
+
+    @property
+    def _fleet(self) -> Fleet:
+        return self._runtime.announcements.fleet
+
+    def _with_fleet(self, settings: Settings) -> Settings:
+        warnings: set[str] = set()
+        merged = with_fleet(settings, self._fleet, warnings.add)
+        for line in sorted(warnings - self._warnings):  # others are logged already: the fleet changes every few seconds
+            log.warning("%s", line)
+        self._warnings = frozenset(warnings)
+        return merged
+
+    async def _replace_runtime(self, settings: Settings) -> None:
+        old = self._runtime
+        new = self._create_runtime(settings, self._process_state, old)
+        try:
+            await new.start()
+        except BaseException:
+            await new.aclose()
+            raise
+        self._runtime = new
+        old.drains.unpublished.clear()  # the new one has taken them over, and publishes them
+        # Before the next wait, which may be cancelled: the old one must be closed in any case.
+        task = asyncio.get_running_loop().create_task(self._retire(old))
+        self._retiring[task] = old
+        task.add_done_callback(self._retiring.pop)
+        # Only after the new one has started; if that fails, the old one goes on probing.
+        await old.on_replaced()
 
     async def _retire(self, runtime: Runtime) -> None:
         while not runtime.is_idle:  # noqa: ASYNC110 - polling costs less than a notification from every request
@@ -183,9 +145,7 @@ class Application:
         try:
             endpoint = runtime.inference_endpoints.get(scope["path"])
             if endpoint is None:
-                # Starlette may need a current task, and there is one only after a first wait (router.net.server.eager).
-                await asyncio.sleep(0)
-                await runtime.starlette_app(scope, receive, _with_request_id(scope, send))
+                await self._call_starlette(runtime, scope, receive, send)
             elif scope["method"] == "POST":
                 await endpoint(scope, receive, send)
             else:
@@ -193,13 +153,29 @@ class Application:
         finally:
             runtime.active_requests -= 1
 
+    async def _call_starlette(self, runtime: Runtime, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        # Starlette may need a current task, and there is one only after a first wait (router.net.server.eager).
+        await asyncio.sleep(0)
+        runtime.other_requests += 1
+        try:
+            await runtime.starlette_app(scope, receive, _with_request_id(scope, send))
+        finally:
+            runtime.other_requests -= 1
+
     async def _lifespan(self, receive: AsgiReceive, send: AsgiSend) -> None:
         """ASGI's lifespan protocol: one message to start, one to stop."""
         await receive()
-        await self._runtime.start()
+        async with self._reload_lock:
+            # The lock: the fleet may change during the start, and a runtime that is not started cannot be closed.
+            await self._runtime.start()
+        await self._apply_fleet()
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        self._process_state.on_fleet_change = lambda: None  # from now on, no runtime is replaced
+        await cancel_and_wait(self._fleet_task)
+        self.end_events()
         await self._wait_for_followers()
+        self._runtime.withdraw_status()
         retiring = dict(self._retiring)  # a copy, since a task that ends removes itself
         await cancel_and_wait(*retiring)
         for runtime in (*retiring.values(), self._runtime):
@@ -215,7 +191,7 @@ class Application:
             return
         router = self.settings.router
         deadline = self._drain_started_at + router.drain + router.grace
-        runtimes = (*self._retiring.values(), self._runtime)
+        runtimes = self._runtimes
         while any(runtime.has_followers for runtime in runtimes) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_INTERVAL)
 

@@ -3,20 +3,22 @@
 import asyncio
 import json
 import sys
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from msgspec.structs import replace
 
+from router.build_info import describe_build
 from router.commands.cache import app as cache
 from router.commands.console import (
     EXIT_FAILED,
     EXIT_USAGE,
     ConfigOption,
+    EngineKindOption,
     JsonOption,
     VllmPythonOption,
+    check_engine_kind,
     fail,
     load_settings,
     print_err,
@@ -24,8 +26,8 @@ from router.commands.console import (
 from router.commands.engine_plan import build_plan, exec_engines
 from router.commands.engines import app as engine_commands
 from router.commands.keys import app as keys
-from router.core.endpoints import sse
-from router.settings import DEFAULT_PATH
+from router.commands.top.command import top
+from router.settings import DEFAULT_PATH, missing_extra
 from router.units import Seconds
 
 app = typer.Typer(
@@ -39,14 +41,13 @@ app = typer.Typer(
 app.add_typer(cache, name="cache")
 app.add_typer(engine_commands, name="engines")
 app.add_typer(keys, name="keys")
+app.command()(top)
 
 
 @app.callback(invoke_without_command=True)
 def _root(show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if show_version:
-        # A compiled module is a shared library; see docs/decisions/0006-compiled-modules.md.
-        build_kind = "" if str(sse.__file__).endswith(".py") else " (compiled)"
-        typer.echo(f"roundhouse {version('roundhouse')}{build_kind}")
+        typer.echo(f"roundhouse {describe_build()}")
         raise typer.Exit
 
 
@@ -59,6 +60,8 @@ def serve(
 ) -> None:
     """Run the router alone; its engines and its Redis run elsewhere."""
     settings = load_settings(config)
+    if (problem := missing_extra(settings)) is not None:
+        fail(f"{config}: {problem}")
     if no_drain:
         settings = replace(settings, router=replace(settings.router, drain=Seconds(0)))
     from router.serve import listen, run  # imported here, since it would slow the other commands down
@@ -75,9 +78,7 @@ def serve(
 @app.command()
 def up(
     config: ConfigOption = Path(DEFAULT_PATH),
-    engines: Annotated[
-        str, typer.Option(help="Engines to run: auto, vllm or simulator; auto uses vLLM if it is installed.")
-    ] = "auto",
+    engines: EngineKindOption = "auto",
     vllm_python: VllmPythonOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, and start nothing.")] = False,
     as_json: Annotated[
@@ -86,14 +87,14 @@ def up(
 ) -> None:
     """Run a private Redis, the engines and the router of a configuration, until Ctrl-C."""
     settings = load_settings(config)
-    if engines not in ("auto", "vllm", "simulator"):
-        fail(f"--engines: expected auto, vllm or simulator, got {engines!r}", EXIT_USAGE)
+    if (problem := missing_extra(settings)) is not None:
+        fail(f"{config}: {problem}")
     if as_json and not dry_run:
         fail("--json: only possible with --dry-run", EXIT_USAGE)
     for line in settings.not_yet():
         print_err(f"roundhouse: {config}: {line}")
     command = ["dry-run", *(["--json"] if as_json else [])] if dry_run else ["up"]
-    exec_engines(command, build_plan(settings, config, engines, vllm_python))
+    exec_engines(command, build_plan(settings, config, check_engine_kind(engines), vllm_python))
 
 
 @app.command()
@@ -104,6 +105,8 @@ def check(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False
 
     findings = asyncio.run(check_all(settings))
     findings += [{"what": "configuration", "ok": True, "note": line} for line in settings.not_yet()]
+    if (problem := missing_extra(settings)) is not None:
+        findings.append({"what": "configuration", "ok": False, "note": problem})
     if as_json:
         typer.echo(json.dumps({"ok": all(f["ok"] for f in findings), "findings": findings}, indent=2))
     else:

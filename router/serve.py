@@ -1,16 +1,27 @@
 """Runs the router's server, in this process or in several worker processes."""
 
+import asyncio
+import logging
 import os
 import socket
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from router.access_log import set_up_logging
+from router.api.prompt_log import prompt_log_warning
 from router.app import build
+from router.log_output import set_up_logging
 from router.server import make_server
 from router.settings import Settings
+from router.shared.redis import ask_server
+from router.start_report import log_ready, log_start
 from router.supervisor import Supervisor
+
+log = logging.getLogger("roundhouse.server")
+
+REDIS_TIMEOUT: Final = 1.0
+"""Seconds that Redis has to reply before the router starts without its version."""
 
 METRICS_DIR_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable in which prometheus_client expects the directory that workers share."""
@@ -35,9 +46,18 @@ def listen(settings: Settings) -> socket.socket:
 def run(settings: Settings, config_file: Path, listen_socket: socket.socket) -> int:
     """Serves until SIGTERM or SIGINT; returns the exit code. SIGHUP reloads `config_file`."""
     set_up_logging(settings.router.log_format)
-    config_file = config_file.resolve()
+    log_start(settings, asyncio.run(ask_server(settings.redis_url, timeout=REDIS_TIMEOUT)))
+    if (warning := prompt_log_warning(settings)) is not None:
+        log.warning("%s", warning)
+    exit_code = _serve(settings, config_file.resolve(), listen_socket)
+    log.info("stopped with exit code %d", exit_code)
+    return exit_code
+
+
+def _serve(settings: Settings, config_file: Path, listen_socket: socket.socket) -> int:
     if settings.router.workers == 1:
-        return make_server(settings, build(settings), config_file).serve_until_stopped(listen_socket)
+        on_ready = partial(log_ready, settings)
+        return make_server(settings, build(settings), config_file, on_ready).serve_until_stopped(listen_socket)
     with tempfile.TemporaryDirectory(prefix="roundhouse-metrics-") as metrics_dir:
         # Before any worker starts: prometheus_client reads it when it is imported.
         os.environ[METRICS_DIR_VARIABLE] = metrics_dir

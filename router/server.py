@@ -6,6 +6,7 @@ and running requests end within the grace period. Commands come from signals, or
 several workers. They wait for uvicorn's next tick, so that a signal handler does nothing but queue them.
 """
 
+import contextlib
 import functools
 import gc
 import logging
@@ -24,17 +25,19 @@ from typing import Any, Final, Literal
 import uvicorn
 from msgspec.structs import asdict, replace
 
-from router.access_log import set_up_logging
+from router.api.prompt_log import prompt_log_warning
 from router.api.protocol_messages import render
 from router.app import build
 from router.application import Application
+from router.log_output import set_up_logging
 from router.net.server.connection import BoundedHttpProtocol
 from router.net.server.connection_limit import ConnectionLimit
 from router.net.server.start_limiter import StartLimiter
 from router.net.server.timeouts import ClientTimeouts
 from router.net.server.write_batcher import WriteBatcher
 from router.process_limits import limit_integer_digits, max_connections, raise_descriptor_limit
-from router.settings import ConfigurationError, Settings, load
+from router.settings import ConfigurationError, Settings, load, missing_extra
+from router.start_report import EngineCount
 
 log = logging.getLogger("roundhouse.server")
 
@@ -43,6 +46,8 @@ ServerCommand = Literal["drain", "leave"] | Settings
 
 FORCED_EXIT_CODE: Final = 130
 """The exit code after a second SIGINT: 128 + SIGINT, as in a shell."""
+
+_RELOADABLE: Final = ("max_body", "max_bodies", "log_prompts", "log_prompt_chars")  # of [router]
 
 _GC_THRESHOLD: Final = 10_000
 """Net new objects before a collection of the youngest generation; Python's default is 700. See freeze_gc."""
@@ -64,13 +69,15 @@ class DrainingServer(uvicorn.Server):
         *,
         drain_seconds: float,
         config_file: Path | None,
+        on_ready: Callable[[EngineCount], None],
         heartbeat: Callable[[], None],
     ) -> None:
-        """`heartbeat` is called ten times a second while the event loop runs."""
+        """`on_ready` is called once, when requests are accepted; `heartbeat` ten times a second from then on."""
         super().__init__(config)
         self._application = application
         self._drain_seconds = drain_seconds
         self._config_file = config_file
+        self._on_ready = on_ready
         self._heartbeat = heartbeat
         self._commands: deque[ServerCommand | Literal["reload"]] = deque()
         self._exit_at: float | None = None
@@ -85,6 +92,12 @@ class DrainingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         freeze_gc()
+        if self.started:
+            self._on_ready(self._application.engine_count())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._application.end_events()
+        await super().shutdown(sockets)
 
     def submit(self, command: ServerCommand) -> None:
         self._commands.append(command)
@@ -172,7 +185,11 @@ class Terminal:
 
 
 def make_server(
-    settings: Settings, application: Application, config_file: Path | None, heartbeat: Callable[[], None] = lambda: None
+    settings: Settings,
+    application: Application,
+    config_file: Path | None,
+    on_ready: Callable[[EngineCount], None],
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> DrainingServer:
     """Creates the server. Also sets limits of the whole process: file descriptors, and digits of an integer."""
     router = settings.router
@@ -205,6 +222,7 @@ def make_server(
         application,
         drain_seconds=router.drain,
         config_file=config_file,
+        on_ready=on_ready,
         heartbeat=heartbeat,
     )
 
@@ -220,10 +238,16 @@ def reload_settings(config_file: Path, old: Settings) -> Settings | None:
         for mistake in error.mistakes:  # a record each, since a record is a line
             log.error("the configuration is invalid; the previous one stays in effect: %s", mistake)  # noqa: TRY400
         return None
+    if (problem := missing_extra(new)) is not None:
+        log.error("the configuration cannot be applied; the previous one stays in effect: %s", problem)
+        return None
     for line in new.not_yet():
         log.warning("%s", line)
+    if (warning := prompt_log_warning(new)) is not None:
+        log.warning("%s", warning)
     # The others of [router] are fixed by the listening socket, the worker processes and the server itself.
-    kept = replace(old.router, max_body=new.router.max_body, max_bodies=new.router.max_bodies)
+    changeable = {name: getattr(new.router, name) for name in _RELOADABLE}
+    kept = replace(old.router, **changeable)
     for name, value in asdict(new.router).items():
         if value != getattr(kept, name):
             log.warning("router.%s: a change needs a restart", name)
@@ -235,7 +259,8 @@ def worker_main(
 ) -> None:
     """The main function of a worker process.
 
-    It writes the time (time.monotonic) of its heartbeats into `heartbeat`. `metrics_dir`: the workers' shared metrics.
+    It sends an EngineCount when it is ready. It writes the time (time.monotonic) of its heartbeats into `heartbeat`.
+    `metrics_dir`: the workers' shared metrics.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to every process; the supervisor acts
         signal.signal(number, signal.SIG_IGN)
@@ -245,7 +270,11 @@ def worker_main(
     def beat() -> None:
         heartbeat.value = time.monotonic()
 
-    server = make_server(settings, build(settings, multiprocess_dir=metrics_dir), None, beat)
+    def on_ready(engines: EngineCount) -> None:
+        with contextlib.suppress(OSError):  # the supervisor has died, which _receive_commands notices
+            commands.send(engines)
+
+    server = make_server(settings, build(settings, multiprocess_dir=metrics_dir), None, on_ready, beat)
     threading.Thread(target=_receive_commands, args=(commands, server), daemon=True).start()
     raise SystemExit(server.serve_until_stopped(listen_socket))
 

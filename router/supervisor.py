@@ -19,6 +19,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from router.server import FORCED_EXIT_CODE, ServerCommand, Terminal, reload_settings, worker_main
 from router.settings import Settings
+from router.start_report import EngineCount, log_ready
 
 log = logging.getLogger("roundhouse.server")
 
@@ -27,7 +28,10 @@ _KILL_MARGIN: Final = 10.0  # seconds after the drain and grace periods, when wo
 
 
 class WorkerProcess:
-    """The mechanism: a process, its command pipe and its heartbeat. Supervisor decides."""
+    """The mechanism: a process, its pipe and its heartbeat. Supervisor decides.
+
+    `engines`: as it found them when it became ready; None before.
+    """
 
     def __init__(self, settings: Settings, listen_socket: socket.socket, metrics_dir: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -40,10 +44,21 @@ class WorkerProcess:
         self.process.start()
         worker_end.close()  # otherwise a command to a dead worker would not fail
         self.started_at = time.monotonic()
+        self.engines: EngineCount | None = None
 
     def send_command(self, command: ServerCommand) -> None:
         with contextlib.suppress(OSError):  # it has died, which _check_workers notices
             self._commands.send(command)
+
+    @property
+    def readable(self) -> list[Any]:
+        """What to wait for: its end, and until it is ready its report."""
+        return [self.process.sentinel, *([] if self.engines is not None else [self._commands])]
+
+    def receive_report(self) -> None:
+        with contextlib.suppress(EOFError, OSError):  # it has died, which _check_workers notices
+            if self.engines is None and self._commands.poll():
+                self.engines = self._commands.recv()
 
     @property
     def last_heartbeat(self) -> float:
@@ -61,6 +76,7 @@ class Supervisor:
     - SIGTERM and SIGINT stop all workers, as they stop a single server; a second SIGINT kills them.
     - SIGHUP reloads the configuration; an invalid one is refused and not sent to the workers. A SIGHUP because the
       terminal has closed is handled as a SIGINT.
+    - It logs that the router is ready when all workers are, once.
     - A worker that dies is replaced, and so is one whose event loop is blocked. If one cannot start, all stop.
     """
 
@@ -84,6 +100,7 @@ class Supervisor:
         self._pending_signals: list[int] = []
         self._kill_at: float | None = None
         self._exit_code = 0
+        self._was_ready = False
         self._terminal = Terminal()
 
     def run(self) -> int:
@@ -97,19 +114,28 @@ class Supervisor:
                 signal.signal(number, lambda sig, _: self._pending_signals.append(sig))
             self._workers = [self._start_worker() for _ in range(self._settings.router.workers)]
             while self._workers:
-                watched: list[Any] = [wakeup_reader, *[worker.process.sentinel for worker in self._workers]]
+                watched: list[Any] = [wakeup_reader, *[end for worker in self._workers for end in worker.readable]]
                 deadline = self._last_check + self._heartbeat_timeout / 4 if self._kill_at is None else self._kill_at
                 wait(watched, max(0.0, deadline - time.monotonic()))
                 with contextlib.suppress(BlockingIOError):
                     wakeup_reader.recv(4096)
                 while self._pending_signals:
                     self._on_signal(self._pending_signals.pop(0))
+                self._check_ready()
                 self._check_workers()
             signal.set_wakeup_fd(-1)
         return self._exit_code
 
     def _start_worker(self) -> WorkerProcess:
         return WorkerProcess(self._settings, self._listen_socket, self._metrics_dir)
+
+    def _check_ready(self) -> None:
+        for worker in self._workers:
+            worker.receive_report()
+        reports = [worker.engines for worker in self._workers if worker.engines is not None]
+        if not self._was_ready and self._kill_at is None and len(reports) == self._settings.router.workers:
+            self._was_ready = True
+            log_ready(self._settings, min(reports))
 
     def _on_signal(self, signal_number: int) -> None:
         if signal_number == signal.SIGHUP and not self._terminal.hung_up:

@@ -5,38 +5,41 @@ cannot create new series.
 """
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client import CollectorRegistry, Counter
 
 from router.access_log import AccessLog
+from router.announced_metrics import announced_families
 from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
+from router.draft_metrics import draft_families
+from router.exemplars import HistogramExemplars
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.request_kind import RequestFacts, RequestKind, request_facts, request_kind
+from router.flow.result import LOST
+from router.flow.status_publisher import RequestObserver
+from router.gauge_metrics import GaugeMetrics
 from router.metric_series import BatchHistogram, GenerationSeries, PendingCounter, RequestSeries
-from router.upstream.catalog import Engine
+from router.metrics_page import collect, drop_unknown_gauges, hit_ratio, render
+from router.net.redis.pipeline import RedisPipeline
+from router.savings_metrics import SavingsMetrics
+from router.upstream.engine import Engine
 
 _DURATION_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _FROM_STORE: Final = (CacheStatus.HIT, CacheStatus.STALE)
 _WITHOUT_GENERATION: Final = (*_FROM_STORE, CacheStatus.COALESCED)  # none of these caused a generation
 _OVERHEAD_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
-_BREAKER_STATES: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
+_LATENCY_BUCKETS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5,
+)  # fmt: skip
 _SPEED_BUCKETS: Final = (1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1000)
 # Seconds that counts may be missing from prometheus_client, and so from another worker's /metrics.
 _FLUSH_INTERVAL: Final = 0.25
 _MAX_SERIES: Final = 4096  # kinds of requests in the look-up table
-_ENGINE_GAUGES: Final = (
-    ("kv_cache_usage", "vllm_kv_cache_usage", "Share of the engine's KV cache in use, 0 to 1"),
-    ("prefix_cache_hit_rate", "vllm_prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache"),
-    ("spec_acceptance_rate", "vllm_spec_acceptance_rate", "Share of draft tokens accepted by the target model"),
-    ("spec_tokens_per_step", "vllm_spec_tokens_per_step", "Tokens per decoding step with the draft model"),
-)
 
 
 class Telemetry:
@@ -79,11 +82,17 @@ class Telemetry:
             buckets=_SPEED_BUCKETS,
             registry=registry,
         )
+        self._latency = BatchHistogram(
+            "llm_inter_token_latency_seconds", "Mean time from one token of a stream to its next, once for each token",
+            ("model",), buckets=_LATENCY_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self._exemplars = tuple(
+            HistogramExemplars(name, by_cache, _DURATION_BUCKETS)
+            for name in ("llm_request_duration_seconds", "llm_time_to_first_token_seconds")
+        )
+        self._savings = SavingsMetrics(registry, self._watts_per_request)
         self._tokens = Counter(
-            "llm_tokens",
-            "Prompt, generated and saved tokens",
-            ("tenant", "model", "kind"),
-            registry=registry,
+            "llm_tokens", "Prompt, generated and saved tokens", ("tenant", "model", "kind"), registry=registry
         )
         self._cache = Counter(
             "llm_cache_requests", "Requests by cache result", ("tenant", "model", "result"), registry=registry
@@ -100,40 +109,12 @@ class Telemetry:
         self._fallbacks = Counter(
             "llm_fallbacks", "Requests served by a fallback model", ("model", "fallback"), registry=registry
         )
-        self._breaker = Gauge(
-            "roundhouse_breaker_state", "Breaker state: 0 closed, 1 half-open, 2 open", ("engine",),
-            multiprocess_mode="livemax", registry=registry,
-        )  # fmt: skip
-        self._in_flight = Gauge(
-            "llm_requests_in_flight", "Requests in flight at an engine", ("engine",),
-            multiprocess_mode="livesum", registry=registry,
-        )  # fmt: skip
-        self._queue_length = Gauge(
-            "llm_requests_queued", "Requests waiting in the queue for an engine", ("model",),
-            multiprocess_mode="livesum", registry=registry,
-        )  # fmt: skip
-        self._up = Gauge(
-            "roundhouse_engine_up", "Whether the engine is up: 1 or 0", ("engine",),
-            multiprocess_mode="livemin", registry=registry,
-        )  # fmt: skip
-        self._redis_up = Gauge(
-            "roundhouse_redis_up", "Whether Redis is up: 1 or 0", multiprocess_mode="livemin", registry=registry
+        self._dropped_spans = Counter(
+            "roundhouse_spans_dropped", "Traced events that were not exported", ("reason",), registry=registry
         )
-        by_task = ("engine", "task")
-        self._learned_speed = Gauge(
-            "roundhouse_engine_tokens_per_second", "Measured tokens per second of one request, by task", by_task,
-            multiprocess_mode="livemostrecent", registry=registry,
-        )  # fmt: skip
-        self._draft_pays = Gauge(
-            "roundhouse_draft_pays", "Whether the draft model speeds up the task: 1 or 0", by_task,
-            multiprocess_mode="livemostrecent", registry=registry,
-        )  # fmt: skip
-        self._engine_gauges = {
-            field: Gauge(name, help_, ("engine",), multiprocess_mode="livemostrecent", registry=registry)
-            for field, name, help_ in _ENGINE_GAUGES
-        }
-
-        self._engine_names: set[str] = set()
+        self._observer: RequestObserver | None = None
+        self._engines: dict[str, Engine] = {}
+        self._gauges = GaugeMetrics(registry, removable=multiprocess_dir is None)
 
     # -- recording --------------------------------------------------------------------------------------------------
 
@@ -153,7 +134,16 @@ class Telemetry:
         elif exchange.first_token_at is not None:
             series.first_token_times.append(exchange.first_token_at - exchange.started_at)
         series.saved_tokens += exchange.completion_tokens
+        series.saved_ms += exchange.generation_ms
+        if exchange.trace_id is not None:
+            series.add_trace(exchange.trace_id)
         self._access_log.write(series.line_template, exchange, duration)
+        if self._observer is not None:
+            self._observer(exchange, duration)
+
+    def set_observer(self, observer: RequestObserver | None) -> None:
+        """`observer` is called with each exchange that ends and its duration in seconds; see StatusPublisher."""
+        self._observer = observer
 
     def _add_request_series(self, facts: RequestFacts, kind: RequestKind) -> RequestSeries:
         if len(self._request_series) >= _MAX_SERIES:
@@ -174,6 +164,7 @@ class Telemetry:
             if response.fallback_model is not None:
                 counters.append(self._fallbacks.labels(model, response.fallback_model).inc)
         saved = self._tokens.labels(tenant, model, "saved") if cache is not None else None
+        duration_exemplars, first_token_exemplars = (each.labels(model, cache or "NONE") for each in self._exemplars)
         return RequestSeries(
             line_template=self._access_log.line_template(kind),
             request_counters=counters,
@@ -181,6 +172,11 @@ class Telemetry:
             overhead_histogram=self._overhead.labels(cache) if cache is not None else None,
             first_token_histogram=self._first_token.labels(model, cache) if cache is not None else None,
             saved_counter=saved.inc if saved is not None and cache in _WITHOUT_GENERATION else None,
+            record_requests=partial(self._savings.record_requests, tenant, model, cache, response.engine)
+            if cache is not None
+            else None,
+            duration_exemplars=duration_exemplars,
+            first_token_exemplars=first_token_exemplars,
             served_at_once=cache in _FROM_STORE,
         )
 
@@ -206,25 +202,38 @@ class Telemetry:
             self._retries.labels(engine, reason).inc()
         if generation.not_stored_reason is not None:
             self.record_write(generation.not_stored_reason)
-        if generation.first_token_at is None:
-            return
+        if generation.first_token_at is None and generation.error_reason != LOST:
+            return  # no engine has worked on it, as far as is known
         series = self._generation_series.get((generation.tenant, generation.model)) or self._create_generation_series(
             generation.tenant, generation.model
         )
         if not series.dirty:
             series.dirty = True
             self._schedule_flush(series)
+        now = time.perf_counter()
+        if generation.sent_at is not None:
+            seconds = now - generation.sent_at
+            energy = generation.energy
+            series.add_work(seconds, energy.take(now, seconds) if energy is not None else None)
         series.prompt_tokens += generation.prompt_tokens
         series.completion_tokens += generation.completion_tokens
-        duration = time.perf_counter() - generation.first_token_at
-        if generation.stream and duration > 0 and generation.completion_tokens > 1:
+        if not generation.stream or generation.first_token_at is None:
+            return
+        duration = now - generation.first_token_at
+        if duration > 0 and generation.completion_tokens > 1:
             series.speeds.append((generation.completion_tokens - 1) / duration)
+            # The choices of a request are generated at the same time; the first token of each is not counted.
+            steps = generation.completion_tokens - generation.choices
+            if steps > 0:
+                series.latencies.append((duration * generation.choices / steps, steps))
 
     def _create_generation_series(self, tenant: str, model: str) -> GenerationSeries:
         series = self._generation_series[tenant, model] = GenerationSeries(
             prompt_counter=self._tokens.labels(tenant, model, "prompt").inc,
             completion_counter=self._tokens.labels(tenant, model, "completion").inc,
             speed_histogram=self._speed.labels(model),
+            latency_histogram=self._latency.labels(model),
+            record_generations=partial(self._savings.record_generations, tenant, model),
         )
         return series
 
@@ -243,79 +252,43 @@ class Telemetry:
         """Counts a client that the server refused before its request."""
         self._rejected.labels(reason).inc()
 
-    def set_queue_length(self, model: str, waiting: int) -> None:
-        self._queue_length.labels(model).set(waiting)
+    def record_dropped_spans(self, reason: str, count: int) -> None:
+        """Counts what was traced and not exported; may be called in any thread."""
+        self._dropped_spans.labels(reason).inc(count)
 
-    def _set_gauge(self, gauge: Gauge, value: float | None, *labels: str) -> None:
-        if value is not None:
-            gauge.labels(*labels).set(value)
-        elif self._multiprocess_dir is None:  # the files of several workers do not allow a removal
-            with contextlib.suppress(KeyError):  # some versions raise it if there is no such sample
-                gauge.remove(*labels)
+    def set_queue_length(self, model: str, waiting: int) -> None:
+        self._gauges.queue_length.labels(model).set(waiting)
 
     def update_gauges(
         self, engines: Iterable[Engine], breaker_state: Callable[[str], BreakerState], *, redis_up: bool
     ) -> None:
         """Takes over the results of a probe round; `breaker_state` maps an engine's name to its state."""
-        self._redis_up.set(redis_up)
-        engines = list(engines)
-        self._engine_names = {engine.name for engine in engines}
-        for engine in engines:
-            self._up.labels(engine.name).set(bool(engine.up))
-            self._in_flight.labels(engine.name).set(engine.in_flight)
-            self._breaker.labels(engine.name).set(_BREAKER_STATES[breaker_state(engine.name)])
-            for field, gauge in self._engine_gauges.items():
-                self._set_gauge(gauge, getattr(engine.gauges, field), engine.name)
-            for task, draft in engine.drafts.items():
-                self._set_gauge(self._learned_speed, draft.tokens_per_second, engine.name, task)
-                self._set_gauge(self._draft_pays, draft.pays, engine.name, task)
+        self._engines = {engine.name: engine for engine in engines}
+        self._gauges.update(self._engines.values(), breaker_state, redis_up=redis_up)
 
-    # -- rendering --------------------------------------------------------------------------------------------------
+    def _watts_per_request(self, engine: str) -> float | None:
+        known = self._engines.get(engine)
+        return known.energy.watts_per_request if known is not None else None
 
-    def render(self) -> bytes:
+    # -- what leaves the process --------------------------------------------------------------------------------------
+
+    def flush_savings(self, pipeline: RedisPipeline, clock: Callable[[], float]) -> None:
+        """Sends what requests cost and saved since the last call to Redis. `clock`: seconds since the epoch."""
         self.flush()
-        registry = self.registry
-        if self._multiprocess_dir is not None:
-            registry = CollectorRegistry()
-            MultiProcessCollector(registry, path=self._multiprocess_dir)  # type: ignore[no-untyped-call]  # it has no types
-        families = list(registry.collect())
-        rendered = CollectorRegistry()
-        self._drop_removed_engines(families)
-        rendered.register(_CollectedFamilies([*families, _hit_ratio(families)]))
-        return generate_latest(rendered)
+        self._savings.flush_ledger(pipeline, clock())
 
-    def _drop_removed_engines(self, families: Iterable[Metric]) -> None:
-        """Drops the gauges of engines that a reload has removed; several workers cannot remove their samples."""
-        for family in families:
-            if family.type == "gauge":
-                family.samples = [s for s in family.samples if s.labels.get("engine") in {None, *self._engine_names}]
-
-
-class _CollectedFamilies:
-    """Families that are collected already, in the form of a collector."""
-
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._families
-
-
-def _hit_ratio(families: Iterable[Metric]) -> Metric:
-    """The share of hits among the requests that were looked up, by model, since the start of the process."""
-    hits: dict[str, float] = {}
-    lookups: dict[str, float] = {}
-    for family in families:
-        for sample in family.samples:
-            if sample.name == "llm_cache_requests_total" and sample.labels["result"] != "bypass":
-                model = sample.labels["model"]
-                lookups[model] = lookups.get(model, 0) + sample.value
-                hits[model] = hits.get(model, 0) + (sample.value if sample.labels["result"] == "hit" else 0)
-    ratio = GaugeMetricFamily("llm_cache_hit_ratio", "Share of hits among cache lookups", labels=["model"])
-    for model, count in lookups.items():
-        if count:
-            ratio.add_metric([model], hits[model] / count)
-    return ratio
+    def render(self, *, as_openmetrics: bool = False) -> bytes:
+        """The page for Prometheus, in its text format or in OpenMetrics, which has exemplars."""
+        self.flush()
+        families = collect(self.registry, self._multiprocess_dir)
+        announced = [engine.announced for engine in self._engines.values() if engine.announced is not None]
+        drop_unknown_gauges(families, self._engines)
+        families += [hit_ratio(families), *announced_families(announced), *draft_families(self._engines.values())]
+        if as_openmetrics:
+            for family in families:
+                for exemplars in self._exemplars:
+                    exemplars.add_to(family)
+        return render(families, as_openmetrics=as_openmetrics)
 
 
 def _status_label(kind: RequestKind) -> str:

@@ -21,6 +21,7 @@ from tests.support.paths import ROOT
 COMPOSE = ROOT / "docker-compose.yml"
 INSIDE = ROOT / "deploy" / "roundhouse.compose.toml"
 ENGINES = ("llama-chat", "llama-code", "mistral")
+MONITORING = ("prometheus", "grafana")
 OURS_TO_SAY = {"--host", "--port"}  # a container has addresses of its own
 
 
@@ -79,7 +80,7 @@ def test_everything_a_service_names_is_defined_and_everything_defined_is_used(co
     for service in services:
         for volume in service.volumes:
             if volume.startswith("."):
-                assert (ROOT / volume.split(":")[0]).is_file()
+                assert (ROOT / volume.split(":")[0]).exists()
 
 
 def test_docker_compose_itself_accepts_the_file() -> None:
@@ -96,12 +97,14 @@ def test_docker_compose_itself_accepts_the_file() -> None:
 # -- who can reach what ------------------------------------------------------------------------------------------------
 
 
-def test_only_the_router_is_published_and_only_on_loopback(compose: Compose) -> None:
+def test_only_the_router_and_the_monitoring_are_published_and_only_on_loopback(compose: Compose) -> None:
     published = {name: service.ports for name, service in compose.services.items() if service.ports}
-    assert list(published) == ["router"]
-    for port in published["router"]:
-        filled = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", port)
-        assert filled == "127.0.0.1:8080:8080"
+    filled = {name: [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", port) for port in ports] for name, ports in published.items()}
+    assert filled == {
+        "router": ["127.0.0.1:8080:8080"],
+        "prometheus": ["127.0.0.1:9090:9090"],
+        "grafana": ["127.0.0.1:3000:3000"],
+    }
 
 
 def test_redis_and_the_engines_share_no_network_with_the_published_port(compose: Compose) -> None:
@@ -111,6 +114,8 @@ def test_redis_and_the_engines_share_no_network_with_the_published_port(compose:
     assert set(compose.services["redis"].networks) <= internal
     for name in ENGINES:
         assert not front & set(compose.services[name].networks)
+    for name in MONITORING:
+        assert set(compose.services[name].networks) <= front
 
 
 def test_every_service_has_a_health_check_and_restarts(compose: Compose) -> None:
@@ -153,7 +158,7 @@ def test_the_files_contain_no_secret() -> None:
 
 
 def test_the_engines_are_those_of_both_configurations(compose: Compose, inside: Settings, outside: Settings) -> None:
-    assert set(compose.services) == {"redis", "router", *ENGINES}
+    assert set(compose.services) == {"redis", "router", *ENGINES, *MONITORING}
     assert [e.name for e in inside.engine] == [e.name for e in outside.engine] == list(ENGINES)
 
 
@@ -270,3 +275,42 @@ def test_the_image_runs_the_router_and_not_as_root(compose: Compose) -> None:
 def test_the_image_has_the_pinned_packages_and_no_development_ones() -> None:
     install = next(rest for word, rest in instructions() if word == "RUN" and "pip install" in rest)
     assert install.endswith(" -c constraints.txt .")
+
+
+# -- Prometheus and Grafana --------------------------------------------------------------------------------------------
+
+
+def test_prometheus_and_grafana_start_only_with_their_profile(compose: Compose) -> None:
+    assert {name for name, service in compose.services.items() if service.profiles} == set(MONITORING)
+
+
+def test_prometheus_finds_the_router_and_its_rules(compose: Compose) -> None:
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+    (target,) = config["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert target == f"router:{compose.services['router'].ports[0].rpartition(':')[2]}"
+    mounted = {volume.split(":")[1] for volume in compose.services["prometheus"].volumes}
+    assert {f"/etc/prometheus/{name}" for name in ("prometheus.yml", *config["rule_files"])} <= mounted
+
+
+def test_grafana_finds_prometheus(compose: Compose) -> None:
+    sources = yaml.safe_load((ROOT / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text())
+    (source,) = sources["datasources"]
+    environment = compose.services["grafana"].environment
+    assert host_of(environment[source["url"].removeprefix("$")]) == ("prometheus", 9090)
+    home = environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert (ROOT / "deploy/grafana/dashboards" / home.rpartition("/")[2]).is_file()
+
+
+@pytest.mark.parametrize(("password", "exit_code"), [("", 1), ("secret", 0)])
+def test_grafana_does_not_start_without_a_password(compose: Compose, password: str, exit_code: int) -> None:
+    grafana = compose.services["grafana"]
+    assert grafana.environment["GF_SECURITY_ADMIN_PASSWORD"] == "${GRAFANA_PASSWORD:-}"
+    assert grafana.entrypoint is not None
+    # Compose replaces $$ by $.
+    script = grafana.entrypoint[2].replace("$$", "$").replace("exec /run.sh", "exec true")
+    done = subprocess.run(
+        [*grafana.entrypoint[:2], script], capture_output=True, text=True, check=False,
+        env={"PATH": os.environ["PATH"], "GF_SECURITY_ADMIN_PASSWORD": password},
+    )  # fmt: skip
+    assert done.returncode == exit_code
+    assert ("GRAFANA_PASSWORD" in done.stderr) is bool(exit_code)

@@ -51,7 +51,7 @@ def section(page: str, heading: str) -> str:
 def test_there_is_a_table_for_every_part_of_the_configuration() -> None:
     assert {heading for heading, _ in tables()} == {
         "[router]", "[cache]", "[auth]", "[[tenant]]", "[[model]]", "[[engine]]", "[engine.launch]", "[breaker]",
-        "[timeouts]",
+        "[timeouts]", "[watchdog]", "[tracing]",
     }  # fmt: skip
 
 
@@ -73,10 +73,13 @@ def test_the_defaults_on_the_page_are_those_of_the_code() -> None:
     page = (DOCS / "configuration.md").read_text()
     checked = 0
     for heading, kind in tables():
-        if heading not in ("[router]", "[cache]", "[breaker]", "[timeouts]"):
+        if heading not in ("[router]", "[cache]", "[breaker]", "[timeouts]", "[watchdog]"):
             continue
         defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
         for names, default_cell in re.findall(r"^\| (`.*?`) \| (.*?) \|", section(page, heading), re.MULTILINE):
+            if default_cell == "none":
+                assert defaults[names.strip("`")] is None
+                continue
             defaults_shown = re.findall(r"`([^`]*)`", default_cell)
             for name, default in zip(re.findall(r"\w+", names), defaults_shown, strict=True):
                 table = heading.strip("[]")

@@ -29,14 +29,15 @@ def main(plan: UpPlan, *, as_json: bool) -> int:
 
 def observe(plan: UpPlan) -> Observations:
     python = plan.vllm_python or sys.executable
-    launched = [spec for spec in plan.engines if spec.launch is not None]
+    launched = [spec for spec in plan.engines if spec.listens_here]
+    router_port = [read_port(None, plan.router.host, plan.router.port)] if plan.router is not None else []
     return Observations(
         ports=(
-            read_port(None, plan.router.host, plan.router.port),
+            *router_port,
             *(read_port(spec.name, spec.host, spec.port) for spec in launched),
         ),
         engines=tuple(read_engine(spec, plan, os.environ) for spec in launched),
-        elsewhere=tuple(spec.model for spec in plan.engines if spec.launch is None),
+        elsewhere=tuple(spec.model for spec in plan.engines if not spec.listens_here),
         driver=read_gpus(),
         machine=read_machine(python, {"models": hub_cache(os.environ), "logs": Path(plan.state)}),
     )

@@ -9,8 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-DEFAULT_MEMORY_UTILIZATION: Final = 0.92
-"""vLLM's --gpu-memory-utilization."""
+from engines.gpu_memory import DEFAULT_MEMORY_UTILIZATION
 
 _ALIASES: Final = {
     "sc": "speculative-config",

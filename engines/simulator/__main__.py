@@ -1,9 +1,10 @@
 """The command line: `python -m engines.simulator --model NAME`."""
 
 import argparse
+from typing import get_args
 
 from engines.simulator.server import run
-from engines.simulator.settings import SimulatorSettings
+from engines.simulator.settings import SimulatorSettings, SpecDecodeMetricsLevel
 
 
 def main() -> None:
@@ -19,6 +20,10 @@ def main() -> None:
         "--acceptance", type=float, default=0.7, help="acceptance probability of each draft token, 0 to 1"
     )
     parser.add_argument("--code-acceptance", type=float, help="the same for prompts about code")
+    parser.add_argument(
+        "--per-request-spec-decode-metrics", default="none", choices=get_args(SpecDecodeMetricsLevel),
+        help="what responses say of the accepted draft tokens of their own request",
+    )  # fmt: skip
     parser.add_argument("--ttft-ms", type=float, default=0.0, help="milliseconds to the first token")
     parser.add_argument("--tokens-per-second", type=float, default=0.0, help="of each request; 0: as fast as possible")
     parser.add_argument("--jitter", type=float, default=0.0, help="relative variation of each delay, 0 to 1")
@@ -39,6 +44,7 @@ def main() -> None:
             num_speculative_tokens=options.num_speculative_tokens,
             acceptance=options.acceptance,
             code_acceptance=options.code_acceptance,
+            per_request_spec_decode_metrics=options.per_request_spec_decode_metrics,
             ttft=options.ttft_ms / 1000,
             tokens_per_second=options.tokens_per_second,
             jitter=options.jitter,

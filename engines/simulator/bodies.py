@@ -9,6 +9,7 @@ from engines.simulator.frames import Envelope, finish_reason, tool_call_id, usag
 from engines.simulator.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from engines.simulator.requests import GenerationRequest
 from engines.simulator.settings import SimulatorSettings
+from engines.simulator.speculation import RequestSpeculation
 from engines.simulator.tokens import split_tokens, token_id
 
 Json = dict[str, object]
@@ -23,12 +24,14 @@ class ChoiceAccumulator:
         self.reasoning_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | None = None
+        self.speculation: RequestSpeculation | None = None
 
     def add(self, delta: Delta) -> None:
         self.texts += [token.text for token in delta.tokens]
         self.parts += [(part.kind, part.call_index, part.text) for part in delta.parts]
         self.reasoning_tokens += sum(token.kind is TokenKind.REASONING for token in delta.tokens)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        self.speculation = delta.speculation
 
     def text(self, kind: TokenKind, call: int = 0) -> str:
         """The text of one field; for a tool call, of the call with this index."""
@@ -66,7 +69,7 @@ def chat_body(
         "prompt_text": None,
         "kv_transfer_params": None,
         "ec_transfer_params": None,
-        "metrics": None,
+        "metrics": _metrics(choices),
     }
 
 
@@ -124,7 +127,7 @@ def completion_body(
         ),
         "kv_transfer_params": None,
         "ec_transfer_params": None,
-        "metrics": None,
+        "metrics": _metrics(choices),
     }
 
 
@@ -145,6 +148,16 @@ def _completion_choice(request: GenerationRequest, index: int, choice: ChoiceAcc
         "prompt_token_ids": prompt.tokens if request.return_token_ids else None,
         "routed_experts": None,
     }
+
+
+def _metrics(choices: list[ChoiceAccumulator]) -> Json | None:
+    """vLLM's PerRequestMetrics, without timings. It has none for several sequences."""
+    if len(choices) != 1 or choices[0].speculation is None:
+        return None
+    timings = ("time_to_first_token_ms", "generation_time_ms", "queue_time_ms", "mean_itl_ms", "tokens_per_second")
+    report = choices[0].speculation.report()
+    per_step = {name: report.get(name) for name in ("per_step_accepted", "per_step_drafted")}
+    return {**dict.fromkeys(timings), "speculative_decoding": report | per_step}
 
 
 def _token_ids(choice: ChoiceAccumulator) -> list[int]:

@@ -15,7 +15,7 @@ from engines.simulator.requests import GenerationRequest
 from engines.simulator.scheduler import Scheduler, Sequence
 from engines.simulator.schemas import sample_document
 from engines.simulator.settings import SimulatorSettings
-from engines.simulator.speculation import SpeculativeDecoder
+from engines.simulator.speculation import RequestSpeculation, SpeculativeDecoder
 from engines.simulator.stop_strings import StopStringMatcher
 from engines.simulator.tokens import EOS, token_id
 
@@ -33,7 +33,7 @@ class Delta:
     """What one step adds to one choice.
 
     `tokens` are the generated tokens; an end-of-sequence token has an empty text. `parts` is the text of them that may
-    be sent.
+    be sent. `speculation` comes with the finish reason.
     """
 
     index: int
@@ -41,6 +41,7 @@ class Delta:
     parts: list[Token]
     finish_reason: str | None = None
     stop_reason: str | None = None
+    speculation: RequestSpeculation | None = None
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class _RunningSequence:
     stops: StopStringMatcher | None
     min_tokens: int
     code: bool
+    speculation: RequestSpeculation | None
     generated: int = 0
 
 
@@ -190,12 +192,17 @@ class EngineCore:
             stops=StopStringMatcher(request.stop, include_stop=request.include_stop) if request.stop else None,
             min_tokens=request.min_tokens,
             code=code,
+            speculation=self.speculation.new_request(),
         )
 
     def _step(self, running: _RunningSequence, *, single_tokens: bool) -> Delta:
         # The first step computes the prompt and yields one token; speculative decoding starts with the second.
         # A fault that is due after a number of tokens needs one token per step.
-        steps = 1 if single_tokens or not running.generated else self.speculation.step(running.rng, code=running.code)
+        steps = 1
+        if not single_tokens and running.generated:
+            steps = self.speculation.step(running.rng, code=running.code)
+            if running.speculation is not None:
+                running.speculation.add(steps - 1)
         tokens: list[Token] = []
         parts: list[Token] = []
         reason = stop = None
@@ -218,7 +225,7 @@ class EngineCore:
                 visible = Token(visible.text + running.stops.flush())
             _append_part(parts, visible)
         self._record_step(running, tokens)
-        return Delta(running.index, tokens, parts, reason, stop)
+        return Delta(running.index, tokens, parts, reason, stop, running.speculation if reason is not None else None)
 
     def _record_step(self, running: _RunningSequence, tokens: list[Token]) -> None:
         sequence = running.sequence

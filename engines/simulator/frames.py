@@ -15,6 +15,7 @@ from engines.simulator.engine import Delta
 from engines.simulator.logprobs import chat_logprobs, completion_logprobs
 from engines.simulator.rejections import Rejection
 from engines.simulator.requests import GenerationRequest
+from engines.simulator.speculation import RequestSpeculation
 from engines.simulator.tokens import split_tokens, token_id
 
 DONE = b"data: [DONE]\n\n"
@@ -65,12 +66,16 @@ class StreamFrames(Protocol):
 
 @dataclass(slots=True)
 class TokenUsage:
-    """Tokens so far; `by_choice` and `reasoning` have one number per choice."""
+    """Tokens so far; `by_choice` and `reasoning` have one number per choice.
+
+    `speculation`: that of the last choice that has ended.
+    """
 
     prompt: int
     choices: int
     by_choice: list[int] = field(init=False)
     reasoning: list[int] = field(init=False)
+    speculation: RequestSpeculation | None = None
 
     def __post_init__(self) -> None:
         self.by_choice = [0] * self.choices
@@ -78,9 +83,16 @@ class TokenUsage:
 
     def add(self, delta: Delta) -> None:
         self.by_choice[delta.index] += len(delta.tokens)
+        self.speculation = delta.speculation
         for token in delta.tokens:
             if token.kind is TokenKind.REASONING:
                 self.reasoning[delta.index] += 1
+
+    def metrics(self) -> bytes:
+        """The metrics in a usage event. vLLM has none for several sequences."""
+        if self.speculation is None or self.choices != 1:
+            return b""
+        return b',"metrics":{"speculative_decoding":' + encode(self.speculation.report()) + b"}"
 
 
 def usage_object(prompt: int, completion: int, **more: object) -> dict[str, object]:
@@ -149,7 +161,7 @@ class ChatFrames:
         if self._request.thinking:
             details["completion_tokens_details"] = {"reasoning_tokens": sum(self._usage.reasoning)}
         total = usage_object(self._usage.prompt, sum(self._usage.by_choice), **details)
-        return [self._prefix + b'],"usage":' + encode(total) + self._end_fingerprint + b"}\n\n"]
+        return [self._prefix + b'],"usage":' + encode(total) + self._end_fingerprint + self._usage.metrics() + b"}\n\n"]
 
     def final_frame(self) -> bytes:
         return DONE
@@ -241,7 +253,7 @@ class CompletionFrames:
         if not self._request.include_usage:
             return []
         total = usage_object(self._usage.prompt, sum(self._usage.by_choice))
-        return [self._prefix + b'],"usage":' + encode(total) + self._end_fingerprint + b"}\n\n"]
+        return [self._prefix + b'],"usage":' + encode(total) + self._end_fingerprint + self._usage.metrics() + b"}\n\n"]
 
     def final_frame(self) -> bytes:
         return DONE

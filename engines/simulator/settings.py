@@ -1,6 +1,7 @@
 """The configuration of one simulated engine: its model, its speed and its size."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from xxhash import xxh32_hexdigest
 
@@ -9,11 +10,15 @@ BLOCK_SIZE = 16
 """Tokens in one KV block (vLLM's `--block-size`; its default on a GPU)."""
 
 
+SpecDecodeMetricsLevel = Literal["none", "summary", "detailed"]
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatorSettings:
     """The configuration of one simulated engine; the names are those of vLLM's options if vLLM has them.
 
-    Raises ValueError if the model length does not fit into the KV cache, in which case vLLM refuses to start.
+    Raises ValueError where vLLM refuses to start: if the model length does not fit into the KV cache, or if metrics of
+    a draft are requested without one.
     """
 
     model: str
@@ -25,6 +30,8 @@ class SimulatorSettings:
     """Probability that a draft token is accepted, given that all tokens before it in the step were."""
     code_acceptance: float | None = None
     """The same for prompts that ask for code; None: no difference."""
+    per_request_spec_decode_metrics: SpecDecodeMetricsLevel = "none"
+    """What responses say of the accepted draft tokens of their own request."""
     ttft: float = 0.0
     """Seconds to the first token."""
     tokens_per_second: float = 0.0
@@ -43,6 +50,8 @@ class SimulatorSettings:
     def __post_init__(self) -> None:
         if self.kv_blocks < 2:
             raise ValueError("a KV cache needs at least 2 blocks, since vLLM keeps one for itself")
+        if self.per_request_spec_decode_metrics != "none" and self.draft is None:
+            raise ValueError("per_request_spec_decode_metrics requires a draft")
         if self.max_model_len is not None and self.max_model_len > self.kv_tokens:
             raise ValueError(
                 f"max_model_len={self.max_model_len} does not fit into {self.kv_blocks} blocks of {BLOCK_SIZE}"

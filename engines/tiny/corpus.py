@@ -1,20 +1,19 @@
 """The training text of the small models.
 
-Functions of the standard library answer requests for code, Python's reference pages answer everything else. Every
-CPython contains both, so nothing is downloaded and no licence is needed.
+Functions of the standard library answer requests for code, short paragraphs of prose (prose.py) everything else. So
+nothing is downloaded.
 """
 
 import ast
 import importlib.util
-import pkgutil
 import random
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
-Task = Literal["chat", "code"]
+from engines.tiny.prompts import Prompt, Task
+from engines.tiny.prose import PARAGRAPHS
 
 CODE_MODULES = (
     "ast",
@@ -67,116 +66,28 @@ CODE_MODULES = (
 )
 """Modules with short, documented functions; modules that this Python lacks are skipped."""
 
-CODE_REQUESTS = (
-    "Write a Python function that {does}",
-    "Write a Python function {name}.",
-    "Implement `{name}` in Python.",
-    "Show me Python code that {does}",
-    "def {name}(",
-    "Give me a function which {does} Use Python.",
-)
-CHAT_REQUESTS = (
-    "Tell me about {subject}.",
-    "What is {subject}?",
-    "Explain {subject} to me.",
-    "How does {subject} work?",
-    "Hello! Can you say something about {subject}?",
-    "Why does {subject} matter?",
-)
-SYSTEM_PROMPTS = ("", "", "", "You are a helpful assistant.", "Be brief.", "You are an expert. Answer with care.")
-
-EVERYDAY_SUBJECTS = (
-    "the sea",
-    "the weather",
-    "music",
-    "history",
-    "a railway",
-    "the moon",
-    "bread",
-    "the city of Paris",
-    "a good book",
-    "rivers",
-    "mountains",
-    "winter",
-    "the meaning of life",
-    "chess",
-    "a garden",
-    "coffee",
-    "the stars",
-    "friendship",
-    "an old house",
-    "birds",
-    "trade",
-    "money",
-    "health",
-    "physics",
-    "poetry",
-    "the news",
-    "language",
-    "mathematics",
-    "travel",
-    "sleep",
-    "a cat",
-    "the law",
-    "art",
-    "computers",
-    "the internet",
-    "cooking",
-    "trees",
-    "time",
-)
-EVERYDAY_CODE_TASKS = (
-    "reverses a string",
-    "sorts a list",
-    "adds two numbers",
-    "reads a file",
-    "counts the words in a text",
-    "computes a factorial",
-    "finds the largest element",
-    "merges two dictionaries",
-    "checks whether a number is prime",
-    "parses a date",
-    "opens a socket",
-    "removes duplicates from a list",
-    "converts celsius to fahrenheit",
-    "computes fibonacci numbers",
-    "validates an email",
-    "flattens a nested list",
-    "downloads a page",
-    "splits a path",
-    "rounds a number",
-    "walks a directory",
-    "formats a table",
-    "joins strings",
-    "searches a tree",
-    "implements a queue",
-    "caches its results",
-    "swaps two values",
-    "prints hello world",
+SYSTEM_PROMPTS = (
+    *("",) * 6,
+    "You are a helpful assistant.",
+    "Be brief.",
+    "You are an expert. Answer with care.",
+    "You answer briefly.",
+    "Answer in one paragraph.",
+    "You are number 7.",
 )
 
-_MIN_LENGTH, _MAX_LENGTH = 80, 480
+_MIN_LENGTH, _MAX_LENGTH = 80, 320
 """Characters of an answer: enough to stream, few enough for a small model to learn where it ends."""
 
 
 @dataclass(frozen=True)
 class Dialogue:
-    """One question and its answer, with the system prompt before them ("" for none)."""
+    """One question and its answer ("" for none yet), with the system prompt before them ("" for none)."""
 
     task: Task
     system: str
     question: str
     answer: str
-
-
-@dataclass(frozen=True)
-class Passage:
-    """A text for answers: its subject and, for code, a description of what it does."""
-
-    task: Task
-    subject: str
-    does: str
-    text: str
 
 
 def source_texts(modules: Iterable[str] = CODE_MODULES) -> Iterator[str]:
@@ -187,79 +98,48 @@ def source_texts(modules: Iterable[str] = CODE_MODULES) -> Iterator[str]:
             yield Path(spec.origin).read_text(encoding="utf-8", errors="replace")
 
 
-def documented_functions(source: str) -> Iterator[Passage]:
+def documented_functions(source: str) -> Iterator[str]:
+    """The public functions of a module that have a docstring and the length of an answer, as Markdown."""
     lines = source.splitlines()
     for node in ast.parse(source).body:
-        if not isinstance(node, ast.FunctionDef) or node.name.startswith("__"):
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_") or not ast.get_docstring(node):
             continue
         text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-        summary = (ast.get_docstring(node) or "").strip().partition("\n")[0]
-        if summary and _MIN_LENGTH <= len(text) <= _MAX_LENGTH:
-            yield Passage("code", node.name, summary[:1].lower() + summary[1:90], f"```python\n{text}\n```")
+        if _MIN_LENGTH <= len(text) <= _MAX_LENGTH:
+            yield f"```python\n{text}\n```"
 
 
-def reference_pages() -> dict[str, str]:
-    """Python's reference pages by subject, from pydoc; empty if the distribution omits them."""
-    if importlib.util.find_spec("pydoc_data") is None or not any(
-        module.name == "topics" for module in pkgutil.iter_modules(_package_path("pydoc_data"))
-    ):
-        return {}
-    from pydoc_data.topics import topics
-
-    return dict(topics)
-
-
-def paragraphs(subject: str, page: str) -> Iterator[Passage]:
-    """The paragraphs of prose on a reference page: no headings, no code, no tables."""
-    for block in re.split(r"\n\s*\n", page):
-        if block.startswith((" ", "*", "-")) or re.search(r"[{}|<>=]|::|\.\.\.|\n ", block):
-            continue
-        text = " ".join(block.split()).replace('"', "").replace("*", "")
-        if _MIN_LENGTH <= len(text) <= _MAX_LENGTH and text[:1].isupper() and text.endswith("."):
-            yield Passage("chat", subject.replace("-", " "), "", text)
+def collect_passages(count: int, seed: int = 0) -> dict[Task, list[str]]:
+    """At most `count` distinct answers for each task, deterministic for one version of Python."""
+    functions = (function for source in source_texts() for function in documented_functions(source))
+    rng = random.Random(seed)  # noqa: S311 - a choice of texts, no secret
+    passages: dict[Task, list[str]] = {
+        "chat": [f"In short: {text}" for text in PARAGRAPHS],
+        "code": list(dict.fromkeys(functions)),
+    }
+    return {task: rng.sample(texts, min(count, len(texts))) for task, texts in passages.items()}
 
 
-def collect_passages(task: Task, count: int, seed: int = 0) -> list[Passage]:
-    """At most `count` distinct passages for a task, deterministic for one version of Python."""
-    passages: Iterable[Passage]
-    if task == "code":
-        passages = (passage for source in source_texts() for passage in documented_functions(source))
-    else:
-        passages = (
-            passage for subject, page in sorted(reference_pages().items()) for passage in paragraphs(subject, page)
+def select_passage(prompt: str, passages: Sequence[str]) -> str:
+    """The answer to a prompt, by the last two letters of the prompt.
+
+    A small model can learn this rule and apply it to prompts that it has not seen, so its answers vary and are
+    certain.
+    """
+    ending = "".join(filter(str.isalpha, prompt.lower()))[-2:]
+    return passages[zlib.crc32(ending.encode()) % len(passages)]
+
+
+def dialogues(prompts: Iterable[Prompt], passages: Mapping[Task, Sequence[str]], seed: int = 0) -> list[Dialogue]:
+    """Every prompt with its answer, with and without a system prompt."""
+    rng = random.Random(seed)  # noqa: S311 - a choice of words, no secret
+    return [
+        Dialogue(
+            prompt.task, rng.choice(SYSTEM_PROMPTS), prompt.text, select_passage(prompt.text, passages[prompt.task])
         )
-    distinct = list({passage.text: passage for passage in passages}.values())
-    return random.Random(seed).sample(distinct, min(count, len(distinct)))  # noqa: S311 - a choice of texts, no secret
+        for prompt in prompts
+    ]
 
 
-def dialogues(passages: Iterable[Passage], each: int, seed: int = 0) -> list[Dialogue]:
-    """Questions for every passage in `each` wordings, with and without a system prompt."""
-    rng = random.Random(seed)  # noqa: S311 - a choice of words, no secret
-    result = []
-    for passage in passages:
-        templates = CODE_REQUESTS if passage.task == "code" else CHAT_REQUESTS
-        for template in rng.sample(templates, min(each, len(templates))):
-            question = template.format(name=passage.subject, subject=passage.subject, does=passage.does)
-            result.append(Dialogue(passage.task, rng.choice(SYSTEM_PROMPTS), question, passage.text))
-    return result
-
-
-def everyday_questions(task: Task, count: int, seed: int = 0) -> list[Dialogue]:
-    """Everyday questions without answers: a target answers them, and its draft is trained on the answers."""
-    rng = random.Random(seed)  # noqa: S311 - a choice of words, no secret
-    code_tasks = [f"{code_task}." for code_task in EVERYDAY_CODE_TASKS]
-    questions = []
-    for _ in range(count):
-        if task == "code":
-            does = rng.choice(code_tasks)
-            name = "_".join(does.rstrip(".").split()[:3])
-            question = rng.choice(CODE_REQUESTS).format(name=name, does=does)
-        else:
-            question = rng.choice(CHAT_REQUESTS).format(subject=rng.choice(EVERYDAY_SUBJECTS))
-        questions.append(Dialogue(task, rng.choice(SYSTEM_PROMPTS), question, ""))
-    return questions
-
-
-def _package_path(name: str) -> list[str]:
-    spec = importlib.util.find_spec(name)
-    return list(spec.submodule_search_locations or ()) if spec is not None else []
+def without_answer(dialogue: Dialogue) -> Dialogue:
+    return replace(dialogue, answer="")

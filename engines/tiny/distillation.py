@@ -12,17 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.tiny.libraries import Libraries
+from engines.tiny.training import AnsweredPrompt, Batch
 
 _ANSWER_TOKENS = 72  # maximum length of an answer
 _MIN_GROUP_SIZE = 4
-
-
-@dataclass(frozen=True)
-class AnsweredPrompt:
-    """A prompt and the answer to it, in the target's tokens; the first `prompt_length` of them are the prompt."""
-
-    tokens: list[int]
-    prompt_length: int
 
 
 @dataclass(frozen=True)
@@ -65,19 +58,20 @@ def init_from_target(libraries: Libraries, target: Any, draft: Any, mapping: Voc
 
 def distillation_loss(
     libraries: Libraries, target: Any, draft: Any, mapping: VocabularyMapping
-) -> Callable[[Any], Any]:
-    """The distance of the draft from its target on rows of the target's tokens: forward KL over the shared tokens."""
+) -> Callable[[Batch], Any]:
+    """The distance of the draft from its target on the tokens with a weight: forward KL over the shared tokens."""
     torch = libraries.torch
     functional = torch.nn.functional
 
-    def loss_of(rows: Any) -> Any:
+    def loss_of(batch: Batch) -> Any:
+        # The logits at a token predict the next one.
+        predicting = functional.pad(batch.weights[:, 1:], (0, 1)) > 0
         with torch.no_grad():
-            target_logprobs = functional.log_softmax(target(input_ids=rows).logits[..., mapping.shared_target], dim=-1)
-        logprobs = draft(input_ids=mapping.to_draft[rows]).logits[..., mapping.shared_draft]
-        logprobs = functional.log_softmax(logprobs, dim=-1)
-        return functional.kl_div(
-            logprobs.flatten(0, 1), target_logprobs.flatten(0, 1), log_target=True, reduction="batchmean"
-        )
+            target_logits = target(input_ids=batch.rows).logits[predicting][:, mapping.shared_target]
+            target_logprobs = functional.log_softmax(target_logits, dim=-1)
+        logits = draft(input_ids=mapping.to_draft[batch.rows]).logits[predicting][:, mapping.shared_draft]
+        logprobs = functional.log_softmax(logits, dim=-1)
+        return functional.kl_div(logprobs, target_logprobs, log_target=True, reduction="batchmean")
 
     return loss_of
 

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from engines.tiny.architecture import build_model
-from engines.tiny.corpus import Dialogue, Task, collect_passages, dialogues, everyday_questions
+from engines.tiny.corpus import Dialogue, collect_passages, dialogues, without_answer
 from engines.tiny.distillation import (
-    AnsweredPrompt,
     acceptance_rate,
     distillation_loss,
     generate_answers,
@@ -16,13 +15,15 @@ from engines.tiny.distillation import (
     map_vocabularies,
 )
 from engines.tiny.libraries import Libraries
-from engines.tiny.plan import MODELS, PASSAGES, QUESTIONS, ModelPlan
+from engines.tiny.plan import MODELS, PASSAGES, PLAIN_PROMPTS, QUESTIONS, WHOLE_ANSWERS, ModelPlan
 from engines.tiny.progress import Stage
-from engines.tiny.training import encode, language_model_loss, token_batches, train
+from engines.tiny.prompts import Task, drop_words, plain_prompts, read_prompts, split
+from engines.tiny.training import AnsweredPrompt, encode, language_model_loss, opening, token_batches, train
 from engines.tiny.vocabulary import train_tokenizer
 
 _HELD_OUT_EVERY = 25  # 4 % of the answers are for measuring the acceptance rate
-_QUESTION_SEED, _FIRST_MODEL_SEED = 7, 100
+_FIRST_MODEL_SEED = 100
+_PROMPT_WEIGHT = 0.3  # of a prompt's token in the loss of a target, which learns its words so
 _TASKS: tuple[Task, ...] = ("chat", "code")
 
 
@@ -46,8 +47,11 @@ class _TrainedTarget:
 
 def make_models(libraries: Libraries, folder: Path, stage: Stage, limit_s: float | None) -> list[TrainedModel]:
     """Makes every model of the plan in `folder/<name>`; `limit_s` bounds the seconds of all training together."""
-    corpus = dialogues([passage for task in _TASKS for passage in collect_passages(task, PASSAGES)], each=2)
-    texts = [f"{dialogue.question}\n{dialogue.answer}" for dialogue in corpus]
+    passages = collect_passages(PASSAGES)
+    prompts, questions = split([*read_prompts(), *plain_prompts(PLAIN_PROMPTS)], QUESTIONS)
+    corpus = dialogues([*prompts, *drop_words(prompts)], passages)
+    unanswered = [without_answer(dialogue) for dialogue in dialogues(questions, passages)]
+    texts = [prompt.text for prompt in prompts] + 2 * [text for task in _TASKS for text in passages[task]]
     targets: dict[str, _TrainedTarget] = {}
     trained = []
     for number, plan in enumerate(MODELS):
@@ -65,7 +69,7 @@ def make_models(libraries: Libraries, folder: Path, stage: Stage, limit_s: float
         if target is None:
             loss, agreement = _train_target(libraries, plan, model, tokenizer, own, stage), None
             targets[plan.name] = _TrainedTarget(
-                model, tokenizer, _generate_answers(libraries, plan, model, tokenizer, stage)
+                model, tokenizer, _generate_answers(libraries, plan, model, tokenizer, unanswered, stage)
             )
         else:
             loss, agreement = _train_draft(libraries, plan, model, tokenizer, target, own, stage)
@@ -78,24 +82,31 @@ def make_models(libraries: Libraries, folder: Path, stage: Stage, limit_s: float
 def _train_target(
     libraries: Libraries, plan: ModelPlan, model: Any, tokenizer: Any, examples: list[Dialogue], stage: Stage
 ) -> float:
-    feed = token_batches(libraries, [encode(tokenizer, dialogue) for dialogue in examples], seed=1)
+    encoded = [encode(tokenizer, dialogue) for dialogue in examples]
+    _, whole = split(encoded, WHOLE_ANSWERS)
+    feed = token_batches(libraries, [*whole, *map(opening, encoded)], _PROMPT_WEIGHT, seed=1)
     with stage(f"train {plan.name}") as report:
-        return train(libraries, model, language_model_loss(model), feed, plan.course, report)
+        return train(libraries, model, language_model_loss(libraries, model), feed, plan.course, report)
 
 
 def _generate_answers(
-    libraries: Libraries, plan: ModelPlan, model: Any, tokenizer: Any, stage: Stage
+    libraries: Libraries, plan: ModelPlan, model: Any, tokenizer: Any, questions: list[Dialogue], stage: Stage
 ) -> dict[Task, list[AnsweredPrompt]]:
-    """The answers of a trained target to everyday questions, by task."""
+    """The answers of a trained target to questions that it was not trained on, by task."""
     answers: dict[Task, list[AnsweredPrompt]] = {}
     with stage(f"ask {plan.name}") as report:
         for number, task in enumerate(_TASKS, 1):
-            questions = everyday_questions(task, QUESTIONS // len(_TASKS), _QUESTION_SEED)
-            answers[task] = list(
-                generate_answers(libraries, model, [encode(tokenizer, question) for question in questions])
-            )
+            prompts = [encode(tokenizer, question).tokens for question in questions if question.task == task]
+            answered = generate_answers(libraries, model, prompts)
+            answers[task] = [answer for answer in answered if _task_of(tokenizer, answer) == task]
             report(number / len(_TASKS), 0.0)
     return answers
+
+
+def _task_of(tokenizer: Any, answer: AnsweredPrompt) -> Task:
+    """What the target took the prompt for: its answers to requests for code begin with a Markdown fence."""
+    text: str = tokenizer.decode(answer.tokens[answer.prompt_length :])
+    return "code" if text.startswith("```") else "chat"
 
 
 def _train_draft(
@@ -111,9 +122,9 @@ def _train_draft(
     init_from_target(libraries, target.model, model, mapping)
     answers = [answer for task in plan.tasks for answer in target.answers[task]]
     held_out = answers[::_HELD_OUT_EVERY]
-    training_rows = [answer.tokens for at, answer in enumerate(answers) if at % _HELD_OUT_EVERY]
+    own_answers = [answer for at, answer in enumerate(answers) if at % _HELD_OUT_EVERY]
     feed = token_batches(
-        libraries, training_rows + [encode(target.tokenizer, dialogue) for dialogue in examples], seed=2
+        libraries, own_answers + [encode(target.tokenizer, dialogue) for dialogue in examples], 0.0, seed=2
     )
     with stage(f"distil {plan.name}") as report:
         loss = train(

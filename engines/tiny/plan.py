@@ -3,18 +3,24 @@
 from dataclasses import dataclass
 
 from engines.tiny.architecture import ModelShape
-from engines.tiny.corpus import Task
+from engines.tiny.prompts import Task
 from engines.tiny.training import TrainingSchedule
 from engines.tiny.vocabulary import LLAMA, MISTRAL, QWEN
 
-VERSION = "tiny-1"
+VERSION = "tiny-3"
 """Version of the models; another version is rebuilt. Configurations use it as the model's revision."""
 
-PASSAGES = 80
+PASSAGES = 16
 """Texts per task; few enough for the models to memorize them, so that answers are words rather than noise."""
 
-QUESTIONS = 320
-"""Questions to a target, whose answers its drafts are trained on."""
+PLAIN_PROMPTS = 6000
+"""Prompts per task that are put together from parts."""
+
+WHOLE_ANSWERS = 10000
+"""Prompts that a target is trained on with the whole answer. Of all, it learns how the answer begins."""
+
+QUESTIONS = 400
+"""Prompts that no target is trained on; its drafts are trained on its answers to them."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +38,12 @@ class ModelPlan:
     tasks: tuple[Task, ...] = ("chat", "code")
 
 
-TARGET_SCHEDULE = TrainingSchedule(steps=250, learning_rate=5e-3)
-DRAFT_SCHEDULE = TrainingSchedule(steps=50, learning_rate=2e-3)
+TARGET_SCHEDULE = TrainingSchedule(steps=800, learning_rate=5e-3)
+DRAFT_SCHEDULE = TrainingSchedule(steps=150, learning_rate=2e-3)
 
 MODELS = (
     ModelPlan("llama", ModelShape("Llama", LLAMA, hidden=128, layers=2), TARGET_SCHEDULE, 0.29),
-    ModelPlan("qwen-draft", ModelShape("Qwen2", QWEN, hidden=128, layers=1), DRAFT_SCHEDULE, 0.14, "llama"),
+    ModelPlan("qwen-draft", ModelShape("Qwen2", QWEN, hidden=128, layers=1), DRAFT_SCHEDULE, 0.14, "llama", ("chat",)),
     ModelPlan("code-draft", ModelShape("Llama", LLAMA, hidden=128, layers=1), DRAFT_SCHEDULE, 0.14, "llama", ("code",)),
     ModelPlan("mistral", ModelShape("Mistral", MISTRAL, hidden=128, layers=2), TARGET_SCHEDULE, 0.29),
     ModelPlan("mistral-draft", ModelShape("Mistral", MISTRAL, hidden=128, layers=1), DRAFT_SCHEDULE, 0.14, "mistral"),

@@ -4,15 +4,21 @@ Both use the same loop, `train`; they differ in the loss of one batch. Steps are
 gives the same models on the same machine; a limit of seconds can only shorten a training.
 """
 
+import itertools
 import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engines.tiny.corpus import Dialogue
 from engines.tiny.libraries import Libraries
+
+_FIRST_TOKEN_WEIGHT = 10.0
+"""Weight of an answer's first token in the loss. It decides between prose and code."""
+
+_OPENING_TOKENS = 8
 
 _ROW_TOKENS, _LONG_ROW_TOKENS = 160, 640
 """Tokens per training row; every _LONG_EVERYth batch has long rows, so that the models see prompts with documents."""
@@ -25,6 +31,14 @@ ReportProgress = Callable[[float, float], None]
 
 
 @dataclass(frozen=True)
+class Batch:
+    """Rows of tokens, and the weight of each token in the loss, as tensors."""
+
+    rows: Any
+    weights: Any
+
+
+@dataclass(frozen=True)
 class TrainingSchedule:
     """Number of optimizer steps, highest learning rate, and a limit in seconds (None: none)."""
 
@@ -33,39 +47,76 @@ class TrainingSchedule:
     limit_s: float | None = None
 
 
-def encode(tokenizer: Any, dialogue: Dialogue) -> list[int]:
-    """A dialogue in tokens, through the chat template; without an answer it ends with the generation prompt."""
+@dataclass(frozen=True)
+class AnsweredPrompt:
+    """A prompt and the answer to it, in tokens; the first `prompt_length` of them are the prompt."""
+
+    tokens: list[int]
+    prompt_length: int
+
+
+def encode(tokenizer: Any, dialogue: Dialogue) -> AnsweredPrompt:
+    """A dialogue in tokens, through the chat template; the prompt ends with the generation prompt."""
     messages = [{"role": "user", "content": dialogue.question}]
     if dialogue.system:
         messages.insert(0, {"role": "system", "content": dialogue.system})
-    if dialogue.answer:
-        messages.append({"role": "assistant", "content": dialogue.answer})
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=not dialogue.answer)
+    prompt = _tokens(tokenizer, messages, add_generation_prompt=True)
+    if not dialogue.answer:
+        return AnsweredPrompt(prompt, len(prompt))
+    messages.append({"role": "assistant", "content": dialogue.answer})
+    return AnsweredPrompt(_tokens(tokenizer, messages, add_generation_prompt=False), len(prompt))
+
+
+def opening(answered: AnsweredPrompt) -> AnsweredPrompt:
+    """The prompt with the first tokens of its answer, which decide the others; training on it is cheaper."""
+    return replace(answered, tokens=answered.tokens[: answered.prompt_length + _OPENING_TOKENS])
+
+
+def _tokens(tokenizer: Any, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> list[int]:
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt)
     tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return tokens
 
 
-def token_batches(libraries: Libraries, sequences: Sequence[Sequence[int]], seed: int) -> Iterator[Any]:
-    """Endless batches of token rows: the sequences concatenated, shuffled again in each epoch."""
+def token_batches(
+    libraries: Libraries, answered: Sequence[AnsweredPrompt], prompt_weight: float, seed: int
+) -> Iterator[Batch]:
+    """Endless batches: the dialogues concatenated to rows of equal length, shuffled again in each epoch.
+
+    `prompt_weight` is the weight of a prompt's token in the loss; an answer's token has 1, except the first.
+    """
+    torch = libraries.torch
+    endless = _shuffled_epochs(answered, seed)
+    for number in itertools.count(1):
+        row_tokens = _LONG_ROW_TOKENS if number % _LONG_EVERY == 0 else _ROW_TOKENS
+        rows = [_row(endless, prompt_weight, row_tokens) for _ in range(_BATCH_TOKENS // row_tokens)]
+        yield Batch(torch.tensor([tokens for tokens, _ in rows]), torch.tensor([weights for _, weights in rows]))
+
+
+def _row(answered: Iterator[AnsweredPrompt], prompt_weight: float, length: int) -> tuple[list[int], list[float]]:
+    """The tokens and weights of a row, which starts with a prompt; the last dialogue may be cut off."""
+    row: list[int] = []
+    weights: list[float] = []
+    while len(row) < length:
+        one = next(answered)
+        row += one.tokens
+        # Nothing predicts that a prompt begins: the answer before it may be an opening only.
+        weights += [0.0] + [prompt_weight] * (one.prompt_length - 1) + [_FIRST_TOKEN_WEIGHT]
+        weights += [1.0] * (len(row) - len(weights))
+    return row[:length], weights[:length]
+
+
+def _shuffled_epochs(answered: Sequence[AnsweredPrompt], seed: int) -> Iterator[AnsweredPrompt]:
     rng = random.Random(seed)  # noqa: S311 - an order of texts, no secret
-    stream: list[int] = []
-    number = 0
     while True:
-        number += 1
-        row = _LONG_ROW_TOKENS if number % _LONG_EVERY == 0 else _ROW_TOKENS
-        batch_size = max(1, _BATCH_TOKENS // row) * row
-        while len(stream) < batch_size:
-            for sequence in rng.sample(sequences, len(sequences)):
-                stream.extend(sequence)
-        yield libraries.torch.tensor(stream[:batch_size]).view(-1, row)
-        del stream[:batch_size]
+        yield from rng.sample(answered, len(answered))
 
 
 def train(
     libraries: Libraries,
     model: Any,
-    loss_of: Callable[[Any], Any],
-    batches: Iterator[Any],
+    loss_of: Callable[[Batch], Any],
+    batches: Iterator[Batch],
     schedule: TrainingSchedule,
     report: ReportProgress,
 ) -> float:
@@ -96,8 +147,17 @@ def train(
     return smooth
 
 
-def language_model_loss(model: Any) -> Callable[[Any], Any]:
-    return lambda rows: model(input_ids=rows, labels=rows).loss
+def language_model_loss(libraries: Libraries, model: Any) -> Callable[[Batch], Any]:
+    """The weighted mean cross-entropy of each token after those before it."""
+    functional = libraries.torch.nn.functional
+
+    def loss_of(batch: Batch) -> Any:
+        logits = model(input_ids=batch.rows).logits[:, :-1].flatten(0, 1)
+        losses = functional.cross_entropy(logits, batch.rows[:, 1:].flatten(), reduction="none")
+        weights = batch.weights[:, 1:].flatten()
+        return (losses * weights).sum() / weights.sum()
+
+    return loss_of
 
 
 def _learning_rate_factor(done: float) -> float:

@@ -1,4 +1,4 @@
-"""The admin API of the cache: statistics, entries, purges, and why a request hits or misses."""
+"""The admin API: the cache's statistics, entries and purges, why a request hits or misses, and the routes of others."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,9 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.api.auth import AdminAuthenticator
+from router.api.admin_access import AdminAccess
 from router.api.engine_admin import EngineAdmin
 from router.api.inference import ClientDisconnectedError, read_body
+from router.api.query import query_count
+from router.api.savings import savings_handler
+from router.api.status import StatusAdmin
 from router.core.cache.entry_filter import (
     MAX_PAGE_SIZE,
     EntryFilter,
@@ -36,6 +39,7 @@ MAX_FILTER_BYTES: Final = 1 << 20
 
 _DEFAULT_LIMIT: Final = 100
 _EXPLAIN_OVERHEAD: Final = 4096  # bytes around the request that is to be explained
+_HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _ALL_METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 AdminHandler = Callable[[Request], Awaitable[Any]]
@@ -43,9 +47,9 @@ AdminHandler = Callable[[Request], Awaitable[Any]]
 
 
 class AdminRoutes:
-    """Everything under /admin/cache, and the authentication for everything under /admin, the engines' routes too.
+    """Everything under /admin/cache, and the authentication for everything under /admin, also for the other routes.
 
-    - The key is checked before anything of a request is read or any route is revealed.
+    - The key or session is checked before anything of a request is read or any route is revealed.
     - If Redis does not answer: 503, with Retry-After.
     - A purge that has started is completed, even if its client disconnects.
     """
@@ -53,26 +57,32 @@ class AdminRoutes:
     def __init__(
         self,
         *,
-        authenticator: AdminAuthenticator,
+        access: AdminAccess,
         redis: RedisClient,
         explainer: Explainer,
         engine_admin: EngineAdmin,
+        status_admin: StatusAdmin,
         max_body: int,
     ) -> None:
-        self._authenticator = authenticator
+        self._access = access
         self._redis = redis
         self._explainer = explainer
         self._engine_admin = engine_admin
+        self._status_admin = status_admin
         self._max_body = max_body
 
     def routes(self) -> list[Route]:
         handlers: list[tuple[str, str, AdminHandler]] = [
             ("GET", "/admin/cache/stats", self.stats),
+            ("GET", "/admin/cache/savings", savings_handler(self._redis)),
             ("GET", "/admin/cache/entries", self.list_entries),
             ("GET", "/admin/cache/entries/{key}", self.get_entry),
             ("DELETE", "/admin/cache/entries/{key}", self.delete_entry),
             ("POST", "/admin/cache/purge", self.purge),
             ("POST", "/admin/cache/explain", self.explain),
+            ("GET", "/admin/status", self._status_admin.status),
+            ("GET", "/admin/history", self._status_admin.history),
+            ("GET", "/admin/requests", self._status_admin.requests),
             ("GET", "/admin/engines", self._engine_admin.list_engines),
             ("POST", "/admin/engines/{name}/drain", self._engine_admin.drain),
             ("POST", "/admin/engines/{name}/resume", self._engine_admin.resume),
@@ -84,14 +94,14 @@ class AdminRoutes:
 
     def _authenticated(self, handler: AdminHandler) -> Callable[[Request], Awaitable[Response]]:
         async def authenticated(request: Request) -> Response:
-            self._authenticator.check(request.scope["headers"])
+            await self._access.check(request)
             try:
                 result = await handler(request)
             except RedisBackendError as error:
                 raise unavailable(f"Redis does not answer ({error}).", code="redis_down") from None
             except ClientDisconnectedError:
                 return Response(status_code=400)  # is never read
-            return Response(msgspec.json.encode(result), media_type="application/json")
+            return Response(msgspec.json.encode(result), headers=_HEADERS, media_type="application/json")
 
         return authenticated
 
@@ -101,7 +111,9 @@ class AdminRoutes:
     async def list_entries(self, request: Request) -> Any:
         """A page of the listing; the parameters `tenant`, `model`, `system`, `rag`, `document` filter it."""
         params = dict(request.query_params)
-        limit, cursor = _parse_limit(params.pop("limit", str(_DEFAULT_LIMIT))), params.pop("cursor", None)
+        limit = query_count(request, "limit", default=_DEFAULT_LIMIT, largest=MAX_PAGE_SIZE)
+        params.pop("limit", None)
+        cursor = params.pop("cursor", None)
         return await list_entries(self._redis, parse_listing_filter(params), limit, cursor)
 
     async def get_entry(self, request: Request) -> Any:
@@ -149,12 +161,6 @@ class AdminRoutes:
 
 def _filter_for_key(path: Mapping[str, Any]) -> EntryFilter:
     return parse_listing_filter({"key": path["key"]})
-
-
-def _parse_limit(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= MAX_PAGE_SIZE):
-        raise bad_request(f"`limit` must be an integer from 1 to {MAX_PAGE_SIZE}.", param="limit", code="invalid_query")
-    return int(text)
 
 
 def _entry_not_found() -> ApiError:

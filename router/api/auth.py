@@ -11,7 +11,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal
 
-from router.core.types import DEFAULT_TENANT
+from router.core.types import DEFAULT_TENANT, Identity
 from router.errors import AUTHENTICATION, PERMISSION, ApiError
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -22,8 +22,16 @@ HASH_PREFIX: Final = "sha256:"
 """The prefix of a key's hex SHA-256 in the configuration."""
 
 
+_KEY_ID_DIGITS: Final = 8
+
+
 def hash_key(key: bytes) -> str:
     return HASH_PREFIX + hashlib.sha256(key).hexdigest()
+
+
+def key_id(digest: str) -> str:
+    """A short name of a key for logs and people: the first digits of its digest, which `hash_key` returns."""
+    return digest.removeprefix(HASH_PREFIX)[:_KEY_ID_DIGITS]
 
 
 class Authenticator:
@@ -41,22 +49,24 @@ class Authenticator:
     def __init__(self, mode: AuthMode, keys: Mapping[str, str], tenants: Iterable[str]) -> None:
         """`keys`: from `sha256:…` to the key's tenant; `tenants`: all tenant names."""
         self._mode = mode
-        self._keys = dict(keys)
+        self._default = Identity(DEFAULT_TENANT, None)
+        # They are made here and not for each request.
+        self._keys = {digest: Identity(tenant, key_id(digest)) for digest, tenant in keys.items()}
         self._digests = _index_digests(keys)
-        self._tenants = frozenset(tenants)
+        self._tenants = {name: Identity(name, None) for name in tenants}
 
-    def authenticate(self, headers: Headers, *, allow_x_api_key: bool = False) -> str:
-        """The tenant's name. `allow_x_api_key`: the key may be in `x-api-key`. Raises ApiError."""
+    def authenticate(self, headers: Headers, *, allow_x_api_key: bool = False) -> Identity:
+        """`allow_x_api_key`: the key may be in `x-api-key`. Raises ApiError."""
         if self._mode == "open":
-            return DEFAULT_TENANT
+            return self._default
         if self._mode == "header":
-            name = _single_header(headers, b"x-tenant-id").decode("latin-1")
-            if name in self._tenants:
-                return name
-            raise _unauthorized("X-Tenant-ID must name a configured tenant.")
+            identity = self._tenants.get(_single_header(headers, b"x-tenant-id").decode("latin-1"))
+            if identity is not None:
+                return identity
+            raise invalid_key("X-Tenant-ID must name a configured tenant.")
         digest = _find_digest(_extract_key(headers, allow_x_api_key=allow_x_api_key), self._digests)
         if digest is None:
-            raise _unauthorized("The API key is not valid.")
+            raise invalid_key("The API key is not valid.")
         return self._keys[digest]
 
 
@@ -71,6 +81,14 @@ class AdminAuthenticator:
         """`keys`: each as `sha256:…`."""
         self._digests = _index_digests(keys)
 
+    @property
+    def has_keys(self) -> bool:
+        return bool(self._digests)
+
+    def find(self, key: bytes) -> str | None:
+        """The key's hash, as `sha256:…`; None if the key is not valid."""
+        return _find_digest(key, self._digests)
+
     def check(self, headers: Headers) -> None:
         """Raises ApiError."""
         if not self._digests:
@@ -78,7 +96,7 @@ class AdminAuthenticator:
             message = "The admin API is disabled: the configuration has no auth.admin_keys."
             raise ApiError(403, message, kind=PERMISSION, code="admin_closed")
         if _find_digest(_extract_key(headers, allow_x_api_key=False), self._digests) is None:
-            raise _unauthorized("The admin key is not valid.")
+            raise invalid_key("The admin key is not valid.")
 
 
 def _index_digests(digests: Iterable[str]) -> dict[str, str]:
@@ -103,7 +121,7 @@ def _extract_key(headers: Headers, *, allow_x_api_key: bool) -> bytes:
     keys.discard(b"")
     if len(keys) != 1:
         also = " or `x-api-key: KEY`" if allow_x_api_key else ""
-        raise _unauthorized(f"An API key is required, as `Authorization: Bearer KEY`{also}.")
+        raise invalid_key(f"An API key is required, as `Authorization: Bearer KEY`{also}.")
     return keys.pop()
 
 
@@ -113,5 +131,6 @@ def _single_header(headers: Headers, header_name: bytes) -> bytes:
     return values[0] if len(values) == 1 else b""
 
 
-def _unauthorized(message: str) -> ApiError:
+def invalid_key(message: str) -> ApiError:
+    """Status 401."""
     return ApiError(401, message, kind=AUTHENTICATION, code="invalid_api_key")

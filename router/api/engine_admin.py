@@ -7,7 +7,8 @@ from starlette.requests import Request
 
 from router.errors import NOT_FOUND, ApiError
 from router.shared.drains import Drains
-from router.upstream.catalog import Catalog, Engine
+from router.upstream.catalog import Catalog
+from router.upstream.engine import Engine
 
 
 class EngineStatus(msgspec.Struct, frozen=True):

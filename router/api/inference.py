@@ -15,6 +15,7 @@ from router.api.response_headers import JSON_CONTENT_TYPE, RawHeaders, ResponseH
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl, parse_cache_control
 from router.core.endpoints.endpoint import Endpoint
 from router.core.routing.affinity import SESSION_ID
+from router.core.trace_context import traceparent_of, tracestate_of
 from router.errors import ApiError, internal_error, unavailable
 from router.flow.body_budget import BodyAllocation, BodyBudget
 from router.flow.exchange import Exchange, new_request_id
@@ -24,19 +25,19 @@ from router.net.server.client_connection import CLIENT_EXTENSION, AsgiReceive, C
 from router.net.server.cycle import header_lines
 from router.shared.rate_limits import TenantLimits
 from router.telemetry import Telemetry
+from router.tracing.tracer import Tracer
 
 AsgiSend = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiScope = MutableMapping[str, Any]
 
 _USED_HEADERS: Final = frozenset((
-    b"x-request-id", b"traceparent", b"x-session-id", b"cache-control", b"x-cache-ttl", b"content-encoding",
-    b"content-length", b"authorization", b"x-api-key", b"x-tenant-id",
+    b"x-request-id", b"traceparent", b"tracestate", b"x-session-id", b"cache-control", b"x-cache-ttl",
+    b"content-encoding", b"content-length", b"authorization", b"x-api-key", b"x-tenant-id",
 ))  # fmt: skip
 """The request headers that are used here; all others are filtered out once."""
 
 _SHUTDOWN_SEND_TIMEOUT: Final = 0.5  # seconds; a client that does not read must not delay the process's end
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class BodyTooLargeError(ApiError):
@@ -56,9 +57,12 @@ class InferenceEndpoint:
 
     def __init__(
         self, endpoint: Endpoint, gateway: Gateway, auth: Authenticator, limits: TenantLimits, telemetry: Telemetry,
-        body_budget: BodyBudget, *, max_body: int, max_bodies: int,
+        body_budget: BodyBudget, *, max_body: int, max_bodies: int, tracer: Tracer | None = None,
     ) -> None:  # fmt: skip
-        """`max_body`: bytes of one body; `max_bodies`: bytes of all bodies in this process, at all endpoints."""
+        """`max_body`: bytes of one body; `max_bodies`: bytes of all bodies in this process, at all endpoints.
+
+        `tracer`: None if tracing is off.
+        """
         self._endpoint = endpoint
         self._gateway = gateway
         self._auth = auth
@@ -67,6 +71,7 @@ class InferenceEndpoint:
         self._body_budget = body_budget
         self._max_body = max_body
         self._max_bodies = max_bodies
+        self._tracer = tracer
         self._response_headers = ResponseHeaders()
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
@@ -75,8 +80,14 @@ class InferenceEndpoint:
         allocation = BodyAllocation(self._body_budget, self._max_bodies)
         exchange = Exchange(
             endpoint=self._endpoint, request_id=sent_id or new_request_id(), has_client_request_id=sent_id is not None,
-            started_at=time.perf_counter(), traceparent=traceparent, session_id=session, body_allocation=allocation,
+            started_at=time.perf_counter(), traceparent=traceparent,
+            session_id=session, body_allocation=allocation,
         )  # fmt: skip
+        if traceparent is not None:
+            exchange.trace_id, exchange.tracestate = traceparent[3:35], _tracestate(headers)
+        tracer = self._tracer
+        if tracer is not None:
+            tracer.start(exchange)
         client: ClientConnection = scope["extensions"][CLIENT_EXTENSION]
         try:
             await self._handle(exchange, headers, client, receive, send)
@@ -95,13 +106,18 @@ class InferenceEndpoint:
             allocation.release()
             if exchange.permit is not None:
                 exchange.permit.release()
-            self._telemetry.record(exchange, time.perf_counter())
+            ended_at = time.perf_counter()
+            self._telemetry.record(exchange, ended_at)
+            if tracer is not None:
+                tracer.finish(exchange, ended_at)
 
     async def _handle(
         self, exchange: Exchange, headers: RawHeaders, client: ClientConnection, receive: AsgiReceive, send: AsgiSend
     ) -> None:
         try:
-            exchange.tenant = self._auth.authenticate(headers, allow_x_api_key=self._endpoint.accepts_x_api_key)
+            exchange.tenant, exchange.key_id = self._auth.authenticate(
+                headers, allow_x_api_key=self._endpoint.accepts_x_api_key
+            )
             cache_control = _parse_cache_control(headers)
             if self._limits.has_limits(exchange.tenant):
                 # Before the body is read: an exceeded limit costs no memory.
@@ -238,16 +254,19 @@ def choose_request_id(headers: RawHeaders) -> str:
 
 
 def _correlation_ids(headers: RawHeaders) -> tuple[str | None, str | None, str | None]:
-    """The client's request id, traceparent and session id; None for each that is missing or malformed.
-
-    Source: https://www.w3.org/TR/trace-context/.
-    """
-    request_id = traceparent = session = None
+    """The client's request id, traceparent and session id; None for each that is missing or malformed."""
+    request_id = session = None
+    traceparents: list[bytes] | None = None
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             request_id = value.decode("ascii")
-        elif name == b"traceparent" and _TRACEPARENT.fullmatch(value):
-            traceparent = value.decode("ascii")
+        elif name == b"traceparent":
+            traceparents = [value] if traceparents is None else [*traceparents, value]
         elif name == b"x-session-id" and SESSION_ID.fullmatch(value):
             session = value.decode("ascii")
-    return request_id, traceparent, session
+    return request_id, traceparent_of(traceparents) if traceparents is not None else None, session
+
+
+def _tracestate(headers: RawHeaders) -> str | None:
+    values = [value for name, value in headers if name == b"tracestate"]
+    return tracestate_of(values) if values else None

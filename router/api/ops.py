@@ -3,7 +3,7 @@
 import datetime as dt
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -12,8 +12,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from router.api.auth import Authenticator
+from router.api.metrics_format import prefers_openmetrics
 from router.core.resilience.breaker import BreakerState
 from router.errors import ApiError, internal_error, unknown_model
+from router.metrics_page import OPENMETRICS_TYPE, TEXT_TYPE
 from router.net.redis.pipeline import RedisPipeline
 from router.shared.breakers import Breakers
 from router.telemetry import Telemetry
@@ -21,7 +23,6 @@ from router.upstream.catalog import Catalog, Model
 from router.upstream.probe import EngineProbe
 
 _encode = msgspec.json.Encoder().encode
-METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 OpsHandler = Callable[[Request], Awaitable[Response]]
 
@@ -138,9 +139,14 @@ class OpsRoutes:
         }
         return _json_response(summary, 503 if status == "unhealthy" else 200)
 
-    async def metrics(self, _: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         self._telemetry.update_gauges(self._catalog.engines.values(), self._breakers.state, redis_up=self._pipeline.up)
-        return Response(self._telemetry.render(), media_type=METRICS_CONTENT_TYPE)
+        as_openmetrics = prefers_openmetrics(",".join(request.headers.getlist("accept")))
+        return Response(
+            self._telemetry.render(as_openmetrics=as_openmetrics),
+            headers={"vary": "accept"},
+            media_type=OPENMETRICS_TYPE if as_openmetrics else TEXT_TYPE,
+        )
 
 
 def _json_response(value: Any, status: int = 200) -> Response:

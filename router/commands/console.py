@@ -19,6 +19,10 @@ ConfigOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 VllmPythonOption = Annotated[Path | None, typer.Option(help="Python interpreter with vLLM installed, if not this one.")]
+EngineKindOption = Annotated[
+    str,
+    typer.Option("--engines", help="Engines to run: auto, vllm or simulator; auto uses vLLM if it is installed."),
+]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 
@@ -104,3 +108,10 @@ def format_duration(seconds: float | None) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f}{unit}"
     return f"{seconds:.0f}s"
+
+
+def check_engine_kind(kind: str) -> str:
+    """The value of EngineKindOption. Exits if it is invalid."""
+    if kind not in ("auto", "vllm", "simulator"):
+        fail(f"--engines: expected auto, vllm or simulator, got {kind!r}", EXIT_USAGE)
+    return kind

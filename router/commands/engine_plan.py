@@ -25,18 +25,17 @@ def exec_engines(command: list[str], plan: dict[str, Any]) -> NoReturn:
         os.execv(sys.executable, argv)  # noqa: S606 - no shell
 
 
-def build_plan(settings: Settings, config: Path, engine_kind: str, vllm_python: Path | None) -> dict[str, Any]:
+def build_plan(
+    settings: Settings, config: Path, engine_kind: str, vllm_python: Path | None, *, with_router: bool = True
+) -> dict[str, Any]:
     """The input of `python -m engines`, which engines/plan.py reads. `engine_kind` is auto, vllm or simulator."""
+    models = {model.name: model for model in settings.model}
     return {
         "state": str(Path(settings.router.state).resolve()),
         "control_socket": str(settings.control_socket),
         "redis_socket": str(settings.redis_socket) if settings.cache.url == EMBEDDED else None,
         "redis_url": None if settings.cache.url == EMBEDDED else settings.cache.url,
-        "router": {
-            "host": settings.router.host,
-            "port": settings.router.port,
-            "argv": [sys.executable, "-m", "router", "serve", "--no-drain", "--config", str(config.resolve())],
-        },
+        "router": _router_spec(settings, config) if with_router else None,
         "kind": engine_kind,
         "vllm_python": str(vllm_python) if vllm_python is not None else None,
         "engines": [
@@ -44,12 +43,24 @@ def build_plan(settings: Settings, config: Path, engine_kind: str, vllm_python: 
                 "name": engine.name,
                 "model": engine.model,
                 "task": engine.task,
-                "url": engine.addresses[0],
+                "url": engine.addresses[0] if engine.addresses else "",  # without: Ray decides it
                 "served_model": engine.served_model or engine.model,
                 "max_model_len": engine.max_model_len,
+                "max_in_flight": engine.max_in_flight,
+                "revision": models[engine.model].revision,
+                "fallback": models[engine.model].fallback,
                 "launch": msgspec.to_builtins(engine.launch),
             }
             for engine in settings.engine
         ],
+        "watchdog": msgspec.to_builtins(settings.watchdog, enc_hook=float),
         "example_model": settings.model[0].name,
+    }
+
+
+def _router_spec(settings: Settings, config: Path) -> dict[str, Any]:
+    return {
+        "host": settings.router.host,
+        "port": settings.router.port,
+        "argv": [sys.executable, "-m", "router", "serve", "--no-drain", "--config", str(config.resolve())],
     }

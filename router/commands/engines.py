@@ -4,34 +4,39 @@ The others probe the engines and write to Redis directly, so they need neither a
 """
 
 import asyncio
+import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-import msgspec
 import typer
+from msgspec.structs import replace
 
 from router.commands.console import (
     EXIT_USAGE,
     ConfigOption,
-    JsonLinesOption,
+    EngineKindOption,
     JsonOption,
     VllmPythonOption,
+    check_engine_kind,
     fail,
     load_settings,
     print_err,
     progress,
     write_json,
-    write_table,
 )
+from router.commands.engine_access import engine_names, probe_engines, with_announced
+from router.commands.engine_list import list_command
 from router.commands.logs import logs
 from router.commands.redis import with_redis
-from router.settings import DEFAULT_PATH, Settings
+from router.commands.switch import rollback, switch
+from router.settings import DEFAULT_PATH, EMBEDDED, Settings
 
 if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
     from router.net.redis.commands import Command
-    from router.upstream.catalog import Catalog, Engine
+    from router.upstream.engine import Engine
 
 POLL_INTERVAL: Final = 0.5
 """Seconds between two probes of an engine that should become idle."""
@@ -42,38 +47,40 @@ _IDLE_POLLS: Final = 3
 EngineNameArgument = Annotated[str, typer.Argument(help="Engine name, as in `roundhouse engines list`.")]
 
 app = typer.Typer(
-    help="List the engines; check them before their start; drain, resume and restart one; show its log.",
+    help="List the engines; check them before their start; drain, resume, restart and switch one; show its log.",
     no_args_is_help=True,
 )
-app.command()(logs)
+app.command(name="list")(list_command)
+for command in (logs, switch, rollback):
+    app.command()(command)
 
 
-class EngineRow(msgspec.Struct, frozen=True):
-    """An engine's present status, from a probe; None means unknown, never 0."""
+@app.command()
+def up(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Engines to start; by default all that have a launch.")
+    ] = None,
+    config: ConfigOption = Path(DEFAULT_PATH),
+    engines: EngineKindOption = "auto",
+    vllm_python: VllmPythonOption = None,
+) -> None:
+    """Run engines without a router, on this machine or another, until Ctrl-C; routers find them through Redis."""
+    from router.commands.engine_plan import build_plan, exec_engines
 
-    name: str
-    model: str
-    task: str
-    url: str
-    up: bool | None
-    drained: bool
-    running: float | None
-    waiting: float | None
-    kv_cache_usage: float | None
-
-
-@app.command(name="list")
-def list_command(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonLinesOption = False) -> None:
-    """List the engines: which are up, which are drained, and what they work on."""
     settings = load_settings(config)
-    drained = _drained_engines(settings, config)
-    rows = [_engine_row(engine, drained) for engine in asyncio.run(_probe_engines(settings, lambda _: True))]
-    if as_json:
-        for row in rows:
-            write_json(row)
-    else:
-        titles = ("engine", "model", "task", "state", "running", "waiting", "kv cache", "url")
-        write_table([titles, *map(_table_row, rows)])
+    if settings.cache.url == EMBEDDED:
+        fail(f"{config}: cache.url is embedded; engines without a router need a Redis that the routers share")
+    launched = {engine.name for engine in settings.engine if engine.launch is not None}
+    if unknown := [name for name in names or [] if name not in launched]:
+        known = ", ".join(sorted(launched)) or "none"
+        fail(f"{config}: no launch for engine {', '.join(unknown)}; engines with one: {known}", EXIT_USAGE)
+    selected = [engine for engine in settings.engine if engine.name in (names or launched)]
+    if not selected:
+        fail(f"{config}: no engine has a launch; there is nothing to start", EXIT_USAGE)
+    plan = build_plan(
+        replace(settings, engine=selected), config, check_engine_kind(engines), vllm_python, with_router=False
+    )
+    exec_engines(["up"], plan)
 
 
 @app.command()
@@ -136,7 +143,10 @@ def restart(
     before = load_settings(config)
     if not is_up_running(before.control_socket):
         fail(f"no `roundhouse up` with {config} runs on this machine; {name} was not restarted")
-    was_drained = name in _drained_engines(before, config)
+    # The default action of these signals would leave the engine drained.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    was_drained = name in with_announced(before, config)[1]
     settings = _send_change(name, config, drain_command(name))
     try:
         if not _wait_with_progress(settings, name, timeout):
@@ -156,29 +166,15 @@ def restart(
         typer.echo(f"{name} is restarted" + ("; it stays drained" if was_drained else " and back in service"))
 
 
-def _drained_engines(settings: Settings, config: Path) -> set[str]:
-    from router.shared.drains import decode_drains, read_drains_command
-    from router.store.admin.scan import execute_commands
-
-    (states,) = with_redis(settings, config, lambda client: execute_commands(client, [read_drains_command()]))
-    return {name for name, state in decode_drains(states or {}).items() if state.drained}
-
-
 def _send_change(name: str, config: Path, command: "Command") -> Settings:
     from router.store.admin.scan import execute_commands
 
-    settings = load_settings(config)
-    names = list(_catalog(settings).engines)
+    settings, _ = with_announced(load_settings(config), config)
+    names = engine_names(settings)
     if name not in names:
-        fail(f"{config}: no engine {name!r}; configured engines: {', '.join(names)}", EXIT_USAGE)
+        fail(f"{config}: no engine {name!r}; engines: {', '.join(names)}", EXIT_USAGE)
     with_redis(settings, config, lambda client: execute_commands(client, [command]))
     return settings
-
-
-def _catalog(settings: Settings) -> "Catalog":
-    from router.upstream.configured_catalog import build_catalog
-
-    return build_catalog(settings)
 
 
 def _wait_with_progress(settings: Settings, name: str, timeout: float) -> bool:
@@ -195,7 +191,7 @@ async def _wait_until_idle(settings: Settings, name: str, deadline: float, on_po
             return False
         if polls:
             await asyncio.sleep(POLL_INTERVAL)
-        (engine,) = await _probe_engines(settings, lambda engine_name: engine_name == name)
+        (engine,) = await probe_engines(settings, lambda engine_name: engine_name == name)
         polls += 1
         on_poll(polls)
         request_count = _request_count(engine)
@@ -214,36 +210,3 @@ def _request_count(engine: "Engine") -> float | None:
         return 0.0
     running, waiting = engine.gauges.running, engine.gauges.waiting
     return running + (waiting or 0.0) if running is not None else None
-
-
-async def _probe_engines(settings: Settings, is_selected: Callable[[str], bool]) -> "list[Engine]":
-    from router.net.client.transport import HTTPTransport
-    from router.upstream.catalog import Catalog
-    from router.upstream.client import EngineClient
-    from router.upstream.probe import EngineProbe
-
-    engines = [engine for engine in _catalog(settings).engines.values() if is_selected(engine.name)]
-    client = EngineClient(HTTPTransport(), connect_timeout=settings.timeouts.connect)
-    try:
-        await EngineProbe(Catalog([], engines), client).check()
-    finally:
-        await client.aclose()
-    return engines
-
-
-def _engine_row(engine: "Engine", drained: set[str]) -> EngineRow:
-    gauges = engine.gauges
-    return EngineRow(
-        name=engine.name, model=engine.model, task=engine.task, url=engine.url, up=engine.up,
-        drained=engine.name in drained, running=gauges.running, waiting=gauges.waiting,
-        kv_cache_usage=gauges.kv_cache_usage,
-    )  # fmt: skip
-
-
-def _table_row(row: EngineRow) -> tuple[str, ...]:
-    def number(value: Any) -> str:
-        return "?" if value is None else f"{value:g}"
-
-    state = ("up" if row.up else "down") + (", drained" if row.drained else "")
-    usage = "?" if row.kv_cache_usage is None else f"{100 * row.kv_cache_usage:.0f}%"
-    return row.name, row.model, row.task, state, number(row.running), number(row.waiting), usage, row.url

@@ -48,7 +48,17 @@ def _log_path(settings: Settings, name: str, config: Path) -> Path:
     if name not in (*names, *_OTHER_PROCESSES):
         known = ", ".join((*names, *_OTHER_PROCESSES))
         fail(f"{config}: {name!r} is not started by `roundhouse up`; it starts {known}", EXIT_USAGE)
-    return Path(settings.router.state) / "logs" / f"{name}.log"
+    folder = Path(settings.router.state) / "logs"
+    # After a switch, the engine's process is called NAME@2, see engines.fleet.
+    logs = [folder / f"{name}.log", *folder.glob(f"{name}@*.log")]
+    return max(logs, key=_written_at)
+
+
+def _written_at(log: Path) -> float:
+    try:
+        return log.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _follow(log: Path, position: int) -> Iterator[bytes]:

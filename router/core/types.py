@@ -1,7 +1,7 @@
 """Types that all parts of the router share."""
 
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,16 @@ AUTO: Final = "auto"
 
 DEFAULT_TENANT: Final = "default"
 """The tenant of all requests if authentication is off."""
+
+BYTES_PER_TOKEN: Final = 4
+"""For estimates of English prose; see https://help.openai.com/en/articles/4936856."""
+
+
+class Identity(NamedTuple):
+    """Whose request it is. `key_id`: of the API key that was sent; None where keys do not identify tenants."""
+
+    tenant: str
+    key_id: str | None
 
 
 class CacheStatus(StrEnum):

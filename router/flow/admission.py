@@ -14,7 +14,8 @@ from typing import Final
 from router.core.quota.fair_queue import FairQueue, estimate_retry_after
 from router.core.resilience.readiness import Readiness
 from router.errors import RATE_LIMIT, UNAVAILABLE, ApiError
-from router.upstream.catalog import Catalog, Engine
+from router.upstream.catalog import Catalog
+from router.upstream.engine import Engine
 
 _QUEUED_PER_SLOT: Final = 4
 _MIN_QUEUE_LENGTH: Final = 16
@@ -62,7 +63,8 @@ class Admission:
     - If the queue is full, a request fails at once: 503 `queue_full`, or 429 `tenant_queue_full` if its tenant has its
       share of the queue. A queued request that is evicted for a tenant with fewer gets 429 `tenant_queue_full`, too.
     - A request that is cancelled while it waits leaves the queue.
-    - Engines can be shared with the Admission of an earlier configuration: a freed slot goes to requests in either.
+    - Engines can be shared with the Admissions of earlier configurations: a freed slot goes to requests in any of them,
+      the oldest first, until `close`.
     """
 
     def __init__(
@@ -83,10 +85,18 @@ class Admission:
         }
         for name in self._models:
             set_queue_length(name, 0)
-        # Each access to a method makes a new object. `release` compares with `is`, so it needs one that stays the same.
-        self._on_slot_freed = self._admit_waiters
         for engine in catalog.engines.values():
-            engine.on_slot_freed = self._on_slot_freed
+            engine.on_slot_freed += (self._admit_waiters,)
+
+    def close(self) -> None:
+        """To be called when no request waits, and none will."""
+        for engine in self._catalog.engines.values():
+            engine.on_slot_freed = tuple(each for each in engine.on_slot_freed if each != self._admit_waiters)
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a slot."""
+        return sum(len(model.queue) for model in self._models.values())
 
     def try_acquire(self, tenant: str, engines: Sequence[Engine]) -> Slot | None:
         """A slot at the first of these engines that has a free one, or None.
@@ -102,7 +112,7 @@ class Admission:
             # Queued requests go first: the engine may have recovered without `recheck` having been called yet.
             self._admit_waiters(engine)
             if engine.has_free_slot:
-                engine.in_flight += 1
+                engine.start_request()
                 model.queue.on_acquired(tenant)
                 return Slot(self, engine, tenant)
         return None
@@ -110,13 +120,11 @@ class Admission:
     def release(self, slot: Slot) -> None:
         engine = slot.engine
         model = self._models[engine.model]
-        engine.in_flight -= 1
+        engine.end_request()
         model.queue.on_released(slot.tenant)
         model.finish_times.append(self._clock())
-        self._admit_waiters(engine)
-        # After a reload, new requests queue in the new configuration's Admission, so the slot is offered there as well.
-        if engine.on_slot_freed is not None and engine.on_slot_freed is not self._on_slot_freed:
-            engine.on_slot_freed(engine)
+        for on_slot_freed in engine.on_slot_freed:
+            on_slot_freed(engine)
 
     def recheck(self) -> None:
         """Applies the engines' readiness to queued requests; to be called after it may have changed."""
@@ -134,7 +142,7 @@ class Admission:
             model.blocked.add(engine)
             self._dismiss_blocked(model)
         while engine.has_free_slot and (waiter := self._next_waiter(engine, model)) is not None:
-            engine.in_flight += 1
+            engine.start_request()
             waiter.granted_engine.set_result(engine)  # `acquire` makes the slot, or `_on_cancelled` releases it
         if len(model.queue) != length_before:
             self._set_queue_length(model.name, len(model.queue))

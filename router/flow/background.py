@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Final
 
 from router.flow.coalescer import Coalescer
@@ -9,13 +10,16 @@ from router.flow.invalidation import InvalidationHandler
 from router.net.redis.listener import Listener
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.tasks import cancel_and_wait
+from router.shared.announcements import Announcements
 from router.shared.drains import Drains
 from router.shared.hit_counter import HitCounter
 from router.shared.inflight_leases import InFlightLeases
+from router.shared.ledger import FLUSH_INTERVAL
 from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits
 
 _HIT_FLUSH_INTERVAL: Final = 2.0  # seconds
+_ANNOUNCEMENTS_INTERVAL: Final = 2.0  # seconds between two reads, which decide whether a lease has ended
 _LOAD_RETRY_INTERVAL: Final = 0.5  # seconds until the next attempt, after Redis accepted no writes or was down
 _MAX_BATCH: Final = 500  # commands; cache lookups share the connection and must not wait behind thousands
 
@@ -34,8 +38,11 @@ class BackgroundServices:
         hit_counter: HitCounter,
         tenant_limits: TenantLimits,
         drains: Drains,
+        announcements: Announcements,
         invalidation_handler: InvalidationHandler,
+        flush_savings: Callable[[], None],
     ) -> None:
+        """`flush_savings` sends the sums of the savings ledger."""
         self._pipeline = pipeline
         self._purges = purges
         self._leases = leases
@@ -44,7 +51,9 @@ class BackgroundServices:
         self._hit_counter = hit_counter
         self._tenant_limits = tenant_limits
         self._drains = drains
+        self._announcements = announcements
         self._invalidation_handler = invalidation_handler
+        self._flush_savings = flush_savings
 
     async def start(self) -> None:
         """Connects to Redis and waits for that for a moment. Does not fail if Redis is down; `run` retries."""
@@ -53,6 +62,7 @@ class BackgroundServices:
             with contextlib.suppress(RedisDownError):  # it has gone down since; `run` waits for it
                 await self._purges.load()
             await self._drains.try_refresh()
+            await self._announcements.try_refresh()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -62,6 +72,8 @@ class BackgroundServices:
             self._leases.run(),
             self._tenant_limits.run(),
             self._flush_hits_periodically(),
+            self._flush_savings_periodically(),
+            self._read_announcements_periodically(),
         )
         tasks = [loop.create_task(coroutine) for coroutine in coroutines]
         try:
@@ -77,6 +89,11 @@ class BackgroundServices:
             if not self._purges.loaded:  # also without an error, if the log was lost and Redis accepts no writes
                 await asyncio.sleep(_LOAD_RETRY_INTERVAL)
 
+    async def _read_announcements_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(_ANNOUNCEMENTS_INTERVAL)
+            await self._announcements.try_refresh()
+
     async def _flush_hits_periodically(self) -> None:
         while True:
             await asyncio.sleep(_HIT_FLUSH_INTERVAL)
@@ -88,10 +105,16 @@ class BackgroundServices:
             for start in range(0, len(commands), _MAX_BATCH):
                 self._pipeline.send(*commands[start : start + _MAX_BATCH])
 
+    async def _flush_savings_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_INTERVAL)
+            self._flush_savings()
+
     async def aclose(self) -> None:
         # First: the ends of in-flight requests go to their followers through the pipeline.
         await self._coalescer.aclose()
         self._flush_hits()
+        self._flush_savings()
         await self._invalidation_handler.aclose()
         await self._pipeline.aclose()  # sends what is queued
         # Last: until the pipeline is closed, replies make the stream writers send what remains.

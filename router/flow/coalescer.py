@@ -26,7 +26,7 @@ from router.flow.leadership import Leadership
 from router.flow.result import GenerationResult, lost_result
 from router.shared.inflight_leases import InFlightLeases, PendingClaim
 from router.shared.purges import PurgePosition, Purges
-from router.upstream.catalog import Engine
+from router.upstream.engine import Engine
 
 log = logging.getLogger("roundhouse.flights")
 

@@ -35,8 +35,8 @@ from router.flow.engine_stream import EngineStream, Publish
 from router.flow.exchange import GenerationRecord
 from router.net.client.errors import EngineError
 from router.net.client.response import EngineResponse
-from router.upstream.catalog import Engine
 from router.upstream.client import EngineClient
+from router.upstream.engine import Engine
 
 log = logging.getLogger("roundhouse.dispatch")
 
@@ -104,6 +104,7 @@ class Dispatcher:
         last_error: EngineError | None = None
         not_served: Exception | None = None
         no_room: NoSlotError | None = None
+        trace = record.trace
         self._health.record_request()
         for _, group in groupby(engines, key=attrgetter("model")):  # the model itself, then its fallbacks
             attempts = self._health.attempts_for(list(group))
@@ -113,8 +114,8 @@ class Dispatcher:
                 candidates = next_attempt.engines
                 try:
                     # A free slot is taken without a coroutine, which is the common case.
-                    slot = self._admission.try_acquire(record.tenant, candidates) or await self._admission.acquire(
-                        record.tenant, candidates
+                    slot = self._admission.try_acquire(record.tenant, candidates) or await self._wait_for_slot(
+                        record, candidates
                     )
                 except NoSlotError as full:
                     no_room = full
@@ -126,12 +127,20 @@ class Dispatcher:
                 try:
                     permit = self._health.permit(engine, previous_error=last_error)
                     if permit is not None and (not permit.probe or await permit.claim_probe()):
+                        record.attempts += 1
                         record.engine = engine.name
                         record.fallback_model = engine.model if engine.model != record.model else None
-                        record.dispatched_at = record.dispatched_at or time.perf_counter()  # of the first attempt
+                        record.sent_at = now = time.perf_counter()
+                        record.energy = engine.energy.start(now) if engine.announced is not None else None
+                        record.dispatched_at = record.dispatched_at or now  # of the first attempt
+                        if trace is not None:
+                            record.traceparent = trace.start_attempt(engine)
                         with permit:
                             return await attempt(slot, record, request)
                 except EngineError as error:
+                    record.sent_at = None
+                    if trace is not None:
+                        trace.end_attempt(error.reason)
                     if error.refusal is not None:
                         not_served = not_served or error.refusal
                     else:
@@ -142,9 +151,11 @@ class Dispatcher:
                     else:
                         record.failed_attempts.append((engine.name, error.reason))
                     log.warning("request %s: engine %s: %s (%s)", record.request_id, engine.name, error, error.reason)
-                except BaseException:
+                except BaseException as cause:
                     # A refusal (ApiError) or a cancellation ends all attempts, so this path releases the slot as well.
                     slot.release()
+                    if trace is not None:
+                        trace.end_attempt("refused" if isinstance(cause, ApiError) else "cancelled")
                     raise
                 # The attempt failed or was not permitted. A successful one has returned above and keeps its slot.
                 slot.release()
@@ -153,6 +164,20 @@ class Dispatcher:
         if last_error is None and not_served is not None and not any(map(self._health.is_open, engines)):
             raise no_room or not_served
         raise no_room or _client_error(last_error, engines, self._health)
+
+    async def _wait_for_slot(self, record: GenerationRecord, engines: Sequence[Engine]) -> Slot | None:
+        if record.trace is None:
+            return await self._admission.acquire(record.tenant, engines)
+        started_at, error_type = time.perf_counter(), "cancelled"
+        try:
+            slot = await self._admission.acquire(record.tenant, engines)
+            error_type = "blocked" if slot is None else ""
+            return slot
+        except NoSlotError as error:
+            error_type = error.reason
+            raise
+        finally:
+            record.trace.add_queue_wait(started_at, error_type or None)
 
     # -- one attempt ------------------------------------------------------------------------------------------------
 
@@ -180,7 +205,9 @@ class Dispatcher:
             raise answer_too_large("The response", MAX_RESPONSE)
         recorded = request.endpoint.record_body(request, body, self._max_entry)
         if recorded is NotStoredReason.ERROR:
-            if (refusal := parse_refusal_event(body[:MAX_ERROR_BODY], slot.engine.address)) is not None:
+            if (
+                refusal := parse_refusal_event(slot.engine.without_secrets(body[:MAX_ERROR_BODY]), slot.engine.address)
+            ) is not None:
                 raise refusal
             raise EngineError("malformed", "the engine's response is not valid")
         self._health.record_success(slot.engine)
@@ -196,21 +223,51 @@ class Dispatcher:
         whose head comes only when the response is complete.
         """
         total = self._timeouts.total(request.max_tokens, engine.max_model_len)
+        head_timeout = total if head_timeout is None else head_timeout
+        stream_usage = engine.traits.stream_usage
+        started_at = time.monotonic()
+        response = await self._send(engine, record, request, head_timeout, total, stream_usage=stream_usage)
+        if response.status == 200:
+            return response
+        failure, error_body = await self._read_failure(engine, response)
+        if stream_usage and failure.refusal is not None and _may_refuse_usage_option(engine, request, error_body):
+            elapsed = time.monotonic() - started_at
+            response = await self._send(
+                engine, record, request, head_timeout - elapsed, total - elapsed, stream_usage=False
+            )
+            if response.status == 200:
+                # Not before: any client can send a request that is refused with a message that has this word.
+                engine.learn(stream_usage=False)
+                return response
+            failure, _ = await self._read_failure(engine, response)
+        if failure.refusal is not None and not is_not_served(response.status):
+            raise failure.refusal
+        raise failure
+
+    async def _send(
+        self, engine: Engine, record: GenerationRecord, request: InferenceRequest, head_timeout: float,
+        total_timeout: float, *, stream_usage: bool,
+    ) -> EngineResponse:  # fmt: skip
         # Each attempt has its own id, because an engine may still hold the previous attempt under that one's.
         number = len(record.failed_attempts) + 1
         attempt_id = record.engine_request_id if number == 1 else f"{record.engine_request_id}-{number}"
-        body = engine_body(request, engine.served_model, self._cache_salts.get(record.tenant))
+        salt = self._cache_salts.get(record.tenant) if engine.traits.cache_salt else None
         response = await self._client.post(
             engine,
             request.endpoint,
-            body,
+            engine_body(request, engine.served_model, salt, stream_usage=stream_usage),
             request_id=attempt_id,
             traceparent=record.traceparent,
-            head_timeout=total if head_timeout is None else head_timeout,
-            total_timeout=total,
+            tracestate=record.tracestate,
+            head_timeout=head_timeout,
+            total_timeout=total_timeout,
         )
-        if response.status == 200:
-            return response
+        if record.trace is not None:
+            record.trace.on_response(response)
+        return response
+
+    async def _read_failure(self, engine: Engine, response: EngineResponse) -> tuple[EngineError, bytes]:
+        """The error for a response with another status than 200, and its body."""
         status = response.status
         with response:
             retry_after = parse_retry_after(response.retry_after, time.time())
@@ -220,10 +277,20 @@ class Dispatcher:
                 error_body, complete = b"", False
         refusal = None
         if is_refusal(status):
-            refusal = parse_refusal(status, error_body, complete=complete, address=engine.address)
-            if not is_not_served(status):
-                raise refusal
-        raise EngineError(f"status-{status}", f"the engine returned status {status}", retry_after, refusal)
+            shown = engine.without_secrets(error_body)
+            refusal = parse_refusal(status, shown, complete=complete, address=engine.address)
+        return EngineError(f"status-{status}", f"the engine returned status {status}", retry_after, refusal), error_body
+
+
+def _may_refuse_usage_option(engine: Engine, request: InferenceRequest, error_body: bytes) -> bool:
+    """Whether a refusal may be about the option that the router sets in a stream's request, not about the client's."""
+    options = request.fields.get("stream_options")
+    return (
+        request.stream
+        and engine.may_learn("stream_usage")
+        and (options is None or options == {"include_usage": True})
+        and b"stream_options" in error_body
+    )
 
 
 def _client_error(error: EngineError | None, engines: Sequence[Engine], health: EngineHealth) -> ApiError:

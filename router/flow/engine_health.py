@@ -12,7 +12,7 @@ from router.core.resilience.readiness import Readiness, engine_readiness
 from router.core.resilience.retry import Attempt, RetryBudget, RetrySchedule, classify_failure
 from router.net.client.errors import EngineError
 from router.shared.breakers import Breakers
-from router.upstream.catalog import Engine
+from router.upstream.engine import Engine
 
 log = logging.getLogger("roundhouse.dispatch")
 

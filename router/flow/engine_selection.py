@@ -1,9 +1,10 @@
 """Selects the engines for a request, the best first, and the fields that they cannot serve."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from statistics import NormalDist
 from types import MappingProxyType
-from typing import Final, get_args
+from typing import Final
 
 import msgspec
 
@@ -11,16 +12,21 @@ from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.request import without_fields
 from router.core.routing.affinity import affinity_key
 from router.core.routing.context_length import TokenBounds, check_fit, context_length_error, min_context, token_bounds
-from router.core.routing.draft_stats import DraftStats, unsupported_fields
-from router.core.routing.ranking import rank_engines
+from router.core.routing.counted_steps import SpeculationCounters
+from router.core.routing.draft_preference import EQUAL_SHARE, STICKY_EQUAL_SHARE
+from router.core.routing.draft_stats import DraftStats, MeasuredGeneration, unsupported_fields
+from router.core.routing.ranking import rank_engines, task_distance
+from router.core.routing.score_bins import TASKS, score_bin
+from router.core.routing.step_rates import load_level
 from router.core.types import Task
 from router.flow.exchange import GenerationRecord
 from router.flow.parsed_request import ParsedRequest
-from router.upstream.catalog import Catalog, DraftStatus, Engine
+from router.upstream.catalog import Catalog
+from router.upstream.engine import DraftStatus, Engine
 
 log = logging.getLogger("roundhouse.engines")
 
-_TASKS: Final[tuple[Task, ...]] = get_args(Task)
+_MIN_PROBABILITY: Final = 1e-6  # 0 and 1 have no normal deviation
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -38,11 +44,13 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class EngineSelector:
-    """Selects engines, and measures for which task each draft pays (speculative decoding makes the engine faster).
+    """Selects engines, and measures what each draft is worth (speculative decoding makes the engine faster).
 
     - A request with sampling fields that speculative decoding does not support goes to engines without a draft. If none
       of those is up, the fields are left out.
-    - A share `exploration_rate` of the requests goes first to the engine that is least measured at the task.
+    - Between drafts, requests without a session decide by Thompson sampling: the less is known of a draft, the more
+      often it is tried. In addition, a share `exploration_rate` of the requests goes first to the engine that is least
+      measured at the task. If it is 0, nothing is tried, and the best known draft is always used.
     """
 
     def __init__(
@@ -90,11 +98,20 @@ class EngineSelector:
                 able, adjusted = without_draft, ()
         # A session stays with its engine, whose prefix cache has the conversation so far.
         explore = session is None and self._random() < self._exploration_rate
+        deviations = self._draw_deviations(able) if session is None and self._exploration_rate > 0 else {}
         return Selection(
-            lambda: [e for engines in able for e in self._rank(engines, parsed, tenant, session, explore)],
+            lambda: [e for engines in able for e in self._rank(engines, parsed, tenant, session, explore, deviations)],
             without_fields(request, adjusted) if adjusted else request,
             adjusted,
         )
+
+    def _draw_deviations(self, serving: Sequence[Sequence[Engine]]) -> Mapping[str, float]:
+        """By family, a number of the standard normal distribution."""
+        families = {engine.family: None for engines in serving for engine in engines}
+        if len({engine.family for engines in serving for engine in engines if engine.has_draft}) < 2:
+            return {}
+        # Also for engines without a draft: a probe can find one before they are ranked.
+        return {family: _normal_deviation(self._random()) for family in families}
 
     def _rank(
         self,
@@ -103,20 +120,50 @@ class EngineSelector:
         tenant: str,
         session: str | None,
         explore: bool,
+        deviations: Mapping[str, float],
     ) -> Sequence[Engine]:
         if len(engines) < 2:  # the common case needs no ranking
             return [engine for engine in engines if not engine.drained]
-        length_bounds, task, families = token_bounds(parsed.request), parsed.task, {engine.family for engine in engines}
-        slow = self._draft_stats.slow_families(families, task, self._clock()) if len(families) > 1 else frozenset[str]()
+        length_bounds, task = token_bounds(parsed.request), parsed.task
+        bin_, now = score_bin(parsed.log_odds), self._clock()
+        slow = self._slow_engines(engines, bin_, now)
+        # Without the engines that cannot serve it: the others exchange places.
+        distances = {
+            engine.family: task_distance(engine.task, task)
+            for engine in engines
+            if engine.has_draft and engine.up is not False and not engine.drained
+        }
+        equal_share = EQUAL_SHARE if session is None else STICKY_EQUAL_SHARE
+        draft_ranks = self._draft_stats.rank_drafts(distances, bin_, now, deviations, equal_share)
         affinity = affinity_key(parsed.key.parts, session, self._affinity_names.get(tenant, tenant))
         snapshots = rank_engines(
             task,
-            [engine.snapshot(slow=engine.family in slow) for engine in engines],
+            [
+                engine.snapshot(slow=engine.name in slow, draft_rank=draft_ranks.get(engine.family))
+                for engine in engines
+            ],
             bounds=length_bounds,
             affinity=affinity,
         )
         order = [self._catalog.engines[view.name] for view in snapshots]
         return self._least_known_first(order, task, length_bounds) if explore and len(order) > 1 else order
+
+    def _slow_engines(self, engines: Sequence[Engine], bin_: int, now: float) -> Set[str]:
+        """The engines that are clearly slower than another, or whose draft slows them down at their load."""
+        families = {engine.family for engine in engines}
+        if len(families) < 2:
+            return frozenset()
+        slow = self._draft_stats.slow_families(families, bin_, now)
+        names = {engine.name for engine in engines if engine.family in slow}
+        if any(engine.has_draft is False and engine.up is not False and not engine.drained for engine in engines):
+            names |= {
+                engine.name for engine in engines if engine.has_draft and self._pays_in_bin(engine, bin_, now) is False
+            }
+        return names
+
+    def _pays_in_bin(self, engine: Engine, bin_: int, now: float) -> bool | None:
+        level = load_level(engine.load + 1)
+        return self._draft_stats.pays_in_bin(engine.family, engine.baseline, bin_, level, now)
 
     def _least_known_first(self, engines: list[Engine], task: Task, bounds: TokenBounds) -> list[Engine]:
         """Moves the least measured engine to the front, if it could serve the request as well as the best one."""
@@ -141,56 +188,77 @@ class EngineSelector:
             return
         if record.failed_attempts:
             return  # its duration includes the failed attempts at other engines
-        engine, now = self._catalog.engines[record.engine], self._clock()
-        seconds = now - record.dispatched_at
+        engine, now, speculation = self._catalog.engines[record.engine], self._clock(), record.speculation
         self._draft_stats.record_generation(
-            engine.name, engine.family, record.task, record.completion_tokens, seconds, now
+            MeasuredGeneration(
+                engine=engine.name,
+                family=engine.family,
+                rivals=self._catalog.families_for(engine.model),
+                bin_=score_bin(record.log_odds),
+                tokens=record.completion_tokens,
+                seconds=now - record.dispatched_at,
+                level=load_level(engine.load + 1),
+                speculation=SpeculationCounters(speculation.steps, speculation.accepted) if speculation else None,
+                has_draft=engine.has_draft,
+                choices=record.choices,
+            ),
+            now,
         )
 
     def on_probe_round(self) -> None:
         now = self._clock()
         for engine in self._catalog.engines.values():
             if engine.gauges.spec_counts is not None:
-                self._draft_stats.record_counters(engine.name, engine.family, engine.gauges.spec_counts, now)
-        # Replicas of one engine have the same status: one log line for all of them.
-        logged: set[tuple[str, Task]] = set()
+                self._draft_stats.record_counters(
+                    engine.name, engine.family, self._catalog.families_for(engine.model), engine.gauges.spec_counts, now
+                )
         for engine in self._catalog.engines.values():
-            before = engine.drafts
-            engine.drafts = {task: self._draft_status(engine, task, now) for task in _TASKS}
+            engine.drafts = {task: self._draft_status(engine, task, now) for task in TASKS}
+            if engine.has_draft:
+                engine.tokens_per_step_by_bin = self._draft_stats.tokens_per_step_by_bin(engine.family, now)
             for task, draft in engine.drafts.items():
-                if (engine.family, task) not in logged and self._log_draft_change(
-                    engine, task, before.get(task), draft
-                ):
-                    logged.add((engine.family, task))
+                self._log_verdict(engine, task, draft)
 
     def _draft_status(self, engine: Engine, task: Task, now: float) -> DraftStatus:
         draft_stats, family = self._draft_stats, engine.family
         performance = draft_stats.performance(family, task, now)
         pays = None
         if engine.has_draft:
-            rivals = [other.family for other in self._catalog.engines_for(engine.model)]
-            before = engine.drafts.get(task)
-            pays = draft_stats.pays(family, rivals, task, now, before.pays if before is not None else None)
+            level = _level_of_running(engine)
+            previously = False if level in self._draft_stats.failing_levels.get((family, task), ()) else None
+            pays = draft_stats.pays(family, engine.baseline, task, level, now, previously)
         return DraftStatus(
             performance.tokens_per_second, performance.tokens_per_step if engine.has_draft else None, pays
         )
 
-    @staticmethod
-    def _log_draft_change(engine: Engine, task: Task, before: DraftStatus | None, draft: DraftStatus) -> bool:
-        """Logs a draft that has stopped paying or pays again. Returns whether it logged anything."""
-        paid_before = before.pays if before is not None else None
-        if draft.pays is False and paid_before is not False:
+    def _log_verdict(self, engine: Engine, task: Task, draft: DraftStatus) -> None:
+        """Logs a draft that has stopped paying or pays again; once for all replicas and loads."""
+        if draft.pays is None:
+            return
+        failing = self._draft_stats.failing_levels.setdefault((engine.family, task), set())
+        level = _level_of_running(engine)
+        was_failing = bool(failing)
+        if draft.pays:
+            failing -= set(range(level + 1))  # it pays at lower loads too; see step_rates
+        else:
+            failing.add(level)
+        if failing and not was_failing:
             # A draft that is not meant for the task need not pay for it, so that is only information.
-            level = logging.WARNING if engine.task in (task, "any") else logging.INFO
+            severity = logging.WARNING if engine.task in (task, "any") else logging.INFO
             log.log(
-                level, "engine %s: its draft model slows %s down: %s tokens per second, %s tokens per step",
+                severity, "engine %s: its draft model slows %s down: %s tokens per second, %s tokens per step",
                 engine.family, task, _format_rate(draft.tokens_per_second), _format_rate(draft.tokens_per_step),
             )  # fmt: skip
-            return True
-        if draft.pays is True and paid_before is False:
+        elif was_failing and not failing:
             log.info("engine %s: its draft model speeds %s up again", engine.family, task)
-            return True
-        return False
+
+
+def _level_of_running(engine: Engine) -> int:
+    return load_level(max(1.0, engine.load))
+
+
+def _normal_deviation(probability: float) -> float:
+    return NormalDist().inv_cdf(min(max(probability, _MIN_PROBABILITY), 1 - _MIN_PROBABILITY))
 
 
 def _format_rate(number: float | None) -> str:

@@ -9,7 +9,7 @@ from router.flow.admission import Slot
 from router.flow.engine_health import EngineHealth
 from router.net.client.errors import EngineError, broken_off
 from router.net.client.response import EngineResponse
-from router.upstream.catalog import Engine
+from router.upstream.engine import Engine
 
 Publish = Callable[[bytes], None]
 """Receives the encoded bytes of complete events."""
@@ -45,19 +45,22 @@ class EngineStream:
     async def wait_first_token(self) -> None:
         """Waits for the first token and publishes it. Raises EngineError, or ApiError if the request is at fault."""
         try:
-            started = await self._response.stream_to(self._on_first_chunk)
+            if not await self._response.stream_to(self._on_first_chunk):
+                last_event = self._require_complete()  # a response without any token is valid
+                if data := b"".join([*self._initial_data, last_event]):
+                    self._publish(data)
         except EngineError as error:
             if error.refusal is not None:
                 raise error.refusal from None
             raise
-        if not started:
-            raise broken_off()
 
     async def run(self) -> None:
         """Publishes everything after the first token. Raises EngineError if the engine fails or stalls."""
         try:
             if not self._is_finished() and not await self._response.stream_to(self._on_chunk, self._chunk_timeout):
-                raise broken_off()
+                last_event = self._require_complete()
+                if last_event:
+                    self._publish(last_event)
         except EngineError as error:
             self._health.record_failure(self.engine, error)
             raise
@@ -89,6 +92,18 @@ class EngineStream:
         # Reads two attributes rather than calling `_is_finished`, because this runs for every chunk.
         return (recorder.ended or recorder.failure is not None) and self._is_finished()
 
+    def _require_complete(self) -> bytes:
+        """After a body without the event that ends a stream: what is to be published of the last event.
+
+        Raises EngineError if the response is not complete.
+        """
+        if not self.engine.traits.ends_without_done:
+            raise broken_off()
+        last_event = self.recorder.feed_end()
+        if not (self._is_finished() or self.recorder.end_without_marker()):
+            raise broken_off()
+        return last_event
+
     def _is_finished(self) -> bool:
         """Raises EngineError for a failure in the stream."""
         if self.recorder.ended:
@@ -104,7 +119,7 @@ def _error_of_failure(failure: bytes, engine: Engine) -> EngineError:
     if failure == EVENT_TOO_LONG:
         refusal = answer_too_large("An event of the response", MAX_EVENT_SIZE)
         return EngineError("too-large", f"an event has more than {MAX_EVENT_SIZE >> 20} MiB", refusal=refusal)
-    client_error = parse_refusal_event(failure, engine.address)
+    client_error = parse_refusal_event(engine.without_secrets(failure), engine.address)
     if client_error is not None:
         return EngineError("refused", f"the engine rejected the request: {client_error.message}", refusal=client_error)
     return EngineError("error-frame", "the engine reported an error")

@@ -7,10 +7,12 @@ import msgspec
 
 from router.core.cache.fingerprint import MissReason
 from router.core.endpoints.endpoint import Endpoint
-from router.core.endpoints.recorded_response import NotStoredReason
+from router.core.endpoints.recorded_response import NotStoredReason, RequestSpeculation
 from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Task
 from router.flow.body_budget import BodyAllocation
+from router.flow.request_trace import GenerationTrace, RequestTrace
 from router.shared.rate_limits import Reservation
+from router.upstream.energy import EnergyReading
 
 RequestOutcome = Literal["complete", "refused", "failed", "left"]
 """`refused`: an error before the response started; `failed`: one after that; `left`: the client disconnected early."""
@@ -24,30 +26,46 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     """The facts of one generation, which several requests may share. Times are those of time.perf_counter.
 
     - `request_id`: that of the request that started it; `engine_request_id`: see Exchange.
-    - `failed_attempts`: as (engine, reason).
+    - `traceparent`, `tracestate`: for the engine; see router.core.trace_context. `trace`: None if it is not traced.
+    - `leader_traceparent`: of the request in another process that started it, if that is traced.
+    - `attempts`: those at engines, so far. `failed_attempts`: as (engine, reason).
+    - `dispatched_at`: when the first attempt was sent. `sent_at`: when the one that is at `engine` was sent; None while
+      there is none, and after it has failed. `energy`: the engine's meter at that time.
     - `fallback_model`: the model of `engine`, if it is not the requested one.
     - `error_reason`: None if the generation succeeded.
     - `body_allocation`: the memory of the request's body, which is released when the generation ends.
+    - `log_odds`: the classifier's score of the prompt, whose sign gives `task`.
+    - `speculation`: its steps with a draft, if the engine reported them.
+    - `choices`: the number that the request asks for; an engine generates them at the same time.
     - `estimated_tokens`: estimated usage, if the engine reported none; see `total_tokens`.
     """
 
     request_id: str
     engine_request_id: str = msgspec.field(default_factory=new_request_id)
     traceparent: str | None
+    tracestate: str | None = None
+    trace: GenerationTrace | None = None
+    leader_traceparent: str | None = None
     tenant: str
     model: str
     task: Task
+    log_odds: float = 0.0
     stream: bool
     started_at: float
     body_allocation: BodyAllocation | None = None
     engine: str | None = None
     fallback_model: str | None = None
+    attempts: int = 0
     failed_attempts: list[tuple[str, str]] = msgspec.field(default_factory=list)
     dispatched_at: float | None = None
+    sent_at: float | None = None
+    energy: EnergyReading | None = None
     first_token_at: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     estimated_tokens: int = 0
+    speculation: RequestSpeculation | None = None
+    choices: int = 1
     not_stored_reason: NotStoredReason | None = None
     error_reason: str | None = None
 
@@ -56,16 +74,27 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
         """Prompt and completion tokens as reported by the engine, else the estimate."""
         return self.prompt_tokens + self.completion_tokens or self.estimated_tokens
 
+    def generation_ms(self, now: float) -> int:
+        """Milliseconds that the engine has worked on the response; 0 if it has not."""
+        return round(1000 * (now - self.sent_at)) if self.sent_at is not None else 0
+
 
 class Exchange(msgspec.Struct, kw_only=True, eq=False):
     """The facts of one request. Times are those of time.perf_counter; None means that the request did not get there.
 
     - `request_id`: the client's if `has_client_request_id`, else the router's. `engine_request_id`: the id that engines
       get instead. It is never chosen by a client, because some connectors of vLLM read addresses out of request ids.
+    - `traceparent`, `tracestate`: the client's, which engines get if the request is not traced.
+    - `trace_id`: of the client's traceparent, or of the trace that the router has begun: 32 hexadecimal digits. None if
+      there is neither.
+    - `trace`: None if it is not traced.
+    - `key_id`: identifies the API key that the client sent; see router.api.auth.
     - `body_allocation`: the memory that its body is counted for.
     - `session_id`: the client's X-Session-ID.
     - `permit`: the reservation of a tenant with limits.
+    - `generation_ms`: how long the engine took for the response, which may not have been generated for this request.
     - `age`, and `ttl` (the remaining time to live), are in whole seconds.
+    - `generation`: the last one that it waited for, its own or another request's.
     - `fallback_model`: the model that generated the response, if it is not the requested one.
     - `adjusted_fields`: the fields that were left out of the request to the engine.
     """
@@ -77,8 +106,12 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     engine_request_id: str | None = None
     body_allocation: BodyAllocation | None = None
     traceparent: str | None = None
+    tracestate: str | None = None
+    trace_id: str | None = None
+    trace: RequestTrace | None = None
     session_id: str | None = None
     tenant: str = DEFAULT_TENANT
+    key_id: str | None = None
     permit: Reservation | None = None
     model: str | None = None
     task: Task | None = None
@@ -93,12 +126,14 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     ttl: int | None = None
     from_local_cache: bool = False
     # Engines.
+    generation: GenerationRecord | None = None
     fallback_model: str | None = None
     adjusted_fields: tuple[str, ...] = ()
     dispatched_at: float | None = None
     first_token_at: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    generation_ms: int = 0
     # Outcome.
     status: int = 0
     outcome: RequestOutcome = "complete"

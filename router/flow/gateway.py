@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Callable
-from functools import partial
 from math import floor
 from typing import Final, Protocol, assert_never
 
 from router.core.cache.cache_control import CacheControl
-from router.core.cache.miss_reason import PartHashes, SeenKeys
+from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.policy import REDIS_DOWN, Freshness, decide_caching, evaluate_freshness
-from router.core.endpoints.recorded_response import RecordedResponse
-from router.core.types import BypassReason, CacheStatus, Entry
+from router.core.endpoints.choices import choice_count
+from router.core.endpoints.endpoint import Prompt
+from router.core.types import BypassReason, CacheStatus
 from router.errors import ApiError, not_cached
 from router.flow.brownout import Brownout
 from router.flow.coalescer import Coalescer
@@ -20,11 +20,13 @@ from router.flow.generation import StoreResponse
 from router.flow.lookup import Bypass, CachePolicy, FullResponse, Hit, Lookup, Miss, Stale
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
+from router.flow.request_trace import GenerationTrace, RequestTrace
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
+from router.flow.response_storage import ResponseStorage
 from router.net.redis.pipeline import RedisDownError
 from router.shared.purges import Purges
 from router.store.cached_entry import CachedEntry
-from router.store.entry_store import EntryStore, WriteResult
+from router.store.entry_store import EntryStore
 from router.store.local_cache import LocalCache
 
 # Attempts of one request: it starts over if the in-flight request that it joined has no response for it. The last
@@ -59,11 +61,11 @@ class Gateway:
         seen_keys: SeenKeys,
         cache_policy: CachePolicy,
         brownout: Brownout,
-        record_write: Callable[[str], None],
+        storage: ResponseStorage,
         record_hit: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """`record_write` gets the result of every write of an entry, `record_hit` the key of every entry served.
+        """`record_hit` gets the key of every entry served.
 
         `clock` returns seconds since the epoch, the same in every process.
         """
@@ -76,7 +78,7 @@ class Gateway:
         self._seen_keys = seen_keys
         self._cache_policy = cache_policy
         self._brownout = brownout
-        self._record_write = record_write
+        self._storage = storage
         self._record_hit = record_hit
         self._clock = clock
 
@@ -96,8 +98,12 @@ class Gateway:
         )
         lookup: Lookup | None = bypass
         if lookup is None:
+            trace = exchange.trace
+            started_at = time.perf_counter() if trace is not None else 0.0
             # The local lookup needs no coroutine, so it comes first and apart.
             lookup = self._lookup_local(parsed) or await self._lookup_redis(parsed)
+            if trace is not None:
+                trace.add_lookup(started_at, lookup)
         if isinstance(lookup, Hit) or (isinstance(lookup, Stale) and self._is_servable(lookup, parsed)):
             return self._serve_cached(exchange, lookup, parsed)
         self._record_lookup(exchange, lookup, parsed)
@@ -105,12 +111,12 @@ class Gateway:
             raise not_cached()
         client.cancel_on_disconnect()  # from here on, an engine may work for this client
         try:
-            store_response = self._store_callback(exchange, parsed) if may_store else None
+            store_response = self._storage.callback(exchange, parsed) if may_store else None
             return await self._generate(exchange, parsed, store_response, lookup)
         except ApiError as error:
             if error.status not in _ENGINE_FAILURE_STATUSES:
                 raise
-            entry = await self._entry_after_failure(parsed, lookup)
+            entry = await self._entry_after_failure(exchange.trace, parsed, lookup)
             if entry is None:
                 raise
             return self._serve_cached(exchange, entry, parsed)
@@ -163,11 +169,23 @@ class Gateway:
         # A brownout counts as an error.
         return not lookup.if_error or self._brownout.prefers_stale(parsed.model.name)
 
-    async def _entry_after_failure(self, parsed: ParsedRequest, lookup: Lookup) -> Hit | Stale | None:
+    async def _lookup_again(self, trace: RequestTrace | None, parsed: ParsedRequest) -> Lookup:
+        started_at = time.perf_counter()
+        lookup = self._lookup_local(parsed) or await self._lookup_redis(parsed)
+        if trace is not None:
+            trace.add_lookup(started_at, lookup)
+        return lookup
+
+    async def _entry_after_failure(
+        self, trace: RequestTrace | None, parsed: ParsedRequest, lookup: Lookup
+    ) -> Hit | Stale | None:
         """The entry to serve in place of an error of the engines, if there is one."""
         if isinstance(lookup, Miss) and lookup.replaced_entry_created is None:
             # There may be an entry by now: a request that joins an in-flight request makes no lookup.
+            started_at = time.perf_counter()
             lookup = await self._lookup_stored(parsed)
+            if trace is not None:
+                trace.add_lookup(started_at, lookup)
         return lookup if isinstance(lookup, Hit | Stale) else None
 
     def _record_lookup(self, exchange: Exchange, lookup: Stale | Miss | Bypass, parsed: ParsedRequest) -> None:
@@ -196,6 +214,7 @@ class Gateway:
         exchange.from_local_cache = lookup.from_local_cache
         exchange.task, exchange.engine = entry.task, entry.engine
         exchange.prompt_tokens, exchange.completion_tokens = entry.prompt_tokens, entry.completion_tokens
+        exchange.generation_ms = entry.generation_ms
         self._record_hit(parsed.key.text)
         return FullResponse(lookup.body, parsed.request.stream)
 
@@ -244,12 +263,14 @@ class Gateway:
                 # Another process may lead it although this request started it here.
                 if not (is_new and inflight.is_leader):
                     exchange.cache_status, exchange.miss_reason = CacheStatus.COALESCED, None
+                    if exchange.trace is not None:
+                        exchange.trace.set_leader(inflight.record.trace, inflight.record.leader_traceparent)
                 if body is None:
                     return delivery
                 delivery.close()
                 return FullResponse(body, parsed.request.stream)
             if share and not isinstance(lookup, Bypass):  # another process may have stored it meanwhile
-                lookup = self._lookup_local(parsed) or await self._lookup_redis(parsed)
+                lookup = await self._lookup_again(exchange.trace, parsed)
                 if isinstance(lookup, Hit):
                     return self._serve_cached(exchange, lookup, parsed)
                 if isinstance(lookup, Bypass):
@@ -268,49 +289,18 @@ class Gateway:
             request_id=exchange.request_id,
             engine_request_id=exchange.engine_request_id,
             traceparent=exchange.traceparent,
+            tracestate=exchange.tracestate,
+            trace=GenerationTrace(exchange.trace) if exchange.trace is not None else None,
             tenant=exchange.tenant,
             model=parsed.model.name,
             task=parsed.task,
+            log_odds=parsed.log_odds,
             stream=parsed.request.stream,
             started_at=exchange.started_at,
+            choices=choice_count(
+                parsed.request.fields, takes_prompt_list=isinstance(parsed.request.endpoint.input, Prompt)
+            ),
         )
-
-    def _store_callback(self, exchange: Exchange, parsed: ParsedRequest) -> StoreResponse:
-        """The callback that stores the response under the request's key, at most for as long as the client allows."""
-        ttl = self._cache_policy.tenants[exchange.tenant].ttl
-        lifetime = ttl if parsed.control.ttl is None else min(ttl, parsed.control.ttl)
-        # A client-supplied TTL also disables stale-if-error.
-        stale = self._cache_policy.stale_if_error if lifetime == ttl else 0.0
-        # The position is taken now, at the start: a purge during the generation then covers the entry.
-        documents, purge_position = parsed.parts.document_names(), self._purges.last_position
-
-        def store_response(recorded: RecordedResponse, record: GenerationRecord) -> None:
-            assert record.engine is not None
-            entry = Entry(
-                digest=parsed.key.digest,
-                body=recorded.body,
-                stream=recorded.stream,
-                model=record.model,
-                engine=record.engine,
-                task=record.task,
-                created=int(1000 * self._clock()) / 1000,
-                ttl=lifetime,
-                stale=stale,
-                prompt_tokens=recorded.prompt_tokens,
-                completion_tokens=recorded.completion_tokens,
-                generation_ms=int((time.perf_counter() - (record.dispatched_at or record.started_at)) * 1000),
-                documents=documents,
-                question=parsed.fingerprint.question,
-                params=parsed.fingerprint.params,
-            )
-            self._store.put(parsed.key.text, entry, purge_position, partial(self._on_written, parsed.part_hashes))
-
-        return store_response
-
-    def _on_written(self, part_hashes: PartHashes, result: WriteResult) -> None:
-        if result == "stored":  # else a later miss would be reported as "expired", although nothing was stored
-            self._seen_keys.add(part_hashes)
-        self._record_write(result)
 
 
 def _created_of(lookup: Lookup) -> float | None:

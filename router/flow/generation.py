@@ -9,10 +9,10 @@ from router.flow.dispatch import Dispatcher
 from router.flow.engine_selection import EngineSelector
 from router.flow.exchange import GenerationRecord
 from router.flow.inflight import InFlightRequest
-from router.flow.result import GenerationResult
+from router.flow.result import LOST, GenerationResult
 from router.net.client.errors import EngineError
 from router.shared.rate_limits import TenantLimits
-from router.upstream.catalog import Engine
+from router.upstream.engine import Engine
 
 StoreResponse = Callable[[RecordedResponse, GenerationRecord], None]
 """Stores a response without waiting. Redis executes the write before any command that this process sends later."""
@@ -50,6 +50,7 @@ async def _run_stream(
         return GenerationResult(complete=False, error=broken_off, error_reason=error.reason, had_data=True), reason
     finally:
         stream.close()  # frees the slot before the response is stored and the subscribers get the end
+    inflight.record.speculation = recorder.speculation
     recorded = recorder.recorded_response(inflight.request)
     return GenerationResult(
         complete=True,
@@ -57,6 +58,7 @@ async def _run_stream(
         endings=(recorder.final_frames(include_usage=False), recorder.final_frames(include_usage=True)),
         prompt_tokens=recorder.usage.prompt_tokens if recorder.usage is not None else 0,
         completion_tokens=recorder.usage.completion_tokens if recorder.usage is not None else 0,
+        generation_ms=inflight.record.generation_ms(time.perf_counter()),
     ), recorded
 
 
@@ -64,14 +66,16 @@ async def _run_json(
     dispatcher: Dispatcher, inflight: InFlightRequest, engines: Sequence[Engine]
 ) -> tuple[GenerationResult, RecordedResponse | NotStoredReason | None]:
     body, recorded = await dispatcher.generate_json(inflight.record, inflight.request, engines)
-    inflight.record.first_token_at = time.perf_counter()
+    inflight.record.first_token_at = now = time.perf_counter()
     stored = recorded if isinstance(recorded, RecordedResponse) else None
+    inflight.record.speculation = stored.speculation if stored is not None else None
     return GenerationResult(
         complete=True,
         body=body,
         recorded_response=stored,
         prompt_tokens=stored.prompt_tokens if stored is not None else 0,
         completion_tokens=stored.completion_tokens if stored is not None else 0,
+        generation_ms=inflight.record.generation_ms(now),
     ), recorded
 
 
@@ -82,8 +86,11 @@ def record_generation(
     record: GenerationRecord,
 ) -> None:
     """Passes on the facts of a generation that has ended, well or not. The tenant that started it pays for its tokens,
-    whoever else has received them.
+    any other client that received them.
     """
     record_metrics(record)
+    if record.trace is not None:
+        record.trace.end_attempt("cancelled" if record.error_reason == LOST else record.error_reason)
+        record.trace.request.submit(record)
     selector.record_generation(record)
     tenant_limits.subtract_tokens(record.tenant, record.total_tokens)

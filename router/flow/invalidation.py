@@ -13,11 +13,19 @@ from typing import Final
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.miss_reason import SeenKeys
-from router.core.cache.redis_keys import DRAINS_KEY, PURGE_LOG_KEY, is_breaker_key, is_entry_key, is_flight_key
+from router.core.cache.redis_keys import (
+    ANNOUNCEMENTS_KEY,
+    DRAINS_KEY,
+    PURGE_LOG_KEY,
+    is_breaker_key,
+    is_entry_key,
+    is_flight_key,
+)
 from router.flow.admission import Admission
 from router.flow.coalescer import Coalescer
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.tasks import cancel_and_wait
+from router.shared.announcements import Announcements
 from router.shared.breakers import Breakers
 from router.shared.drains import Drains
 from router.shared.inflight_leases import InFlightLeases
@@ -43,6 +51,7 @@ class InvalidationHandler:
         leases: InFlightLeases,
         seen_keys: SeenKeys,
         drains: Drains,
+        announcements: Announcements,
         breakers: Breakers,
     ) -> None:
         self._pipeline = pipeline
@@ -52,9 +61,10 @@ class InvalidationHandler:
         self._leases = leases
         self._seen_keys = seen_keys
         self._drains = drains
+        self._announcements = announcements
         self._breakers = breakers
         self._connected = False
-        self._needs_read = False  # purges or drains may have changed since they were last read
+        self._needs_read = False  # something may have changed since it was last read
         self._read_task: asyncio.Task[None] | None = None
 
     def on_connected(self) -> None:
@@ -90,7 +100,7 @@ class InvalidationHandler:
             self._purges.listening = False
             self._coalescer.on_sync_lost()
             self._schedule_read()
-        elif key == DRAINS_KEY:
+        elif key in (DRAINS_KEY, ANNOUNCEMENTS_KEY):
             self._schedule_read()
         elif is_flight_key(key):
             self._leases.on_stream_changed(key)
@@ -100,7 +110,7 @@ class InvalidationHandler:
     def on_message(self, payload: bytes) -> None:
         self._leases.on_message(payload)
 
-    # -- reading purges and drains ------------------------------------------------------------------------------------
+    # -- reading purges, drains and announcements ---------------------------------------------------------------------
 
     def _schedule_read(self) -> None:
         self._needs_read = True
@@ -113,11 +123,12 @@ class InvalidationHandler:
             try:
                 await self._purges.catch_up()
                 await self._drains.refresh()
+                await self._announcements.refresh()
                 missed = not self._purges.loaded  # the log was lost, and Redis accepts no writes to start a new one
             except RedisDownError:
                 missed = True
             if missed:
-                log.debug("missed purges and drains will be read when Redis is up again")
+                log.debug("missed changes will be read when Redis is up again")
                 self._needs_read = True
                 self._lose_sync()
                 # The wait for the pipeline is not enough: in a cluster it can be up while one server is down.

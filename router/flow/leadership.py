@@ -93,6 +93,7 @@ class Leadership:
                 async for received in stream:
                     if received.producer.engine is not None:
                         record.engine, record.fallback_model = received.producer.engine, received.producer.fallback
+                        record.leader_traceparent = received.producer.traceparent
                     if received.frames:
                         inflight.publish(received.frames)
                     if received.outcome is not None:
@@ -106,7 +107,8 @@ class Leadership:
         self, inflight: InFlightRequest, key: CacheKey, claim: Claim, replaced_entry_created: float | None
     ) -> Claim | Literal["stored"] | None:
         """Takes over another process' claim. None if this process now leads; else as InFlightLeases.finish_claim."""
-        inflight.record.engine = inflight.record.fallback_model = None  # they were the lost leader's
+        record = inflight.record
+        record.engine = record.fallback_model = record.leader_traceparent = None  # they were the lost leader's
         try:
             new_claim = await self._leases.take_over(
                 key.text, claim, inflight.id, inflight.purge_position, replaced_entry_created
@@ -121,7 +123,8 @@ class Leadership:
         """From now on, frames also go to the stream in Redis, beginning with those so far."""
         assert inflight.key is not None  # without one it has no claim, and no follower can find it
         leases, key, id_, record = self._leases, inflight.key.text, inflight.id, inflight.record
-        inflight.on_publish = lambda frames: leases.publish(key, id_, _producer(record), frames)
+        traceparent = _traceparent(record)  # once, not for each chunk
+        inflight.on_publish = lambda frames: leases.publish(key, id_, _producer(record, traceparent), frames)
         # Even if that is empty: the first record tells the follower that the leader is alive.
         inflight.on_publish(inflight.buffered_data())
 
@@ -130,15 +133,20 @@ class Leadership:
         if inflight.on_publish is not None:
             assert inflight.key is not None
             outcome = encode_result(result, engine=inflight.record.engine)
-            self._leases.finish(inflight.key.text, inflight.id, _producer(inflight.record), outcome)
+            producer = _producer(inflight.record, _traceparent(inflight.record))
+            self._leases.finish(inflight.key.text, inflight.id, producer, outcome)
 
     def release(self, inflight: InFlightRequest) -> None:
         """Gives up the claim, if there is one: no other process starts to follow, and another one may lead."""
         self._leases.release(inflight.id)
 
 
-def _producer(record: GenerationRecord) -> Producer:
-    return Producer(record.engine, record.fallback_model)
+def _producer(record: GenerationRecord, traceparent: str | None) -> Producer:
+    return Producer(record.engine, record.fallback_model, traceparent)
+
+
+def _traceparent(record: GenerationRecord) -> str | None:
+    return record.trace.request.traceparent if record.trace is not None else None
 
 
 def _without_collision(claim: Claim | Literal["stored"] | None, key: CacheKey) -> Claim | Literal["stored"] | None:

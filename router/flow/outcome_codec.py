@@ -35,6 +35,7 @@ class _EncodedResult(msgspec.Struct, frozen=True):
     stream: bytes | None = None
     usage_frame: bytes | None = None
     last_frames: bytes | None = None
+    generation_ms: int = 0
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -64,6 +65,7 @@ def encode_result(result: GenerationResult, *, engine: str | None) -> bytes:
         completion_tokens=result.completion_tokens,
         engine=engine,
         stream=recorded.stream if recorded is not None else None,
+        generation_ms=result.generation_ms,
     )
     if error is not None:
         encoded = msgspec.structs.replace(
@@ -94,4 +96,5 @@ def decode_result(encoded: bytes) -> GenerationResult:
     return GenerationResult(
         complete=True, body=decoded.landing_body, recorded_response=recorded, endings=decoded.endings,
         prompt_tokens=decoded.prompt_tokens, completion_tokens=decoded.completion_tokens,
+        generation_ms=decoded.generation_ms,
     )  # fmt: skip

@@ -9,28 +9,35 @@ from router.core.cache.fingerprint import Fingerprint
 from router.core.cache.key import CacheKey, RequestParts
 from router.core.cache.miss_reason import PartHashes, fingerprint_request, hash_parts
 from router.core.endpoints.endpoint import InferenceRequest
+from router.core.routing.classify import task_for
 from router.core.types import Task
 from router.upstream.catalog import Model
 
 
 class ParsedRequest(msgspec.Struct):
-    """`task`, `fingerprint` and `part_hashes` are computed at their first use: a cache hit needs none of them."""
+    """`log_odds`, `task`, `fingerprint` and `part_hashes` are computed at their first use: a cache hit needs none of
+    them.
+    """
 
     request: InferenceRequest
     parts: RequestParts
     model: Model
     key: CacheKey
     control: CacheControl
-    _classify: Callable[[str], Task]
-    _task: Task | None
+    _log_odds_of: Callable[[str], float]
+    _log_odds: float | None
     _fingerprint: Fingerprint | None = None
     _part_hashes: PartHashes | None = None
 
     @property
+    def log_odds(self) -> float:
+        if self._log_odds is None:
+            self._log_odds = self._log_odds_of(self.parts.question)
+        return self._log_odds
+
+    @property
     def task(self) -> Task:
-        if self._task is None:
-            self._task = self._classify(self.parts.question)
-        return self._task
+        return task_for(self.log_odds)
 
     @property
     def fingerprint(self) -> Fingerprint:

@@ -33,7 +33,9 @@ ResponseFacts = tuple[
 ]
 """The fields of ResponseKind."""
 
-RequestFacts = tuple[ResponseFacts, str, str, str | None, RequestOutcome, str | None, bool, bool]
+RequestFacts = tuple[
+    ResponseFacts, str, str | None, str, str | None, RequestOutcome, str | None, bool, bool, bool, bool
+]
 """The fields of RequestKind, the response's as a tuple."""
 
 
@@ -64,17 +66,21 @@ class RequestKind(NamedTuple):
 
     - `path`: the endpoint's.
     - `has_engine_request_id`: engines got another id than the one that the client sent.
+    - `has_generation`: it waited for a generation, its own or another request's.
     - For the others, see Exchange.
     """
 
     response: ResponseKind
     tenant: str
+    key_id: str | None
     path: str
     model: str | None
     outcome: RequestOutcome
     error_reason: str | None
     has_first_token: bool
     has_engine_request_id: bool
+    has_generation: bool
+    has_trace_id: bool
 
 
 def response_facts(exchange: Exchange) -> ResponseFacts:
@@ -98,12 +104,15 @@ def request_facts(exchange: Exchange) -> RequestFacts:
     return (
         response_facts(exchange),
         exchange.tenant,
+        exchange.key_id,
         exchange.endpoint.path,
         exchange.model,
         exchange.outcome,
         exchange.error_reason,
         exchange.first_token_at is not None,
         exchange.has_client_request_id and exchange.engine_request_id is not None,
+        exchange.generation is not None,
+        exchange.trace_id is not None,
     )
 
 
@@ -112,7 +121,4 @@ def response_kind(exchange: Exchange) -> ResponseKind:
 
 
 def request_kind(exchange: Exchange) -> RequestKind:
-    _, tenant, path, model, outcome, error_reason, has_first_token, has_engine_request_id = request_facts(exchange)
-    return RequestKind(
-        response_kind(exchange), tenant, path, model, outcome, error_reason, has_first_token, has_engine_request_id
-    )
+    return RequestKind(response_kind(exchange), *request_facts(exchange)[1:])

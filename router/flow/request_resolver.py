@@ -7,7 +7,8 @@ from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.request import parse_request
-from router.core.types import AUTO, Task
+from router.core.routing.classify import task_for
+from router.core.types import AUTO
 from router.flow.parsed_request import ParsedRequest
 from router.upstream.catalog import Catalog
 
@@ -15,11 +16,12 @@ from router.upstream.catalog import Catalog
 class RequestResolver:
     """Parses requests and resolves their models. It does no I/O, so nothing in it waits."""
 
-    __slots__ = ("_catalog", "_classify", "_markers")
+    __slots__ = ("_catalog", "_log_odds_of", "_markers")
 
-    def __init__(self, *, catalog: Catalog, classify: Callable[[str], Task], markers: ContextMarkers) -> None:
+    def __init__(self, *, catalog: Catalog, log_odds_of: Callable[[str], float], markers: ContextMarkers) -> None:
+        """`log_odds_of` scores a question; see classify.Classifier.log_odds."""
         self._catalog = catalog
-        self._classify = classify
+        self._log_odds_of = log_odds_of
         self._markers = markers
 
     def resolve(
@@ -28,8 +30,8 @@ class RequestResolver:
         """Raises ApiError for an invalid request (400) and for an unknown model (404)."""
         request = parse_request(endpoint, body)
         parts = split_parts(request, self._markers)
-        # Only `auto` depends on the task. For other models, the classification is left to ParsedRequest.task.
-        task = self._classify(parts.question) if request.model == AUTO else None
-        model = self._catalog.resolve(request.model, task)
+        # Only `auto` depends on the task. For other models, the classification is left to ParsedRequest.log_odds.
+        log_odds = self._log_odds_of(parts.question) if request.model == AUTO else None
+        model = self._catalog.resolve(request.model, task_for(log_odds) if log_odds is not None else None)
         key = derive_cache_key(parts, tenant=tenant, model=model.name, revision=model.revision)
-        return ParsedRequest(request, parts, model, key, control, self._classify, task)
+        return ParsedRequest(request, parts, model, key, control, self._log_odds_of, log_odds)

@@ -43,6 +43,7 @@ class ResponseDelivery:
         self._inflight = inflight
         self._request = request
         self._exchange = exchange
+        exchange.generation = inflight.record
         self._is_initiator = is_initiator
         self._subscriber = inflight.subscribe()
         self.finished = False
@@ -125,3 +126,4 @@ class ResponseDelivery:
     def _record_usage(self, result: GenerationResult) -> None:
         exchange = self._exchange
         exchange.prompt_tokens, exchange.completion_tokens = result.prompt_tokens, result.completion_tokens
+        exchange.generation_ms = result.generation_ms

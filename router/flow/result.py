@@ -16,6 +16,7 @@ class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
     - `complete`: the engine ended the response normally.
     - `body`: the response, if it is JSON; `recorded_response`: what can be replayed of it, if anything.
     - `endings`: the last frames of a stream, for subscribers without and with the usage event.
+    - `generation_ms`: how long the engine took; 0 is unknown.
     - `error`: the error for the subscribers if it is not complete; `error_reason`: the same as a word for metrics.
       Not complete and no error: the response is in the cache already, and subscribers retry.
     - `had_data`: whether a token came before the error, so that another attempt may succeed.
@@ -27,6 +28,7 @@ class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
     endings: tuple[bytes, bytes] = (b"", b"")
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    generation_ms: int = 0
     error: ApiError | None = None
     error_reason: str | None = None
     had_data: bool = False

@@ -14,7 +14,9 @@ from router.settings.tables import (
     Settings,
     Strict,
     TenantSettings,
+    TracingSettings,
     groups,
+    missing_extra,
     tenants,
 )
 
@@ -27,8 +29,10 @@ __all__ = [
     "Settings",
     "Strict",
     "TenantSettings",
+    "TracingSettings",
     "groups",
     "load",
+    "missing_extra",
     "parse",
     "tenants",
 ]

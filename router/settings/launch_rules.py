@@ -10,6 +10,7 @@ from router.settings.tables import LaunchSettings, Speculation
 def broken_launch(place: Place, launch: LaunchSettings, max_model_len: int | None) -> Iterator[Mistake]:
     """The violations of one launch, which is at `place`; `max_model_len` is its engine's."""
     yield from _gpus(place, launch)
+    yield from _placement(place, launch)
     yield from _speculation(place, launch)
     yield from _batches(place, launch, max_model_len)
     if launch.max_lora_rank is not None and not launch.lora:
@@ -37,6 +38,16 @@ def _gpus(place: Place, launch: LaunchSettings) -> Iterator[Mistake]:
     elif count != (needed := launch.tensor_parallel_size * stages):
         message = f"names {count}, but tensor_parallel_size * pipeline_parallel_size is {needed}"
         yield Mistake(gpus, f"{message}; name {needed}, or change the sizes", of_value=False, reads=sizes)
+
+
+def _placement(place: Place, launch: LaunchSettings) -> Iterator[Mistake]:
+    reads: tuple[Place, ...] = ((*place, "placement"),)
+    if launch.placement == "ray" and launch.gpus:
+        message = 'cannot be combined with placement = "ray", which chooses the GPUs; set tensor_parallel_size'
+        yield Mistake((*place, "gpus"), message, of_value=False, reads=reads)
+    if launch.placement == "local" and launch.resources:
+        message = 'has an effect only with placement = "ray"; set that, or remove it'
+        yield Mistake((*place, "resources"), message, of_value=False, reads=reads)
 
 
 def _speculation(place: Place, launch: LaunchSettings) -> Iterator[Mistake]:

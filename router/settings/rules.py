@@ -6,10 +6,11 @@ from typing import Final
 
 from msgspec.structs import asdict
 
-from router.addresses import is_http_url
+from router.addresses import is_engine_url, is_http_url
 from router.core.cache.redis_keys import RESERVED_TENANT_NAMES
 from router.core.types import AUTO
 from router.net.redis import url as redis_address
+from router.settings.access_rules import broken_access
 from router.settings.launch_rules import broken_launch
 from router.settings.mistakes import Mistake, Place, hint, written
 from router.settings.tables import (
@@ -23,11 +24,20 @@ from router.settings.tables import (
     Settings,
     TenantSettings,
     TimeoutSettings,
+    TracingSettings,
+    WatchdogSettings,
 )
 
 _TOO_SHORT: Final = "is too short; the time to live of an entry is at least 1s"
 _NOTHING: Final = "must be greater than 0"
-_NO_ADDRESS: Final = "is not a URL such as http://127.0.0.1:8001; use http:// or https:// and no user or password"
+_NO_ADDRESS: Final = (
+    "is not a URL such as http://127.0.0.1:8001; use http://, https:// or unix:///PATH, and no user, password or query"
+)
+_NO_COLLECTOR: Final = (
+    "is not a URL such as http://127.0.0.1:4318; use http:// or https:// and no user or password, see tracing.headers"
+)
+_MIN_WATCH_INTERVAL: Final = 1.0  # seconds; each reading is a request to the engine
+_MIN_RESTART_AFTER: Final = 3600.0  # seconds
 _ALL_MODELS: Final[Place] = ("model", None, "name")
 
 
@@ -41,6 +51,8 @@ def broken(settings: Settings) -> Iterator[Mistake]:
     yield from _engines(settings.engine, [model.name for model in settings.model])
     yield from _breaker(settings.breaker)
     yield from _timeouts(settings.timeouts)
+    yield from _watchdog(settings.watchdog)
+    yield from _tracing(settings.tracing)
 
 
 def _router(router: RouterSettings) -> Iterator[Mistake]:
@@ -122,21 +134,35 @@ def _engines(engines: list[EngineSettings], models: list[str]) -> Iterator[Mista
         urls: Place = (*place, "urls")
         if engine.model not in models:
             yield Mistake((*place, "model"), _no_model(engine.model, models), reads=(_ALL_MODELS,))
-        if engine.url is None and not engine.urls:
+        if engine.launch is not None and engine.launch.placement == "ray":
+            yield from _ray_address(place, engine)
+        elif engine.url is None and not engine.urls:
             yield Mistake(url, "is missing; set it, or urls for several replicas", reads=(urls,))
         if engine.url is not None and engine.urls:
             yield Mistake(url, "cannot be combined with urls; set only one of them", reads=(urls,))
         replicas: list[tuple[Place, str]] = [((*urls, k), replica) for k, replica in enumerate(engine.urls)]
         for where, address in [(url, engine.url)] if engine.url is not None else replicas:
-            if not is_http_url(address.rstrip("/")):
+            if not is_engine_url(address):
                 yield Mistake(where, _NO_ADDRESS)
-        if engine.launch is not None and len(engine.addresses) != 1:
+        yield from broken_access(place, engine)
+        if engine.launch is not None and engine.launch.placement == "local" and len(engine.addresses) != 1:
             message = "needs an engine with one url; add an [[engine]] for each"
             wanting = "launch" if engine.profile is None else "profile"
             yield Mistake((*place, wanting), message, reads=(url, urls))
         if engine.launch is not None:
             yield from broken_launch((*place, "launch"), engine.launch, engine.max_model_len)
     yield from _repeated(((("engine", i, "name"), engine.name) for i, engine in enumerate(engines)))
+
+
+def _ray_address(place: Place, engine: EngineSettings) -> Iterator[Mistake]:
+    """`roundhouse up` announces its URL, which is another one after each start."""
+    reads: tuple[Place, ...] = ((*place, "launch", "placement"),)
+    for name, is_set in (("url", engine.url is not None), ("urls", bool(engine.urls))):
+        if is_set:
+            message = (
+                'cannot be combined with launch.placement = "ray", which decides where the engine serves; remove it'
+            )
+            yield Mistake((*place, name), message, of_value=False, reads=reads)
 
 
 def _breaker(breaker: BreakerSettings) -> Iterator[Mistake]:
@@ -151,6 +177,24 @@ def _timeouts(timeouts: TimeoutSettings) -> Iterator[Mistake]:
     for name, seconds in asdict(timeouts).items():
         if seconds <= 0:
             yield Mistake(("timeouts", name), _NOTHING)
+
+
+def _watchdog(watchdog: WatchdogSettings) -> Iterator[Mistake]:
+    if watchdog.interval < _MIN_WATCH_INTERVAL:
+        yield Mistake(("watchdog", "interval"), f"is too short; the minimum is {_MIN_WATCH_INTERVAL:g}s")
+    if watchdog.restart_after is not None and watchdog.restart_after < _MIN_RESTART_AFTER:
+        yield Mistake(("watchdog", "restart_after"), f"is too short; the minimum is {_MIN_RESTART_AFTER / 3600:g}h")
+
+
+def _tracing(tracing: TracingSettings) -> Iterator[Mistake]:
+    if tracing.endpoint and not is_http_url(tracing.endpoint):
+        yield Mistake(("tracing", "endpoint"), _NO_COLLECTOR)
+    for name, value in tracing.headers.items():
+        if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", name):
+            yield Mistake(("tracing", "headers", name), "is no name of an HTTP header", of_value=False)
+        elif not re.fullmatch(r"[!-~]([ -~]{0,4094}[!-~])?", value):
+            message = "must be printable ASCII text without spaces at its ends"
+            yield Mistake(("tracing", "headers", name), message, of_value=False)
 
 
 def _repeated(values: Iterable[tuple[Place, str]]) -> Iterator[Mistake]:

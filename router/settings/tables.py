@@ -6,6 +6,7 @@ may hold secrets, Meta also has the form in which a message may show a value.
 """
 
 import hashlib
+import importlib.util
 import os
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from router.addresses import base_url
 from router.core.cache.key import ContextMarkers
 from router.core.cache.policy import RemoteContentPolicy, StorePolicy
 from router.core.types import DEFAULT_TENANT, EngineTask, Task
@@ -48,13 +50,14 @@ KeyHash = Annotated[
         extra={SHOWN_IF: "(?!)"},
     ),
 ]
-Address = Annotated[str, Meta(extra={SHOWN_IF: r"([a-z]+://)?[a-z0-9.-]+(:[0-9]{1,5})?/?"})]
-"""An engine's URL; with a user, a password, a path or a query, no message shows it."""
+Address = Annotated[str, Meta(extra={SHOWN_IF: r"([a-z]+://)?[a-z0-9.-]+(:[0-9]{1,5})?(/v1)?/?"})]
+"""An engine's URL; with a user, a password, another path or a query, no message shows it."""
 
 NonEmpty = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=1)]
 Amount = Annotated[int, Meta(ge=1, le=10**12)]  # Redis' scripts calculate in doubles, which are exact up to 2^53
 Share = Annotated[float, Meta(gt=0, le=1)]
+EngineKind = Literal["vllm", "sglang", "llama.cpp", "ollama", "tgi", "openai"]
 Speculation = Literal["draft_model", "ngram", "eagle", "eagle3", "none"]
 
 
@@ -67,6 +70,8 @@ class RouterSettings(Strict, frozen=True):
     port: Annotated[int, Meta(ge=1, le=65535)] = 8080
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     log_format: Literal["text", "json"] = "text"
+    log_prompts: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    log_prompt_chars: Annotated[int, Meta(ge=1, le=100_000)] = 500
     max_body: Bytes = Bytes(4 << 20)
     max_bodies: Bytes = Bytes(256 << 20)
     explore: Annotated[float, Meta(ge=0, le=1)] = 0.02
@@ -91,6 +96,7 @@ class CacheSettings(Strict, frozen=True):
     abandon: Seconds = Seconds(2)
     timeout: Seconds = Seconds(0.05)
     retry: Seconds = Seconds(0.5)
+    recent_prompts: Annotated[int, Meta(ge=0, le=1000)] = 64
     context_open: str = ContextMarkers().open
     context_close: str = ContextMarkers().close
 
@@ -111,6 +117,7 @@ class TenantSettings(Strict, frozen=True):
     concurrent_requests: Amount | None = None
     ttl: Seconds | None = None
     store: StorePolicy | None = None
+    log_prompts: bool = True
 
 
 class ModelSettings(Strict, frozen=True):
@@ -129,6 +136,8 @@ class LaunchSettings(Strict, frozen=True):
 
     target: NonEmpty
     device: Literal["auto", "cpu", "gpu"] = "auto"
+    placement: Literal["local", "ray"] = "local"
+    resources: dict[str, Annotated[float, Meta(ge=0)]] = {}
     gpus: list[Annotated[int, Meta(ge=0)]] = []
     tensor_parallel_size: Count | None = None
     pipeline_parallel_size: Count = 1
@@ -161,12 +170,21 @@ class LaunchSettings(Strict, frozen=True):
 
 
 class EngineSettings(Strict, frozen=True):
+    """`kind`, `health`, `stream_usage` and `ends_without_done`: None is found out, see router.upstream.engine_kinds."""
+
     name: Name
     model: str
     profile: ProfileName | None = None
     task: EngineTask = "any"
     url: Address | None = None
     urls: list[Address] = []
+    kind: EngineKind | None = None
+    api_key: Secret | None = None
+    headers: dict[str, Secret] = {}
+    ca_file: NonEmpty | None = None
+    health: NonEmpty | None = None
+    stream_usage: bool | None = None
+    ends_without_done: bool | None = None
     served_model: str | None = None
     max_model_len: Count | None = None
     max_in_flight: Count | None = None
@@ -174,8 +192,14 @@ class EngineSettings(Strict, frozen=True):
 
     @property
     def addresses(self) -> list[str]:
-        """The URLs of the engine's replicas, without a slash at the end."""
-        return [url.rstrip("/") for url in ([self.url] if self.url is not None else self.urls)]
+        """The URLs of the engine's replicas, without the `/v1` that the paths of the API begin with."""
+        return [base_url(url) for url in ([self.url] if self.url is not None else self.urls)]
+
+    @property
+    def request_headers(self) -> dict[str, str]:
+        """What every request to the engine carries; its values are secrets."""
+        authorization = {"authorization": f"Bearer {self.api_key}"} if self.api_key is not None else {}
+        return authorization | {name.lower(): value for name, value in self.headers.items()}
 
 
 class BreakerSettings(Strict, frozen=True):
@@ -193,6 +217,33 @@ class TimeoutSettings(Strict, frozen=True):
     queue: Seconds = Seconds(10)
 
 
+class WatchdogSettings(Strict, frozen=True):
+    """`max_restarts` in an hour; `restart_after`: None is never; `max_temperature` in degrees Celsius."""
+
+    enabled: bool = True
+    interval: Seconds = Seconds(5)
+    degraded_below: Share = 0.5
+    degraded_for: Seconds = Seconds(60)
+    cooldown: Seconds = Seconds(600)
+    max_restarts: Annotated[int, Meta(ge=0, le=100)] = 2
+    restart_after: Seconds | None = None
+    drain_timeout: Seconds = Seconds(600)
+    max_temperature: Annotated[float, Meta(ge=30, le=120)] = 85.0
+
+
+class TracingSettings(Strict, frozen=True):
+    """`endpoint` of an OTLP collector over HTTP; tracing is off without one. `sample`: the share of new traces."""
+
+    endpoint: Address | None = None
+    sample: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    headers: dict[str, Secret] = {}
+    service_name: NonEmpty | None = None
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.endpoint)
+
+
 class Settings(Strict, frozen=True):
     """The whole file."""
 
@@ -204,6 +255,8 @@ class Settings(Strict, frozen=True):
     engine: list[EngineSettings] = []
     breaker: BreakerSettings = BreakerSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
+    watchdog: WatchdogSettings = WatchdogSettings()
+    tracing: TracingSettings = TracingSettings()
 
     @property
     def redis_socket(self) -> Path:
@@ -232,6 +285,17 @@ class Settings(Strict, frozen=True):
         plans: list[tuple[bool, str, str]] = []  # none at present
         return [f"{place}: this version has no {what} yet; the setting is read and has no effect"
                 for is_set, place, what in plans if is_set]  # fmt: skip
+
+
+def missing_extra(settings: Settings) -> str | None:
+    """What has to be installed for these settings, in a sentence; None if nothing is missing."""
+    if not settings.tracing.enabled:
+        return None
+    try:
+        spec = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    except ModuleNotFoundError:
+        spec = None
+    return None if spec is not None else "tracing.endpoint: needs OpenTelemetry; pip install 'roundhouse[otel]'"
 
 
 def tenants(settings: Settings) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from redis.exceptions import ResponseError
 
+from router.core.trace_context import traceparent_of
 from router.net.redis.commands import Arg, Command
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 
@@ -35,10 +36,14 @@ _DUPLICATE_NUMBER_ERROR: Final = "equal or smaller than the target stream top it
 
 
 class Producer(msgspec.Struct, frozen=True):
-    """What generates: the engine, and the fallback model if it is not the requested one."""
+    """What generates: the engine, and the fallback model if it is not the requested one.
+
+    `traceparent`: the span of the request that started it, if that is traced.
+    """
 
     engine: str | None = None
     fallback: str | None = None
+    traceparent: str | None = None
 
 
 class StreamRecord(msgspec.Struct, frozen=True):
@@ -52,7 +57,8 @@ class StreamRecord(msgspec.Struct, frozen=True):
 def decode_record(fields: Any) -> StreamRecord:
     pairs = dict(fields) if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=False))
     engine, fallback = (pairs.get(name, b"").decode("ascii", "replace") or None for name in (b"engine", b"fallback"))
-    return StreamRecord(Producer(engine, fallback), pairs.get(b"frames", b""), pairs.get(b"end"))
+    traceparent = traceparent_of([pairs[b"trace"]]) if b"trace" in pairs else None
+    return StreamRecord(Producer(engine, fallback, traceparent), pairs.get(b"frames", b""), pairs.get(b"end"))
 
 
 class RedisStreamWriter:
@@ -148,6 +154,8 @@ class RedisStreamWriter:
         record += ("engine", self._producer.engine or "", "frames", frames)
         if self._producer.fallback is not None:
             record += ("fallback", self._producer.fallback)
+        if self._producer.traceparent is not None:
+            record += ("trace", self._producer.traceparent)
         if self._outcome is not None:
             record += ("end", self._outcome)
         commands = (record, ("PEXPIRE", self._stream, _STREAM_TTL_MS))

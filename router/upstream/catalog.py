@@ -6,11 +6,10 @@ from typing import Final
 
 import msgspec
 
-from router.core.routing.draft_stats import SpeculationCounters
-from router.core.routing.ranking import EngineSnapshot
-from router.core.types import AUTO, EngineTask, Task
+from router.core.types import AUTO, Task
 from router.errors import unknown_model
-from router.net.client.target import RequestTarget
+from router.shared.announcements import AnnouncedEngine
+from router.upstream.engine import Engine
 
 log = logging.getLogger("roundhouse.engines")
 
@@ -31,155 +30,6 @@ class Model(msgspec.Struct, frozen=True):
     fallback: str | None = None
 
 
-class EngineGauges(msgspec.Struct, frozen=True):
-    """The last values of an engine's own metrics; None is unknown, which is never 0. Ratios are 0 to 1."""
-
-    kv_cache_usage: float | None = None
-    running: float | None = None
-    waiting: float | None = None
-    prefix_cache_hit_rate: float | None = None
-    spec_acceptance_rate: float | None = None
-    spec_tokens_per_step: float | None = None
-    spec_counts: SpeculationCounters | None = None
-
-
-class DraftStatus(msgspec.Struct, frozen=True):
-    """What is known of an engine's draft model at one task; None is unknown. See draft_stats.DraftPerformance.
-
-    `pays`: whether the draft is worth using; see DraftStats.pays.
-    """
-
-    tokens_per_second: float | None
-    tokens_per_step: float | None
-    pays: bool | None
-
-
-class Engine:
-    """One engine process and its state as this router knows it.
-
-    - `up`: None before the first check.
-    - `family`: the engine of the configuration that it is a replica of.
-    - `max_model_len`: its context length in tokens, from the configuration or from the engine itself.
-    - `external_load`: requests of others than this router process at the last check; None is unknown.
-    - `has_draft`: whether it has a draft model; None is unknown.
-    - `drafts`: measurements of the draft, by task.
-    - `drained`: it gets no new work; see router.shared.drains.
-    """
-
-    __slots__ = (
-        "_max_model_len_is_configured",
-        "_targets",
-        "drafts",
-        "drained",
-        "external_load",
-        "family",
-        "gauges",
-        "has_draft",
-        "in_flight",
-        "max_in_flight",
-        "max_model_len",
-        "model",
-        "name",
-        "on_slot_freed",
-        "served_model",
-        "task",
-        "up",
-        "url",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        *,
-        name: str,
-        model: str,
-        task: EngineTask,
-        url: str,
-        served_model: str,
-        max_model_len: int | None = None,
-        max_in_flight: int | None = None,
-        family: str | None = None,
-        has_draft: bool = False,
-    ) -> None:
-        """`max_in_flight`: maximum number of concurrent requests from this process; None is no limit.
-
-        `has_draft`: whether the configuration gives the engine a draft; unknown for an engine that roundhouse did not
-        start.
-        """
-        self.name = name
-        self.family = family if family is not None else name
-        self.has_draft: bool | None = has_draft or None
-        self.external_load: float | None = None
-        self.drafts: Mapping[Task, DraftStatus] = {}
-        self._max_model_len_is_configured = max_model_len is not None
-        self.model = model
-        self.task: EngineTask = task
-        self.url = url
-        self._targets: dict[str, RequestTarget] = {}
-        self.served_model = served_model
-        self.max_model_len = max_model_len
-        self.max_in_flight = max_in_flight
-        self.in_flight = 0  # requests of this router process
-        self.on_slot_freed: Callable[[Engine], None] | None = None  # called when a slot becomes free
-        self.up: bool | None = None
-        self.drained = False
-        self.gauges = EngineGauges()
-
-    def target(self, path: str) -> RequestTarget:
-        # There are few paths, so the dictionary stays small.
-        target = self._targets.get(path)
-        if target is None:
-            target = self._targets[path] = RequestTarget(self.url + path)
-        return target
-
-    @property
-    def address(self) -> str:
-        """Its host and port, which clients must not see."""
-        return self.url.partition("://")[2].partition("/")[0]
-
-    @property
-    def has_free_slot(self) -> bool:
-        return self.max_in_flight is None or self.in_flight < self.max_in_flight
-
-    def update_status(self, *, up: bool) -> None:
-        if up is not self.up:
-            log.info("engine %s is %s", self.name, "up" if up else "down")
-        self.up = up
-
-    def inherit_state(self, previous: "Engine") -> None:
-        # After a reload of the settings: the same engine process, so its state is still true.
-        self.up, self.drained, self.gauges, self.external_load = (
-            previous.up,
-            previous.drained,
-            previous.gauges,
-            previous.external_load,
-        )
-        self.drafts, self.has_draft = previous.drafts, self.has_draft or previous.has_draft
-        if self.discovers_max_model_len:
-            self.max_model_len = previous.max_model_len
-
-    def update_gauges(self, gauges: EngineGauges) -> None:
-        self.gauges = gauges
-        known = [count for count in (gauges.running, gauges.waiting) if count is not None]
-        # The engine's metrics and `in_flight` are not read at the same instant, so the difference may be negative.
-        self.external_load = max(0.0, sum(known) - self.in_flight) if known else None
-        if gauges.spec_counts is not None:
-            self.has_draft = True
-        elif gauges.running is not None:  # a vLLM metrics page without speculation metrics
-            self.has_draft = False
-
-    @property
-    def discovers_max_model_len(self) -> bool:
-        return not self._max_model_len_is_configured
-
-    def snapshot(self, *, slow: bool = False) -> EngineSnapshot:
-        gauges = self.gauges
-        return EngineSnapshot(
-            self.name, self.task, self.up, self.in_flight, external_load=self.external_load, running=gauges.running,
-            waiting=gauges.waiting, kv_cache_usage=gauges.kv_cache_usage, max_model_len=self.max_model_len, slow=slow,
-            drained=self.drained,
-        )  # fmt: skip
-
-
 class Catalog:
     """All models and engines, by name. Built at start-up; requests never add to it."""
 
@@ -190,6 +40,7 @@ class Catalog:
         fallbacks = {model.name: model.fallback for model in models}
         self._fallback_chains = {model.name: _fallback_chain(model.name, fallbacks) for model in models}
         self._engines_by_model = {model.name: [e for e in engines if e.model == model.name] for model in models}
+        self._families_by_model = {name: frozenset(e.family for e in es) for name, es in self._engines_by_model.items()}
 
     def resolve(self, name: str, task: Task | None) -> Model:
         """The model that a client's name stands for. Raises ApiError (404) for an unknown name.
@@ -213,6 +64,9 @@ class Catalog:
     def engines_for(self, model: str) -> Sequence[Engine]:
         return self._engines_by_model[model]
 
+    def families_for(self, model: str) -> frozenset[str]:
+        return self._families_by_model[model]
+
     def named_models(self) -> Iterator[tuple[str, Model | None]]:
         """Every name that a client may use, with its model; None for `auto`."""
         yield from self._models_by_name.items()
@@ -225,6 +79,11 @@ class Catalog:
             if engine.drained is not (drained := engine.name in names):
                 log.info("engine %s is %s", engine.name, "drained" if drained else "resumed")
                 engine.drained = drained
+
+    def set_announced(self, announced: Mapping[str, AnnouncedEngine]) -> None:
+        """The state of announced engines, by name. Engines that are not in the catalog are ignored."""
+        for engine in self.engines.values():
+            engine.set_announced(announced.get(engine.name))
 
     def fallback_chain(self, model: str) -> Sequence[str]:
         """A model and its fallbacks in their order; at most MAX_FALLBACKS, none twice."""

@@ -6,7 +6,7 @@ from router.core.endpoints.endpoint import Endpoint
 from router.net.client.response import EngineResponse
 from router.net.client.target import header_line
 from router.net.client.transport import HTTPTransport
-from router.upstream.catalog import Engine
+from router.upstream.engine import Engine
 
 
 class EngineClient:
@@ -23,7 +23,7 @@ class EngineClient:
 
     def post(
         self, engine: Engine, endpoint: Endpoint, body: bytes, *, request_id: str, traceparent: str | None,
-        head_timeout: float, total_timeout: float,
+        head_timeout: float, total_timeout: float, tracestate: str | None = None,
     ) -> Awaitable[EngineResponse]:  # fmt: skip
         """Send a request; returns the response once its head is there. Raises EngineError.
 
@@ -31,6 +31,8 @@ class EngineClient:
         """
         target = engine.target(endpoint.path)
         trace = header_line("traceparent", traceparent) if traceparent is not None else b""
+        if traceparent is not None and tracestate is not None:
+            trace += header_line("tracestate", tracestate)
         message = b"%b%d\r\n%b%b\r\n%b" % (
             target.post_prefix,
             len(body),

@@ -1,7 +1,22 @@
 """The catalog that the settings describe."""
 
+from collections.abc import Sequence
+from typing import Final, overload
+from urllib.parse import urlsplit
+
+import msgspec
+
 from router.settings import Settings
-from router.upstream.catalog import Catalog, Engine, Model
+from router.settings.tables import EngineSettings, LaunchSettings
+from router.upstream.catalog import Catalog, Model
+from router.upstream.engine import UNBOUNDED_IN_FLIGHT, Engine
+from router.upstream.engine_kinds import stated_traits
+
+# The memory belongs to them, because a draft needs some of it.
+_DRAFT_SETTINGS: Final = (
+    "speculation", "draft", "num_speculative_tokens", "speculation_max_batch", "heterogeneous_vocab",
+    "prompt_lookup_min", "prompt_lookup_max", "gpu_memory_utilization",
+)  # fmt: skip
 
 
 def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = None) -> Catalog:
@@ -19,6 +34,7 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
             name = f"{engine.name}.{number}" if many else engine.name
             previous = old[1].engines.get(name) if old is not None else None
             if previous is not None and unchanged:
+                previous.baseline = _baseline(engine, settings.engine)
                 engines.append(previous)
                 continue
             created = Engine(
@@ -30,7 +46,14 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
                 max_model_len=engine.max_model_len,
                 family=engine.name,
                 has_draft=engine.launch is not None and engine.launch.speculation_method is not None,
+                draft=(engine.launch.draft or engine.launch.speculation_method) if engine.launch is not None else None,
+                baseline=_baseline(engine, settings.engine),
                 max_in_flight=share_of_worker(engine.max_in_flight, settings.router.workers),
+                headers=engine.request_headers,
+                ca_file=engine.ca_file,
+                kind="vllm" if engine.launch is not None else engine.kind,
+                stated_traits=stated_traits(engine),
+                share_of_unbounded=share_of_worker(UNBOUNDED_IN_FLIGHT, settings.router.workers),
             )
             if previous is not None and previous.url == url:
                 created.inherit_state(previous)
@@ -38,6 +61,44 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
     return Catalog(models, engines)
 
 
+def _baseline(engine: EngineSettings, engines: Sequence[EngineSettings]) -> str | None:
+    """The name of the engine that is the same without a draft; None if there is none, or this one has no draft.
+
+    It has the same `[engine.launch]` but for the draft, on the same hosts. Of an engine that roundhouse does not start,
+    the router knows too little.
+    """
+    launch = engine.launch
+    if launch is None or launch.speculation_method is None:
+        return None
+    return next(
+        (
+            other.name
+            for other in engines
+            if other.model == engine.model
+            and other.launch is not None
+            and other.launch.speculation_method is None
+            and _without_draft(other.launch) == _without_draft(launch)
+            and _hosts(other) == _hosts(engine)
+        ),
+        None,
+    )
+
+
+def _without_draft(launch: LaunchSettings) -> LaunchSettings:
+    """The settings that the time of a step depends on, except for the draft; the GPUs count by their number."""
+    defaults = LaunchSettings(target=launch.target)
+    varying = {name: getattr(defaults, name) for name in _DRAFT_SETTINGS}
+    return msgspec.structs.replace(launch, gpus=list(range(len(launch.gpus))), **varying)
+
+
+def _hosts(engine: EngineSettings) -> frozenset[str | None]:
+    return frozenset(urlsplit(address).hostname for address in engine.addresses)
+
+
+@overload
+def share_of_worker(max_in_flight: int, workers: int) -> int: ...
+@overload
+def share_of_worker(max_in_flight: int | None, workers: int) -> int | None: ...
 def share_of_worker(max_in_flight: int | None, workers: int) -> int | None:
     """How many of the requests that an engine may have at a time are one worker process' own."""
     # Workers do not count together, so each enforces its share; at least one, or no worker could use the engine.

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.vllm_process_tree import CONFIGURATION, VllmProcessTree, free_port, running_tree
+from tests.e2e.vllm_process_tree import CONFIGURATION, VllmProcessTree, running_tree
+from tests.support.ports import free_port
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@ import httpx
 import pytest
 
 from benchmarks.affinity import compare
-from tests.e2e.vllm_process_tree import VllmProcessTree, free_port, running_tree
+from tests.e2e.vllm_process_tree import VllmProcessTree, running_tree
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.vllm
@@ -94,16 +95,20 @@ async def ask_all(url: str) -> None:
             group.create_task(ask(number, prompt))
 
 
-def test_the_value_of_each_draft_for_each_task_is_learned_from_its_generations(replicas: VllmProcessTree) -> None:
+def test_for_each_task_the_value_of_the_preferred_draft_is_learned_from_its_generations(
+    replicas: VllmProcessTree,
+) -> None:
     asyncio.run(ask_all(replicas.url))
 
-    def known() -> dict[str, dict[str, dict[str, float]]] | None:
-        engines = httpx.get(f"{replicas.url}/healthz").json()["engines"]
-        found = {name: engine["drafts"] for name, engine in engines.items()}
-        return found if all(None not in d.values() for tasks in found.values() for d in tasks.values()) else None
+    def known() -> dict[str, list[dict[str, float]]] | None:
+        engines = httpx.get(f"{replicas.url}/healthz").json()["engines"].values()
+        found = {task: [engine["drafts"][task] for engine in engines] for task in ("chat", "code")}
+        # The other draft may have got too few requests to be known.
+        measured = [any(d["tokens_per_second"] and d["tokens_per_step"] for d in drafts) for drafts in found.values()]
+        return found if all(measured) else None
 
-    for engine, tasks in asyncio.run(eventually(known)).items():
-        for task, draft in tasks.items():
-            print(engine, task, draft)  # noqa: T201 - for pytest -rP
-            assert draft["tokens_per_second"] > 1
-            assert draft["tokens_per_step"] >= 1
+    for task, drafts in asyncio.run(eventually(known)).items():
+        print(task, drafts)  # noqa: T201 - for pytest -rP
+        for draft in drafts:
+            assert draft["tokens_per_second"] is None or draft["tokens_per_second"] > 1
+            assert draft["tokens_per_step"] is None or draft["tokens_per_step"] >= 1

@@ -7,7 +7,8 @@ import pytest
 
 from router.api.auth import hash_key
 from router.core.endpoints.cache_salt import derive_salts
-from tests.e2e.vllm_process_tree import CONFIGURATION, VllmProcessTree, free_port, running_tree
+from tests.e2e.vllm_process_tree import CONFIGURATION, VllmProcessTree, running_tree
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.vllm
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.draft_prompts import FORMS_AND_TOPICS, prompts_of
 from engines.tiny.plan import MODELS
 from tests.support.paths import ROOT
 
@@ -40,6 +41,34 @@ same = apply(nothing, torch.empty(0), None) is nothing
 print(json.dumps([same, apply(torch.zeros((1, 1)), torch.tensor([3.0]), None).tolist()]))
 """
 
+ANSWER = """
+import json, sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from engines.tiny.corpus import Dialogue
+from engines.tiny.distillation import acceptance_rate, generate_answers, map_vocabularies
+from engines.tiny.libraries import load_libraries
+from engines.tiny.training import encode
+
+folder, prompts = sys.argv[1], json.loads(sys.argv[2])
+libraries = load_libraries(threads=1)
+
+def load(name):
+    path = f"{folder}/{name}"
+    return AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval(), AutoTokenizer.from_pretrained(path)
+
+target, tokenizer = load("llama")
+drafts = {name: load(name) for name in ("qwen-draft", "code-draft")}
+seen = {}
+for task, texts in prompts.items():
+    asked = [encode(tokenizer, Dialogue(task, "", text, "")).tokens for text in texts]
+    answers = list(generate_answers(libraries, target, asked))
+    in_code = [tokenizer.decode(answer.tokens[answer.prompt_length:]).startswith("```python") for answer in answers]
+    seen[task] = {"answers": len(answers), "in code": sum(in_code) / len(answers)}
+    for name, (draft, own) in drafts.items():
+        seen[task][name] = acceptance_rate(libraries, draft, map_vocabularies(libraries, tokenizer, own), answers)
+print(json.dumps(seen))
+"""
+
 
 def in_vllms_environment(program: str, *arguments: str) -> Any:
     """Runs a program in vLLM's environment; returns the JSON of its last output line."""
@@ -56,6 +85,25 @@ def test_transformers_reads_every_model_and_its_tokenizer_keeps_every_character(
         assert architectures == [f"{folders[folder].shape.architecture}ForCausalLM"]
         assert vocabulary == tokens
         assert again == "naïve 🚂\n\tx == 'y'"
+
+
+@pytest.fixture(scope="module")
+def seen() -> Any:
+    """How the target answers prompts that no model was trained on, and what share of the tokens each draft predicts."""
+    prompts = {kind: prompts_of(kind) for kind in FORMS_AND_TOPICS}
+    return in_vllms_environment(ANSWER, os.environ["ROUNDHOUSE_MODELS"], json.dumps(prompts))
+
+
+def test_the_target_answers_unseen_requests_for_code_in_code_and_others_in_prose(seen: Any) -> None:
+    assert min(seen[task]["answers"] for task in ("code", "chat")) >= 80
+    assert seen["mathematics"]["answers"] >= 15
+    assert seen["code"]["in code"] >= 0.8
+    assert max(seen[kind]["in code"] for kind in ("chat", "mathematics")) <= 0.1
+
+
+def test_each_draft_predicts_the_target_better_at_its_own_task_than_the_other_draft(seen: Any) -> None:
+    assert seen["code"]["code-draft"] > seen["code"]["qwen-draft"] + 0.05
+    assert seen["chat"]["qwen-draft"] > seen["chat"]["code-draft"] + 0.05
 
 
 def test_sampling_options_apply_to_every_draft_token_of_their_request() -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 import pytest
 
+from engines.placement.ray_request import RAY_EXECUTOR
 from engines.spec import EngineSpec, LaunchSpec
 from engines.vllm_command import vllm_argv
 from router.settings import parse
@@ -100,6 +101,10 @@ OPTIONS = [
     ),
     Case({"args": ["--seed", "7", "--max-model-len", "64"]}, {"seed": 7, "max_model_len": 64}),
     Case({"draft": "DRAFT", "speculation": "none"}, {"speculative_config": None}),
+    Case({}, {"per_request_spec_decode_metrics": "none"}),
+    Case({"draft": "DRAFT"}, {"per_request_spec_decode_metrics": "summary"}),
+    Case({"speculation": "ngram"}, {"per_request_spec_decode_metrics": "summary"}),
+    Case({"args": [*RAY_EXECUTOR]}, {"distributed_executor_backend": "ray"}),  # engines.placement.ray_driver adds it
 ]
 
 SPECULATION = [
@@ -202,7 +207,8 @@ def results(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
 
 def test_every_setting_of_a_launch_is_tried_here() -> None:
     tried = {name for case in CASES for name in case.launch} | {"target"}
-    assert tried == set(LaunchSpec.__struct_fields__) - {"device", "env"}  # which become the environment
+    not_options = {"device", "env", "placement", "resources"}  # the environment, and what Ray reads
+    assert tried == set(LaunchSpec.__struct_fields__) - not_options
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: json.dumps(case.launch))

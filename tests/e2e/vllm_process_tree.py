@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 
 CONFIGURATION = ROOT / "engines" / "tiny" / "roundhouse.toml"
 START_TIMEOUT = 900  # seconds; three engines on two cores take minutes
@@ -55,13 +55,6 @@ class VllmProcessTree:
                     os.killpg(os.getpgid(int(entry.name)), signal.SIGKILL)
                     return
         pytest.fail(f"no process of engine {engine} was found")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -1,11 +1,12 @@
 """`roundhouse keys`: random keys, and their hashes as in the configuration."""
 
 import hashlib
+from pathlib import Path
 
 import pytest
 
 from tests.support.cli_helpers import run_cli, run_cli_in_terminal
-from tests.support.configurations import MINIMAL, parse_config
+from tests.support.configurations import MINIMAL, OTHER_HASH, parse_config
 
 HASH = "sha256:" + hashlib.sha256(b"a-key").hexdigest()
 
@@ -24,6 +25,25 @@ async def test_no_two_keys_are_the_same() -> None:
     results = [(await run_cli("keys", "new", "--json")).json() for _ in range(2)]
     assert results[0]["key"] != results[1]["key"]
     assert results[0]["hash"] == "sha256:" + hashlib.sha256(results[0]["key"].encode()).hexdigest()
+
+
+async def test_the_keys_of_a_configuration_are_listed_by_their_ids(tmp_path: Path) -> None:
+    config = tmp_path / "roundhouse.toml"
+    config.write_text(
+        f'[auth]\nadmin_keys = ["{OTHER_HASH}"]\n\n[[tenant]]\nname = "acme"\nkeys = ["{HASH}"]\n\n{MINIMAL}'
+    )
+    rows = (await run_cli("keys", "list", "--json", "-c", config)).json()
+    assert rows == [
+        {"key_id": "ffffffff", "role": "admin", "tenant": None},
+        {"key_id": HASH.removeprefix("sha256:")[:8], "role": "tenant", "tenant": "acme"},
+    ]
+    table = (await run_cli("keys", "list", "-c", config)).stdout
+    assert [line.split() for line in table.splitlines()[1:]] == [
+        ["ffffffff", "admin"], [rows[1]["key_id"], "tenant", "acme"],
+    ]  # fmt: skip
+    assert "ffffffffff" not in table
+    made = (await run_cli("keys", "new", "--json")).json()
+    assert made["hash"].startswith(f"sha256:{made['key_id']}")
 
 
 @pytest.mark.parametrize("stdin", [b"a-key", b"a-key\n", b"  a-key\r\n"])

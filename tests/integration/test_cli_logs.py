@@ -10,6 +10,7 @@ import pytest
 
 from engines.logs import rotate
 from tests.support.cli_helpers import run_cli
+from tests.support.waiting import TEST_TIMEOUT
 
 CONFIG = """
 [router]
@@ -40,6 +41,16 @@ def config(tmp_path: Path) -> Path:
 @pytest.fixture
 def log(config: Path) -> Path:
     return config.parent / "state" / "logs" / "e0.log"
+
+
+async def test_after_a_switch_the_log_that_was_written_last_is_shown(config: Path, log: Path) -> None:
+    switched = log.with_name("e0@2.log")
+    for newest, oldest in ((switched, log), (log, switched)):
+        for age, path in enumerate((newest, oldest)):
+            path.write_text(f"{path.name}\n")
+            os.utime(path, (1000 - age, 1000 - age))
+        result = await run_cli("engines", "logs", "e0", "--config", config)
+        assert result.stdout == f"{newest.name}\n"
 
 
 async def test_the_last_lines_are_shown(config: Path, log: Path) -> None:
@@ -73,19 +84,20 @@ async def test_a_followed_log_shows_new_lines_also_after_a_restart_and_a_truncat
     )  # fmt: skip
     assert process.stdout is not None
     try:
-        assert await process.stdout.readline() == b"first\n"
-        with log.open("a") as file:
-            file.write("second\n")
-        assert await process.stdout.readline() == b"second\n"
-        rotate(log)
-        log.write_text("of the next run\n")
-        assert await process.stdout.readline() == b"of the next run\n"
-        os.truncate(log, 0)
-        with log.open("a") as file:
-            file.write("cut\n")
-        assert await process.stdout.readline() == b"cut\n"
-        process.send_signal(signal.SIGINT)
-        assert await process.wait() == 0
+        async with asyncio.timeout(TEST_TIMEOUT):
+            assert await process.stdout.readline() == b"first\n"
+            with log.open("a") as file:
+                file.write("second\n")
+            assert await process.stdout.readline() == b"second\n"
+            rotate(log)
+            log.write_text("of the next run\n")
+            assert await process.stdout.readline() == b"of the next run\n"
+            os.truncate(log, 0)
+            with log.open("a") as file:
+                file.write("cut\n")
+            assert await process.stdout.readline() == b"cut\n"
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() == 0
     finally:
         if process.returncode is None:
             process.kill()

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.cli_helpers import CommandResult, run_cli
 from tests.support.model_files import write_model
-from tests.support.waiting import free_port
+from tests.support.ports import free_port
 
 ENGINE = """
 [[engine]]
@@ -44,7 +44,7 @@ def configure(tmp_path: Path) -> Configure:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """An interpreter that has vLLM, as far as preflight can tell."""
+    """An interpreter in which preflight finds vLLM."""
     path = tmp_path / "python"
     path.write_text("#!/bin/sh\necho 0.32.0\n")
     path.chmod(0o755)

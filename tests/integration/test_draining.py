@@ -11,9 +11,10 @@ from router.api.auth import hash_key
 from router.core.cache.redis_keys import DRAINS_KEY
 from tests.support.cli_helpers import CommandResult, run_cli
 from tests.support.gated_proxy import GatedProxy
+from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
-from tests.support.waiting import eventually, free_port
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -291,9 +292,7 @@ async def test_an_engine_that_is_down_is_idle(redis_server: RedisServer, redis: 
 async def test_an_unknown_engine_name_is_a_usage_error(file: Path, redis: Any) -> None:
     result = await command(file, "drain", "llama")
     assert result.code == 2
-    assert result.stderr == (
-        f"roundhouse: {file}: no engine 'llama'; configured engines: llama-chat, llama-code, mistral\n"
-    )
+    assert result.stderr == (f"roundhouse: {file}: no engine 'llama'; engines: llama-chat, llama-code, mistral\n")
     assert not await redis.exists(DRAINS_KEY)
 
 

@@ -9,12 +9,13 @@ import httpx
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.sse_answers import DONE_FRAME, chat_text, parse_events
 from tests.support.streaming_client import open_stream
-from tests.support.waiting import eventually, free_port
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

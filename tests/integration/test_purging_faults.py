@@ -106,7 +106,7 @@ async def test_a_purge_that_cannot_be_read_is_read_later(setting: Setting, caplo
     await eventually(lambda: setting.proxy.has_connection("listening"))
     setting.proxy.block("commands")
     await setting.admin("engines/scripted/drain")
-    await eventually(lambda: "missed purges and drains will be read" in caplog.text)
+    await eventually(lambda: "missed changes will be read" in caplog.text)
     setting.proxy.unblock("commands")
     await eventually(setting.drained)
 

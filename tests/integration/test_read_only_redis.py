@@ -12,10 +12,11 @@ from router.check import check_all
 from router.net.redis.errors import RedisBackendError
 from router.settings import parse
 from router.shared.redis import open_backend
+from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, RouterServer, router_config
 from tests.support.slow_proxy import SlowProxy
-from tests.support.waiting import eventually, free_port
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

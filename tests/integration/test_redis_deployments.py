@@ -72,6 +72,27 @@ async def test_an_administrator_sees_and_purges_entries_and_every_router_drops_t
         await eventually(lambda: _is_missed(second, PROMPTS[1]), timeout=2)
 
 
+async def test_the_status_has_both_routers_their_traffic_and_the_latest_requests(
+    deployment: Deployment, engines: EngineSet
+) -> None:
+    text = router_config(deployment.url, engines.as_config(), rest=ADMIN)
+    async with RouterServer(text) as first:
+        async with RouterServer(text) as second:
+            status = await admin(first, "GET", "../status")
+            assert len(status["routers"]) == 2
+            assert status["redis"]["up"]
+            assert status["redis"]["keys"] >= 1
+            await cached(second, PROMPTS[0])
+
+            async def listed() -> bool:
+                return bool((await admin(first, "GET", "../requests"))["requests"])
+
+            await eventually(listed)
+        # The second has ended, and sent what it had counted.
+        rows = (await admin(first, "GET", "../history", minutes=2))["minutes"]
+        assert sum(row["requests"] for row in rows) >= 1
+
+
 async def test_check_reports_that_redis_answers(deployment: Deployment, engines: EngineSet) -> None:
     (finding, *_) = await check_all(parse(router_config(deployment.url, engines.as_config()), {}))
     assert (finding["what"], finding["ok"]) == ("redis", True)

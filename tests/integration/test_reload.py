@@ -93,9 +93,9 @@ async def test_a_stream_in_progress_ends_under_the_old_configuration(
 async def test_an_identical_request_joins_a_generation_that_started_before_the_reload(
     router: RouterServer, config: str, engines: EngineSet
 ) -> None:
-    await engines.chat.set_faults({"fault": "tps", "rate": 60})
+    await engines.chat.set_faults({"fault": "tps", "rate": 12})
     before = (await engines.chat.stats())["received"]
-    body = chat_body("The sea?", stream=True, max_tokens=40)
+    body = chat_body("The sea?", stream=True, max_tokens=75, min_tokens=75)
     async with router.http.stream("POST", "/v1/chat/completions", json=body) as first:
         await reload(router, config)
         async with router.http.stream("POST", "/v1/chat/completions", json=body) as second:

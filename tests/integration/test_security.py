@@ -251,8 +251,11 @@ async def test_the_private_redis_has_no_port_and_only_its_user_can_open_its_sock
     assert argv[argv.index("--unixsocketperm") + 1] in ("600", "700")
 
 
-async def test_compose_publishes_only_the_router_and_only_on_loopback() -> None:
+async def test_compose_publishes_the_router_alone_unless_it_is_monitored_and_only_on_loopback() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    monitoring = {name: published.pop(name) for name in ("prometheus", "grafana")}
     assert published == {"router": ["${ROUNDHOUSE_BIND:-127.0.0.1}:${ROUNDHOUSE_PORT:-8080}:8080"]}
+    assert all(services[name]["profiles"] == ["monitoring"] for name in monitoring)
+    assert all("_BIND:-127.0.0.1}:" in port for ports in monitoring.values() for port in ports)
     assert not any("network_mode" in service for service in services.values())

@@ -229,3 +229,16 @@ async def test_a_tenants_flight_is_joined_by_no_other_tenant(
     for tenant in ("acme", "beta"):
         theirs = [a.headers["x-cache"] for a in answers if a.headers["x-cache-key"].startswith(f"rh:1:{tenant}:")]
         assert sorted(theirs) == ["COALESCED"] * 3 + ["MISS"]
+
+
+async def test_a_log_line_has_the_id_of_the_key_and_never_the_key(
+    make_router: MakeRouter, by_key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = await make_router(by_key)
+    with caplog.at_level(logging.INFO):
+        for key in (ACME, ACME_NEW, "wrong"):
+            await router.chat("The sea?", headers=bearer(key))
+    lines = [dict(word.split("=", 1) for word in text.split(" ")) for text in caplog.messages if "request=" in text]
+    ids = [hash_key(key.encode()).removeprefix("sha256:")[:8] for key in (ACME, ACME_NEW)]
+    assert [line.get("key_id") for line in lines] == [*ids, None]
+    assert not any(secret in caplog.text for secret in (ACME, ACME_NEW, "wrong"))

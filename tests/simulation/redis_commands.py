@@ -148,6 +148,16 @@ def _hdel(data: RedisData, words: Arguments) -> int:
     return len(names)
 
 
+def _hincrby(data: RedisData, words: Arguments) -> int:
+    change, held = _integer(words[2]), _hash(data, words[0]).get(words[1], b"0")
+    try:
+        number = int(held) + change
+    except ValueError:
+        raise RedisError("ERR hash value is not an integer") from None
+    data.get_or_create(words[0], dict)[words[1]] = b"%d" % number
+    return number
+
+
 # -- sorted sets ------------------------------------------------------------------------------------------------------
 
 
@@ -258,6 +268,7 @@ WRITES: Final[dict[bytes, CommandFunction]] = {
     b"EVAL": run_script,
     b"EXPIRE": _expire_in(1000),
     b"HDEL": _hdel,
+    b"HINCRBY": _hincrby,
     b"HSET": _hset,
     b"HSETNX": _hsetnx,
     b"INCR": _incr,
@@ -271,5 +282,15 @@ WRITES: Final[dict[bytes, CommandFunction]] = {
     b"ZREMRANGEBYRANK": _zremrangebyrank,
 }
 
-MIN_ARGUMENTS: Final = {b"HMGET": 2, b"HGET": 2, b"SET": 2, b"HSET": 3, b"XADD": 4, b"EVAL": 2, b"ZREM": 2, b"TIME": 0}
+MIN_ARGUMENTS: Final = {
+    b"HMGET": 2,
+    b"HGET": 2,
+    b"SET": 2,
+    b"HSET": 3,
+    b"HINCRBY": 3,
+    b"XADD": 4,
+    b"EVAL": 2,
+    b"ZREM": 2,
+    b"TIME": 0,
+}
 """Minimum number of arguments of a command; 1 for the others."""

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
 from router.shared import inflight_leases as flights
+from router.shared import ledger, scripts
 from router.shared import rate_limits as limits
-from router.shared import scripts
 from router.store import entry_store as store
 from tests.simulation.redis_data import RedisData
 from tests.simulation.redis_values import RedisError
@@ -95,6 +95,15 @@ def _limit(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
     ]
 
 
+def _add_savings(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    sums = dict(data.get(key, dict) or {})
+    for field, amount in zip(words[1::2], words[2::2], strict=True):
+        sums[field] = b"%.15g" % (float(sums.get(field, b"0")) + float(amount))
+    data.put(key, sums)
+    data.expire_at(key, data.clock() + 1000 * int(words[0]))
+    return 1
+
+
 def _optional(word: bytes) -> int | None:
     return int(word) if word else None
 
@@ -114,6 +123,7 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     store._WRITE_SCRIPT.encode(): _write,
     store._DELETE_IF_UNCHANGED_SCRIPT.encode(): _delete_if_unchanged,
     limits.UPDATE_SCRIPT.encode(): _limit,
+    ledger.ADD_SCRIPT.encode(): _add_savings,
 }
 
 

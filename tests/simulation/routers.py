@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from router.api.inference import InferenceEndpoint
 from router.app import build
 from router.application import Application
 from router.core.routing.classify import Classifier
@@ -114,7 +115,9 @@ class SimulatedRouter:
         runtime = self.application._runtime
         services, coalescer = runtime._background_services, runtime._coalescer
         leases, limits = services._leases, services._tenant_limits
-        gateway = next(iter(runtime.inference_endpoints.values()))._gateway
+        endpoint = next(iter(runtime.inference_endpoints.values()))
+        assert isinstance(endpoint, InferenceEndpoint)
+        gateway = endpoint._gateway
         state = {
             "retiring": self.application._retiring,
             "requests": runtime.active_requests,

@@ -50,6 +50,7 @@ commands = st.one_of(
     st.tuples(st.just("INCR"), key),
     st.tuples(st.just("HSET"), key, word, word, word, word),
     st.tuples(st.just("HSETNX"), key, word, word),
+    st.tuples(st.just("HINCRBY"), key, word, st.integers(-2, 2)),
     st.tuples(st.sampled_from(["HMGET", "HDEL"]), key, word, word),
     st.tuples(st.just("HGET"), key, word),
     st.tuples(st.just("ZINCRBY"), key, st.integers(-2, 2), word),
@@ -226,6 +227,15 @@ def test_a_script_deletes_only_the_entry_that_was_read(both: ClientFactory) -> N
     client.send_commands(("HSET", "h", "created", "1", "checksum", "c"), ("HSET", "i", "created", "1"))
     steps_ = [("EVAL", delete, 1, "h", *words) for words in (("2", "c"), ("1", ""), ("1", "c"), ("1", "c"))]
     assert client.send_commands(*steps_, ("EVAL", delete, 1, "i", "1", "")) == [0, 0, 1, 0, 1]
+
+
+def test_a_script_adds_to_the_fields_of_a_hash(both: ClientFactory) -> None:
+    client, add = both.connect(), script("'%.15g'")
+    for amount in ("2", "0.5", "1e3"):
+        client.send_commands(("EVAL", add, 1, "s", 60, "a/b/hits", amount, "a/b/requests", "1"))
+    fields, left = client.send_commands(("HGETALL", "s"), ("PTTL", "s"))
+    assert fields == {b"a/b/hits": b"1002.5", b"a/b/requests": b"3"}
+    assert 0 < left <= 60_000
 
 
 QUOTA = Quota(requests_per_minute=3, tokens_per_minute=600, concurrent_requests=2)

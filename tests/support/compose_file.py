@@ -63,6 +63,7 @@ class Service(StrictTable, frozen=True):
     restart: Literal["no", "always", "on-failure", "unless-stopped"]
     logging: Logging
     build: str | None = None
+    profiles: list[Literal["monitoring"]] = []
     entrypoint: Command | None = None
     command: list[str] = []
     environment: dict[str, str] = {}

@@ -1,7 +1,6 @@
 """Redis in the deployments that people use, from real processes: one server, TLS, ACL users, Sentinels, a cluster."""
 
 import asyncio
-import socket
 import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,8 +12,9 @@ from typing import Any, Final
 from redis.crc import key_slot
 
 from engines.redis_server import find_program
+from tests.support.ports import free_port, is_free
 from tests.support.redis_process import CannotStartError, RedisServer
-from tests.support.waiting import eventually, free_port
+from tests.support.waiting import eventually
 
 SERVICE: Final = "roundhouse-master"
 USER: Final = "roundhouse:sec%2Fret"
@@ -25,9 +25,10 @@ MINIMAL_ACL: Final = (
     "+hello", "+ping", "+client|setname", "+client|tracking",
     "+role", "+info", "+cluster|slots", "+asking",
     "+exists", "+get", "+set", "+del", "+expire", "+pexpire", "+time",
-    "+hget", "+hgetall", "+hset", "+eval",
+    "+hget", "+hgetall", "+hset", "+hdel", "+hincrby", "+eval", "+lpush", "+ltrim", "+lrange",
     "+xadd", "+xrange", "+xrevrange", "+zincrby", "+zremrangebyrank", "+publish", "+subscribe",
-    "+scan", "+type", "+pttl", "+memory|usage", "+hmget", "+unlink", "+zrevrange", "+zrem", "+wait", "+command",
+    "+scan", "+type", "+pttl", "+memory|usage", "+hmget", "+unlink", "+zrevrange", "+zscore", "+zrem", "+wait",
+    "+command",
 )  # fmt: skip
 SENTINEL_ACL: Final = (
     "on", ">ask", "resetchannels", "-@all", "+hello", "+ping", "+client|setname", "+sentinel|masters",
@@ -388,13 +389,6 @@ def _pairs(reply: Any) -> dict[str, Any]:
 
 def _free_cluster_port() -> int:
     """A free port p for which p + 10000, the port of the cluster bus, is free too."""
-    while True:
-        port = free_port()
-        if port > 55_000:  # the bus port would exceed 65535
-            continue
-        with socket.socket() as bus:
-            try:
-                bus.bind(("127.0.0.1", port + 10_000))
-            except OSError:
-                continue
-        return port
+    while not is_free((port := free_port()) + 10_000):
+        pass
+    return port

@@ -37,6 +37,7 @@ class RedisServer:
         self._conf = self.folder / "redis.conf" if conf is not None else None
         if self._conf is not None:
             self._conf.write_text(conf or "")
+        self._log = self.folder / "redis.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
@@ -89,7 +90,8 @@ class RedisServer:
             # Nothing is saved, so that a restarted server is empty; Sentinels have no data.
             argv += ["--save", "", "--appendonly", "no"]
         argv += self._options
-        return subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+        with self._log.open("wb") as log:
+            return subprocess.Popen(argv, stdout=log)
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -99,7 +101,7 @@ class RedisServer:
         assert self._process is not None
         # It has exited: eventually() would wait in vain.
         if self._process.poll() is not None:
-            raise CannotStartError
+            raise CannotStartError(self._log.read_text(errors="replace")[-1000:])
         try:
             reader, writer = await asyncio.open_unix_connection(str(self.socket))
             with contextlib.closing(writer):

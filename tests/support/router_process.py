@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.waiting import eventually, free_port
+from tests.support.ports import free_port
+from tests.support.waiting import eventually
 
 ROUNDHOUSE = [sys.executable, "-m", "router"]
 
@@ -40,7 +41,9 @@ class RouterProcess:
             # None: the file is missing.
             self.config.unlink()
         else:
-            self.config.write_text(text.replace("[router]", f"[router]\nport = {self.port}"))
+            # The choice of an engine is random otherwise, as long as little is known of their drafts.
+            explore = "" if "explore" in text else "explore = 0"
+            self.config.write_text(text.replace("[router]", f"[router]\nport = {self.port}\n{explore}"))
 
     def start(self, stdin: int = subprocess.DEVNULL, argv: Sequence[str] = ()) -> None:
         """`argv`: a program to run instead of the command."""

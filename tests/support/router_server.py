@@ -16,6 +16,7 @@ from router.app import build
 from router.net.server.connection import BoundedHttpProtocol
 from router.net.server.timeouts import ClientTimeouts
 from router.settings import parse
+from router.tracing.otlp import OpenExporter
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.waiting import TEST_TIMEOUT
@@ -55,10 +56,12 @@ def with_fallback(text: str, model: str = "llama", fallback: str = "mistral") ->
 class RouterServer:
     """The real application, served by uvicorn on a free local port; `http` is a client for it."""
 
-    def __init__(self, text: str, *, random: Callable[[], float] = lambda: 1.0) -> None:
-        """`text` is the configuration; with the default `random`, only the best engine is tried."""
+    def __init__(
+        self, text: str, *, random: Callable[[], float] = lambda: 0.5, open_exporter: OpenExporter | None = None
+    ) -> None:
+        """`text` is the configuration; with the default `random`, the median, only the best engine is tried."""
         settings = parse(text, {})
-        self.application = build(settings, random=random)
+        self.application = build(settings, random=random, open_exporter=open_exporter)
         protocol = partial(
             BoundedHttpProtocol,
             timeouts=ClientTimeouts(settings.router.receive, settings.router.send),

@@ -138,18 +138,24 @@ LONG = 3600.0
 
 
 async def send_request(
-    transport: HTTPTransport, url: str, body: bytes = b"{}", *, connect: float = LONG, head_timeout: float = LONG
+    transport: HTTPTransport,
+    url: str,
+    body: bytes = b"{}",
+    *,
+    connect: float = LONG,
+    head_timeout: float = LONG,
+    ca_file: str = "",
 ) -> EngineResponse:
     """A response whose head has been received."""
-    target = RequestTarget(url)
+    target = RequestTarget(url, "", ca_file=ca_file)
     message = b"%b%d\r\n\r\n%b" % (target.post_prefix, len(body), body)
     return await transport.send(
         target.origin, message, connect_timeout=connect, head_timeout=head_timeout, total_timeout=LONG
     )
 
 
-async def fetch_body(transport: HTTPTransport, server: PeerServer, body: bytes = b"{}") -> bytes:
-    return await (await send_request(transport, server.url, body)).read(1 << 30)
+async def fetch_body(transport: HTTPTransport, server: PeerServer, body: bytes = b"{}", *, ca_file: str = "") -> bytes:
+    return await (await send_request(transport, server.url, body, ca_file=ca_file)).read(1 << 30)
 
 
 async def start_request(

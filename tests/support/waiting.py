@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import socket
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -38,10 +37,3 @@ async def collect(stream: AsyncIterable[Any], seen: list[Any]) -> None:
     """Appends items to `seen` one by one, so that they are there even if the stream breaks."""
     async for item in stream:
         seen.append(item)  # noqa: PERF401 - a comprehension would lose the items if the stream breaks
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -16,11 +16,8 @@ from engines.vllm_command import is_local_model
 def read_engine(spec: EngineSpec, plan: UpPlan, environment: Mapping[str, str]) -> EngineFacts:
     """The spec must have a `launch`. `environment` is that of `roundhouse up`, which engines inherit."""
     assert spec.launch is not None
-    command = engine_command(spec, "vllm", plan)
-    env = {**environment, **command.env}
-    # An empty list hides all GPUs; engines.vllm_command sets it for vLLM's CPU build.
-    options = launch_options(command.argv, env, on_cpu=env.get("CUDA_VISIBLE_DEVICES") == "")
-    cache = hub_cache(env)
+    options = read_options(spec, plan, environment)
+    cache = hub_cache({**environment, **engine_command(spec, "vllm", plan).env})
     return EngineFacts(
         name=spec.name,
         public_model=spec.model,
@@ -29,6 +26,14 @@ def read_engine(spec: EngineSpec, plan: UpPlan, environment: Mapping[str, str]) 
         target=_read(options.target, options, options.revision, cache),
         draft=None if options.draft is None else _read(options.draft, options, None, cache),
     )
+
+
+def read_options(spec: EngineSpec, plan: UpPlan, environment: Mapping[str, str]) -> LaunchOptions:
+    """What vLLM would be started with."""
+    command = engine_command(spec, "vllm", plan)
+    env = {**environment, **command.env}
+    # An empty list hides all GPUs; engines.vllm_command sets it for vLLM's CPU build.
+    return launch_options(command.argv, env, on_cpu=env.get("CUDA_VISIBLE_DEVICES") == "")
 
 
 def _read(name: str, options: LaunchOptions, revision: str | None, cache: Path) -> Model:

@@ -49,7 +49,7 @@ def has_nvidia_card(pci: Path) -> bool:
 def read_nvml(nvml: Any, describe_process: Callable[[int], Process | None] = describe) -> GpuDriver:
     """`nvml` is the module pynvml, or a fake with the functions that are used here."""
     try:
-        with _session(nvml):
+        with nvml_session(nvml):
             cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()  # 13000 for 13.0
             count = nvml.nvmlDeviceGetCount()
             return GpuDriver(
@@ -63,7 +63,7 @@ def read_nvml(nvml: Any, describe_process: Callable[[int], Process | None] = des
 
 
 @contextmanager
-def _session(nvml: Any) -> Iterator[None]:
+def nvml_session(nvml: Any) -> Iterator[None]:
     nvml.nvmlInit()
     try:
         yield

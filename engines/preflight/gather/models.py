@@ -1,4 +1,4 @@
-"""What a model's configuration, tokenizer and weights tell, without loading it."""
+"""Reads a model's configuration, tokenizer and weight headers, without loading the model."""
 
 from pathlib import Path
 from typing import Final

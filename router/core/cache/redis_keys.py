@@ -7,9 +7,19 @@
     rh:1:purge:none                                            never exists; see router.net.redis.standalone
     rh:1:hits:{tenant}                                         hit counts of entries, a sorted set
     rh:1:drain:engines                                         the drained engines, a hash
+    rh:1:engine:announced                                      the engines that announce themselves, a hash
     rh:1:breaker:{engine}                                      the state of an engine's breaker
     rh:1:breaker:{engine}:probe                                the claim on the one request of a half-open breaker
     rh:1:limit:{tenant}                                        the recent usage of a tenant with limits, JSON
+    rh:1:watchdog:log                                          what the watchdog did and why, a stream
+    rh:1:watchdog:drain:{engine}                               the watchdog has drained the engine and will resume it
+    rh:1:prompts:{model}                                       recent requests to a model's engines, a list
+    rh:1:savings:{day}                                         what the cache saved on that day, a hash
+    rh:1:traffic:{minute}                                      sums of all routers' traffic in a minute, a hash
+    rh:1:watched                                               exists while someone watches the routers
+    rh:1:router:snapshots                                      what each router process sees, a hash
+    rh:1:requests:latest                                       the latest requests while someone watches, a list
+    rh:1:session:secret                                        what signs the cookies of the dashboard
 
 After `rh:1:`, all but the first have a word that is reserved as a tenant name, so that no pattern matches both.
 """
@@ -23,7 +33,10 @@ KEY_PREFIX: Final = "rh:1:"
 EMPTY_HASH: Final = "0" * 16
 """Stands in the key for an empty system or rag part."""
 
-RESERVED_TENANT_NAMES: Final = ("breaker", "claim", "drain", "flight", "hits", "limit", "purge")
+RESERVED_TENANT_NAMES: Final = (
+    "breaker", "claim", "drain", "engine", "flight", "hits", "limit", "prompts", "purge", "requests", "router",
+    "savings", "session", "traffic", "watchdog", "watched",
+)  # fmt: skip
 
 _ENTRY_PARTS: Final = 5
 _PURGE_PREFIX: Final = KEY_PREFIX + "purge:"
@@ -31,12 +44,23 @@ PURGE_LOG_KEY: Final = _PURGE_PREFIX + "log"
 ABSENT_KEY: Final = _PURGE_PREFIX + "none"
 _DRAIN_PREFIX: Final = KEY_PREFIX + "drain:"
 DRAINS_KEY: Final = _DRAIN_PREFIX + "engines"
+_ENGINE_PREFIX: Final = KEY_PREFIX + "engine:"
+ANNOUNCEMENTS_KEY: Final = _ENGINE_PREFIX + "announced"
 _CLAIM_PREFIX: Final = KEY_PREFIX + "claim:"
 _FLIGHT_PREFIX: Final = KEY_PREFIX + "flight:"
 _HITS_PREFIX: Final = KEY_PREFIX + "hits:"
 _LIMIT_PREFIX: Final = KEY_PREFIX + "limit:"
+_PROMPTS_PREFIX: Final = KEY_PREFIX + "prompts:"
+_SAVINGS_PREFIX: Final = KEY_PREFIX + "savings:"
 _BREAKER_PREFIX: Final = KEY_PREFIX + "breaker:"
 _PROBE_SUFFIX: Final = ":probe"
+_WATCHDOG_PREFIX: Final = KEY_PREFIX + "watchdog:"
+WATCHDOG_LOG_KEY: Final = _WATCHDOG_PREFIX + "log"
+_TRAFFIC_PREFIX: Final = KEY_PREFIX + "traffic:"
+WATCHED_KEY: Final = KEY_PREFIX + "watched"
+SNAPSHOTS_KEY: Final = KEY_PREFIX + "router:snapshots"
+LATEST_REQUESTS_KEY: Final = KEY_PREFIX + "requests:latest"
+SESSION_SECRET_KEY: Final = KEY_PREFIX + "session:secret"
 
 
 def entry_key(tenant: str, model: str, system: str, rag: str, query: str) -> str:
@@ -75,12 +99,29 @@ def limit_key(tenant: str) -> str:
     return _LIMIT_PREFIX + tenant
 
 
+def prompts_key(model: str) -> str:
+    return _PROMPTS_PREFIX + model
+
+
+def savings_key(day: str) -> str:
+    return _SAVINGS_PREFIX + day
+
+
+def traffic_key(minute: int) -> str:
+    """`minute`: minutes since the epoch."""
+    return f"{_TRAFFIC_PREFIX}{minute}"
+
+
 def breaker_key(engine: str) -> str:
     return _BREAKER_PREFIX + engine
 
 
 def probe_key(engine: str) -> str:
     return _BREAKER_PREFIX + engine + _PROBE_SUFFIX
+
+
+def watchdog_drain_key(engine: str) -> str:
+    return f"{_WATCHDOG_PREFIX}drain:{engine}"
 
 
 def is_breaker_key(key: str) -> bool:
@@ -93,12 +134,13 @@ def breaker_engine(key: str) -> str:
     return key[len(_BREAKER_PREFIX) :]
 
 
-# The keys, besides entries, of whose changes a router is notified. Claims, hits and limits are not among them.
-_NON_ENTRY_PREFIXES: Final = (_BREAKER_PREFIX, _DRAIN_PREFIX, _FLIGHT_PREFIX, _PURGE_PREFIX)
+# The keys, besides entries, of whose changes a router is notified: not claims, hits, limits, traffic and so on.
+_NON_ENTRY_PREFIXES: Final = (_BREAKER_PREFIX, _DRAIN_PREFIX, _ENGINE_PREFIX, _FLIGHT_PREFIX, _PURGE_PREFIX)
 
 CLAIMS_PATTERN: Final = _CLAIM_PREFIX + "*"
 FLIGHTS_PATTERN: Final = _FLIGHT_PREFIX + "*"
 HITS_PATTERN: Final = _HITS_PREFIX + "*"
+PROMPTS_PATTERN: Final = _PROMPTS_PREFIX + "*"
 """Patterns for SCAN MATCH."""
 
 

@@ -35,6 +35,7 @@ CHAT_CHOICES: Final = ChoicesFormat(
 
 CHAT: Final = Endpoint(
     path="/v1/chat/completions",
+    operation="chat",
     accepts_x_api_key=False,
     fields_type=_ChatFields,
     input=Conversation("messages", system_field=None),

@@ -1,10 +1,23 @@
 """What differs between the two APIs whose responses are lists of choices: chats and completions."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from router.core.endpoints.delta_merge import JOINED_FIELDS, has_no_pieces, may_merge
 
 _TEXT_FIELDS: Final = frozenset(("content", "reasoning", "reasoning_content", "text"))
+
+
+def choice_count(fields: Mapping[str, Any], *, takes_prompt_list: bool) -> int:
+    """The number of choices of a complete response to a request with these fields."""
+    n = fields.get("n")
+    count = n if isinstance(n, int) else 1
+    if takes_prompt_list:
+        prompt = fields["prompt"]
+        # A list of integers is one prompt, as token ids; any other list has a prompt in each item.
+        if isinstance(prompt, list) and not isinstance(prompt[0], int):
+            return count * len(prompt)
+    return count
 
 
 class ChoicesFormat:

@@ -5,7 +5,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.answer_shapes import AnswerShapes
-from router.core.endpoints.choices import ChoicesFormat
+from router.core.endpoints.choices import ChoicesFormat, choice_count
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.frames import extract_text, finish_reasons, join_events, parse_frames
 from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS
@@ -15,9 +15,11 @@ from router.core.endpoints.recorded_response import (
     ResponseChoice,
     decode_chat_event,
     decode_chat_response,
+    estimate_usage,
     parse_usage,
 )
 from router.core.endpoints.recording import StreamRecorder, record_json, record_stream
+from router.core.endpoints.request_metrics import parse_speculation, without_metrics, without_metrics_event
 from router.core.endpoints.sse import DONE, payload, split_events
 
 _encode = msgspec.json.Encoder().encode
@@ -49,7 +51,7 @@ def _text_prefix_length(frames: bytes) -> int:
 class ChoicesRecorder(StreamRecorder):
     """Records the stream of a chat or of completions. An event that has only a role is no token."""
 
-    __slots__ = ("_choices_format", "_shapes", "_usage_frame", "_usage_json")
+    __slots__ = ("_choices_format", "_shapes", "_stored_usage_frame", "_usage_frame", "_usage_json")
 
     def __init__(self, choices_format: ChoicesFormat, limit: int, shapes: AnswerShapes | None = None) -> None:
         """`limit`: see StreamRecorder. With `shapes`, most streams get a JSON form without decoding their events."""
@@ -58,6 +60,7 @@ class ChoicesRecorder(StreamRecorder):
         self._shapes = shapes
         self._usage_json: bytes | None = None
         self._usage_frame: bytes | None = None
+        self._stored_usage_frame: bytes | None = None  # without the metrics of this request
 
     def _is_only_text(self, frames: bytes) -> bool:
         return _is_only_text(frames)
@@ -98,24 +101,37 @@ class ChoicesRecorder(StreamRecorder):
         if event.usage is not None:
             self.usage = parse_usage(event.usage) or self.usage
             if not event.choices:  # usage beside choices is part of the response, and is forwarded
-                self._usage_frame = frame
+                self._usage_frame = self._stored_usage_frame = frame
+                if event.metrics and (speculation := parse_speculation(event.metrics)) is not None:
+                    self.speculation = speculation
+                    self._stored_usage_frame = without_metrics_event(frame, event.metrics)
                 self._usage_json = _encode(event.usage)
                 return False
         self.started = self.started or _has_content(event.choices or [])
         return True
+
+    def end_without_marker(self) -> bool:
+        """Complete if each choice has its finish reason. A response that is too large to be recorded is not."""
+        if self.failure is None and not self._event_buffer.pending and self._parts.size <= self._limit:
+            try:
+                reasons = finish_reasons(parse_frames(self._parts.merged_events(self._choices_format.may_merge)))
+            except MALFORMED_RESPONSE_ERRORS:
+                return False
+            self.ended = bool(reasons) and all(reasons.values())
+        return self.ended
 
     def final_frames(self, *, include_usage: bool) -> bytes:
         return (self._usage_frame or b"") + DONE if include_usage else DONE
 
     def _record_complete(self, request: InferenceRequest) -> RecordedResponse | NotStoredReason:
         choices_format, parts = self._choices_format, self._parts
-        expected = _expected_choices(choices_format, request)
+        expected = choice_count(request.fields, takes_prompt_list=choices_format.takes_prompt_list)
         if self._shapes is not None:
-            filled = self._shapes.fill(choices_format, parts, self._usage_frame, self._usage_json)
+            filled = self._shapes.fill(choices_format, parts, self._stored_usage_frame, self._usage_json)
             if filled is not None:
                 body, ended = filled
                 bad = _not_stored_reason(expected, ended, has_content=self.started)
-                return bad or record_stream(parts, body, self._usage_frame, self.usage, self._limit)
+                return bad or record_stream(parts, body, self._stored_usage_frame, self.usage, self._limit)
         events = parts.merged_events(choices_format.may_merge)
         try:
             parsed = parse_frames(events)
@@ -125,13 +141,13 @@ class ChoicesRecorder(StreamRecorder):
         bad = _not_stored_reason(expected, list(reasons.values()), has_content=self.started)
         if bad is not None:
             return bad
-        joined = join_events(choices_format, parsed, self._usage_frame)
+        joined = join_events(choices_format, parsed, self._stored_usage_frame)
         if joined is None:
             # No JSON body says the same. The entry then serves streams only; its body is the text, for people.
             return record_stream(
-                parts, extract_text(events), self._usage_frame, self.usage, self._limit, lossless=False
+                parts, extract_text(events), self._stored_usage_frame, self.usage, self._limit, lossless=False
             )
-        return record_stream(parts, joined, self._usage_frame, self.usage, self._limit)
+        return record_stream(parts, joined, self._stored_usage_frame, self.usage, self._limit)
 
 
 def record_choices(
@@ -144,10 +160,17 @@ def record_choices(
     if response.error is not None:
         return NotStoredReason.ERROR
     reasons = [choice.finish_reason for choice in response.choices]
-    bad = _not_stored_reason(
-        _expected_choices(choices_format, request), reasons, has_content=_has_content(response.choices)
-    )
-    return bad if bad is not None else record_json(body, parse_usage(response.usage), limit)
+    expected = choice_count(request.fields, takes_prompt_list=choices_format.takes_prompt_list)
+    bad = _not_stored_reason(expected, reasons, has_content=_has_content(response.choices))
+    if bad is not None:
+        return bad
+    speculation = parse_speculation(response.metrics) if response.metrics else None
+    if speculation is not None:
+        body = without_metrics(body, response.metrics)
+    usage = parse_usage(response.usage)
+    if usage is None:
+        usage = estimate_usage(len(request.body), len(extract_text([b"data: %b\n\n" % body])))
+    return record_json(body, usage, limit, speculation)
 
 
 def _not_stored_reason(expected_choices: int, reasons: list[Any], *, has_content: bool) -> NotStoredReason | None:
@@ -158,17 +181,6 @@ def _not_stored_reason(expected_choices: int, reasons: list[Any], *, has_content
         if not reason or reason in _ABNORMAL_FINISH_REASONS:
             return NotStoredReason.INCOMPLETE
     return None if has_content else NotStoredReason.EMPTY
-
-
-def _expected_choices(choices_format: ChoicesFormat, request: InferenceRequest) -> int:
-    n = request.fields.get("n")
-    count = n if isinstance(n, int) else 1
-    if choices_format.takes_prompt_list:
-        prompt = request.fields["prompt"]
-        # A list of integers is one prompt, as token ids; any other list has a prompt in each item.
-        if isinstance(prompt, list) and not isinstance(prompt[0], int):
-            return count * len(prompt)
-    return count
 
 
 def _has_content(choices: list[ResponseChoice]) -> bool:

@@ -28,6 +28,7 @@ COMPLETIONS_CHOICES: Final = ChoicesFormat(
 
 COMPLETIONS: Final = Endpoint(
     path="/v1/completions",
+    operation="text_completion",
     accepts_x_api_key=False,
     fields_type=_CompletionsFields,
     input=Prompt("prompt"),

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.endpoint import EmbeddingInput, Endpoint, InferenceRequest
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, parse_usage
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, estimate_usage, parse_usage
 from router.core.endpoints.recording import record_json
 from router.core.endpoints.request_fields import RequestFields, missing_field_error
 from router.errors import ApiError, bad_request
@@ -56,7 +56,7 @@ def record_embeddings(request: InferenceRequest, body: bytes, limit: int) -> Rec
         return NotStoredReason.INCOMPLETE
     if any(bytes(vector.embedding) in _EMPTY_VECTORS for vector in response.data):
         return NotStoredReason.EMPTY
-    return record_json(body, parse_usage(response.usage), limit)
+    return record_json(body, parse_usage(response.usage) or estimate_usage(len(request.body), 0), limit)
 
 
 def _input_count(request: InferenceRequest) -> int:
@@ -69,6 +69,7 @@ def _input_count(request: InferenceRequest) -> int:
 
 EMBEDDINGS: Final = Endpoint(
     path="/v1/embeddings",
+    operation="embeddings",
     accepts_x_api_key=False,
     fields_type=_EmbeddingsFields,
     input=EmbeddingInput("input", messages_field="messages"),

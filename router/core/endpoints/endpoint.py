@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from router.core.endpoints.answer_shapes import AnswerShapes
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, RequestSpeculation
 from router.core.endpoints.request_fields import RequestFields
 from router.errors import ApiError
 
@@ -52,12 +52,14 @@ class Recorder(Protocol):
     - `ended`: the engine has sent the event that ends a stream of this endpoint.
     - `is_complete`: the stream has ended, and without a failure.
     - `usage`: the token counts that the engine has reported; None until then.
+    - `speculation`: the steps with a draft that the engine has reported; None until then, or if it reports none.
     """
 
     started: bool
     ended: bool
     failure: bytes | None
     usage: ReportedUsage | None
+    speculation: RequestSpeculation | None
 
     def feed(self, data: bytes) -> bytes:
         """Takes the next bytes of the stream; returns the bytes to forward now, possibly none.
@@ -67,6 +69,15 @@ class Recorder(Protocol):
 
     def final_frames(self, *, include_usage: bool) -> bytes:
         """The last bytes for the client. Send them only after the recorded response is passed to the store."""
+
+    def feed_end(self) -> bytes:
+        """As `feed`, at the end of a body: its last event may lack the empty line that ends it."""
+
+    def end_without_marker(self) -> bool:
+        """Takes the end of a body that lacks the event which ends a stream; sets and returns `ended`.
+
+        It is true if the events themselves tell that the response is complete.
+        """
 
     @property
     def is_complete(self) -> bool: ...
@@ -128,6 +139,7 @@ class Endpoint:
     """One path whose requests are routed and cached. It is compared by identity.
 
     - `path`: of the router and of engines.
+    - `operation`: its name in OpenTelemetry's conventions for generative AI (`gen_ai.operation.name`).
     - `accepts_x_api_key`: a client may send its key in `x-api-key`, too.
     - `fields_type`: the fields of a request that are validated.
     - `input`: where a request has its input.
@@ -144,6 +156,7 @@ class Endpoint:
     """
 
     path: str
+    operation: str
     accepts_x_api_key: bool
     fields_type: type[RequestFields]
     input: InputLayout

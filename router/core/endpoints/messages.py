@@ -292,6 +292,7 @@ def _make_recorder(limit: int, _: AnswerShapes | None) -> TypedRecorder:
 
 MESSAGES: Final = Endpoint(
     path="/v1/messages",
+    operation="chat",
     accepts_x_api_key=True,  # Anthropic's clients send it
     fields_type=_MessagesFields,
     input=Conversation("messages", system_field="system"),

@@ -11,10 +11,18 @@ of the other streams.
 from abc import ABC, abstractmethod
 from typing import Final
 
+import msgspec
+
 from router.core.endpoints.delta_template import StreamParts
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage
-from router.core.endpoints.sse import EventBuffer
+from router.core.endpoints.recorded_response import (
+    NotStoredReason,
+    RecordedResponse,
+    ReportedUsage,
+    RequestSpeculation,
+    estimate_usage,
+)
+from router.core.endpoints.sse import EventBuffer, payload
 from router.core.endpoints.stream_encoding import encode_stream
 
 MAX_EVENT_SIZE: Final = 8 * 1024 * 1024
@@ -30,7 +38,7 @@ class StreamRecorder(ABC):
     Only the others are decoded.
     """
 
-    __slots__ = ("_event_buffer", "_limit", "_parts", "ended", "failure", "started", "usage")
+    __slots__ = ("_event_buffer", "_limit", "_parts", "ended", "failure", "speculation", "started", "usage")
 
     def __init__(self, limit: int) -> None:
         """`limit`: the maximum size of an entry in bytes; a longer response is forwarded and not stored."""
@@ -41,6 +49,7 @@ class StreamRecorder(ABC):
         self.ended = False
         self.failure: bytes | None = None
         self.usage: ReportedUsage | None = None
+        self.speculation: RequestSpeculation | None = None
 
     def feed(self, data: bytes) -> bytes:
         if self.ended or self.failure is not None:
@@ -63,6 +72,15 @@ class StreamRecorder(ABC):
             parts.discard()  # frees the memory; `size` stays over the limit, and `recorded_response` goes by it
         return frames
 
+    def feed_end(self) -> bytes:
+        rest = self._event_buffer.rest
+        line_end = b"\r\n" if rest.endswith(b"\r\n") else b"\n"
+        missing = line_end if rest.endswith(b"\n") else line_end * 2
+        return self.feed(missing) if _is_whole_event(rest + missing) else b""
+
+    def end_without_marker(self) -> bool:
+        return self.ended  # only for some endpoints the events tell that a response is complete
+
     @property
     def is_complete(self) -> bool:
         return self.ended and self.failure is None
@@ -72,6 +90,8 @@ class StreamRecorder(ABC):
             return NotStoredReason.ERROR
         if not self.ended:
             return NotStoredReason.INCOMPLETE
+        if self.usage is None:
+            self.usage = estimate_usage(len(request.body), self._parts.size)
         # The size comes first: what was discarded has no texts, so the later checks would pass.
         if self._parts.size > self._limit:
             return NotStoredReason.TOO_LARGE
@@ -96,9 +116,22 @@ class StreamRecorder(ABC):
         """What to store of a stream that is complete and within the limit, or why nothing is stored."""
 
 
-def record_json(body: bytes, usage: ReportedUsage | None, limit: int) -> RecordedResponse | NotStoredReason:
+def _is_whole_event(frame: bytes) -> bool:
+    """Whether an event is not cut off: the beginning of an object is no JSON."""
+    data = payload(frame)
+    if data is None or data == b"[DONE]":
+        return data is not None
+    try:
+        return isinstance(msgspec.json.decode(data), dict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def record_json(
+    body: bytes, usage: ReportedUsage | None, limit: int, speculation: RequestSpeculation | None = None
+) -> RecordedResponse | NotStoredReason:
     """What to store of a JSON response that the caller has checked; TOO_LARGE over `limit` bytes."""
-    return _to_recorded_response(body, None, usage, limit)
+    return _to_recorded_response(body, None, usage, limit, speculation)
 
 
 def record_stream(
@@ -117,11 +150,13 @@ def record_stream(
 
 
 def _to_recorded_response(
-    body: bytes, stream: bytes | None, usage: ReportedUsage | None, limit: int
-) -> RecordedResponse | NotStoredReason:
+    body: bytes, stream: bytes | None, usage: ReportedUsage | None, limit: int,
+    speculation: RequestSpeculation | None = None,
+) -> RecordedResponse | NotStoredReason:  # fmt: skip
     if len(body) + len(stream or b"") > limit:
         return NotStoredReason.TOO_LARGE
     used = usage or ReportedUsage()
     return RecordedResponse(
-        body=body, stream=stream, prompt_tokens=used.prompt_tokens, completion_tokens=used.completion_tokens
-    )
+        body=body, stream=stream, prompt_tokens=used.prompt_tokens, completion_tokens=used.completion_tokens,
+        speculation=speculation,
+    )  # fmt: skip

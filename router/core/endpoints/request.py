@@ -128,17 +128,21 @@ def _wrong_type_error(error: msgspec.ValidationError) -> ApiError:
     return bad_request(f"`{path}`: {what[0].lower()}{what[1:]}.", param=path or None)
 
 
-def engine_body(request: InferenceRequest, served_model: str, salt: str | None = None) -> bytes:
+def engine_body(
+    request: InferenceRequest, served_model: str, salt: str | None = None, *, stream_usage: bool = True
+) -> bytes:
     """The body that an engine gets: the client's fields byte for byte, with the engine's name of the model.
 
     A stream always has the usage, by which tokens are counted, also where an engine sends it only if it is requested; a
     client that does not want it never gets it.
 
     `salt`: the tenant's `cache_salt` where tenants are isolated; see router.core.endpoints.cache_salt. Raises ApiError
-    for an invalid `cache_salt` of the client.
+    for an invalid `cache_salt` of the client. `stream_usage`: whether the engine takes `stream_options`.
     """
     streaming = request.endpoint.streaming if request.stream else None
-    needs_usage = streaming is not None and streaming.needs_usage_option
+    needs_usage = streaming is not None and streaming.needs_usage_option and stream_usage
+    if not stream_usage and "stream_options" in request.fields:
+        request = without_fields(request, ("stream_options",))
     # A client's salt only counts beside the tenant's; where tenants are not isolated, it is forwarded as it is.
     client_salt = request.fields.get("cache_salt", _ABSENT) if salt is not None else _ABSENT
     if salt is not None and client_salt is not _ABSENT:

@@ -39,6 +39,11 @@ class EventBuffer:
     def pending(self) -> int:
         return len(self._tail)
 
+    @property
+    def rest(self) -> bytes:
+        """The beginning of an event whose end has not come."""
+        return self._tail
+
 
 def split_events(frames: bytes) -> list[bytes]:
     """The single events, each with the empty line that ends it. Joined, they equal `frames`."""

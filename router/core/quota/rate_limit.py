@@ -18,6 +18,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from router.core.types import BYTES_PER_TOKEN
 from router.errors import RATE_LIMIT, ApiError
 
 LimitKind = Literal["requests", "tokens", "concurrent requests"]
@@ -25,9 +26,6 @@ LimitKind = Literal["requests", "tokens", "concurrent requests"]
 MINUTE_MS: Final = 60_000
 ONE_TOKEN: Final = 0.999  # the level that counts as one token: a sum of fractions can end slightly below 1
 CONCURRENT_RETRY_MS: Final = 1000  # a guess, because the end of a request cannot be predicted
-
-_BYTES_PER_TOKEN: Final = 4
-"""For English prose; see https://help.openai.com/en/articles/4936856."""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +148,7 @@ def estimate_tokens(prompt_bytes: int, event_count: int, body_bytes: int) -> int
 
     `event_count`: received events of a stream, about one token each; `body_bytes`: received bytes of a JSON response.
     """
-    return prompt_bytes // _BYTES_PER_TOKEN + event_count + body_bytes // _BYTES_PER_TOKEN
+    return prompt_bytes // BYTES_PER_TOKEN + event_count + body_bytes // BYTES_PER_TOKEN
 
 
 def rate_limit_headers(quota: Quota, status: RateLimitStatus) -> list[tuple[bytes, bytes]]:

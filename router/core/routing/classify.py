@@ -182,11 +182,19 @@ class Classifier:
 
     def classify(self, text: str) -> Classification:
         """`text`: the question, without system prompt and retrieved context."""
-        log_odds = self._log_odds(text)
-        return Classification(_task_for(log_odds), 1 / (1 + math.exp(-log_odds)))
+        log_odds = self.log_odds(text)
+        return Classification(task_for(log_odds), probability_of_code(log_odds))
 
     def task(self, text: str) -> Task:
-        return _task_for(self._log_odds(text))
+        return task_for(self.log_odds(text))
+
+    def log_odds(self, text: str) -> float:
+        """The score before the logistic function: above 0 for code."""
+        if is_short(text):
+            return self._short_model.bias + self._short_model.evidence(features(text))
+        log_odds = self._long_model.bias + self._long_model.evidence(features(text))
+        end = separate_end(text)
+        return log_odds if end is None else log_odds + END_WEIGHT * self._short_model.evidence(features(end))
 
     def explain(self, text: str) -> list[tuple[str, float]]:
         """What each known feature, and the bias as `(bias)`, adds to the log-odds; the largest contributions first."""
@@ -200,19 +208,17 @@ class Classifier:
                     contributions[name] = contributions.get(name, 0.0) + END_WEIGHT * amount
         return _ranked(contributions)
 
-    def _log_odds(self, text: str) -> float:
-        if is_short(text):
-            return self._short_model.bias + self._short_model.evidence(features(text))
-        log_odds = self._long_model.bias + self._long_model.evidence(features(text))
-        end = separate_end(text)
-        return log_odds if end is None else log_odds + END_WEIGHT * self._short_model.evidence(features(end))
-
 
 def _ranked(contributions: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(contributions.items(), key=lambda part: (-abs(part[1]), part[0]))
 
 
-def _task_for(log_odds: float) -> Task:
+def probability_of_code(log_odds: float) -> float:
+    """From 0 to 1: the logistic function."""
+    return 0.5 * (1 + math.tanh(log_odds / 2))  # unlike 1 / (1 + exp(-log_odds)), it cannot overflow
+
+
+def task_for(log_odds: float) -> Task:
     return "code" if log_odds > 0 else "chat"
 
 

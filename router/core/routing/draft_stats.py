@@ -1,43 +1,40 @@
-"""Measures each engine's draft model: how fast it makes the engine at each task, and whether it pays off.
+"""Measures the draft models: what each is worth for a prompt, and whether it pays off.
 
-Theory. vLLM's counters give an engine's steps and accepted draft tokens, but not by kind of request. So the main
-measure is what this router observes itself: tokens per second of its own generations, by task. The counters add the
-tokens per step. Those between two probes are attributed to a task if nearly all generations that ended in between were
-of that task.
+Theory. Three things are measured, and kept apart:
 
-All measurements decay with `HALF_LIFE`. So a replaced draft or changed prompts show soon, and an engine that gets no
-more requests becomes unknown after a while, and is tried again.
+- The tokens per step, which say how good a draft is for a prompt, whatever the machine and its load (acceptance.py).
+  vLLM reports them with each response if it is started for it. Else they come from the engine's counters: those between
+  two probes count for a bin if nearly all generations that ended in between were of that bin.
+- The steps per second, by load (step_rates.py). With the tokens per step, they give the speed in each bin, and say
+  whether a draft is faster than the same engine without it.
+- The tokens per second by task (speeds.py), for engines whose steps are unknown.
 
 Replicas have the same draft; together they are one *family* here. `now` is in seconds of one monotonic clock.
 """
 
 from collections.abc import Iterable, Mapping
-from math import exp, hypot, log, sqrt
-from typing import Final, NamedTuple
+from math import exp
+from typing import Final
 
 import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
+from router.core.routing.acceptance import Acceptance, TokensPerStep
+from router.core.routing.counted_steps import CountedSteps, SpeculationCounters
+from router.core.routing.draft_preference import EQUAL_SHARE, DraftRank, rank_drafts
+from router.core.routing.score_bins import BINS, bins_of, task_of
+from router.core.routing.speeds import MIN_GENERATIONS, DecayingSpeeds, SpeedEstimate
+from router.core.routing.step_rates import StepRates
 from router.core.types import Task
-
-HALF_LIFE: Final = 600.0
-"""Seconds after which a measurement has half its weight."""
-
-MIN_GENERATIONS: Final = 12.0
-"""Total weight of generations from which on a speed is known; a new generation has weight 1."""
-
-MIN_STEPS: Final = 100.0
-"""Total weight of steps from which on the tokens per step are known."""
 
 SPEED_MARGIN: Final = 1.2
 """Ratio of speeds from which on an engine is clearly faster than another."""
 
-MIN_TOKENS_PER_STEP: Final = 1.15
-"""Tokens per step below which a draft does not pay off: the draft itself costs more than a seventh of a step."""
+MIN_TOKENS_PER_STEP: Final = 1.05
+"""Tokens per step below which a draft cannot pay off, because a step with a draft is not cheaper than one without."""
 
-_STANDARD_ERRORS: Final = 2.0  # by how many standard errors speeds must differ, so that it is not chance
 _MIN_ANSWER_TOKENS: Final = 8  # a shorter response says little about the speed
-_DOMINANT_SHARE: Final = 0.9  # the share of a task's tokens from which on a probe's counters are attributed to it
+_DOMINANT_SHARE: Final = 0.9  # the share of a bin's tokens from which on a probe's counters are attributed to it
 # Hysteresis: a draft that stopped paying off must be better than the threshold by this, so that it does not flap.
 _RECOVERY_MARGIN: Final = 0.1
 _SAMPLING_EPSILON: Final = 1e-5  # vLLM treats a temperature or min_p below it as 0
@@ -65,11 +62,34 @@ def unsupported_fields(request: InferenceRequest) -> tuple[str, ...]:
     return tuple(unsupported)
 
 
-class SpeculationCounters(msgspec.Struct, frozen=True):
-    """vLLM's counters of an engine since its start: steps, and accepted draft tokens."""
+class MeasuredGeneration(msgspec.Struct, frozen=True, kw_only=True):
+    """A generation that ended well.
 
-    steps: float
-    accepted: float
+    - `rivals`: the families that could have served it.
+    - `bin_`: that of its prompt's score; see score_bins.
+    - `seconds`: its whole duration at the engine. `level`: the load of the engine at its end; see step_rates.
+    - `speculation`: as the engine reported it with the response; None is unknown.
+    - `has_draft`: whether the engine has a draft; None is unknown.
+    - `choices`: those that were generated at the same time; `tokens` are those of all.
+    """
+
+    engine: str
+    family: str
+    rivals: frozenset[str]
+    bin_: int
+    tokens: int
+    seconds: float
+    level: int = 1
+    speculation: SpeculationCounters | None = None
+    has_draft: bool | None = None
+    choices: int = 1
+
+    @property
+    def steps(self) -> float | None:
+        """Each step yields one token of the target model; accepted draft tokens come on top."""
+        if self.speculation is not None:
+            return max(1.0, self.tokens - self.speculation.accepted)
+        return self.tokens if self.has_draft is False else None
 
 
 class DraftPerformance(msgspec.Struct, frozen=True):
@@ -83,163 +103,158 @@ class DraftPerformance(msgspec.Struct, frozen=True):
     tokens_per_step: float | None = None
 
 
-def _remaining_share(seconds: float) -> float:
-    return float(0.5 ** (max(0.0, seconds) / HALF_LIFE))
-
-
-class _DecayingRatio:
-    """The ratio of two decaying sums, and its decaying weight."""
-
-    __slots__ = ("_denominator", "_numerator", "_updated_at", "_weight")
-
-    def __init__(self) -> None:
-        self._numerator = self._denominator = self._weight = 0.0
-        self._updated_at = 0.0
-
-    def add(self, numerator: float, denominator: float, weight: float, now: float) -> None:
-        remaining = _remaining_share(now - self._updated_at)
-        self._numerator = self._numerator * remaining + numerator
-        self._denominator = self._denominator * remaining + denominator
-        self._weight = self._weight * remaining + weight
-        self._updated_at = now
-
-    def weight(self, now: float) -> float:
-        return self._weight * _remaining_share(now - self._updated_at)
-
-    def ratio(self, now: float, min_weight: float) -> float | None:
-        return self._numerator / self._denominator if self._denominator > 0 and self.weight(now) >= min_weight else None
-
-
-class _Estimate(NamedTuple):
-    """The mean of logarithms of speeds, and its standard error."""
-
-    mean: float
-    standard_error: float
-
-    def is_clearly_above(self, other: "_Estimate", margin: float) -> bool:
-        difference = self.mean - other.mean
-        return difference >= margin and difference >= _STANDARD_ERRORS * hypot(
-            self.standard_error, other.standard_error
-        )
-
-
-class _DecayingSpeeds:
-    """Decaying statistics of generation speeds, as logarithms: a stalled generation must not outweigh all others."""
-
-    __slots__ = ("_count", "_squares", "_sum", "_updated_at")
-
-    def __init__(self) -> None:
-        self._count = self._sum = self._squares = 0.0
-        self._updated_at = 0.0
-
-    def add(self, tokens_per_second: float, now: float) -> None:
-        value, remaining = log(tokens_per_second), _remaining_share(now - self._updated_at)
-        self._count = self._count * remaining + 1.0
-        self._sum = self._sum * remaining + value
-        self._squares = self._squares * remaining + value * value
-        self._updated_at = now
-
-    def count(self, now: float) -> float:
-        return self._count * _remaining_share(now - self._updated_at)
-
-    def estimate(self, now: float) -> _Estimate | None:
-        count = self.count(now)
-        if count < MIN_GENERATIONS:
-            return None
-        # The three sums decay alike, so their ratios need no decay. max: rounding can make the variance negative.
-        mean = self._sum / self._count
-        return _Estimate(mean, sqrt(max(0.0, self._squares / self._count - mean * mean) / count))
-
-
 class DraftStats:
-    """The measurements of one router process. Its size is bounded by the number of families, engines and tasks."""
+    """The measurements of one router process. Its size is bounded by the number of families, engines and bins.
+
+    `failing_levels`: by family and task, the load levels at which its draft does not pay, as last known.
+    """
 
     def __init__(self) -> None:
-        self._speeds: dict[tuple[str, Task], _DecayingSpeeds] = {}  # by family
-        self._steps: dict[tuple[str, Task | None], _DecayingRatio] = {}  # by family; None: all tasks together
-        self._last_counters: dict[str, SpeculationCounters] = {}  # by engine
-        self._tokens_since_probe: dict[str, dict[Task, int]] = {}  # by engine
+        self.failing_levels: dict[tuple[str, Task], set[int]] = {}
+        self._acceptance = Acceptance()
+        self._step_rates = StepRates()
+        self._speeds: dict[tuple[str, Task], DecayingSpeeds] = {}  # by family
+        self._counted_steps = CountedSteps()
+        # Since the last probe, by engine and bin; None for an engine that reports the steps of each request itself.
+        self._tokens_since_probe: dict[str, dict[int, int] | None] = {}
 
-    def record_generation(self, engine: str, family: str, task: Task, tokens: int, seconds: float, now: float) -> None:
-        """A generation of `tokens` ended; `seconds`: its whole duration at the engine."""
+    def record_generation(self, done: MeasuredGeneration, now: float) -> None:
+        if done.speculation is not None:
+            self._tokens_since_probe[done.engine] = None
+            steps, accepted = done.speculation.steps, done.speculation.accepted
+            self._acceptance.observe(done.family, done.rivals, done.bin_, steps, accepted, now)
+        elif (tokens_by_bin := self._tokens_since_probe.setdefault(done.engine, {})) is not None:
+            tokens_by_bin[done.bin_] = tokens_by_bin.get(done.bin_, 0) + done.tokens
         # The time from the first token on would say more about the draft. But tokens that arrive late arrive together,
         # and then that time is close to zero.
-        tokens_by_task = self._tokens_since_probe.setdefault(engine, {})
-        tokens_by_task[task] = tokens_by_task.get(task, 0) + tokens
-        if tokens >= _MIN_ANSWER_TOKENS and seconds > 0:
-            speeds = self._speeds.get((family, task))
-            if speeds is None:
-                speeds = self._speeds[family, task] = _DecayingSpeeds()
-            speeds.add(tokens / seconds, now)
+        if done.tokens >= _MIN_ANSWER_TOKENS and done.seconds > 0 and done.choices == 1:
+            key = done.family, task_of(done.bin_)
+            self._speeds.setdefault(key, DecayingSpeeds()).add(done.tokens / done.seconds, now)
+            if done.steps is not None:
+                self._step_rates.add(done.family, done.level, done.steps / done.seconds, now)
 
-    def record_counters(self, engine: str, family: str, counters: SpeculationCounters, now: float) -> None:
-        previous = self._last_counters.get(engine)
-        self._last_counters[engine] = counters
-        tokens_by_task = self._tokens_since_probe.pop(engine, {})
-        if previous is None:
+    def record_counters(
+        self, engine: str, family: str, rivals: frozenset[str], counters: SpeculationCounters, now: float
+    ) -> None:
+        tokens_by_bin = self._tokens_since_probe.pop(engine, None)
+        added = self._counted_steps.advance(engine, family, counters, now)
+        if added is None or not tokens_by_bin:
             return
-        if counters.steps < previous.steps or counters.accepted < previous.accepted:  # the engine was restarted
-            previous = SpeculationCounters(0, 0)
-        steps, accepted = counters.steps - previous.steps, counters.accepted - previous.accepted
-        if steps <= 0:
-            return
-        self._steps.setdefault((family, None), _DecayingRatio()).add(steps + accepted, steps, steps, now)
-        total = sum(tokens_by_task.values())
-        for task, tokens in tokens_by_task.items():
-            # Half of the engine's tokens must be this router's own: the task of other clients' requests is unknown.
-            if tokens >= _DOMINANT_SHARE * total and 2 * total >= steps + accepted:
-                self._steps.setdefault((family, task), _DecayingRatio()).add(steps + accepted, steps, steps, now)
+        total = sum(tokens_by_bin.values())
+        for bin_, tokens in tokens_by_bin.items():
+            # Half of the engine's tokens must be this router's own: the bin of other clients' requests is unknown.
+            if tokens >= _DOMINANT_SHARE * total and 2 * total >= added.steps + added.accepted:
+                self._acceptance.observe(family, rivals, bin_, added.steps, added.accepted, now)
 
     def performance(self, family: str, task: Task, now: float) -> DraftPerformance:
-        """The tokens per step are those of all tasks together if they are unknown for this one."""
-        speed = self._estimate(family, task, now)
-        ratios = [
-            self._steps[key].ratio(now, MIN_STEPS) for key in ((family, task), (family, None)) if key in self._steps
-        ]
+        """The tokens per step are those of all the engine's work if they are unknown for this task."""
+        speeds = self._speeds.get((family, task))
+        speed = speeds.estimate(now) if speeds is not None else None
+        per_step = self._tokens_per_step(family, task, now)
         return DraftPerformance(
             exp(speed.mean) if speed is not None else None,  # the geometric mean
-            next((ratio for ratio in ratios if ratio is not None), None),
+            per_step.mean if per_step is not None else None,
         )
 
-    def slow_families(self, families: Iterable[str], task: Task, now: float) -> frozenset[str]:
-        known = self._estimates(families, task, now)
-        return frozenset(name for name in known if _is_slower(name, known, SPEED_MARGIN))
+    def tokens_per_step_by_bin(self, family: str, now: float) -> dict[int, float]:
+        """Those of the bins in which enough is known of the family's draft; see score_bins."""
+        estimates = {bin_: self._acceptance.estimate(family, bin_, now) for bin_ in range(BINS)}
+        return {bin_: estimate.mean for bin_, estimate in estimates.items() if estimate is not None}
+
+    # -- for a request ------------------------------------------------------------------------------------------------
+
+    def rank_drafts(
+        self,
+        distances: Mapping[str, int],
+        bin_: int,
+        now: float,
+        deviations: Mapping[str, float],
+        equal_share: float = EQUAL_SHARE,
+    ) -> dict[str, DraftRank]:
+        """The order of families with drafts for a request; see draft_preference. A family alone needs none.
+
+        `deviations`: by family, a random number of the standard normal distribution (Thompson sampling). Without them,
+        the best known draft comes first, and the configured tasks decide about one that is unknown.
+        """
+        if len(distances) < 2:
+            return {}
+        if deviations:
+            values = {
+                family: self._acceptance.value(family, bin_, distance, now, deviations[family])
+                for family, distance in distances.items()
+            }
+            return rank_drafts(distances, values, equal_share)
+        estimates = {family: self._acceptance.estimate(family, bin_, now) for family in distances}
+        known = {family: estimate.mean for family, estimate in estimates.items() if estimate is not None}
+        # An unknown draft ranks with the worst one: it takes no place of a known one but by its task.
+        values = dict.fromkeys(distances, min(known.values(), default=1.0)) | known
+        return rank_drafts(distances, values, equal_share)
+
+    def slow_families(self, families: Iterable[str], bin_: int, now: float) -> frozenset[str]:
+        """The families that are clearly slower than another one of them, for a request of this bin."""
+        estimates = {family: self._speed(family, bin_, now) for family in families}
+        known = {family: speed for family, speed in estimates.items() if speed is not None}
+        return frozenset(
+            family
+            for family, speed in known.items()
+            if any(other.is_clearly_above(speed, SPEED_MARGIN) for other in known.values())
+        )
+
+    def _speed(self, family: str, bin_: int, now: float) -> SpeedEstimate | None:
+        """In tokens per second. The steps per second of all its requests say more of a bin than the speed at a task."""
+        rate, per_step = self._step_rates.estimate(family, now), self._acceptance.estimate(family, bin_, now)
+        if rate is not None and per_step is not None:
+            return rate.times(per_step.mean, per_step.standard_error)
+        speeds = self._speeds.get((family, task_of(bin_)))
+        return speeds.estimate(now) if speeds is not None else None
 
     def least_measured(self, families: Iterable[str], task: Task, now: float) -> str | None:
-        """The family with the fewest measurements at a task, for exploration; None until another family is known."""
+        """The family with the fewest measurements at a task, for exploration; None until another family is known.
+
+        A family whose tokens per step at the task and steps per second are known needs none: the draft is explored by
+        chance.
+        """
         weights = {}
         for family in families:
             speeds = self._speeds.get((family, task))
             weights[family] = speeds.count(now) if speeds is not None else 0.0
         if len(weights) < 2 or max(weights.values()) < MIN_GENERATIONS:
             return None
-        return min(weights, key=lambda family: (weights[family], family))
+        family = min(weights, key=lambda family: (weights[family], family))
+        return None if self._has_known_steps(family, task, now) else family
+
+    def _has_known_steps(self, family: str, task: Task, now: float) -> bool:
+        per_step = self._acceptance.mean_over(family, bins_of(task), now)
+        return per_step is not None and self._step_rates.estimate(family, now) is not None
+
+    # -- whether drafts pay -------------------------------------------------------------------------------------------
 
     def pays(
-        self, family: str, families: Iterable[str], task: Task, now: float, previously: bool | None
+        self, family: str, baseline: str | None, task: Task, level: int, now: float, previously: bool | None
     ) -> bool | None:
-        """Whether a family's draft pays off at a task; None is unknown. `previously`: the last result.
+        """Whether a family's draft makes it faster at a task and load; None is unknown.
 
-        It does not if a step yields hardly more than one token, or if another family of the model is clearly faster.
+        `baseline`: the family that is the same engine without its draft. `previously`: the last known result.
         """
-        recovery_margin = _RECOVERY_MARGIN if previously is False else 0.0
-        verdicts = []
-        per_step = self.performance(family, task, now).tokens_per_step
-        if per_step is not None:
-            verdicts.append(per_step >= MIN_TOKENS_PER_STEP + recovery_margin)
-        known = self._estimates((family, *families), task, now)
-        if family in known and len(known) > 1:
-            verdicts.append(not _is_slower(family, known, SPEED_MARGIN - recovery_margin))
-        return all(verdicts) if verdicts else None
+        per_step = self._tokens_per_step(family, task, now)
+        return self._pays(family, baseline, per_step, level, now, _RECOVERY_MARGIN if previously is False else 0.0)
 
-    def _estimates(self, families: Iterable[str], task: Task, now: float) -> dict[str, _Estimate]:
-        estimates = {family: self._estimate(family, task, now) for family in families}
-        return {family: speed for family, speed in estimates.items() if speed is not None}
+    def _tokens_per_step(self, family: str, task: Task, now: float) -> TokensPerStep | None:
+        per_step = self._acceptance.mean_over(family, bins_of(task), now)
+        counted = self._counted_steps.tokens_per_step(family, now)
+        return per_step or (TokensPerStep(counted, 0.0) if counted is not None else None)
 
-    def _estimate(self, family: str, task: Task, now: float) -> _Estimate | None:
-        speeds = self._speeds.get((family, task))
-        return speeds.estimate(now) if speeds is not None else None
+    def pays_in_bin(self, family: str, baseline: str | None, bin_: int, level: int, now: float) -> bool | None:
+        """The same for a request of a bin."""
+        return self._pays(family, baseline, self._acceptance.estimate(family, bin_, now), level, now, 0.0)
 
-
-def _is_slower(family: str, known: Mapping[str, _Estimate], margin: float) -> bool:
-    return any(other.is_clearly_above(known[family], log(margin)) for other in known.values())
+    def _pays(
+        self, family: str, baseline: str | None, per_step: TokensPerStep | None, level: int, now: float, margin: float
+    ) -> bool | None:
+        if per_step is None:
+            return None
+        if per_step.mean < MIN_TOKENS_PER_STEP + margin:
+            return False
+        if baseline is None:
+            return None
+        return self._step_rates.is_faster(family, baseline, per_step, level, now)

@@ -7,8 +7,9 @@ The criteria, in order of priority:
 2. Context: engines that certainly have room for the request come first, then those with the largest context. An engine
    that is certainly too small is left out (context_length.py).
 3. Backlog: engines with a backlog rank below engines without one.
-4. Task: an engine that is clearly slower at the task than another of the model ranks below it (draft_stats.py). Then
-   come the engines for the task, then those for `any`, then those for the other task.
+4. Task: an engine that is clearly slower than another of the model ranks below it, and so does one whose draft slows it
+   down at its load (draft_stats.py). Then come the engines for the task, then those for `any`, then those for the other
+   task. Engines with drafts exchange these places by what their drafts are worth (draft_preference.py).
 5. Affinity (affinity.py) and load, among engines that are equal so far.
 """
 
@@ -20,6 +21,7 @@ import msgspec
 
 from router.core.routing.affinity import is_within_load_bound, rendezvous_weight
 from router.core.routing.context_length import Fit, TokenBounds, check_fit
+from router.core.routing.draft_preference import DraftRank
 from router.core.types import EngineTask, Task
 
 BACKLOG_RATIO: Final = 0.25
@@ -38,7 +40,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     - `running`, `waiting`: the engine's own metrics, as of the last probe.
     - `kv_cache_usage`: used share of its KV cache, 0 to 1, as of the last probe.
     - `max_model_len`: its context length in tokens.
-    - `slow`: another engine of the model is clearly faster at this task.
+    - `slow`: another engine of the model is clearly faster for this request.
+    - `draft_rank`: None for an engine without a draft; its configured task decides.
     """
 
     name: str
@@ -52,6 +55,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     max_model_len: int | None = None
     slow: bool = False
     drained: bool = False
+    draft_rank: DraftRank | None = None
 
     @property
     def has_backlog(self) -> bool:
@@ -68,6 +72,10 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
         return work / (1 - min(usage, _MAX_KV_USAGE))
 
 
+def task_distance(configured: EngineTask, task: Task) -> int:
+    return 0 if configured == task else 1 if configured == "any" else 2
+
+
 def rank_engines(
     task: Task, engines: Iterable[EngineSnapshot], *, bounds: TokenBounds | None = None, affinity: str | None = None
 ) -> list[EngineSnapshot]:
@@ -82,14 +90,14 @@ def rank_engines(
         (engine.max_model_len for engine in usable if engine.max_model_len is not None), default=None
     )
 
-    def grade(engine: EngineSnapshot) -> tuple[bool, bool, int, bool, bool, int]:
+    def grade(engine: EngineSnapshot) -> tuple[bool, bool, int, bool, bool, DraftRank]:
         context = engine.max_model_len or smallest_context
         certainly_fits = bounds is None or check_fit(bounds, context) is Fit.FITS
         # Among engines that may be too small, the largest is the best guess.
         context_rank = 0 if certainly_fits else -(context or 0)
-        task_distance = 0 if engine.task == task else 1 if engine.task == "any" else 2
+        rank = engine.draft_rank or DraftRank(task_distance(engine.task, task), 0)
         # Known to be down; may be too small; larger contexts first; has a backlog; slower; distance of the task.
-        return engine.up is False, not certainly_fits, context_rank, engine.has_backlog, engine.slow, task_distance
+        return engine.up is False, not certainly_fits, context_rank, engine.has_backlog, engine.slow, rank
 
     ranked: list[EngineSnapshot] = []
     for _, equal_engines in groupby(sorted(usable, key=grade), key=grade):

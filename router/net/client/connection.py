@@ -60,6 +60,7 @@ class HTTPConnection(asyncio.Protocol):
         "_transport",
         "_unread_bytes",
         "_waiter",
+        "connect_seconds",
         "origin",
         "reader",
         "sink_done",
@@ -75,6 +76,7 @@ class HTTPConnection(asyncio.Protocol):
         on_lost: Callable[["HTTPConnection"], None],
     ) -> None:
         self.origin = origin
+        self.connect_seconds: float | None = None
         self.reader = ResponseReader(max_head=max_head)
         self.sink_done = False  # the sink needs no more
         self._deadline = self._total_deadline = 0.0
@@ -111,6 +113,10 @@ class HTTPConnection(asyncio.Protocol):
             and self._exchange_count > 1
             and self.reader.nothing_received
         )
+
+    @property
+    def is_first_exchange(self) -> bool:
+        return self._exchange_count == 1
 
     @property
     def is_consumed(self) -> bool:

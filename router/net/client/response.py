@@ -15,6 +15,7 @@ class EngineResponse:
     """An engine's response from its head on. Closing it stops the engine.
 
     - `status`, `retry_after`: from the head; None where it has none.
+    - `connect_seconds`: how long its connection took to open; None if another exchange has used it before.
     - `stream_to` passes the body on as it arrives, undecoded.
     - However it ends, complete, failed or cancelled, the connection is released: to the pool if the response is
       complete; otherwise it is closed at once, so that the engine stops generating.
@@ -32,6 +33,11 @@ class EngineResponse:
     def retry_after(self) -> str | None:
         value = self._require_connection().reader.header(b"retry-after")
         return value.decode("latin-1") if value is not None else None
+
+    @property
+    def connect_seconds(self) -> float | None:
+        connection = self._require_connection()
+        return connection.connect_seconds if connection.is_first_exchange else None
 
     async def stream_to(self, sink: Sink, chunk_timeout: float | None = None) -> bool:
         """Pass each chunk of the body to `sink` when it arrives.

@@ -12,16 +12,16 @@ A request costs one dictionary lookup, one write and one future; a chunk of its 
 """
 
 import asyncio
+import contextlib
 import ssl
 from typing import Self
-
-import httpx
 
 from router.net.client.connection import HTTPConnection
 from router.net.client.errors import out_of_resources, timed_out, unreachable
 from router.net.client.pool import IdlePool
 from router.net.client.response import EngineResponse
 from router.net.client.target import Origin
+from router.net.client.tls import create_tls_context
 from router.net.local_errors import local_cause
 
 
@@ -58,14 +58,13 @@ class HTTPTransport:
         idle_expiry: float = 4.0,
         high_water: int = 256 * 1024,
         max_head: int = 64 * 1024,
-        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._idle: IdlePool[Origin, HTTPConnection] = IdlePool(max_idle=max_idle, expiry=idle_expiry)
         self._busy: set[HTTPConnection] = set()
         self._open: set[HTTPConnection] = set()  # all with a socket: idle, busy or just being closed
         self._high_water = high_water
         self._max_head = max_head
-        self._ssl_context = ssl_context
+        self._tls_contexts: dict[str, ssl.SSLContext] = {}  # by the file of the authorities
         # Cached: up to Python 3.11, get_running_loop makes a system call each time.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -142,18 +141,21 @@ class HTTPTransport:
     ) -> HTTPConnection:
         if self._closing:
             raise RuntimeError("the transport is closed")
-        scheme, host, port = origin
-        context = self._tls_context() if scheme == "https" else None
+        scheme, host, port, ca_file = origin
         connection = HTTPConnection(
             origin, loop, high_water=self._high_water, max_head=self._max_head, on_lost=self._on_connection_lost
         )
         self._busy.add(connection)  # before the first await, so that `aclose` finds it
-        connect_by = loop.time() + connect_timeout
+        started_at = connect_by = loop.time()
         try:
+            context = self._tls_context(ca_file) if scheme == "https" else None  # reads files when it is new
+            connect_by = loop.time() + connect_timeout
             async with asyncio.timeout_at(min(connect_by, deadline)):
-                await loop.create_connection(
-                    lambda: connection, host, port, ssl=context, server_hostname=host if context is not None else None
-                )
+                if scheme == "unix":
+                    await loop.create_unix_connection(lambda: connection, host)
+                else:
+                    name = host if context is not None else None
+                    await loop.create_connection(lambda: connection, host, port, ssl=context, server_hostname=name)
         except BaseException as error:
             self._release(connection)
             # OSError: sockets, TLS and the timeout. OverflowError: a port over 65535. UnicodeError: an invalid IDNA
@@ -168,14 +170,24 @@ class HTTPTransport:
                 failure = timed_out() if isinstance(error, TimeoutError) and deadline < connect_by else unreachable()
             failure.__cause__ = error
             raise failure  # noqa: B904 - mypyc ignores `from`
+        connection.connect_seconds = loop.time() - started_at
         if connection.is_open:  # else it was lost already, and `_on_connection_lost` will not come again
             self._open.add(connection)
         return connection
 
-    def _tls_context(self) -> ssl.SSLContext:
-        if self._ssl_context is None:
-            self._ssl_context = httpx.create_ssl_context()
-        return self._ssl_context
+    def prepare(self, origin: Origin) -> None:
+        """Reads the certificate authorities of an origin, which would delay all connections at the first request."""
+        scheme, _, _, ca_file = origin
+        if scheme == "https":
+            with contextlib.suppress(OSError):  # a connection reports it
+                self._tls_context(ca_file)
+
+    def _tls_context(self, ca_file: str) -> ssl.SSLContext:
+        """Raises OSError if the file cannot be read, or holds no certificates."""
+        context = self._tls_contexts.get(ca_file)
+        if context is None:
+            context = self._tls_contexts[ca_file] = create_tls_context(ca_file)
+        return context
 
     def _release(self, connection: HTTPConnection) -> None:
         """The only way for an exchange to release its connection."""

@@ -61,6 +61,16 @@ class RedisUrl(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         return f"<Redis: {self.kind}>"  # a traceback must show no password
 
+    @property
+    def public_url(self) -> str:
+        """The URL without users, passwords and options, for people."""
+        if self.kind == "socket":
+            return f"unix://{self.path}"
+        scheme = ("rediss" if self.tls else "redis") + ("" if self.kind == "server" else f"+{self.kind}")
+        hosts = ",".join(f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name, port in self.hosts)
+        path = self.service or (str(self.db) if self.db else "")
+        return f"{scheme}://{hosts}{'/' if path else ''}{path}"
+
 
 def parse_redis_url(url: str) -> RedisUrl:
     """Raises RedisUrlError."""

@@ -12,6 +12,7 @@ import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key_parts import KeyParts
+from router.core.cache.redis_keys import hits_key
 from router.core.endpoints.answer_text import answer_text
 from router.core.endpoints.stream_encoding import STREAM_DECODE_ERRORS, decode_stream, is_lossless
 from router.net.redis.commands import Command
@@ -70,8 +71,8 @@ class EntryDetail(msgspec.Struct, frozen=True, kw_only=True):
     """One entry with all its fields in readable form.
 
     `type` is the Redis type; `problem` is why the router would not use the entry. `text` is that of the response; it
-    and `stream` are None if there is a problem or they are absent. In `fields`, a value that is not UTF-8 is `base64:`
-    and its encoding.
+    and `stream` are None if there is a problem or they are absent. `hits` is None if none are counted; see hit_counter.
+    In `fields`, a value that is not UTF-8 is `base64:` and its encoding.
     """
 
     entry: EntrySummary
@@ -79,6 +80,7 @@ class EntryDetail(msgspec.Struct, frozen=True, kw_only=True):
     problem: str | None
     text: str | None
     stream: StreamDetail | None
+    hits: int | None
     fields: dict[str, str]
 
 
@@ -142,7 +144,8 @@ def memory_command(key: str) -> Command:
 
 async def fetch_detail(client: RedisClient, key: str) -> EntryDetail | None:
     """The value at an entry's key, whether or not it is an entry; None if there is none. Raises RedisBackendError."""
-    fields, kind = await execute_commands(client, [("HGETALL", key), ("TYPE", key)])
+    hit_count = ("ZSCORE", hits_key(KeyParts.parse(key).tenant), key)
+    fields, kind, hits = await execute_commands(client, [("HGETALL", key), ("TYPE", key), hit_count])
     (entry,) = await fetch_summaries(client, [key])
     if entry is None:
         return None
@@ -159,6 +162,7 @@ async def fetch_detail(client: RedisClient, key: str) -> EntryDetail | None:
         problem=problem,
         text=answer_text(stored.body) if stored is not None else None,
         stream=_stream_detail(stored.stream, stored.body) if stored is not None and stored.stream is not None else None,
+        hits=None if hits is None else int(float(hits)),
         fields={decode_text(name) or "": decode_text(value) or "" for name, value in sorted(fields.items())},
     )
 

@@ -2,7 +2,8 @@
 
 The order matters. First comes a record in the purge log, a stream that every router process reads: from then on, no
 process stores a response whose generation began before. Then the leases are deleted, so that new requests start a new
-generation and do not attach to one that began before. The entries come last. A process that was disconnected reads the
+generation and do not attach to one that began before. The entries come last, but for the recent requests, which are a
+sample of those whose responses are stored. A process that was disconnected reads the
 log when it reconnects, so its generations in progress are covered too.
 """
 
@@ -10,7 +11,7 @@ import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key_parts import KeyParts
-from router.core.cache.redis_keys import claimed_entry_key, hits_key
+from router.core.cache.redis_keys import PROMPTS_PATTERN, claimed_entry_key, hits_key, prompts_key
 from router.net.redis.commands import Command
 from router.store.admin.purge_record import NO_REPLICAS, ReplicaAcks, add_record
 from router.store.admin.scan import OnProgress, RedisClient, execute_commands, no_progress, scan_entries, scan_keys
@@ -33,6 +34,7 @@ async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = 
     - The record exists before anything is deleted. A purge that fails half-way is completed by repeating it.
     - Redis is never blocked: it deletes some hundreds of keys at a time, and frees their memory in the background.
     - A purge by document deletes no leases: their keys do not contain the documents.
+    - Unless it is by key, it deletes the recent requests of its model, or of all models if it names none.
     """
     # The record, then the leases, then the entries: the module's docstring has the reasons.
     replicas = await add_record(client, scope)
@@ -43,6 +45,7 @@ async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = 
         entries += sum(await execute_commands(client, [("UNLINK", key) for key in keys]))
         await execute_commands(client, _hit_removals(keys))
         progress(entries)
+    await _purge_recent_prompts(client, scope)
     return PurgeResult(entries=entries, claims=claims, replicas=replicas)
 
 
@@ -63,6 +66,16 @@ async def _purge_claims(client: RedisClient, scope: EntryFilter) -> int:
         matching = [claim for claim in batch if scope.matches(claimed_entry_key(claim))]
         deleted += sum(await execute_commands(client, [("DEL", claim) for claim in matching]))
     return deleted
+
+
+async def _purge_recent_prompts(client: RedisClient, scope: EntryFilter) -> None:
+    if scope.key is not None:
+        return
+    if scope.model is not None:
+        await execute_commands(client, [("UNLINK", prompts_key(scope.model))])
+        return
+    async for keys in scan_keys(client, PROMPTS_PATTERN):
+        await execute_commands(client, [("UNLINK", key) for key in keys])
 
 
 def _hit_removals(purged_keys: list[str]) -> list[Command]:

@@ -69,6 +69,14 @@ async def read_redis_clock(client: RedisClient) -> RedisClock:
     return clock
 
 
+async def read_server_info(client: RedisClient) -> list[dict[str, Any]]:
+    """The reply to INFO of each server that holds keys, as redis-py parses it. Raises RedisBackendError."""
+    with map_redis_errors():
+        if hasattr(client, "get_primaries"):  # a cluster
+            return [await client.info(target_nodes=node) for node in client.get_primaries()]
+        return [await client.info()]
+
+
 def _is_wrong_type(reply: Exception) -> bool:
     return isinstance(reply, redis.exceptions.ResponseError) and str(reply).startswith("WRONGTYPE")
 

@@ -25,6 +25,7 @@ from router.store.admin.scan import (
     map_redis_errors,
     no_progress,
     read_redis_clock,
+    read_server_info,
     scan_entries,
     scan_keys,
 )
@@ -173,11 +174,6 @@ async def _count_keys(client: RedisClient, pattern: str) -> int:
 
 
 async def _server_info(client: RedisClient) -> list[dict[str, Any]]:
-    with map_redis_errors():
-        if hasattr(client, "get_primaries"):  # a cluster
-            infos = [await client.info(target_nodes=node) for node in client.get_primaries()]
-        else:
-            infos = [await client.info()]
     return [
         {
             "version": info.get("redis_version"),
@@ -186,7 +182,7 @@ async def _server_info(client: RedisClient) -> list[dict[str, Any]]:
             "policy": info.get("maxmemory_policy"),
             "evicted": info.get("evicted_keys"),
         }
-        for info in infos
+        for info in await read_server_info(client)
     ]
 
 

@@ -2,15 +2,28 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from engines.control import MAX_REQUEST, serve_control
 from engines.process import StartError
+from engines.switch.request import (
+    Progress,
+    RollbackRequest,
+    SwitchFailedError,
+    SwitchRefusedError,
+    SwitchRequest,
+    SwitchResult,
+)
 from router.commands.restart import is_up_running, request_restart
+from router.commands.switch import ControlError
+from router.commands.switch import exchange as switch_exchange
+from tests.support.waiting import TEST_TIMEOUT
 
 
 class Supervisor:
@@ -26,16 +39,50 @@ class Supervisor:
             raise self.failure
 
 
+class Switcher:
+    """Stands in for the one of engines.switch; a switch ends when `done` is set."""
+
+    def __init__(self) -> None:
+        self.requests: list[SwitchRequest | RollbackRequest] = []
+        self.failure: Exception | None = None
+        self.is_switching = False
+        self.done = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def switch(
+        self, request: SwitchRequest | RollbackRequest, report: Callable[[Progress], None]
+    ) -> SwitchResult:
+        self.requests.append(request)
+        report(Progress("start", "e0 at http://127.0.0.1:1"))
+        try:
+            await self.done.wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        if self.failure is not None:
+            raise self.failure
+        return SwitchResult(model="llama", revision="r2", after=False, engines=[])
+
+    rollback = switch
+
+
 @pytest.fixture
 def supervisor() -> Supervisor:
     return Supervisor()
 
 
+@pytest.fixture
+def switcher() -> Switcher:
+    return Switcher()
+
+
 @pytest_asyncio.fixture
-async def control_socket(tmp_path: Path, supervisor: Supervisor) -> AsyncIterator[Path]:
+async def control_socket(tmp_path: Path, supervisor: Supervisor, switcher: Switcher) -> AsyncIterator[Path]:
     path = tmp_path / "up.sock"
     path.touch()  # left by a run that was killed
-    server = await serve_control(path, {"e0": supervisor})  # type: ignore[dict-item]
+    fleet: Any = SimpleNamespace(engines={"e0": SimpleNamespace(supervisor=supervisor)})
+    stand_in: Any = switcher
+    server = await serve_control(path, fleet, stand_in)
     yield path
     server.close()
 
@@ -69,10 +116,70 @@ async def test_an_unknown_engine_is_reported_with_those_that_run(control_socket:
     assert error == "no engine 'e9' runs here; there is e0"
 
 
+async def test_during_a_switch_no_engine_is_restarted(
+    control_socket: Path, supervisor: Supervisor, switcher: Switcher
+) -> None:
+    switcher.is_switching = True
+    error = await asyncio.to_thread(request_restart, control_socket, "e0", 10)
+    assert (error, supervisor.restarts) == ("a switch is under way", 0)
+
+
 @pytest.mark.parametrize("request_", [b"", b"restart e0\n", b"{}\n", b"[1]\n", b"x" * (MAX_REQUEST + 1), b"\xff\n"])
 async def test_an_invalid_request_is_refused(control_socket: Path, supervisor: Supervisor, request_: bytes) -> None:
     assert (await exchange(control_socket, request_)).startswith("invalid request: ")
     assert supervisor.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        ({"switch": {"engine": "e0", "target": "new"}}, SwitchRequest(engine="e0", target="new")),
+        ({"rollback": {"engine": "e0", "after": True}}, RollbackRequest(engine="e0", after=True)),
+    ],
+)
+async def test_a_switch_reports_its_progress_and_its_result(
+    control_socket: Path, switcher: Switcher, request_: dict[str, Any], expected: object
+) -> None:
+    switcher.done.set()
+    events: list[tuple[str, str]] = []
+    result = await asyncio.to_thread(switch_exchange, control_socket, request_, lambda *event: events.append(event))
+    assert switcher.requests == [expected]
+    assert events == [("start", "e0 at http://127.0.0.1:1")]
+    assert result == {"model": "llama", "revision": "r2", "after": False, "engines": [], "shadow": None}
+
+
+@pytest.mark.parametrize("failure", [SwitchRefusedError("nothing to change"), SwitchFailedError("e0: not ready")])
+async def test_a_switch_that_was_not_done_is_reported_with_its_reason(
+    control_socket: Path, switcher: Switcher, failure: Exception
+) -> None:
+    switcher.failure = failure
+    switcher.done.set()
+    request = {"switch": {"engine": "e0"}}
+    with pytest.raises(ControlError, match=str(failure)):
+        await asyncio.to_thread(switch_exchange, control_socket, request, lambda *_: None)
+
+
+async def test_a_client_that_disconnects_cancels_its_switch(control_socket: Path, switcher: Switcher) -> None:
+    reader, writer = await asyncio.open_unix_connection(control_socket)
+    writer.write(b'{"switch": {"engine": "e0"}}\n')
+    await reader.readline()
+    writer.close()
+    async with asyncio.timeout(TEST_TIMEOUT):
+        await switcher.cancelled.wait()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"switch": {"engine": "e0", "targte": "new"}}, {"switch": {"target": "new"}}, {"switch": {"engine": ""}},
+        {"switch": {"engine": "e0", "shadow": 1001}}, {"rollback": {"engine": "e0", "drain_timeout": -1}},
+        {"switch": {"engine": "e0"}, "rollback": {"engine": "e0"}}, {"restart": "e0", "switch": {"engine": "e0"}},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_an_invalid_switch_is_refused(control_socket: Path, switcher: Switcher, request_: dict[str, Any]) -> None:
+    assert (await exchange(control_socket, json.dumps(request_).encode() + b"\n")).startswith("invalid request: ")
+    assert switcher.requests == []
 
 
 async def test_only_its_user_may_connect(control_socket: Path) -> None:

@@ -168,3 +168,17 @@ async def test_json_without_a_dry_run_is_a_wrong_usage(tmp_path: Path) -> None:
     refused = await run_cli("up", "--config", path, "--json")
     assert (refused.code, refused.stderr) == (2, "roundhouse: --json: only possible with --dry-run\n")
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_engine_on_a_ray_cluster_says_what_it_asks_for_and_gets_its_address_there() -> None:
+    spec = engine(placement="ray", tensor_parallel_size=2, pipeline_parallel_size=2)
+    planned = processes(plan(spec))["e"]
+    assert planned["description"].endswith("on a Ray node with 1 CPU, 4 GPU")
+    assert "--host" not in planned["argv"]
+    assert "CUDA_VISIBLE_DEVICES" not in planned["env"], "Ray sets it"
+
+
+def test_a_simulated_engine_on_a_ray_cluster_asks_for_no_gpu() -> None:
+    spec = engine(placement="ray", tensor_parallel_size=2, resources={"CPU": 0.5})
+    planned = processes(plan(spec, kind="simulator"))["e"]
+    assert planned["description"].endswith("on a Ray node with 0.5 CPU")

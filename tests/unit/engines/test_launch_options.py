@@ -14,6 +14,7 @@ from router.settings.tables import LaunchSettings
 
 BEFORE = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "org/Llama-3"]
 BEFORE += ["--served-model-name", "org/M", "--host", "127.0.0.1", "--port", "8001"]
+REPORTED = ["--per-request-spec-decode-metrics", "summary"]
 
 
 def engine(**launch: Any) -> EngineSpec:
@@ -31,8 +32,9 @@ def words(**launch: Any) -> list[str]:
 
 
 def speculation(**launch: Any) -> dict[str, Any]:
-    option, config = words(**launch)
+    option, config, *reported = words(**launch)
     assert option == "--speculative-config"
+    assert reported == REPORTED
     decoded: dict[str, Any] = json.loads(config)
     return decoded
 
@@ -124,7 +126,7 @@ def test_speculation_becomes_a_speculative_config(launch: dict[str, Any], config
 def test_a_draft_is_divided_as_its_target_is(launch: dict[str, Any]) -> None:
     argv = words(draft="org/Llama-3-s", **launch)
     assert argv[:2] == ["--tensor-parallel-size", "2"]
-    assert json.loads(argv[-1])["draft_tensor_parallel_size"] == 2
+    assert json.loads(argv[argv.index("--speculative-config") + 1])["draft_tensor_parallel_size"] == 2
 
 
 def test_gpus_are_numbered_as_nvidia_smi_numbers_them() -> None:
@@ -156,8 +158,8 @@ def test_the_device_of_the_configuration_wins_over_what_this_machine_has(device:
     ("launch", "draft"),
     [
         ({}, []),
-        ({"draft": "org/d"}, ["--draft", "org/d", "--num-speculative-tokens", "4"]),
-        ({"speculation": "ngram"}, ["--draft", "ngram", "--num-speculative-tokens", "4"]),
+        ({"draft": "org/d"}, ["--draft", "org/d", "--num-speculative-tokens", "4", *REPORTED]),
+        ({"speculation": "ngram"}, ["--draft", "ngram", "--num-speculative-tokens", "4", *REPORTED]),
         ({"draft": "org/d", "speculation": "none"}, []),
         ({"max_num_seqs": 3}, ["--max-num-seqs", "3"]),
     ],

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from engines.process import ManagedProcess, StartError
 from engines.restarts import MAX_FAILED_STARTS
-from engines.supervisor import MIN_FAILED_CHECKS, EngineSupervisor, RestartRefusedError
+from engines.supervisor import EngineSupervisor, RestartRefusedError
 from tests.support.waiting import eventually
 
 RUNS = "import time; print('begun', flush=True); time.sleep(600)"
@@ -57,11 +57,15 @@ class Supervised:
 
         self.delays: list[float] = []
         self.events: list[str] = []
+        self.restarted_pids: list[int] = []
         self.process = ManagedProcess("e0", [sys.executable, "-c", program, *arguments], folder / "e0.log")
         self.supervisor = EngineSupervisor(
             self.process, ready, ready_timeout=30, poll_interval=0.01, report=self.events.append, sleep=sleep,
-            health_interval=0.01, unresponsive_after=0.05,
+            health_interval=0.01, unresponsive_after=0.05, on_restarted=self._on_restarted,
         )  # fmt: skip
+
+    async def _on_restarted(self) -> None:
+        self.restarted_pids.append(self.process.pid)
 
     async def stop(self) -> None:
         await self.process.stop()
@@ -104,6 +108,7 @@ async def test_an_engine_that_is_killed_is_started_again_with_growing_delays(
     assert supervised.delays == [1, 2, 4]
     assert supervised.events[0].startswith("e0 was ended by SIGKILL; its log: ")
     assert supervised.events[1] == "e0: restart in 1 s"
+    assert len(set(supervised.restarted_pids)) == 3, "each restart is passed on, the first start is not"
 
 
 async def test_an_engine_that_cannot_start_any_more_is_given_up(
@@ -235,18 +240,27 @@ async def test_a_start_that_is_cancelled_does_not_wait_for_the_process_to_end(
     supervised.process.kill()  # as `up` does at the second Ctrl-C
 
 
-async def test_one_failed_check_after_a_long_pause_kills_nothing(supervise: Callable[..., Supervised]) -> None:
-    checks = itertools.count()
-    supervised = supervise(RUNS, is_ready=lambda: next(checks) % MIN_FAILED_CHECKS != 1)
+async def test_failed_checks_around_a_suspension_of_this_process_kill_nothing(
+    supervise: Callable[..., Supervised],
+) -> None:
+    failures: list[str] = []
+    successes = itertools.count()
+
+    def is_healthy() -> bool:
+        if failures:
+            time.sleep(0.1)
+            failures.pop()
+            return False
+        next(successes)
+        return True
+
+    supervised = supervise(RUNS, is_ready=is_healthy)
     await supervised.supervisor.start()
+    failures += ["before the suspension", "after it"]
     running = asyncio.ensure_future(supervised.supervisor.run())
-
-    def check_has_run(number: int) -> bool:
-        return next(checks) > number
-
-    for _ in range(3):
-        time.sleep(0.1)  # noqa: ASYNC251 - suspends this process for longer than `unresponsive_after`
-        await eventually(partial(check_has_run, next(checks) + MIN_FAILED_CHECKS))
+    await eventually(lambda: not failures)
+    seen = next(successes)
+    await eventually(lambda: next(successes) > seen + 10)
     running.cancel()
     assert supervised.events == []
 

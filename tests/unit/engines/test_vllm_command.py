@@ -81,7 +81,10 @@ def test_without_a_context_length_the_models_own_applies() -> None:
 
 
 def test_without_a_draft_there_is_no_speculation() -> None:
-    assert "--speculative-config" not in vllm_argv(spec(LaunchSpec(target="/m/llama")), "python")
+    argv = vllm_argv(spec(LaunchSpec(target="/m/llama")), "python")
+    assert not {"--speculative-config", "--per-request-spec-decode-metrics"} & set(argv), (
+        "vLLM refuses the second alone"
+    )
 
 
 def test_a_draft_is_named_in_the_speculative_configuration() -> None:

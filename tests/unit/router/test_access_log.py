@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,24 +10,20 @@ from typing import Final
 
 import pytest
 
-from router.access_log import ACCESS_LOGGER, AccessLog, set_up_logging
+from router.access_log import AccessLog
 from router.core.endpoints.chat import CHAT
 from router.core.types import CacheStatus
-from router.flow.exchange import Exchange
+from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.request_kind import request_kind
+from router.log_output import ACCESS_LOGGER, set_up_logging
+from tests.support.logging_state import logging_as_it_was
 from tests.support.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("roundhouse", "uvicorn")]
-    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
-    switches = logging.logThreads, logging.logProcesses, logging.logMultiprocessing, logging._srcfile
-    yield
-    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
-    logging.logThreads, logging.logProcesses, logging.logMultiprocessing, logging._srcfile = switches
+def restored() -> Iterator[None]:
+    with logging_as_it_was():
+        yield
 
 
 def exchange(number: int) -> Exchange:
@@ -40,6 +37,26 @@ def write(log: AccessLog, exchange: Exchange) -> None:
 def flush() -> None:
     for handler in logging.getLogger("roundhouse").handlers:
         handler.flush()
+
+
+TIME: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"  # RFC 3339
+
+
+def generated_exchange() -> Exchange:
+    """It has the facts that only some requests have."""
+    facts = completed_exchange(first_token=0.5)
+    facts.key_id, facts.trace_id = "0f786551", "0af7651916cd43dd8448eb211c80319c"
+    facts.generation = GenerationRecord(
+        request_id="r1", traceparent=None, tenant="acme", model="m", task="chat", log_odds=-3.0, stream=True,
+        started_at=0.0, attempts=2,
+    )  # fmt: skip
+    return facts
+
+
+def coalesced_exchange() -> Exchange:
+    facts = generated_exchange()
+    facts.cache_status, facts.miss_reason = CacheStatus.COALESCED, None
+    return facts
 
 
 def completed_exchange(*, first_token: float | None) -> Exchange:
@@ -65,7 +82,7 @@ async def test_access_lines_are_written_together_soon_and_keep_their_order(
         return bool(lines)
 
     await eventually(written)
-    assert [line.split(" ")[2:4] for line in lines] == [[ACCESS_LOGGER, "request=r1"], [ACCESS_LOGGER, "request=r2"]]
+    assert [line.split(" ")[3:5] for line in lines] == [[ACCESS_LOGGER, "request=r1"], [ACCESS_LOGGER, "request=r2"]]
     write(log, exchange(3))
     logging.getLogger("roundhouse.store").warning("something else")
     assert ["r3" in line for line in capsys.readouterr().err.splitlines()] == [True, False]
@@ -73,10 +90,12 @@ async def test_access_lines_are_written_together_soon_and_keep_their_order(
 
 LAST_WORDS = """
 import asyncio
-from router.access_log import AccessLog, set_up_logging
+from router.access_log import AccessLog
+from router.log_output import set_up_logging
 from router.core.endpoints.chat import CHAT
 from router.flow.exchange import Exchange
 from router.flow.request_kind import request_kind
+from router.log_output import ACCESS_LOGGER, set_up_logging
 
 async def main():
     set_up_logging("text")
@@ -89,7 +108,7 @@ asyncio.run(main())
 
 def test_a_line_that_is_queued_when_the_process_ends_is_written_then() -> None:
     ended = subprocess.run([sys.executable, "-c", LAST_WORDS], capture_output=True, text=True, check=True)
-    assert [line.split(" ")[2:4] for line in ended.stderr.splitlines()] == [[ACCESS_LOGGER, "request=last"]]
+    assert [line.split(" ")[3:5] for line in ended.stderr.splitlines()] == [[ACCESS_LOGGER, "request=last"]]
 
 
 async def test_access_lines_are_json_where_the_others_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +130,23 @@ LINES: Final = [
         ),
     ),
     (
+        generated_exchange(),
+        (
+            "request=r1 tenant=acme key_id=0f786551 path=/v1/chat/completions status=200 outcome=complete ms=1000.00 "
+            "cache=MISS model=m task=chat stream=yes score=0.0474 engine=e attempts=2 prompt_tokens=3 "
+            "completion_tokens=4 ttft_ms=500.00 reason=new trace_id=0af7651916cd43dd8448eb211c80319c "
+            "key=rh:1:acme:m:0:0:0"
+        ),
+    ),
+    (
+        coalesced_exchange(),
+        (
+            "request=r1 tenant=acme key_id=0f786551 path=/v1/chat/completions status=200 outcome=complete ms=1000.00 "
+            "cache=COALESCED model=m task=chat stream=yes score=0.0474 engine=e prompt_tokens=3 "
+            "completion_tokens=4 ttft_ms=500.00 trace_id=0af7651916cd43dd8448eb211c80319c key=rh:1:acme:m:0:0:0"
+        ),
+    ),
+    (
         exchange(2),
         "request=r2 tenant=default path=/v1/chat/completions status=0 outcome=complete ms=1000.00 cache=NONE",
     ),
@@ -126,10 +162,12 @@ async def test_a_line_has_only_the_known_fields(facts: Exchange, line: str, caps
     text, in_json = capsys.readouterr().err.splitlines()
     assert text.split(f" {ACCESS_LOGGER} ")[1] == line
     fields = json.loads(in_json)
-    assert fields.pop("time").endswith("Z")
-    assert {name: f"{value:.2f}" if isinstance(value, float) else str(value) for name, value in fields.items()} == dict(
-        word.split("=", 1) for word in line.split(" ")
-    )
+    assert re.fullmatch(TIME, fields.pop("time"))
+    assert (fields.pop("level"), fields.pop("logger")) == ("info", ACCESS_LOGGER)
+    words = dict(word.split("=", 1) for word in line.split(" "))
+    assert list(fields) == list(words)
+    for name, value in fields.items():
+        assert value == (float(words[name]) if isinstance(value, float | int) else words[name])
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
@@ -150,7 +188,9 @@ async def test_lines_for_another_handler_are_complete(caplog: pytest.LogCaptureF
             write(AccessLog(log_format), exchange(1))
     text, in_json = [record.getMessage() for record in caplog.records]
     assert text.startswith("request=r1 ")
-    assert json.loads(in_json)["request"] == "r1"
+    fields = json.loads(in_json)
+    assert (fields["request"], fields["level"], fields["logger"]) == ("r1", "info", ACCESS_LOGGER)
+    assert re.fullmatch(TIME, fields["time"])
 
 
 async def test_a_log_without_a_handler_fails_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,3 +205,12 @@ async def test_a_log_without_a_handler_fails_no_request(monkeypatch: pytest.Monk
         patched.setattr(handler.stream, "write", broken)
         write(AccessLog("text"), exchange(1))
         handler.flush()
+
+
+async def test_the_type_of_an_engine_s_error_cannot_look_like_other_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up_logging("text")
+    refused = exchange(1)
+    refused.status, refused.outcome, refused.error_reason = 400, "refused", "bad request=r2 %s"
+    write(AccessLog("text"), refused)
+    flush()
+    assert capsys.readouterr().err.endswith(' cache=NONE error="bad request=r2 %s"\n')

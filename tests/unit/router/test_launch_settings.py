@@ -39,6 +39,8 @@ NO_EFFECT = 'has an effect only with speculation = "ngram"; set that, or remove 
         ('lora = { sql = "" }', "lora.sql: '' must not be empty"),
         ("gpus = [0, 1, 0]", "gpus[2]: 0 is named twice; name each GPU once"),
         ('gpus = [0]; device = "cpu"', 'gpus: cannot be combined with device = "cpu"; remove one of them'),
+        ('placement = "slurm"', "placement: 'slurm' is none of local, ray"),
+        ("resources = { CPU = 2 }", 'resources: has an effect only with placement = "ray"; set that, or remove it'),
         ("gpus = [0]; tensor_parallel_size = 2", f"gpus: names 1, but {GPUS} is 2; name 2, or change the sizes"),
         (
             "gpus = [0, 1]; tensor_parallel_size = 2; pipeline_parallel_size = 2",
@@ -203,10 +205,29 @@ def test_a_draft_of_any_kind_counts_as_speculation_for_the_router() -> None:
 def test_the_examples_of_the_documentation_are_valid() -> None:
     page = (ROOT / "docs" / "running-engines.md").read_text(encoding="utf-8")
     examples = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 2
-    profiled, adapters = (parse_config(f'{MODEL}[[model]]\nname = "llama-sql"\n{text}{SQL}') for text in examples)
+    assert len(examples) == 3
+    models = f'{MODEL}[[model]]\nname = "llama-sql"\n'
+    profiled, adapters, placed = (parse_config(f"{models}{text}{SQL}") for text in examples)
     assert profiled.engine[0].launch == LaunchSettings(
         **dict(PROFILES["llama-chat"]["launch"]) | {"gpus": [0], "num_speculative_tokens": 3}
     )
+    assert placed.engine[0].launch == LaunchSettings(**PROFILES["llama-70b-awq"]["launch"], placement="ray")
     assert adapters.engine[0].launch is not None
     assert list(adapters.engine[0].launch.lora) == [adapters.engine[1].served_model] == ["sql"]
+
+
+def test_an_engine_that_ray_places_needs_no_url() -> None:
+    text = MODEL + '[[engine]]\nname = "e"\nmodel = "llama"\n[engine.launch]\ntarget = "t"\nplacement = "ray"\n'
+    (engine,) = parse_config(text).engine
+    assert engine.addresses == []
+    message = 'cannot be combined with placement = "ray", which chooses the GPUs; set tensor_parallel_size'
+    assert config_error(f"{text}gpus = [0]") == f"engine[0].launch.gpus: {message}"
+
+
+@pytest.mark.parametrize("address", ['url = "http://h:1"', 'urls = ["http://h:1", "http://h:2"]'])
+def test_an_engine_that_ray_places_cannot_have_an_address(address: str) -> None:
+    text = (
+        f'{MODEL}[[engine]]\nname = "e"\nmodel = "llama"\n{address}\n[engine.launch]\ntarget = "t"\nplacement = "ray"\n'
+    )
+    (mistake,) = mistakes(text)
+    assert "which decides where the engine serves; remove it" in mistake

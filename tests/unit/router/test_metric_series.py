@@ -7,13 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.core.endpoints.chat import CHAT
+from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
 from router.flow.exchange import Exchange, GenerationRecord
 from router.metric_series import BatchHistogram
+from router.shared.announcements import AnnouncedEngine
 from router.telemetry import Telemetry
+from router.upstream.engine import Engine
 from tests.support.waiting import eventually
 
 BUCKETS = (0.25, 0.5, 1, 8)
@@ -34,6 +38,21 @@ def test_batched_values_give_the_same_buckets_as_single_ones(batches: list[list[
     assert grouped.pop(("b_sum", None)) == pytest.approx(expected.pop(("b_sum", None)))
     grouped.pop(("b_created", None), None), expected.pop(("b_created", None), None)
     assert grouped == expected
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.1, 0.25, 0.3, 1.0, 9.0]), st.integers(1, 5))))
+def test_a_weighted_value_counts_as_often_as_its_weight_says(values: list[tuple[float, int]]) -> None:
+    weighted = BatchHistogram("b", "", buckets=BUCKETS, registry=CollectorRegistry())
+    single = BatchHistogram("b", "", buckets=BUCKETS, registry=CollectorRegistry())
+    weighted.observe_weighted(values)
+    single.observe_many([value for value, weight in values for _ in range(weight)])
+    found, expected = [
+        {(s.name, s.labels.get("le")): s.value for family in one.collect() for s in family.samples}
+        for one in (weighted, single)
+    ]
+    for name in [("b_bucket", "0.25"), ("b_bucket", "0.5"), ("b_bucket", "8.0"), ("b_count", None)]:
+        assert found[name] == expected[name]
+    assert found["b_sum", None] == pytest.approx(expected["b_sum", None])
 
 
 def hit(number: int) -> Exchange:
@@ -112,3 +131,133 @@ async def test_a_page_shows_all_generations_and_writes_that_ended_before_it() ->
         for kind, tokens in samples.items():
             labels = {"tenant": "acme", "model": "m", "kind": kind}
             assert telemetry.registry.get_sample_value("llm_tokens_total", labels) == tokens
+
+
+def sample(telemetry: Telemetry, name: str, **labels: str) -> float | None:
+    telemetry.flush()
+    return telemetry.registry.get_sample_value(name, labels)
+
+
+async def test_the_latency_between_tokens_is_the_mean_of_a_stream_once_for_each_token() -> None:
+    telemetry = Telemetry(log_format="text")
+    now = time.perf_counter()
+    for seconds, tokens, choices in ((4.0, 5, 1), (6.0, 8, 2)):  # a second each; in steps of two seconds
+        done = work()
+        done.first_token_at, done.completion_tokens, done.choices = now - seconds, tokens, choices
+        telemetry.record_generation(done)
+    json_answer = work()
+    json_answer.stream = False
+    one_token = work()
+    one_token.completion_tokens = 1
+    for done in (json_answer, one_token):
+        telemetry.record_generation(done)
+    name = "llm_inter_token_latency_seconds"
+    assert sample(telemetry, f"{name}_count", model="m") == 4 + 6
+    assert sample(telemetry, f"{name}_sum", model="m") == pytest.approx(4 * 1.0 + 6 * 2.0, rel=0.01)
+    assert sample(telemetry, f"{name}_bucket", model="m", le="0.5") == 0
+
+
+async def test_gpu_seconds_count_from_sending_to_the_engine_that_answered() -> None:
+    telemetry = Telemetry(log_format="text")
+    spent = {"tenant": "acme", "model": "m", "kind": "spent"}
+    refused = work()
+    refused.first_token_at, refused.sent_at = None, time.perf_counter() - 100
+    telemetry.record_generation(refused)
+    assert sample(telemetry, "llm_gpu_seconds_total", **spent) is None, "an engine that refuses does not work"
+    done, lost = work(), work()
+    done.dispatched_at, done.sent_at = time.perf_counter() - 100, time.perf_counter() - 3  # after a failed attempt
+    lost.first_token_at, lost.sent_at, lost.error_reason = None, time.perf_counter() - 5, "lost"  # all clients left
+    for one in (done, lost):
+        telemetry.record_generation(one)
+    assert sample(telemetry, "llm_gpu_seconds_total", **spent) == pytest.approx(3 + 5, abs=0.1)
+    assert sample(telemetry, "llm_energy_joules_total", **spent) is None, "the power is unknown"
+
+
+async def test_the_energy_of_a_generation_counts_where_the_power_of_its_engine_is_known() -> None:
+    telemetry, engine = Telemetry(log_format="text"), Engine(name="e", model="m", task="any", url="", served_model="m")
+    engine.set_announced(
+        AnnouncedEngine(name="e", model="m", task="any", url="", served_model="m", power_watts=500.0)
+    )  # fmt: skip
+    telemetry.update_gauges([engine], lambda _: BreakerState.CLOSED, redis_up=True)
+    telemetry.record(saved(2000), 0.5)
+    labels = {"model": "m", "tenant": "default", "kind": "saved"}
+    assert sample(telemetry, "llm_gpu_seconds_total", **labels) == 2
+    assert sample(telemetry, "llm_energy_joules_total", **labels) is None, "no generation was measured yet"
+    engine.start_request()
+    engine.start_request()
+    now, done = time.perf_counter(), work()
+    done.sent_at, done.energy = now, engine.energy.start(now)
+    telemetry.record_generation(done)
+    seconds = sample(telemetry, "llm_gpu_seconds_total", tenant="acme", model="m", kind="spent")
+    joules = sample(telemetry, "llm_energy_joules_total", tenant="acme", model="m", kind="spent")
+    assert seconds is not None
+    assert joules == pytest.approx(250 * seconds), "two requests share the power"
+    telemetry.record(saved(2000), 0.5)
+    assert sample(telemetry, "llm_energy_joules_total", **labels) == pytest.approx(2 * 250)
+
+
+def saved(milliseconds: int) -> Exchange:
+    exchange = hit(1)
+    exchange.generation_ms = milliseconds
+    return exchange
+
+
+@pytest.mark.parametrize("status", list(CacheStatus))
+async def test_what_was_not_generated_for_the_request_is_saved(status: CacheStatus) -> None:
+    telemetry, exchange = Telemetry(log_format="text"), saved(1500)
+    exchange.cache_status = status
+    telemetry.record(exchange, 0.5)
+    expected = 1.5 if status in (CacheStatus.HIT, CacheStatus.STALE, CacheStatus.COALESCED) else None
+    assert sample(telemetry, "llm_gpu_seconds_total", tenant="default", model="m", kind="saved") == expected
+
+
+# -- exemplars --------------------------------------------------------------------------------------------------------
+
+
+def traced(seconds: float, number: int) -> tuple[Exchange, float]:
+    exchange = hit(number)
+    exchange.trace_id = f"{number:032x}"
+    return exchange, seconds
+
+
+def exemplars(telemetry: Telemetry, name: str) -> dict[str, tuple[dict[str, str], float]]:
+    page = telemetry.render(as_openmetrics=True).decode()
+    return {
+        sample.labels["le"]: (sample.exemplar.labels, sample.exemplar.value)
+        for family in parse_openmetrics(page)  # type: ignore[no-untyped-call]  # it has no types
+        for sample in family.samples
+        if family.name == name and sample.exemplar is not None
+    }
+
+
+async def test_each_bucket_has_the_trace_of_its_latest_request() -> None:
+    telemetry = Telemetry(log_format="text")
+    for seconds, number in ((0.003, 1), (0.004, 2), (0.005, 3), (0.2, 4), (1000.0, 5)):
+        telemetry.record(*traced(seconds, number))
+    expected = {
+        "0.005": ({"trace_id": f"{3:032x}"}, 0.005), "0.25": ({"trace_id": f"{4:032x}"}, 0.2),
+        "+Inf": ({"trace_id": f"{5:032x}"}, 1000.0),
+    }  # fmt: skip
+    assert exemplars(telemetry, "llm_request_duration_seconds") == expected
+    assert exemplars(telemetry, "llm_time_to_first_token_seconds") == expected
+    telemetry.record(*traced(0.21, 6))
+    assert exemplars(telemetry, "llm_request_duration_seconds") == {
+        **expected, "0.25": ({"trace_id": f"{6:032x}"}, 0.21)
+    }  # fmt: skip
+
+
+async def test_without_traces_and_in_the_text_format_there_are_no_exemplars() -> None:
+    telemetry = Telemetry(log_format="text")
+    telemetry.record(hit(1), 0.5)
+    assert exemplars(telemetry, "llm_request_duration_seconds") == {}
+    telemetry.record(*traced(0.5, 2))
+    assert b"trace_id" not in telemetry.render()
+
+
+async def test_a_request_without_a_first_token_has_an_exemplar_of_its_duration_only() -> None:
+    telemetry = Telemetry(log_format="text")
+    exchange, seconds = traced(0.5, 1)
+    exchange.cache_status, exchange.status, exchange.outcome = CacheStatus.MISS, 502, "refused"
+    telemetry.record(exchange, seconds)
+    assert len(exemplars(telemetry, "llm_request_duration_seconds")) == 1
+    assert exemplars(telemetry, "llm_time_to_first_token_seconds") == {}

@@ -15,7 +15,9 @@ SIZE: Final = 'is not a size; write a number and one of B, KiB, MiB, GiB, kB, MB
 SHORT: Final = "is too short; the time to live of an entry is at least 1s"
 TAKEN: Final = "is reserved in Redis keys and cannot be a tenant's name"
 AUTOMATIC: Final = "is reserved for the choice by task and cannot be a model's name"
-ADDRESS: Final = "is not a URL such as http://127.0.0.1:8001; use http:// or https:// and no user or password"
+ADDRESS: Final = (
+    "is not a URL such as http://127.0.0.1:8001; use http://, https:// or unix:///PATH, and no user, password or query"
+)
 NAME: Final = "may only have a-z, 0-9, '.', '_' and '-'"
 NO_HASH: Final = "is no hash; make one with `roundhouse keys hash`"
 NO_MEMORY: Final = "memory:// is not supported, since replicas could not share it; embedded starts a private Redis"
@@ -36,7 +38,10 @@ SCHEMES: Final = (
         ),
         (
             '["a\\nb"]\n',
-            '"a\\nb": no such setting; known settings: router, cache, auth, tenant, model, engine, breaker, timeouts',
+            (
+                '"a\\nb": no such setting; known settings: '
+                "router, cache, auth, tenant, model, engine, breaker, timeouts, watchdog, tracing"
+            ),
         ),
         ("[router]\nport = 0\n", "router.port: 0 is not an integer from 1 to 65535"),
         ("[router]\nport = 65536\n", "router.port: 65536 is not an integer from 1 to 65535"),
@@ -100,6 +105,8 @@ SCHEMES: Final = (
             f"router.drain: 'soon' {DURATION}",
         ),
         ('[timeouts]\nfirst_token = "0s"\n', "timeouts.first_token: '0s' must be greater than 0"),
+        ('[watchdog]\ninterval = "10ms"\n', "watchdog.interval: '10ms' is too short; the minimum is 1s"),
+        ('[watchdog]\nrestart_after = "5m"\n', "watchdog.restart_after: '5m' is too short; the minimum is 1h"),
         ("[timeouts]\nconnect = 0\n", "timeouts.connect: 0 must be greater than 0"),
         ("[timeouts]\nmin_tokens_per_second = 0\n", "timeouts.min_tokens_per_second: 0 is not a number greater than 0"),
         ('[[tenant]]\nname = "a:b"\n', f"tenant[0].name: 'a:b' {NAME}"),

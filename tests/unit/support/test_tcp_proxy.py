@@ -7,9 +7,9 @@ from typing import NamedTuple
 import pytest
 import pytest_asyncio
 
+from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.tcp_proxy import ConnectionFault, ConnectionKind, ProxyProcess
-from tests.support.waiting import free_port
 
 NAME = "some-router"
 LONG = 60.0  # seconds; longer than the test

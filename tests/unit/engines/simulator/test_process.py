@@ -132,6 +132,48 @@ async def test_a_draft_is_accepted_at_the_configured_rate() -> None:
         assert await engine.metric("generation_tokens_total") == 4000
 
 
+async def reported(engine: SimulatedEngine, path: str, **fields: Any) -> str:
+    """What a response ends with, from the name `metrics` on; of a stream, its usage event."""
+    prompt = {"messages": [{"role": "user", "content": "go"}]} if "chat" in path else {"prompt": "go"}
+    async with httpx.AsyncClient() as http:
+        response = await http.post(
+            f"{engine.url}{path}", json={**prompt, "max_tokens": 40, "ignore_eos": True, **fields}
+        )
+    assert response.status_code == 200
+    return response.text.removesuffix("\n\ndata: [DONE]\n\n").rpartition(',"metrics":')[2]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_response_says_how_many_draft_tokens_were_accepted_as_vllm_says_it(path: str) -> None:
+    always: dict[str, Any] = {"draft": "d", "acceptance": 1.0, "num_speculative_tokens": 2}
+    # 39 tokens after the first, in steps of three: 13 steps.
+    counts = (
+        '"mean_acceptance_length":3.0,"draft_acceptance_rate":1.0,"acceptance_histogram":[0,0,13],"num_spec_steps":13,'
+        '"num_accepted_draft_tokens":26,"num_draft_tokens":26,"num_spec_tokens":2'
+    )
+    usage = {"stream": True, "stream_options": {"include_usage": True}}
+    async with SimulatedEngine(**always, per_request_spec_decode_metrics="summary") as engine:
+        assert await reported(engine, path) == (
+            '{"time_to_first_token_ms":null,"generation_time_ms":null,"queue_time_ms":null,"mean_itl_ms":null,'
+            f'"tokens_per_second":null,"speculative_decoding":{{{counts},"per_step_accepted":null,'
+            '"per_step_drafted":null}}}'
+        )
+        assert await reported(engine, path, **usage) == f'{{"speculative_decoding":{{{counts}}}}}}}'
+        assert await reported(engine, path, n=2, temperature=1) == "null}"
+        assert "speculative_decoding" not in await reported(engine, path, n=2, temperature=1, **usage)
+    async with SimulatedEngine(**always, per_request_spec_decode_metrics="detailed") as engine:
+        per_step = f'"per_step_accepted":{[2] * 13},"per_step_drafted":{[2] * 13}'.replace(" ", "")
+        assert (await reported(engine, path)).endswith(f"{per_step}}}}}}}")
+        assert (await reported(engine, path, **usage)).endswith(f"{per_step}}}}}}}")
+    async with SimulatedEngine(**always) as engine:
+        assert await reported(engine, path) == "null}"
+
+
+async def test_metrics_of_a_draft_are_refused_without_one() -> None:
+    with pytest.raises(RuntimeError, match="did not start"):
+        await SimulatedEngine(per_request_spec_decode_metrics="summary").start()
+
+
 async def test_a_pace_applies_to_each_request() -> None:
     async with SimulatedEngine(ttft_ms=100, tokens_per_second=200) as engine:
         started = time.monotonic()

@@ -45,7 +45,7 @@ def test_ten_thousand_keys_cost_no_more_than_one(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(hmac, "compare_digest", counting)
     keys = {hash_key(b"key-%d" % number): f"t{number}" for number in range(10_000)}
     authenticator = Authenticator("keys", keys, keys.values())
-    assert authenticator.authenticate(bearer(b"Bearer key-7777")) == "t7777"
+    assert authenticator.authenticate(bearer(b"Bearer key-7777")).tenant == "t7777"
     with pytest.raises(ApiError):
         authenticator.authenticate(bearer(b"Bearer stranger"))
     admin = AdminAuthenticator(keys)
@@ -55,21 +55,28 @@ def test_ten_thousand_keys_cost_no_more_than_one(monkeypatch: pytest.MonkeyPatch
     assert compared == [(hash_key(key), hash_key(key)) for key in (b"key-7777", b"key-3")]
 
 
+def test_a_key_has_a_short_id_and_only_the_keys_mode_knows_it() -> None:
+    identity = authenticator("keys").authenticate(bearer(b"Bearer acme-second"))
+    assert identity == ("acme", hashlib.sha256(b"acme-second").hexdigest()[:8])
+    assert authenticator("open").authenticate(bearer(b"Bearer acme-second")) == ("default", None)
+    assert authenticator("header").authenticate([(b"x-tenant-id", b"acme")]) == ("acme", None)
+
+
 def test_in_open_mode_every_client_is_the_default_tenant() -> None:
     for headers in ([], bearer(b"Bearer other-key"), bearer(b"nonsense"), [(b"x-tenant-id", b"acme")]):
-        assert authenticator("open").authenticate(headers) == "default"
+        assert authenticator("open").authenticate(headers).tenant == "default"
 
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_key_belongs_to_its_tenant(key: str) -> None:
-    assert authenticator("keys").authenticate(bearer(b"Bearer " + key.encode())) == KEYS[key]
+    assert authenticator("keys").authenticate(bearer(b"Bearer " + key.encode())).tenant == KEYS[key]
 
 
 @pytest.mark.parametrize(
     "value", [b"bearer acme-key", b"BEARER acme-key", b"Bearer  acme-key ", b"Bearer\x20acme-key\t"]
 )
 def test_the_scheme_is_known_in_any_case_and_with_any_space(value: bytes) -> None:
-    assert authenticator("keys").authenticate(bearer(value)) == "acme"
+    assert authenticator("keys").authenticate(bearer(value)).tenant == "acme"
 
 
 @pytest.mark.parametrize(
@@ -103,12 +110,12 @@ def test_two_identities_are_refused() -> None:
 
 def test_a_client_with_a_key_cannot_name_another_tenant() -> None:
     headers = [*bearer(b"Bearer acme-key"), (b"x-tenant-id", b"other")]
-    assert authenticator("keys").authenticate(headers) == "acme"
+    assert authenticator("keys").authenticate(headers).tenant == "acme"
 
 
 def test_a_trusted_proxy_names_the_tenant() -> None:
     for name in TENANTS:
-        assert authenticator("header").authenticate([(b"x-tenant-id", name.encode())]) == name
+        assert authenticator("header").authenticate([(b"x-tenant-id", name.encode())]).tenant == name
 
 
 @pytest.mark.parametrize("value", [b"", b"nobody", b"ACME", b" acme", b"acme,other", b"\xff", b"default"])
@@ -165,9 +172,9 @@ def test_without_admin_keys_every_request_is_refused(headers: Headers) -> None:
 
 def test_a_key_in_x_api_key_counts_only_where_it_is_accepted() -> None:
     headers = [(b"x-api-key", b"acme-key")]
-    assert authenticator("keys").authenticate(headers, allow_x_api_key=True) == "acme"
+    assert authenticator("keys").authenticate(headers, allow_x_api_key=True).tenant == "acme"
     refused("keys", headers)
-    assert authenticator("open").authenticate(headers, allow_x_api_key=True) == "default"
+    assert authenticator("open").authenticate(headers, allow_x_api_key=True).tenant == "default"
 
 
 @pytest.mark.parametrize(
@@ -190,4 +197,4 @@ def test_two_different_or_wrong_keys_are_refused(headers: Headers) -> None:
 
 def test_one_key_in_both_headers_is_one_key() -> None:
     headers = [(b"x-api-key", b"acme-key"), (b"authorization", b"Bearer acme-key")]
-    assert authenticator("keys").authenticate(headers, allow_x_api_key=True) == "acme"
+    assert authenticator("keys").authenticate(headers, allow_x_api_key=True).tenant == "acme"

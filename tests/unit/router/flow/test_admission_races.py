@@ -9,7 +9,8 @@ import pytest
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness, engine_readiness
 from router.flow.admission import Admission, NoSlotError, Slot
-from router.upstream.catalog import Catalog, Engine, Model
+from router.upstream.catalog import Catalog, Model
+from router.upstream.engine import Engine
 
 
 def engine(name: str, places: int | None = 1, model: str = "m") -> Engine:
@@ -143,6 +144,21 @@ async def test_a_request_in_the_admission_of_another_configuration_is_notified_o
     held.release()
     (await waiting).release()
     assert (a.in_flight, after.waiting) == (0, 0)
+
+
+async def test_a_request_between_two_changes_of_the_configuration_is_notified_of_a_free_slot_too() -> None:
+    a = engine("a")
+    first = AdmissionHarness(a)
+    held = await first.ask()
+    second = AdmissionHarness(a)
+    waiting = second.ask()
+    await second.run_loop()
+    third = AdmissionHarness(a)
+    held.release()
+    (await asyncio.wait_for(waiting, 1)).release()
+    for harness in (first, second, third):
+        harness.admission.close()
+    assert (a.in_flight, a.on_slot_freed) == (0, ())
 
 
 async def test_where_all_engines_are_down_they_are_tried_nevertheless() -> None:

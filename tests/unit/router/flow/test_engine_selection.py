@@ -7,41 +7,64 @@ import pytest
 
 from router.core.cache.key import ContextMarkers
 from router.core.endpoints.chat import CHAT
-from router.core.routing.draft_stats import MIN_GENERATIONS, DraftStats, SpeculationCounters
+from router.core.endpoints.recorded_response import RequestSpeculation
+from router.core.routing.counted_steps import SpeculationCounters
+from router.core.routing.draft_stats import DraftStats
+from router.core.routing.speeds import MIN_GENERATIONS
 from router.core.types import Task
 from router.errors import ApiError
 from router.flow.engine_selection import EngineSelector
 from router.flow.exchange import GenerationRecord
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
-from router.upstream.catalog import Catalog, Engine, EngineGauges, Model
+from router.upstream.catalog import Catalog, Model
+from router.upstream.engine import Engine, EngineGauges
 
 MODEL = Model("llama", "1")
+LOG_ODDS = {"code": 4.0, "chat": -4.0}
 
 
 class SelectionHarness:
     """A selector with engines, and a clock and randomness that are set by hand."""
 
-    def __init__(self, *engines: Engine, explore: float = 0.1) -> None:
+    def __init__(self, *engines: Engine, explore: float = 0.1, draft_stats: DraftStats | None = None) -> None:
         self.now = 100.0
         self.random_value = 1.0
+        self.draft_stats = draft_stats or DraftStats()
         self.engines = {engine.name: engine for engine in engines}
         catalog = Catalog([MODEL, Model("phi", "1")], engines)
         self.chooser = EngineSelector(
-            catalog, DraftStats(), exploration_rate=explore, clock=lambda: self.now, random=lambda: self.random_value
-        )
+            catalog, self.draft_stats, exploration_rate=explore, clock=lambda: self.now,
+            random=lambda: self.random_value,
+        )  # fmt: skip
 
     def order(self, *, task: Task = "code", session: str | None = None, **fields: Any) -> list[str]:
         choice = self.chooser.select(chat(task, **fields), "acme", session)
         return [engine.name for engine in choice.order_engines()]
 
-    def generated(self, engine: str, speed: float, *, task: Task = "code", times: int = 20, **facts: Any) -> None:
-        """Streams of 60 tokens that end now, at this rate in tokens per second."""
+    def generated(
+        self,
+        engine: str,
+        speed: float,
+        *,
+        task: Task = "code",
+        times: int = 20,
+        per_step: float | None = None,
+        **facts: Any,
+    ) -> None:
+        """Streams of 60 tokens that end now, at this rate in tokens per second.
+
+        `per_step`: tokens per step as the engine reports them.
+        """
         for _ in range(times):
             work = GenerationRecord(
-                request_id="r", traceparent=None, tenant="acme", model="llama", task=task, stream=True, started_at=0.0
-            )
+                request_id="r", traceparent=None, tenant="acme", model="llama", task=task, stream=True, started_at=0.0,
+                log_odds=LOG_ODDS[task],
+            )  # fmt: skip
             work.engine, work.completion_tokens, work.dispatched_at = engine, 60, self.now - 60 / speed
+            if per_step is not None:
+                steps = round(60 / per_step)
+                work.speculation = RequestSpeculation(steps, 60 - steps)
             for name, value in facts.items():
                 setattr(work, name, value)
             self.chooser.record_generation(work)
@@ -53,7 +76,9 @@ class SelectionHarness:
 
 def chat(task: Task = "code", **fields: Any) -> ParsedRequest:
     """A parsed chat request."""
-    reader = RequestResolver(catalog=Catalog([MODEL], []), classify=lambda _: task, markers=ContextMarkers())
+    reader = RequestResolver(
+        catalog=Catalog([MODEL], []), log_odds_of=lambda _: LOG_ODDS[task], markers=ContextMarkers()
+    )
     body = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], **fields}
     return reader.resolve(CHAT, "acme", json.dumps(body).encode())
 
@@ -199,28 +224,137 @@ def test_replicas_are_one_unit_and_need_no_exploration() -> None:
     assert harness.order() == ["a.1", "a.2"]
 
 
+def test_the_draft_that_yields_more_tokens_per_step_comes_first_whatever_the_labels_and_the_machines_say() -> None:
+    harness = SelectionHarness(engine("code", task="code"), engine("chat", task="chat"), explore=0.0)
+    harness.generated("code", 50, per_step=1.2, times=5)
+    assert harness.order() == ["code", "chat"], "the other one is unknown"
+    harness.generated("chat", 50, per_step=4, times=5)
+    assert harness.order() == ["chat", "code"]
+    assert harness.order(session="s1") == ["chat", "code"]
+
+
+def test_between_equally_good_drafts_the_load_decides() -> None:
+    harness = SelectionHarness(engine("a"), engine("b"), explore=0.0)
+    for name in ("a", "b"):
+        harness.generated(name, 50, per_step=3, times=5)
+    harness.engines["a"].in_flight = 1
+    assert harness.order() == ["b", "a"]
+
+
+def test_a_session_stays_where_another_draft_is_only_a_little_better() -> None:
+    harness = SelectionHarness(engine("a"), engine("b"), explore=0.0)
+    stays = harness.order(session="s1")
+    worse, better = stays
+    harness.generated(worse, 50, per_step=3, times=5)
+    harness.generated(better, 50, per_step=3.3, times=5)
+    assert harness.order() == [better, worse]
+    assert harness.order(session="s1") == stays
+
+
+def test_a_draft_of_which_little_is_known_is_tried_by_chance_and_never_without_exploration() -> None:
+    def first_choices(explore: float) -> set[str]:
+        harness = SelectionHarness(engine("a"), engine("b"), explore=explore)
+        harness.generated("a", 50, per_step=2.5, times=20)
+        harness.generated("b", 50, per_step=2.3, times=1)
+        values = iter([0.9, 0.1, 0.9, 0.9, 0.9, 0.1] * 2)
+        harness.chooser._random = lambda: next(values)
+        return {harness.order()[0] for _ in range(2)}
+
+    assert first_choices(0.02) == {"a", "b"}
+    assert first_choices(0.0) == {"a"}
+
+
+def test_a_draft_that_a_probe_finds_while_a_request_waits_is_ranked_with_the_others() -> None:
+    harness = SelectionHarness(engine("a"), engine("b"), engine("c", speculates=None))
+    harness.random_value = 0.5
+
+    selection = harness.chooser.select(chat(), "acme", None)
+    harness.engines["c"].update_gauges(EngineGauges(running=0, spec_counts=SpeculationCounters(10, 20)))
+
+    assert sorted(engine.name for engine in selection.order_engines()) == ["a", "b", "c"]
+
+
+def test_a_draft_that_is_down_leaves_its_place_to_the_others() -> None:
+    harness = SelectionHarness(
+        engine("code", task="code"), engine("chat", task="chat", up=False), engine("plain", speculates=False),
+        explore=0.0,
+    )  # fmt: skip
+    harness.generated("chat", 50, per_step=4, times=5)
+    assert harness.order() == ["code", "plain", "chat"]
+
+
+def test_a_draft_that_does_not_pay_at_the_load_is_left_out_where_an_engine_without_one_is_up() -> None:
+    harness = SelectionHarness(
+        engine("draft", task="code", baseline="plain"), engine("plain", speculates=False), explore=0.0
+    )
+    for name, speed, per_step in (("draft", 50, 2), ("plain", 58, None)):
+        harness.engines[name].in_flight = 15
+        harness.generated(name, speed, times=60, per_step=per_step)
+        harness.engines[name].in_flight = 0
+    assert harness.order() == ["draft", "plain"], "with few requests, nothing is known"
+    harness.engines["draft"].in_flight = 20
+    assert harness.order() == ["plain", "draft"]
+    harness.engines["plain"].up = False
+    assert harness.order() == ["draft", "plain"]
+
+
 def test_a_draft_that_stops_paying_is_logged_once_and_again_when_it_pays(caplog: pytest.LogCaptureFixture) -> None:
-    harness = SelectionHarness(engine("a.1", family="a"), engine("a.2", family="a"))
+    replicas = [engine(f"a.{number}", family="a", baseline="plain") for number in (1, 2)]
+    harness = SelectionHarness(*replicas, engine("plain", speculates=False))
+    harness.generated("plain", 50)
     with caplog.at_level("INFO"):
-        for steps, accepted in ((0, 0), (1000, 3000), (21_000, 3100), (21_500, 3110)):
-            harness.counted("a.1", steps, accepted)
-            harness.counted("a.2", 0, 0)
+        for speed, times in ((100, 20), (20, 60), (20, 20), (400, 100)):
+            harness.generated("a.1", speed, per_step=3, times=times)
+            harness.chooser.on_probe_round()
         assert [record.getMessage() for record in caplog.records] == [
-            "engine a: its draft model slows code down: unknown tokens per second, 1.15 tokens per step",
-            "engine a: its draft model slows chat down: unknown tokens per second, 1.15 tokens per step",
+            "engine a: its draft model slows code down: 29.91 tokens per second, 3.00 tokens per step",
+            "engine a: its draft model speeds code up again",
         ]
-        assert harness.engines["a.2"].drafts["code"].pays is False
-        harness.counted("a.1", 31_500, 43_110)
-    assert [record.getMessage() for record in caplog.records][2:] == [
-        "engine a: its draft model speeds code up again",
-        "engine a: its draft model speeds chat up again",
-    ]
+    assert harness.engines["a.2"].drafts["code"].pays is True
+    assert harness.engines["a.2"].drafts["chat"].pays is None
 
 
-def test_an_engine_without_a_draft_has_no_paying_task() -> None:
+def test_a_draft_that_does_not_pay_is_not_logged_again_after_a_reload(caplog: pytest.LogCaptureFixture) -> None:
+    engines = engine("a"), engine("b")
+    harness = SelectionHarness(*engines)
+    harness.generated("a", 50, per_step=1)
+    harness.chooser.on_probe_round()
+    reloaded = SelectionHarness(*engines, draft_stats=harness.draft_stats)
+    reloaded.chooser.on_probe_round()
+    assert [record.getMessage()[:43] for record in caplog.records] == ["engine a: its draft model slows code down: "]
+
+
+def test_choices_that_are_generated_at_the_same_time_do_not_measure_the_speed_of_one() -> None:
+    harness = SelectionHarness(engine("draft", baseline="plain"), engine("plain", speculates=False))
+    harness.generated("draft", 60, per_step=2)
+    harness.generated("plain", 40)
+    harness.generated("plain", 160, choices=4, times=40)
+    harness.chooser.on_probe_round()
+
+    assert harness.engines["draft"].drafts["code"].pays is True
+    assert harness.engines["plain"].drafts["code"].tokens_per_second == pytest.approx(40)
+
+
+def test_a_draft_that_pays_at_a_low_load_only_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    replicas = [engine(f"a.{number}", family="a", baseline="plain") for number in (1, 2)]
+    harness = SelectionHarness(*replicas, engine("plain", speculates=False))
+    for in_flight, speed in ((0, 100), (64, 20)):
+        harness.engines["plain"].in_flight = harness.engines["a.2"].in_flight = in_flight
+        harness.generated("plain", 50)
+        harness.generated("a.2", speed, per_step=3)
+    with caplog.at_level("INFO"):
+        for load in (0, 64, 0):
+            harness.engines["a.1"].in_flight = load
+            harness.chooser.on_probe_round()
+    assert harness.engines["a.1"].drafts["code"].pays is True
+    assert harness.engines["a.2"].drafts["code"].pays is False
+    assert [record.getMessage()[:43] for record in caplog.records] == ["engine a: its draft model slows code down: "]
+
+
+def test_whether_a_draft_pays_is_unknown_beside_a_faster_engine_that_is_not_the_same_without_it() -> None:
     harness = SelectionHarness(engine("a", speculates=False), engine("b"))
     harness.generated("a", 100)
-    harness.generated("b", 50)
+    harness.generated("b", 50, per_step=3)
     harness.chooser.on_probe_round()
     assert harness.engines["a"].drafts["code"].pays is None
-    assert harness.engines["b"].drafts["code"].pays is False
+    assert harness.engines["b"].drafts["code"].pays is None

@@ -1,4 +1,4 @@
-"""Who is told of a generation that has ended."""
+"""What is notified when a generation has ended."""
 
 from router.flow.engine_selection import EngineSelector
 from router.flow.exchange import GenerationRecord
@@ -33,3 +33,10 @@ def test_a_generation_is_counted_and_measured_and_its_tenant_pays_for_its_tokens
         record_generation(metrics.append, selector, limits, record)
     assert limits.subtracted == [("acme", 7), ("beta", 5)]
     assert metrics == selector.recorded == [reported, estimated]
+
+
+def test_milliseconds_of_a_generation_are_rounded_since_their_sum_is_a_saving() -> None:
+    record = generation_record("acme")
+    assert record.generation_ms(2.0) == 0  # it was not sent
+    record.sent_at = 1.0
+    assert [record.generation_ms(now) for now in (1.0044, 1.0047)] == [4, 5]

@@ -32,6 +32,7 @@ def recorded(body: bytes = b"{}", stream: bytes | None = None) -> RecordedRespon
             endings=(DONE_FRAME, b"usage"),
             prompt_tokens=1,
             completion_tokens=2,
+            generation_ms=3,
         ),
         GenerationResult(complete=True, endings=(DONE_FRAME, DONE_FRAME), prompt_tokens=3),
     ],

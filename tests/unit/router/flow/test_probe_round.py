@@ -13,7 +13,8 @@ from router.flow.probe_round import on_probe_round
 from router.net.redis.clock import RedisClock
 from router.net.redis.pipeline import RedisDownError
 from router.shared.breakers import Breakers
-from router.upstream.catalog import Catalog, Engine, EngineGauges, Model
+from router.upstream.catalog import Catalog, Model
+from router.upstream.engine import Engine, EngineGauges
 
 
 class NoRedis:

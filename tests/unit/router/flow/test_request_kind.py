@@ -10,9 +10,12 @@ from router.api.response_headers import ResponseHeaders
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.messages import MESSAGES
 from router.core.types import BypassReason, CacheStatus
-from router.flow.exchange import Exchange
+from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.request_kind import RequestKind, ResponseKind, request_facts, request_kind, response_kind
 
+GENERATION: Final = GenerationRecord(
+    request_id="r1", traceparent=None, tenant="default", model="m", task="chat", stream=False, started_at=0.0
+)
 CHANGES: Final[dict[str, dict[str, Any]]] = {
     "status": {"status": 502},
     "stream": {"stream": True},
@@ -32,6 +35,9 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "outcome": {"outcome": "left"},
     "error_reason": {"error_reason": "timeout"},
     "has_first_token": {"first_token_at": 0.5},
+    "key_id": {"key_id": "0a1b2c3d"},
+    "has_generation": {"generation": GENERATION},
+    "has_trace_id": {"trace_id": "0" * 31 + "1"},
     "has_engine_request_id": {"has_client_request_id": True, "engine_request_id": "theirs"},
 }
 """By the field of a kind: the facts of an exchange that change it."""

@@ -2,10 +2,11 @@
 
 import pytest
 
-from router.core.routing.draft_stats import SpeculationCounters
+from router.core.routing.counted_steps import SpeculationCounters
 from router.core.types import EngineTask, Task
 from router.errors import ApiError
-from router.upstream.catalog import Catalog, Engine, EngineGauges, Model
+from router.upstream.catalog import Catalog, Model
+from router.upstream.engine import Engine, EngineGauges
 
 URL = "http://127.0.0.1:1"
 

@@ -68,3 +68,42 @@ def test_an_engine_at_another_address_inherits_nothing() -> None:
     before = build_catalog(old)
     before.engines["one"].update_status(up=True)
     assert reloaded(old, before, settings('url = "http://127.0.0.1:9"')).engines["one"].up is None
+
+
+LAUNCH = '[engine.launch]\ntarget = "t"\n'
+DRAFT = LAUNCH + 'draft = "d"\n'
+
+
+def other(launch: str, *, name: str = "plain", host: str = "127.0.0.1", model: str = "llama") -> str:
+    """A further engine without a draft, or with one."""
+    return f'[[engine]]\nname = "{name}"\nmodel = "{model}"\nurl = "http://{host}:2"\n{launch}'
+
+
+@pytest.mark.parametrize(
+    ("rest", "baseline"),
+    [
+        (other(LAUNCH), "plain"),
+        (other(LAUNCH + "gpus = [1]\ngpu_memory_utilization = 0.5\n"), None),
+        (other(LAUNCH + "gpu_memory_utilization = 0.5\n"), "plain"),
+        (other(LAUNCH + 'quantization = "fp8"\n'), None),
+        (other(LAUNCH, host="gpu2"), None),
+        (other(LAUNCH.replace('"t"', '"u"')), None),
+        (other(DRAFT), None),
+        (other(""), None),
+        ("", None),
+    ],
+)
+def test_the_same_engine_without_its_draft_has_the_same_launch_on_the_same_host(
+    rest: str, baseline: str | None
+) -> None:
+    engines = build_catalog(settings(f"{URL}\n{DRAFT}", rest=rest)).engines
+    assert engines["one"].baseline == baseline
+    assert all(engine.baseline is None for name, engine in engines.items() if name != "one")
+
+
+def test_an_engine_that_is_added_later_is_compared_with() -> None:
+    old = settings(f"{URL}\n{DRAFT}")
+    before = build_catalog(old)
+    after = reloaded(old, before, settings(f"{URL}\n{DRAFT}", rest=other(LAUNCH)))
+    assert after.engines["one"] is before.engines["one"]
+    assert after.engines["one"].baseline == "plain"

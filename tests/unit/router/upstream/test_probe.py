@@ -1,14 +1,18 @@
 """A round of probes, with engines in their own processes."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Self
 
 import pytest
 import pytest_asyncio
 
 from router.net.client.transport import HTTPTransport
-from router.upstream.catalog import Catalog, Engine, Model
+from router.upstream.catalog import Catalog, Model
 from router.upstream.client import EngineClient
-from router.upstream.probe import EngineProbe
+from router.upstream.engine import Engine
+from router.upstream.probe import MAX_PAGE, EngineProbe
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.simulated_engine import SimulatedEngine
 
@@ -64,3 +68,87 @@ async def test_an_engine_that_is_not_vllm_is_known_only_to_be_up(client: EngineC
     await EngineProbe(Catalog([Model("m", "1")], [engine]), client).check()
     assert (engine.up, engine.max_model_len, engine.has_draft, engine.external_load) == (True, None, None, None)
     await scripted.stop()
+
+
+class Pages:
+    """A server whose pages the test sets: a status and a body by path; other paths are 404."""
+
+    def __init__(self, **pages: tuple[int, bytes]) -> None:
+        self.pages = {f"/{name.replace('_', '/')}": page for name, page in pages.items()}
+        self.asked: list[str] = []
+        self._server: asyncio.Server | None = None
+        self.url = ""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1].decode()
+        self.asked.append(path)
+        status, page = self.pages.get(path, (404, b""))
+        writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(page)) + page)
+        with suppress(OSError):  # the router does not read more than it needs
+            await writer.drain()
+        writer.close()
+
+
+LLAMA_CPP = b'{"data": [{"id": "m", "owned_by": "llamacpp"}]}'
+
+
+async def test_an_engine_to_which_one_connection_failed_is_asked_for_its_kind_again(client: EngineClient) -> None:
+    async with Pages(health=(200, b""), v1_models=(200, LLAMA_CPP)) as server:
+        engine = engine_at(server.url)
+        probe = EngineProbe(Catalog([Model("m", "1")], [engine]), client)
+        await probe.check()
+        assert engine.kind == "llama.cpp"
+        engine.update_status(up=False)  # as a request does that cannot connect
+        await probe.check()
+        assert (engine.up, engine.kind) == (True, "llama.cpp")
+
+
+async def test_an_engine_that_is_checked_seldom_is_checked_at_once_when_a_request_found_it_down(
+    client: EngineClient,
+) -> None:
+    async with Pages(v1_models=(200, b"{}")) as server:
+        engine = Engine(name="a", model="m", task="any", url=server.url, served_model="m", kind="openai")
+        probe = EngineProbe(Catalog([Model("m", "1")], [engine]), client)
+        await probe.check()
+        asked = len(server.asked)
+        await probe.check()
+        assert len(server.asked) == asked
+        engine.update_status(up=False)
+        await probe.check()
+        assert engine.up is True
+        server.pages = {}
+        engine.update_status(up=False)
+        await probe.check()
+        asked = len(server.asked)
+        await probe.check()  # an API that refuses its key is not asked more often either
+        assert (engine.up, len(server.asked)) == (False, asked)
+
+
+async def test_an_api_that_limits_the_rate_of_the_checks_is_up(client: EngineClient) -> None:
+    async with Pages(v1_models=(429, b"")) as server:
+        engine = engine_at(server.url)
+        await EngineProbe(Catalog([Model("m", "1")], [engine]), client).check()
+        assert engine.up is True
+
+
+async def test_an_api_with_a_list_of_models_that_is_too_long_is_up_and_is_asked_for_it_once(
+    client: EngineClient,
+) -> None:
+    async with Pages(v1_models=(200, b" " * (MAX_PAGE + 1)), health=(200, b"")) as server:
+        engine = engine_at(server.url)
+        probe = EngineProbe(Catalog([Model("m", "1")], [engine]), client)
+        await probe.check()
+        await probe.check()
+        assert (engine.up, server.asked.count("/v1/models")) == (True, 1)
+        del server.pages["/health"]
+        await probe.check()
+        assert engine.up is True

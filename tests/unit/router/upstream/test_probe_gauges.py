@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.routing.draft_stats import SpeculationCounters
-from router.upstream.catalog import EngineGauges
-from router.upstream.probe import parse_gauges, parse_max_model_len
+from router.core.routing.counted_steps import SpeculationCounters
+from router.upstream.engine import EngineGauges
+from router.upstream.engine_gauges import parse_gauges
+from router.upstream.engine_kinds import parse_model_list
 from tests.support.paths import CAPTURES
 
 CAPTURE: Final = CAPTURES / "metrics.txt"
@@ -109,10 +110,11 @@ def test_longer_names_are_other_metrics() -> None:
         ('{"data": {}}', None),
         ("", None),
         ("<html>", None),
+        ('{"data": [{"id": "m", "owned_by": "llamacpp", "meta": {"n_ctx": 2048, "n_ctx_train": 4096}}]}', 2048),
     ],
 )
 def test_an_engines_context_length_is_in_its_list_of_models(page: str, length: int | None) -> None:
-    assert parse_max_model_len(page.encode(), "m") == length
+    assert parse_model_list(page.encode(), "m").max_model_len == length
 
 
 NAME: Final = st.sampled_from([name[:-1] for name in VALUES])

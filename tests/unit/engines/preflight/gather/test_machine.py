@@ -9,7 +9,7 @@ import pytest
 from engines.preflight.gather.machine import read_machine, vllm_version
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc/meminfo is Linux'")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc/meminfo")
 def test_memory_and_disks_are_read(tmp_path: Path) -> None:
     machine = read_machine(sys.executable, {"models": tmp_path / "not" / "yet", "logs": tmp_path})
     assert machine.total_memory is not None

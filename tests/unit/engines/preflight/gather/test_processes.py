@@ -13,7 +13,7 @@ from engines.preflight.gather.ports import read_port
 from engines.preflight.gather.processes import describe, listeners
 from engines.preflight.observations import Process
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux'")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 
 CHILD = """
 import socket, sys

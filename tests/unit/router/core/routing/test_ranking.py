@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.routing.context_length import TokenBounds
+from router.core.routing.draft_preference import DraftRank
 from router.core.routing.ranking import EngineSnapshot, rank_engines
 from router.core.types import EngineTask, Task
 
@@ -23,6 +24,7 @@ ENGINE = st.builds(
     kv_cache_usage=st.none() | st.floats(0, 1),
     max_model_len=st.none() | st.integers(100, 300),
     slow=st.booleans(),
+    draft_rank=st.none() | st.builds(DraftRank, st.integers(0, 2), st.integers(0, 2)),
 )
 TASKS = st.sampled_from(["code", "chat"])
 
@@ -148,3 +150,8 @@ def test_every_engine_is_tried_once_and_those_that_are_down_last(task: Task, eng
     assert sorted(ranked, key=repr) == sorted(engines, key=repr)
     downs = [engine.up is False for engine in ranked]
     assert downs == sorted(downs)
+
+
+def test_the_rank_of_a_draft_counts_in_place_of_its_configured_task() -> None:
+    worse, better = view("a", "code", draft_rank=DraftRank(2, 1)), view("b", "chat", draft_rank=DraftRank(0, 0))
+    assert order("code", worse, better, view("plain", "any")) == ["b", "plain", "a"]

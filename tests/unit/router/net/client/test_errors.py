@@ -1,10 +1,8 @@
 """The transport's promises about failures: the error, its cause, and that nothing stays in use."""
 
 import asyncio
-import shutil
 import socket
 import ssl
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import uvloop
 from router.net.client.connection import HTTPConnection
 from router.net.client.errors import EngineError
 from router.net.client.transport import HTTPTransport
+from tests.support.certificate import certificate, needs_openssl
 from tests.support.transport_harness import (
     OK,
     STREAM,
@@ -51,7 +50,8 @@ async def test_an_unreachable_address_is_a_connect_error(url: str) -> None:
 def test_a_connection_that_takes_too_long_is_aborted(connect: float, head_timeout: float, reason: str) -> None:
     @on_both_loops
     async def scenario() -> None:
-        async with transport_and_server(ssl_context=ssl.create_default_context()) as (transport, server):
+        async with transport_and_server() as (transport, server):
+            transport.prepare(("https", "127.0.0.1", 0, ""))
             # The server does not use TLS, so the handshake never ends.
             with raises_engine_error(reason):
                 await send_request(
@@ -141,7 +141,7 @@ def waiting_connection(
 ) -> tuple[HTTPConnection, asyncio.Future[Exception | None]]:
     """A connection with a started exchange that waits for its head, on a fake socket."""
     connection = HTTPConnection(
-        ("http", "h", 80),
+        ("http", "h", 80, ""),
         clock,  # type: ignore[arg-type]
         high_water=1000,
         max_head=1000,
@@ -327,31 +327,20 @@ async def test_a_body_without_a_length_ends_with_the_connection() -> None:
             assert transport.idle == 0
 
 
-def certificate(folder: Path) -> Path:
-    """A self-signed certificate for 127.0.0.1 with its key, in one file."""
-    path = folder / "server.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*command, "-keyout", path, "-out", folder / "c.pem"], check=True, capture_output=True)
-    path.write_bytes(path.read_bytes() + (folder / "c.pem").read_bytes())
-    return path
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
+@needs_openssl
 @on_both_loops
-async def test_tls_works_with_a_context_that_trusts_the_server_and_fails_without() -> None:
+async def test_tls_works_with_authorities_that_have_signed_the_servers_certificate_and_fails_without() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = certificate(Path(folder))
-        theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        theirs.load_cert_chain(path)
-        ours = ssl.create_default_context(cafile=str(path))
-    async with (
-        serve_peers(theirs) as server,
-        HTTPTransport(ssl_context=ours) as transport,
-        HTTPTransport() as distrustful,
-    ):
+        await exchange_over_tls(certificate(Path(folder)))
+
+
+async def exchange_over_tls(path: Path) -> None:
+    theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    theirs.load_cert_chain(path)
+    ca_file = str(path)
+    async with serve_peers(theirs) as server, HTTPTransport() as transport:
         for _ in range(2):
-            request = asyncio.create_task(fetch_body(transport, server))
+            request = asyncio.create_task(fetch_body(transport, server, ca_file=ca_file))
             if server.accepted == 0:
                 peer = await server.peer()
             await peer.request()
@@ -359,7 +348,7 @@ async def test_tls_works_with_a_context_that_trusts_the_server_and_fails_without
             assert await request == b"ok"
         assert (server.accepted, transport.idle) == (1, 1)
 
-        request = asyncio.create_task(fetch_body(transport, server))
+        request = asyncio.create_task(fetch_body(transport, server, ca_file=ca_file))
         await peer.request()
         peer.send(STREAM + b"4\r\nab")
         peer.writer.transport.abort()
@@ -368,5 +357,24 @@ async def test_tls_works_with_a_context_that_trusts_the_server_and_fails_without
         assert caught.value.reason in ("broken-off", "reset")
 
         with raises_engine_error("connect", cause="certificate"):
-            await send_request(distrustful, server.url)
-        assert distrustful.in_use == 0
+            await send_request(transport, server.url)
+        with raises_engine_error("connect"):
+            await send_request(transport, server.url, ca_file=f"{path}.absent")
+        assert transport.in_use == 0
+
+
+@on_both_loops
+async def test_a_unix_socket_is_an_engine_like_any_other() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(OK)
+        await writer.drain()
+        writer.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/engine.sock"
+        async with await asyncio.start_unix_server(answer, path), HTTPTransport() as transport:
+            response = await send_request(transport, f"unix://{path}")
+            assert await response.read(100) == b"ok"
+            with raises_engine_error("connect"):
+                await send_request(transport, f"unix://{path}.absent")

@@ -7,9 +7,9 @@ import pytest
 
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
-from router.net.client.target import RequestTarget
-from router.upstream.catalog import Engine
+from router.net.client.target import Origin, RequestTarget
 from router.upstream.client import EngineClient
+from router.upstream.engine import Engine
 from tests.support.transport_harness import (
     LONG,
     OK,
@@ -114,24 +114,32 @@ async def test_a_body_that_the_server_does_not_read_is_a_timeout() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "origin", "line", "host"),
+    ("base", "origin", "line", "host"),
     [
-        ("http://a/x", ("http", "a", 80), b"POST /x HTTP/1.1", b"a"),
-        ("https://a:8443/x/y?z=1", ("https", "a", 8443), b"POST /x/y?z=1 HTTP/1.1", b"a:8443"),
-        ("http://[::1]:80/x", ("http", "::1", 80), b"POST /x HTTP/1.1", b"[::1]"),
-        ("http://b\u00fccher.example/\u00fc x", ("http", "xn--bcher-kva.example", 80), b"POST /%C3%BC%20x HTTP/1.1",
-         b"xn--bcher-kva.example"),
+        ("http://a", ("http", "a", 80, ""), b"POST /x?z=1 HTTP/1.1", b"a"),
+        ("https://a:8443/y", ("https", "a", 8443, ""), b"POST /y/x?z=1 HTTP/1.1", b"a:8443"),
+        ("http://[::1]:80", ("http", "::1", 80, ""), b"POST /x?z=1 HTTP/1.1", b"[::1]"),
+        ("http://b\u00fccher.example/\u00fc x", ("http", "xn--bcher-kva.example", 80, ""),
+         b"POST /%C3%BC%20x/x?z=1 HTTP/1.1", b"xn--bcher-kva.example"),
+        ("unix:///run/an engine.sock", ("unix", "/run/an engine.sock", 0, ""), b"POST /x?z=1 HTTP/1.1", b"localhost"),
     ],
 )  # fmt: skip
-def test_the_content_of_a_page_is_returned(
-    address: str, origin: tuple[str, str, int], line: bytes, host: bytes
-) -> None:
-    page = RequestTarget(address)
+def test_the_content_of_a_page_is_returned(base: str, origin: Origin, line: bytes, host: bytes) -> None:
+    page = RequestTarget(base, "/x?z=1")
     assert page.origin == origin
     assert page.post_prefix.startswith(line + b"\r\nhost: " + host + b"\r\n")
 
 
-@pytest.mark.parametrize("address", ["ftp://127.0.0.1/", "127.0.0.1:80/x", "http:///x", "http://a/\r\nevil: 1", ""])
+@pytest.mark.parametrize(
+    "address", ["ftp://127.0.0.1/", "unix://run/e.sock", "127.0.0.1:80/x", "http:///x", "http://a/\r\nevil: 1", ""]
+)
 def test_an_address_that_is_not_http_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="is not "):
-        RequestTarget(address)
+        RequestTarget(address, "")
+
+
+def test_every_request_carries_the_engines_headers() -> None:
+    target = RequestTarget("http://a", "/x", headers={"authorization": "Bearer k", "x-team": "ml"})
+    lines = b"authorization: Bearer k\r\nx-team: ml\r\n"
+    assert target.get_request.endswith(lines + b"\r\n")
+    assert lines in target.post_prefix

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from router.core.cache.entry_filter import EntryFilter, parse_purge_filter, text_document_name
-from router.core.cache.redis_keys import PURGE_LOG_KEY, claim_key, flight_key, hits_key
+from router.core.cache.redis_keys import PURGE_LOG_KEY, claim_key, flight_key, hits_key, prompts_key
 from router.net.redis.errors import RedisBackendError
 from router.store.admin.purge import PurgeResult, count_entries, purge
 from tests.support.entry_factory import entry_key, make_entry, store_entry
@@ -52,6 +52,25 @@ async def test_only_matching_entries_are_deleted(client: Any, scope: EntryFilter
     assert await count_entries(client, scope) == len(gone)
     assert await purge(client, scope) == PurgeResult(entries=len(gone), claims=0)
     assert await there(client) == {MATCHING, PLAIN, OTHERS} - gone
+
+
+@pytest.mark.parametrize(
+    ("scope", "gone"),
+    [
+        (EntryFilter(key=MATCHING), set()),
+        (EntryFilter(model="mistral"), {"mistral"}),
+        (EntryFilter(model="mistral", tenant="nobody"), {"mistral"}),
+        (EntryFilter(tenant="acme"), {"llama", "mistral"}),
+        (EntryFilter(document="handbook"), {"llama", "mistral"}),
+        (EntryFilter(all=True), {"llama", "mistral"}),
+    ],
+    ids=lambda value: value.to_json().decode() if isinstance(value, EntryFilter) else "",
+)
+async def test_recent_requests_of_the_models_are_deleted(client: Any, scope: EntryFilter, gone: set[str]) -> None:
+    for model in ("llama", "mistral"):
+        await client.lpush(prompts_key(model), b"{}")
+    await purge(client, scope)
+    assert await there(client) == {prompts_key(model) for model in {"llama", "mistral"} - gone}
 
 
 async def test_the_record_exists_before_anything_is_deleted(client: Any) -> None:

@@ -11,10 +11,11 @@ from router.net.redis.connect import open_client
 from router.store.admin.purge import purge
 from router.store.admin.purge_record import ReplicaAcks
 from tests.support.cli_helpers import run_cli
+from tests.support.ports import free_port
 from tests.support.redis_deployments import Deployment
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import router_config
-from tests.support.waiting import eventually, free_port
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from router.core.cache.entry_filter import EntryFilter, text_document_name
+from router.core.cache.key_parts import KeyParts
 from router.core.cache.redis_keys import claim_key, flight_key, hits_key
 from router.core.endpoints.stream_encoding import decode_stream
 from router.net.redis.connect import open_client
@@ -202,7 +203,15 @@ async def test_an_entry_is_shown_with_all_its_fields(client: Any) -> None:
     assert details.fields["body"] == body
     assert details.fields["question"] == "a" * 16
     assert details.fields["digest"] == "d" * 64
-    assert (details.text, details.stream) == ("für alle", None)
+    assert (details.text, details.stream, details.hits) == ("für alle", None, None)
+
+
+async def test_the_hits_of_an_entry_are_shown_as_far_as_they_are_counted(client: Any) -> None:
+    at = await store_entry(client, entry_key(), make_entry())
+    await client.zincrby(hits_key(KeyParts.parse(at).tenant), 3, at)
+    details = await fetch_detail(client, at)
+    assert details is not None
+    assert details.hits == 3
 
 
 @pytest.mark.parametrize("lossless", [True, False])

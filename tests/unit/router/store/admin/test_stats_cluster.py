@@ -19,8 +19,9 @@ from router.store.admin.purge import PurgeResult, count_entries, purge
 from router.store.admin.scan import execute_commands
 from router.store.admin.stats import collect_stats, top_entries
 from tests.support.entry_factory import entry_key, make_entry, store_entry
+from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
-from tests.support.waiting import eventually, free_port
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

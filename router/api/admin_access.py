@@ -1,0 +1,92 @@
+"""Who may use /admin and the dashboard: who sends an admin key, or the cookie of a session.
+
+A browser sends the cookie on its own, so a page of another origin could make it send one. `SameSite=Strict` prevents
+that; in addition, a request that changes something needs a header that such a page cannot set, and has to come from
+the own origin (https://cheatsheetseries.owasp.org/cheatsheets/Cross-Site_Request_Forgery_Prevention_Cheat_Sheet.html).
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.requests import Request
+
+from router.api.auth import AdminAuthenticator, invalid_key
+from router.api.sessions import SESSION_COOKIE, Sessions
+from router.errors import PERMISSION, ApiError
+
+CSRF_HEADER: Final = "x-roundhouse-csrf"
+"""The header, with the value 1, of changing requests with a cookie."""
+
+_SAFE_METHODS: Final = ("GET", "HEAD")
+
+
+class AdminAccess:
+    """Checks a request's key or session. A session is never valid outside of /admin and /dashboard."""
+
+    def __init__(
+        self, authenticator: AdminAuthenticator, sessions: Sessions, refresh_secret: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`refresh_secret` reads the secret of the sessions in Redis again."""
+        self._authenticator = authenticator
+        self._sessions = sessions
+        self._refresh_secret = refresh_secret
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the configuration has an admin key, so that somebody can have access."""
+        return self._authenticator.has_keys
+
+    async def check(self, request: Request) -> None:
+        """Raises ApiError: 401 without a valid key or session; 403 if there are no keys, or for a forged request."""
+        token = request.cookies.get(SESSION_COOKIE)
+        if token is None or "authorization" in request.headers or not self.is_open:
+            self._authenticator.check(request.scope["headers"])
+        elif not await self._is_valid(token):
+            raise invalid_key("The session has ended.")
+        elif request.method not in _SAFE_METHODS and not _is_deliberate(request):
+            raise forbidden()
+
+    async def has_access(self, request: Request) -> bool:
+        try:
+            await self.check(request)
+        except ApiError:
+            return False
+        return True
+
+    async def sign_in(self, key: bytes) -> str | None:
+        """The token of a new session; None if the key is not valid."""
+        key_hash = self._authenticator.find(key)
+        if key_hash is None:
+            return None
+        await self._refresh_secret()
+        return self._sessions.issue(key_hash)
+
+    async def _is_valid(self, token: str) -> bool:
+        if self._sessions.is_valid(token):
+            return True
+        # Another router may have written another secret since.
+        await self._refresh_secret()
+        return self._sessions.is_valid(token)
+
+
+def _is_deliberate(request: Request) -> bool:
+    return request.headers.get(CSRF_HEADER) == "1" and comes_from_own_origin(request) is True
+
+
+def comes_from_own_origin(request: Request) -> bool | None:
+    """Whether a page of this origin sent it; None if the client does not say, as programs do.
+
+    Browsers send Sec-Fetch-Site over TLS and to the own machine, and Origin with every changing request.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        return site == "same-origin"
+    if origin is not None:
+        # Not parsed as a URL: anybody may send it, and a malformed one would raise.
+        return origin.partition("://")[2] == request.headers.get("host")
+    return None
+
+
+def forbidden() -> ApiError:
+    message = f"The request does not come from the dashboard: `{CSRF_HEADER}: 1` and the same origin are required."
+    return ApiError(403, message, kind=PERMISSION, code="cross_site_request")

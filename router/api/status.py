@@ -1,0 +1,166 @@
+"""The status of all routers, engines and Redis: /admin/status, /admin/history and /admin/requests."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from router.api.query import query_count
+from router.net.redis.commands import Command
+from router.net.redis.errors import RedisBackendError
+from router.net.redis.pipeline import RedisDownError, RedisPipeline
+from router.net.redis.url import parse_redis_url
+from router.shared import latest_requests, router_snapshots, traffic
+from router.shared.router_snapshots import RouterSnapshot
+from router.shared.status_documents import (
+    HistoryDocument,
+    LastHour,
+    RedisRow,
+    RequestsDocument,
+    StatusDocument,
+)
+from router.store.admin.scan import RedisClient, execute_commands, read_server_info
+
+HOUR: Final = 60
+"""Minutes in `last_hour`, and in the history unless the request names another number."""
+
+_DEFAULT_REQUESTS: Final = 50
+# Seconds after which every process has seen that someone watches, and has published: it looks once a second.
+_FIRST_SNAPSHOTS: Final = 1.2
+
+
+class StatusReader:
+    """Reads what the routers have published in Redis; the own process needs no Redis to be in the status.
+
+    - While Redis is down, `status` shows this process alone; the others raise RedisBackendError.
+    - Whoever reads the status or the requests watches: all processes publish theirs for LIFETIME seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        redis: RedisClient,
+        pipeline: RedisPipeline,
+        redis_url: str,
+        clock: Callable[[], float],
+        take_snapshot: Callable[[], RouterSnapshot],
+    ) -> None:
+        """`clock`: seconds since the epoch by Redis' clock."""
+        self._redis = redis
+        self._pipeline = pipeline
+        self._address = parse_redis_url(redis_url)
+        self._clock = clock
+        self._take_snapshot = take_snapshot
+
+    async def status(self, *, complete: bool = False) -> StatusDocument:
+        """`complete`: if nobody has watched, waits until all processes have published."""
+        own, now = self._take_snapshot(), self._clock()
+        try:
+            if await self._mark_watched() and complete:
+                await asyncio.sleep(_FIRST_SNAPSHOTS)
+                own, now = self._take_snapshot(), self._clock()
+            others, hour = await self._read_others(own, now), await self._last_hour(now)
+            redis = await self._redis_row()
+        except RedisBackendError:
+            others, hour, redis = [], None, RedisRow(up=False, url=self._address.public_url)
+        snapshots = [own, *others]
+        engines = router_snapshots.merge_engines(snapshots)
+        return StatusDocument(
+            now=round(now, 3),
+            routers=router_snapshots.router_rows(snapshots, now),
+            engines=engines,
+            models=router_snapshots.merge_models(snapshots, engines),
+            redis=redis,
+            last_hour=hour,
+        )
+
+    async def history(self, minutes: int) -> HistoryDocument:
+        """Raises RedisBackendError."""
+        wanted = self._latest_minutes(minutes, self._clock())
+        replies = await self._execute(traffic.read_commands(wanted))
+        rows = (
+            traffic.minute_row(minute, traffic.decode_counts(reply))
+            for minute, reply in zip(wanted, replies, strict=True)
+        )
+        return HistoryDocument(minutes=tuple(rows))
+
+    async def latest_requests(self, limit: int) -> RequestsDocument:
+        """Raises RedisBackendError."""
+        await self._mark_watched()
+        (reply,) = await self._execute([latest_requests.read_command()])
+        return RequestsDocument(requests=tuple(latest_requests.decode_requests(reply)[:limit]))
+
+    async def _mark_watched(self) -> bool:
+        """Whether nobody has watched until now. Raises RedisBackendError."""
+        (watched,) = await self._execute([router_snapshots.is_watched_command()])
+        self._send(router_snapshots.watch_command())
+        return watched is None
+
+    async def _read_others(self, own: RouterSnapshot, now: float) -> list[RouterSnapshot]:
+        (reply,) = await self._execute([router_snapshots.read_command()])
+        snapshots = list(router_snapshots.decode_snapshots(reply))
+        for command in router_snapshots.prune_commands(snapshots, now):
+            self._send(command)
+        live = router_snapshots.live_snapshots(snapshots, now)
+        return [each for each in live if each.router.id != own.router.id]
+
+    async def _last_hour(self, now: float) -> LastHour:
+        replies = await self._execute(traffic.read_commands(self._latest_minutes(HOUR, now)))
+        return traffic.last_hour(map(traffic.decode_counts, replies))
+
+    def _latest_minutes(self, count: int, now: float) -> range:
+        last = traffic.minute_of(now)
+        return range(last - count + 1, last + 1)
+
+    async def _redis_row(self) -> RedisRow:
+        try:
+            infos = await read_server_info(self._redis)
+        except RedisBackendError:  # without the permission for INFO, it is still up
+            return RedisRow(up=self._pipeline.up, url=self._address.public_url)
+        keys = f"db{self._address.db}"
+        return RedisRow(
+            up=True,
+            url=self._address.public_url,
+            version=next((info.get("redis_version") for info in infos), None),
+            used_memory=_sum_of([info.get("used_memory") for info in infos]),
+            maxmemory=_sum_of([info.get("maxmemory") or None for info in infos]),
+            # A database without keys is not in the reply.
+            keys=sum(info.get(keys, {}).get("keys", 0) for info in infos),
+        )
+
+    def _send(self, command: Command) -> None:
+        """Writes, if Redis lets it: one that is full, or cannot save, refuses this and can still be read."""
+        with contextlib.suppress(RedisDownError):  # the next read raises
+            self._pipeline.send(command)
+
+    async def _execute(self, commands: list[Command]) -> list[Any]:
+        if not self._pipeline.up:
+            raise RedisBackendError("it is down")  # known without waiting for its timeout
+        return await execute_commands(self._redis, commands)
+
+
+def _sum_of(values: list[int | None]) -> int | None:
+    """None if one is unknown."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+class StatusAdmin:
+    """The handlers; AdminRoutes authenticates their requests."""
+
+    def __init__(self, reader: StatusReader) -> None:
+        self._reader = reader
+
+    async def status(self, _: Request) -> Any:
+        return await self._reader.status(complete=True)
+
+    async def history(self, request: Request) -> Any:
+        """The parameter `minutes`: how many, up to now."""
+        return await self._reader.history(query_count(request, "minutes", default=HOUR, largest=traffic.MAX_MINUTES))
+
+    async def requests(self, request: Request) -> Any:
+        """The parameter `limit`: how many at most."""
+        limit = query_count(request, "limit", default=_DEFAULT_REQUESTS, largest=latest_requests.MAX_REQUESTS)
+        return await self._reader.latest_requests(limit)

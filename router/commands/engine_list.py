@@ -1,0 +1,89 @@
+"""`roundhouse engines list`."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import click
+import msgspec
+import typer
+
+from router.commands.console import ConfigOption, JsonLinesOption, load_settings, write_json, write_table
+from router.commands.engine_access import probe_engines, with_announced
+from router.settings import DEFAULT_PATH, Settings
+
+if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
+    from router.upstream.engine import Engine
+
+_REFRESH_INTERVAL: Final = 2.0  # seconds
+_TITLES: Final = (
+    "engine", "model", "task", "state", "running", "waiting", "kv cache", "prefix hits", "tokens/step", "url",
+)  # fmt: skip
+
+
+class EngineRow(msgspec.Struct, frozen=True):
+    """An engine's present status, from a probe; None means unknown, never 0.
+
+    - `prefix_cache_hit_rate` (0 to 1) and `tokens_per_step` (with speculative decoding): since the engine's start.
+    """
+
+    name: str
+    model: str
+    task: str
+    url: str
+    up: bool | None
+    drained: bool
+    running: float | None
+    waiting: float | None
+    kv_cache_usage: float | None
+    prefix_cache_hit_rate: float | None
+    tokens_per_step: float | None
+
+
+def list_command(
+    config: ConfigOption = Path(DEFAULT_PATH),
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every 2 seconds, until Ctrl-C.")] = False,
+    as_json: JsonLinesOption = False,
+) -> None:
+    """List the engines: which are up, which are drained, and what they work on."""
+    settings = load_settings(config)
+    while True:
+        rows = _read_rows(settings, config)
+        if watch and not as_json:
+            click.clear()
+        if as_json:
+            for row in rows:
+                write_json(row)
+        else:
+            write_table([_TITLES, *map(_table_row, rows)])
+        if not watch:
+            return
+        time.sleep(_REFRESH_INTERVAL)
+
+
+def _read_rows(settings: Settings, config: Path) -> list[EngineRow]:
+    with_fleet, drained = with_announced(settings, config)
+    return [_engine_row(engine, drained) for engine in asyncio.run(probe_engines(with_fleet, lambda _: True))]
+
+
+def _engine_row(engine: "Engine", drained: set[str]) -> EngineRow:
+    gauges = engine.gauges
+    return EngineRow(
+        name=engine.name, model=engine.model, task=engine.task, url=engine.url, up=engine.up,
+        drained=engine.name in drained, running=gauges.running, waiting=gauges.waiting,
+        kv_cache_usage=gauges.kv_cache_usage, prefix_cache_hit_rate=gauges.prefix_cache_hit_rate,
+        tokens_per_step=gauges.spec_tokens_per_step,
+    )  # fmt: skip
+
+
+def _table_row(row: EngineRow) -> tuple[str, ...]:
+    def number(value: Any, form: str = "g") -> str:
+        return "?" if value is None else f"{value:{form}}"
+
+    state = ("up" if row.up else "down") + (", drained" if row.drained else "")
+    return (
+        row.name, row.model, row.task, state, number(row.running), number(row.waiting),
+        number(row.kv_cache_usage, ".0%"), number(row.prefix_cache_hit_rate, ".0%"),
+        number(row.tokens_per_step, ".2f"), row.url,
+    )  # fmt: skip

@@ -1,0 +1,64 @@
+"""Estimates speeds by the clock: decaying geometric means with standard errors."""
+
+from math import hypot, log, sqrt
+from typing import Final, NamedTuple
+
+HALF_LIFE: Final = 600.0
+"""Seconds after which a measurement has half its weight."""
+
+MIN_GENERATIONS: Final = 12.0
+"""Total weight of generations from which on a speed is known; a new generation has weight 1."""
+
+_STANDARD_ERRORS: Final = 2.0  # by how many standard errors speeds must differ, so that it is not chance
+
+
+class SpeedEstimate(NamedTuple):
+    """The mean of logarithms of speeds, and its standard error."""
+
+    mean: float
+    standard_error: float
+
+    def is_clearly_above(self, other: "SpeedEstimate", ratio: float) -> bool:
+        """Whether it is above the other by at least this ratio, and not by chance."""
+        difference = self.mean - other.mean
+        return difference >= log(ratio) and difference >= _STANDARD_ERRORS * hypot(
+            self.standard_error, other.standard_error
+        )
+
+    def times(self, factor: float, standard_error: float) -> "SpeedEstimate":
+        return SpeedEstimate(self.mean + log(factor), hypot(self.standard_error, standard_error / factor))
+
+
+class DecayingSpeeds:
+    """Decaying statistics of speeds, as logarithms: a stalled generation must not outweigh all others.
+
+    `now` is in seconds of one monotonic clock, and `half_life` in seconds.
+    """
+
+    __slots__ = ("_count", "_half_life", "_squares", "_sum", "_updated_at")
+
+    def __init__(self, half_life: float = HALF_LIFE) -> None:
+        self._half_life = half_life
+        self._count = self._sum = self._squares = 0.0
+        self._updated_at = 0.0
+
+    def add(self, speed: float, now: float) -> None:
+        value, remaining = log(speed), self._remaining_share(now)
+        self._count = self._count * remaining + 1.0
+        self._sum = self._sum * remaining + value
+        self._squares = self._squares * remaining + value * value
+        self._updated_at = now
+
+    def count(self, now: float) -> float:
+        return self._count * self._remaining_share(now)
+
+    def estimate(self, now: float) -> SpeedEstimate | None:
+        count = self.count(now)
+        if count < MIN_GENERATIONS:
+            return None
+        # The three sums decay alike, so their ratios need no decay. max: rounding can make the variance negative.
+        mean = self._sum / self._count
+        return SpeedEstimate(mean, sqrt(max(0.0, self._squares / self._count - mean * mean) / count))
+
+    def _remaining_share(self, now: float) -> float:
+        return float(0.5 ** (max(0.0, now - self._updated_at) / self._half_life))

@@ -1,0 +1,173 @@
+"""What belongs to one configuration, and what outlives it; router.application replaces the one by another."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from starlette.applications import Starlette
+
+from router.api.event_hub import EventHub
+from router.api.login_limiter import LoginLimiter
+from router.api.prompt_log import AsgiEndpoint
+from router.core.routing.draft_stats import DraftStats
+from router.flow.admission import Admission
+from router.flow.background import BackgroundServices
+from router.flow.body_budget import BodyBudget
+from router.flow.coalescer import Coalescer
+from router.flow.latest_requests import LatestRequests
+from router.flow.router_snapshot import identify_process
+from router.flow.status_publisher import PendingTraffic, StatusPublisher
+from router.net.client.transport import HTTPTransport
+from router.net.tasks import cancel_and_wait
+from router.settings import Settings
+from router.shared.announcements import Announcements
+from router.shared.breakers import Breakers
+from router.shared.drains import Drains
+from router.shared.session_secret import SessionSecret
+from router.store.admin.scan import RedisClient
+from router.telemetry import Telemetry
+from router.tracing.otlp import OpenExporter
+from router.tracing.tracer import Tracer
+from router.traffic_counter import TrafficCounter
+from router.upstream.catalog import Catalog
+from router.upstream.probe import EngineProbe
+
+
+class ProcessState:
+    """What outlives every configuration. While `draining`, the router reports that it is not ready.
+
+    `random` returns numbers from 0 up to 1. `on_fleet_change` is called when other engines are announced in Redis.
+    `in_flight` returns the number of requests to the endpoints that generate.
+    `open_exporter`: where spans go; None for the collector of the settings.
+    """
+
+    __slots__ = (
+        "body_budget",
+        "draft_stats",
+        "draining",
+        "identity",
+        "in_flight",
+        "latest_requests",
+        "login_limiter",
+        "on_fleet_change",
+        "open_exporter",
+        "pending_traffic",
+        "random",
+        "session_secret",
+        "telemetry",
+        "transport",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        transport: HTTPTransport,
+        draft_stats: DraftStats,
+        random: Callable[[], float],
+        open_exporter: OpenExporter | None = None,
+    ) -> None:
+        self.telemetry = telemetry
+        self.transport = transport
+        self.draft_stats = draft_stats
+        self.random = random
+        self.open_exporter = open_exporter
+        self.body_budget = BodyBudget()
+        self.draining = False
+        self.identity = identify_process(time.time())
+        self.latest_requests = LatestRequests(self.identity.id, time.monotonic)
+        self.login_limiter = LoginLimiter(time.monotonic)
+        self.session_secret = SessionSecret(time.monotonic)
+        self.pending_traffic = PendingTraffic(TrafficCounter(telemetry.registry, telemetry.flush).take)
+        self.in_flight: Callable[[], int] = lambda: 0
+        self.on_fleet_change: Callable[[], None] = lambda: None
+
+
+class Runtime:
+    """Everything that is built from one configuration.
+
+    `active_requests`: those that it is answering; `other_requests`: those of them to endpoints that do not generate.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        catalog: Catalog,
+        inference_endpoints: Mapping[str, AsgiEndpoint],
+        starlette_app: Starlette,
+        probe: EngineProbe,
+        background_services: BackgroundServices,
+        coalescer: Coalescer,
+        admission: Admission,
+        drains: Drains,
+        announcements: Announcements,
+        breakers: Breakers,
+        admin_redis: RedisClient,
+        event_hub: EventHub,
+        status_publisher: StatusPublisher,
+        tracer: Tracer | None,
+    ) -> None:
+        self.settings = settings
+        self.catalog = catalog
+        self.inference_endpoints = inference_endpoints
+        self.starlette_app = starlette_app
+        self.drains = drains
+        self.announcements = announcements
+        self.breakers = breakers
+        self.tracer = tracer
+        self.active_requests = self.other_requests = 0
+        self._event_hub = event_hub
+        self._status_publisher = status_publisher
+        self._probe = probe
+        self._background_services = background_services
+        self._coalescer = coalescer
+        self._admission = admission
+        self._admin_redis = admin_redis
+        self._probe_task: asyncio.Task[None] | None = None
+        self._background_task: asyncio.Task[None] | None = None
+        self._status_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns after the first contact with Redis and every engine, whether they answer or not."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._background_services.start())
+            group.create_task(self._probe.check())
+        loop = asyncio.get_running_loop()
+        # The first check is over before the application reports that it has started: it can route at once.
+        self._probe_task, self._background_task, self._status_task = (
+            loop.create_task(self._probe.run()),
+            loop.create_task(self._background_services.run()),
+            loop.create_task(self._status_publisher.run()),
+        )
+
+    async def on_replaced(self) -> None:
+        """The runtime that replaces this one probes the engines and publishes the status from now on."""
+        self.end_events()
+        await cancel_and_wait(self._probe_task, self._status_task)
+
+    def end_events(self) -> None:
+        """Ends the streams of the dashboard's viewers, whose browsers connect again."""
+        self._event_hub.close()
+
+    def withdraw_status(self) -> None:
+        """The process ends: it sends what it has counted, and vanishes from the status of the others."""
+        self._status_publisher.withdraw()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.active_requests and not self._coalescer.active
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether clients of other processes read a generation of this one."""
+        return self._coalescer.has_followers
+
+    async def aclose(self) -> None:
+        await cancel_and_wait(self._probe_task, self._background_task, self._status_task)
+        await self._event_hub.aclose()
+        await self._background_services.aclose()
+        self._admission.close()
+        await self._admin_redis.aclose()
+        if self.tracer is not None:
+            # In a thread, since it may wait for the collector. Last, so that what ends here is exported, too.
+            await asyncio.to_thread(self.tracer.release)

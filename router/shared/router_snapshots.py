@@ -1,0 +1,135 @@
+"""What each router process sees, shared through Redis while someone watches.
+
+    rh:1:watched              exists while someone watches; who does renews it
+    rh:1:router:snapshots     a hash: a process' id -> its RouterSnapshot as JSON
+
+Theory of operation. A process looks every second whether someone watches, and only then publishes. A snapshot that is
+not renewed for LIFETIME seconds is ignored, so a dead or frozen process vanishes. Times are those of Redis' clock.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from router.core.cache.redis_keys import SNAPSHOTS_KEY, WATCHED_KEY
+from router.net.redis.commands import Command
+from router.shared.status_documents import EngineRow, ModelRow, RouterRow
+
+LIFETIME: Final = 15
+"""Seconds for which a snapshot, or a viewer's mark, counts."""
+
+MAX_SNAPSHOTS: Final = 1000
+"""Router processes that are read; further ones are ignored."""
+
+MAX_SNAPSHOT: Final = 64 << 10
+"""Bytes of one snapshot; one with more is published without some of its engines."""
+
+_RETENTION: Final = 60  # seconds after which a snapshot that is not renewed is deleted
+
+
+class PackedEngine(EngineRow, array_like=True, frozen=True, kw_only=True):
+    """An engine without the names of its fields, so that the snapshot of a router with 256 engines is small enough."""
+
+
+class RouterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process sees. `router.seen` has no meaning here."""
+
+    published_at: float
+    router: RouterRow
+    engines: tuple[PackedEngine, ...] = ()
+    models: tuple[ModelRow, ...] = ()
+
+
+_decoder: Final = msgspec.json.Decoder(RouterSnapshot)
+
+
+def watch_command() -> Command:
+    return ("SET", WATCHED_KEY, 1, "EX", LIFETIME)
+
+
+def is_watched_command() -> Command:
+    return ("GET", WATCHED_KEY)
+
+
+def pack_engine(row: EngineRow) -> PackedEngine:
+    return PackedEngine(**asdict(row))
+
+
+def publish_commands(snapshot: RouterSnapshot) -> list[Command]:
+    encoded = msgspec.json.encode(snapshot)
+    while len(encoded) > MAX_SNAPSHOT and snapshot.engines:
+        snapshot = replace(snapshot, engines=snapshot.engines[: len(snapshot.engines) // 2])
+        encoded = msgspec.json.encode(snapshot)
+    return [("HSET", SNAPSHOTS_KEY, snapshot.router.id, encoded), ("EXPIRE", SNAPSHOTS_KEY, _RETENTION)]
+
+
+def withdraw_command(router_id: str) -> Command:
+    return ("HDEL", SNAPSHOTS_KEY, router_id)
+
+
+def read_command() -> Command:
+    return ("HGETALL", SNAPSHOTS_KEY)
+
+
+def decode_snapshots(reply: Any) -> Iterator[RouterSnapshot]:
+    """The snapshots in the reply to `read_command`; what cannot be decoded is left out."""
+    values = reply.values() if isinstance(reply, dict) else (reply or ())[1::2]
+    for _, value in zip(range(MAX_SNAPSHOTS), values, strict=False):
+        if len(value) <= MAX_SNAPSHOT:
+            try:
+                yield _decoder.decode(value)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+
+
+def prune_commands(snapshots: Iterable[RouterSnapshot], now: float) -> list[Command]:
+    """Deletes the snapshots of processes that ended long ago."""
+    return [withdraw_command(each.router.id) for each in snapshots if abs(now - each.published_at) > _RETENTION]
+
+
+def live_snapshots(snapshots: Iterable[RouterSnapshot], now: float) -> list[RouterSnapshot]:
+    """Those that were published in the last LIFETIME seconds.
+
+    One from the future is older than a step back of Redis' clock, as a failover may cause it: its process publishes
+    again with the new time, if it lives.
+    """
+    return [each for each in snapshots if abs(now - each.published_at) <= LIFETIME]
+
+
+def router_rows(snapshots: Iterable[RouterSnapshot], now: float) -> tuple[RouterRow, ...]:
+    """By host and age, in the same order whichever process answers."""
+    rows = [replace(each.router, seen=round(max(0.0, now - each.published_at), 3)) for each in snapshots]
+    return tuple(sorted(rows, key=lambda row: (row.host, row.started_at, row.id)))
+
+
+def merge_engines(snapshots: Iterable[RouterSnapshot]) -> tuple[EngineRow, ...]:
+    """Each engine as the first of these processes sees it that has it, with the loads of all added up."""
+    rows: dict[str, EngineRow] = {}
+    for snapshot in snapshots:
+        for engine in snapshot.engines:
+            known = rows.get(engine.name)
+            rows[engine.name] = EngineRow(**asdict(engine)) if known is None else _with_load_of(known, engine)
+    return tuple(rows.values())
+
+
+def _with_load_of(row: EngineRow, other: EngineRow) -> EngineRow:
+    limits = (row.max_in_flight, other.max_in_flight)
+    return replace(
+        row,
+        in_flight=row.in_flight + other.in_flight,
+        max_in_flight=None if limits[0] is None or limits[1] is None else limits[0] + limits[1],
+    )
+
+
+def merge_models(snapshots: Iterable[RouterSnapshot], engines: Sequence[EngineRow]) -> tuple[ModelRow, ...]:
+    models: dict[str, ModelRow] = {}
+    for snapshot in snapshots:
+        models = {**{model.name: model for model in snapshot.models}, **models}
+    names = _names_by_model(engines)
+    return tuple(replace(model, engines=names.get(model.name, ())) for model in models.values())
+
+
+def _names_by_model(engines: Sequence[EngineRow]) -> Mapping[str, tuple[str, ...]]:
+    return {name: tuple(e.name for e in engines if e.model == name) for name in {e.model for e in engines}}

@@ -1,0 +1,182 @@
+"""The documents of /admin/status, /admin/history and /admin/requests, as they are sent. None is unknown, never 0.
+
+Times are seconds since the epoch by Redis' clock. Counts of requests and tokens are sums over all router processes.
+"""
+
+from typing import Literal
+
+import msgspec
+
+EngineState = Literal["up", "down", "unknown"]
+BreakerStateName = Literal["closed", "half-open", "open"]
+
+
+class RouterRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A router process. A router with several workers has one for each worker.
+
+    - `in_flight`: requests to the endpoints that generate which it is answering; `queued`: those of them that wait for
+      an engine.
+    - `seen`: seconds since it published its state. `compiled`: whether it runs compiled modules.
+    """
+
+    id: str
+    host: str
+    pid: int
+    version: str
+    compiled: bool
+    started_at: float
+    in_flight: int
+    queued: int
+    seen: float
+    draining: bool
+
+
+class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine as the router process that answers sees it; as another one does, if only that one has it.
+
+    - `draft`: the draft model or method of speculation, if the configuration names one.
+    - `in_flight`: requests of all router processes to it; `max_in_flight`: the sum of their limits, None for no limit.
+    - `running`, `waiting`, `kv_cache_usage` to `spec_tokens_per_step`: the engine's own metrics; ratios are 0 to 1.
+    - `restarts`: by the watchdog since its launcher started. These, temperature and power: of announced engines only.
+    """
+
+    name: str
+    model: str
+    task: str
+    url: str
+    draft: str | None = None
+    state: EngineState = "unknown"
+    drained: bool = False
+    breaker: BreakerStateName = "closed"
+    in_flight: int = 0
+    max_in_flight: int | None = None
+    running: float | None = None
+    waiting: float | None = None
+    kv_cache_usage: float | None = None
+    prefix_cache_hit_rate: float | None = None
+    spec_acceptance_rate: float | None = None
+    spec_tokens_per_step: float | None = None
+    restarts: int | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    announced: bool = False
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`engines`: their names. `fallback`: the model that answers if none of them can."""
+
+    name: str
+    engines: tuple[str, ...] = ()
+    fallback: str | None = None
+
+
+class RedisRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`url` without user and password. Memory in bytes; `maxmemory`: None for no limit. A cluster's are sums."""
+
+    up: bool
+    url: str
+    version: str | None = None
+    used_memory: int | None = None
+    maxmemory: int | None = None
+    keys: int | None = None
+
+
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
+    """In milliseconds, interpolated within the buckets of the histogram."""
+
+    p50: float | None = None
+    p99: float | None = None
+
+
+class FirstTokenTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Times to the first token by cache result."""
+
+    hit: Percentiles = Percentiles()
+    miss: Percentiles = Percentiles()
+
+
+class TrafficSums(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests by cache result, tokens, and seconds of generation.
+
+    - `requests`: all that ended. `rejected`: refused before an engine was selected; `errors`: answered with a 5xx
+      status, or broken off. A request may be both.
+    - `saved_tokens`: those that were not generated again. `gpu_seconds_saved`: the seconds that this would have taken.
+    """
+
+    requests: int = 0
+    hits: int = 0
+    misses: int = 0
+    coalesced: int = 0
+    stale: int = 0
+    bypass: int = 0
+    rejected: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    saved_tokens: int = 0
+    gpu_seconds_spent: float = 0.0
+    gpu_seconds_saved: float = 0.0
+
+
+class MinuteRow(TrafficSums, frozen=True, kw_only=True):
+    """One minute's traffic. `at`: its start."""
+
+    at: int
+    ttft_ms: FirstTokenTimes = FirstTokenTimes()
+
+
+class LastHour(TrafficSums, frozen=True, kw_only=True):
+    """The last 60 minutes. `hit_ratio`: hits among the requests that were looked up. Percentiles over all requests."""
+
+    hit_ratio: float | None = None
+    ttft_p50_ms: float | None = None
+    ttft_p99_ms: float | None = None
+
+
+class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that has ended, without its prompt and response.
+
+    - `at`: its end. `router`: the id of the process that answered it. `ms`, `ttft_ms`: its duration and the time to the
+      first token in milliseconds.
+    - `cache`: HIT, MISS, COALESCED, STALE or BYPASS. `reason`: why it was a miss or a bypass, or why it was refused.
+    - `outcome`: complete, refused, failed or left; see docs/operating.md.
+    """
+
+    at: float
+    request_id: str
+    router: str
+    tenant: str
+    model: str | None
+    task: str | None
+    cache: str | None
+    reason: str | None
+    engine: str | None
+    status: int
+    outcome: str
+    ms: float
+    ttft_ms: float | None
+    completion_tokens: int
+    key: str | None
+
+
+class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """/admin/status. `last_hour`: None while Redis is down."""
+
+    now: float
+    routers: tuple[RouterRow, ...]
+    engines: tuple[EngineRow, ...]
+    models: tuple[ModelRow, ...]
+    redis: RedisRow
+    last_hour: LastHour | None
+
+
+class HistoryDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """/admin/history: one row a minute, the oldest first; the last is the present minute."""
+
+    minutes: tuple[MinuteRow, ...]
+
+
+class RequestsDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """/admin/requests: the newest first."""
+
+    requests: tuple[RequestRow, ...]

@@ -1,0 +1,99 @@
+"""What `roundhouse serve` logs when it starts and when it is ready."""
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from router.build_info import build_version, describe_build, is_compiled
+from router.log_output import with_facts
+from router.net.redis.url import parse_redis_url
+from router.settings import Settings, tenants
+from router.settings.tables import EMBEDDED
+from router.shared.redis import ServerReport
+
+log = logging.getLogger("roundhouse.server")
+
+MAX_NAMES: Final = 8
+"""Models, and engines of a model, that the line about them names."""
+
+
+class EngineCount(NamedTuple):
+    """How many engines there are, and how many of them are up."""
+
+    up: int
+    total: int
+
+
+def log_start(settings: Settings, redis: ServerReport) -> None:
+    """Three lines: the process; Redis and tenants; models and engines."""
+    for message, facts in (
+        _process_line(settings),
+        _dependencies_line(settings, redis),
+        _models_line(settings),
+    ):
+        log.info("%s", message, extra=with_facts(facts))
+
+
+def log_ready(settings: Settings, engines: EngineCount) -> None:
+    url = address(settings)
+    message = f"ready: Roundhouse serves on {url} (OpenAI's API under {url}/v1); "
+    facts = {"event": "ready", "address": url, "engines": engines.total, "engines_up": engines.up}
+    if engines.up:
+        log.info("%s%d of %d engines are up", message, *engines, extra=with_facts(facts))
+    else:
+        log.warning("%sno engine is up, so only hits are answered", message, extra=with_facts(facts))
+
+
+def address(settings: Settings) -> str:
+    host = settings.router.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.router.port}"
+
+
+def _process_line(settings: Settings) -> tuple[str, dict[str, Any]]:
+    workers, url = settings.router.workers, address(settings)
+    message = f"Roundhouse {describe_build()} starts on {url}: {_pluralize(workers, 'worker')}, pid {os.getpid()}"
+    return message, {
+        "event": "start", "version": build_version(), "compiled": is_compiled(), "address": url, "workers": workers,
+        "pid": os.getpid(),
+    }  # fmt: skip
+
+
+def _dependencies_line(settings: Settings, redis: ServerReport) -> tuple[str, dict[str, Any]]:
+    url = parse_redis_url(settings.redis_url).public_url
+    if redis.problem is not None:
+        state = f"{redis.problem}; until it does, nothing is cached"
+        if settings.cache.url == EMBEDDED:
+            state += '. `roundhouse up` starts the Redis of url = "embedded", `serve` does not'
+    else:
+        state = f"version {redis.version or 'unknown'}"
+        state += f", {redis.primaries} primaries" if redis.primaries > 1 else ""
+    auth, count = settings.auth, len(tenants(settings))
+    admin = f"{_pluralize(len(auth.admin_keys), 'admin key')}" if auth.admin_keys else "no admin key"
+    message = f"Redis at {url}: {state}. Authentication: {auth.mode}, {_pluralize(count, 'tenant')}, {admin}"
+    return message, {
+        "redis": url, "redis_version": redis.version, "redis_up": redis.problem is None, "auth": auth.mode,
+        "tenants": count, "admin_keys": len(auth.admin_keys),
+    }  # fmt: skip
+
+
+def _models_line(settings: Settings) -> tuple[str, dict[str, Any]]:
+    engines = {model.name: [e.name for e in settings.engine if e.model == model.name] for model in settings.model}
+    models = _shorten(
+        f"{name} ({', '.join(_shorten(names)) or 'engines announced in Redis'})" for name, names in engines.items()
+    )
+    total = sum(map(len, engines.values()))
+    message = f"{_pluralize(len(engines), 'model')}, {_pluralize(total, 'engine')}: {', '.join(models)}"
+    return message, {"models": engines}
+
+
+def _shorten(names: Iterable[str]) -> Iterator[str]:
+    remaining = iter(names)
+    yield from islice(remaining, MAX_NAMES)
+    if more := sum(1 for _ in remaining):
+        yield f"and {more} more"
+
+
+def _pluralize(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

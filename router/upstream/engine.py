@@ -1,0 +1,282 @@
+"""An engine and its state as this router process knows it."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from router.core.routing.counted_steps import SpeculationCounters
+from router.core.routing.draft_preference import DraftRank
+from router.core.routing.ranking import EngineSnapshot
+from router.core.types import EngineTask, Task
+from router.net.client.target import RequestTarget
+from router.settings.tables import EngineKind
+from router.shared.announcements import AnnouncedEngine
+from router.upstream.energy import EnergyMeter
+from router.upstream.engine_kinds import traits_of
+
+log = logging.getLogger("roundhouse.engines")
+
+UNBOUNDED_IN_FLIGHT: Final = 256
+"""The bound that a capacity below 1 is a share of, at an engine without a bound: vLLM's default of max_num_seqs.
+
+It is the bound of all worker processes of a router together.
+"""
+
+_MIN_SECRET: Final = 8  # bytes; shorter texts are no secrets, and may be part of any message
+_NONE_STATED: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class EngineGauges(msgspec.Struct, frozen=True):
+    """The last values of an engine's own metrics; None is unknown, which is never 0. Ratios are 0 to 1."""
+
+    kv_cache_usage: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    prefix_cache_hit_rate: float | None = None
+    spec_acceptance_rate: float | None = None
+    spec_tokens_per_step: float | None = None
+    spec_counts: SpeculationCounters | None = None
+
+
+class DraftStatus(msgspec.Struct, frozen=True):
+    """What is known of an engine's draft model at one task; None is unknown. See draft_stats.DraftPerformance.
+
+    `pays`: whether the draft makes the engine faster at its present load; see DraftStats.pays.
+    """
+
+    tokens_per_second: float | None
+    tokens_per_step: float | None
+    pays: bool | None
+
+
+class Engine:
+    """One engine process and its state as this router knows it.
+
+    - `up`: None before the first check.
+    - `family`: the engine of the configuration that it is a replica of.
+    - `max_model_len`: its context length in tokens, from the configuration or from the engine itself.
+    - `external_load`: requests of others than this router process at the last check; None is unknown.
+    - `has_draft`: whether it has a draft model; None is unknown.
+    - `draft`: the draft model, or the method of speculation, of the configuration; None if it names none.
+    - `drafts`: measurements of the draft, by task. `tokens_per_step_by_bin`: by bin of the classifier's score.
+    - `baseline`: the family that is the same engine without its draft; None if there is none.
+    - `drained`: it gets no new work; see router.shared.drains.
+    - `announced`: what its launcher reports in Redis, if it does.
+    - `energy`: what its requests take of its power, if its launcher reports that.
+    - `kind`: the server that it is; None is unknown. `traits`: what is known of it, see `learn`.
+    """
+
+    __slots__ = (
+        "_ca_file",
+        "_configured_kind",
+        "_headers",
+        "_max_in_flight_at_full_capacity",
+        "_max_model_len_is_configured",
+        "_share_of_unbounded",
+        "_stated_traits",
+        "_targets",
+        "announced",
+        "baseline",
+        "draft",
+        "drafts",
+        "drained",
+        "energy",
+        "external_load",
+        "family",
+        "gauges",
+        "has_draft",
+        "in_flight",
+        "kind",
+        "max_in_flight",
+        "max_model_len",
+        "model",
+        "name",
+        "on_slot_freed",
+        "served_model",
+        "task",
+        "tokens_per_step_by_bin",
+        "traits",
+        "up",
+        "url",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        model: str,
+        task: EngineTask,
+        url: str,
+        served_model: str,
+        max_model_len: int | None = None,
+        max_in_flight: int | None = None,
+        family: str | None = None,
+        has_draft: bool = False,
+        draft: str | None = None,
+        baseline: str | None = None,
+        share_of_unbounded: int = UNBOUNDED_IN_FLIGHT,
+        headers: Mapping[str, str] | None = None,
+        ca_file: str | None = None,
+        kind: EngineKind | None = None,
+        stated_traits: Mapping[str, Any] = _NONE_STATED,
+    ) -> None:
+        """`max_in_flight`: maximum number of concurrent requests from this process; None is no limit.
+
+        `share_of_unbounded`: this process' share of UNBOUNDED_IN_FLIGHT.
+        `has_draft`: whether the configuration gives the engine a draft; unknown for an engine that roundhouse did not
+        start. `headers`: what every request to it carries. `ca_file`: see create_tls_context.
+        `kind`: None if the configuration does not tell it. `stated_traits`: see engine_kinds.
+        """
+        self.name = name
+        self._configured_kind = kind
+        self._stated_traits = stated_traits
+        self.kind = kind
+        self.traits = traits_of(kind, stated_traits)
+        self._headers = headers or {}
+        self._ca_file = ca_file or ""
+        self.family = family if family is not None else name
+        self.has_draft: bool | None = has_draft or None
+        self.draft = draft
+        self.baseline = baseline
+        self.external_load: float | None = None
+        self.drafts: Mapping[Task, DraftStatus] = {}
+        self.tokens_per_step_by_bin: Mapping[int, float] = {}
+        self._max_model_len_is_configured = max_model_len is not None
+        self.model = model
+        self.task: EngineTask = task
+        self.url = url
+        self._targets: dict[str, RequestTarget] = {}
+        self.served_model = served_model
+        self.max_model_len = max_model_len
+        self.max_in_flight = self._max_in_flight_at_full_capacity = max_in_flight
+        self._share_of_unbounded = share_of_unbounded
+        self.announced: AnnouncedEngine | None = None
+        self.energy = EnergyMeter()
+        self.in_flight = 0  # requests of this router process
+        self.on_slot_freed: tuple[Callable[[Engine], None], ...] = ()  # called in this order when a slot becomes free
+        self.up: bool | None = None
+        self.drained = False
+        self.gauges = EngineGauges()
+
+    def target(self, path: str) -> RequestTarget:
+        # There are few paths, so the dictionary stays small.
+        target = self._targets.get(path)
+        if target is None:
+            target = self._targets[path] = RequestTarget(self.url, path, headers=self._headers, ca_file=self._ca_file)
+        return target
+
+    @property
+    def address(self) -> str:
+        """Its host and port, or the path of its socket, which clients must not see."""
+        rest = self.url.partition("://")[2]
+        return rest if self.url.startswith("unix:") else rest.partition("/")[0]
+
+    def without_secrets(self, body: bytes) -> bytes:
+        """A response without the engine's key and headers, which some servers repeat in their errors."""
+        for value in self._headers.values():
+            secret = value.removeprefix("Bearer ").encode()
+            if len(secret) >= _MIN_SECRET:
+                body = body.replace(secret, b"***")
+        return body
+
+    @property
+    def has_free_slot(self) -> bool:
+        return self.max_in_flight is None or self.in_flight < self.max_in_flight
+
+    def set_announced(self, announced: AnnouncedEngine | None) -> None:
+        self.announced = announced
+        full = self._max_in_flight_at_full_capacity
+        if announced is None or announced.capacity == 1:
+            self.max_in_flight = full
+        else:
+            self.max_in_flight = max(1, int((full or self._share_of_unbounded) * announced.capacity))
+        self._update_energy()
+
+    def start_request(self) -> None:
+        """Counts a request of this process that is sent to the engine; `end_request` is called once for it."""
+        self.in_flight += 1
+        if self.announced is not None:
+            self._update_energy()
+
+    def end_request(self) -> None:
+        self.in_flight -= 1
+        if self.announced is not None:
+            self._update_energy()
+
+    def _update_energy(self) -> None:
+        watts = self.announced.power_watts if self.announced is not None else None
+        self.energy.update(time.perf_counter(), watts, self.load)
+
+    def update_status(self, *, up: bool) -> None:
+        if up is not self.up:
+            log.info("engine %s is %s", self.name, "up" if up else "down")
+        self.up = up
+        if not up:  # what comes up may be another server
+            self.kind = self._configured_kind
+            self.traits = traits_of(self.kind, self._stated_traits)
+
+    def learn_kind(self, kind: EngineKind | None) -> None:
+        """The server has told its kind, or does not."""
+        if self._configured_kind is None and kind is not None and kind != self.kind:
+            log.info("engine %s is a server of the kind %s", self.name, kind)
+            self.kind = kind
+            self.traits = traits_of(kind, self._stated_traits)
+
+    def may_learn(self, trait: str) -> bool:
+        """Whether the configuration leaves it open."""
+        return trait not in self._stated_traits
+
+    def learn(self, **traits: Any) -> bool:
+        """Changes traits to what the server has shown, unless the configuration states them; returns whether it did."""
+        learned = {name: value for name, value in traits.items() if self.may_learn(name)}
+        changed = msgspec.structs.replace(self.traits, **learned)
+        if changed == self.traits:
+            return False
+        self.traits = changed
+        return True
+
+    def inherit_state(self, previous: "Engine") -> None:
+        # After a reload of the settings: the same engine process, so its state is still true.
+        self.up, self.drained, self.gauges, self.external_load = (
+            previous.up,
+            previous.drained,
+            previous.gauges,
+            previous.external_load,
+        )
+        self.learn_kind(previous.kind)
+        self.drafts, self.has_draft = previous.drafts, self.has_draft or previous.has_draft
+        self.tokens_per_step_by_bin = previous.tokens_per_step_by_bin
+        if self.discovers_max_model_len:
+            self.max_model_len = previous.max_model_len
+
+    def update_gauges(self, gauges: EngineGauges) -> None:
+        self.gauges = gauges
+        known = [count for count in (gauges.running, gauges.waiting) if count is not None]
+        # The engine's metrics and `in_flight` are not read at the same instant, so the difference may be negative.
+        self.external_load = max(0.0, sum(known) - self.in_flight) if known else None
+        if gauges.spec_counts is not None:
+            self.has_draft = True
+        elif gauges.running is not None and self.kind in (None, "vllm"):
+            self.has_draft = False  # a vLLM metrics page without speculation metrics
+        self._update_energy()
+
+    @property
+    def load(self) -> float:
+        """The number of its requests, of this router process and of others."""
+        return self.in_flight + (self.external_load or 0.0)
+
+    @property
+    def discovers_max_model_len(self) -> bool:
+        return not self._max_model_len_is_configured
+
+    def snapshot(self, *, slow: bool = False, draft_rank: DraftRank | None = None) -> EngineSnapshot:
+        gauges = self.gauges
+        return EngineSnapshot(
+            self.name, self.task, self.up, self.in_flight, external_load=self.external_load, running=gauges.running,
+            waiting=gauges.waiting, kv_cache_usage=gauges.kv_cache_usage, max_model_len=self.max_model_len, slow=slow,
+            drained=self.drained, draft_rank=draft_rank,
+        )  # fmt: skip

@@ -1,0 +1,70 @@
+"""Reads an engine's own metrics page."""
+
+from math import isfinite
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from router.core.routing.counted_steps import SpeculationCounters
+from router.upstream.engine import EngineGauges
+
+# The names that servers have for the same: vLLM, SGLang, llama.cpp, TGI.
+_KV_CACHE_USAGE: Final = (
+    "vllm:kv_cache_usage_perc",
+    "vllm:gpu_cache_usage_perc",  # in older vLLM versions
+    "sglang:token_usage",
+    "llamacpp:kv_cache_usage_ratio",  # in older llama.cpp versions
+)
+_RUNNING: Final = (
+    "vllm:num_requests_running", "sglang:num_running_reqs", "llamacpp:requests_processing", "tgi_batch_current_size",
+)  # fmt: skip
+_WAITING: Final = (
+    "vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred", "tgi_queue_size",
+)  # fmt: skip
+_METRIC_NAMES: Final = (
+    *_KV_CACHE_USAGE,
+    *_RUNNING,
+    *_WAITING,
+    "sglang:cache_hit_rate",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:spec_decode_num_drafts_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+)
+
+
+def parse_gauges(page: str) -> EngineGauges:
+    """The gauges of an engine's metrics page; None for a metric that is not on it. Raises ValueError if unparsable.
+
+    Several engine cores behind one address (data parallel) are summed; of their KV caches, the fullest counts.
+    """
+    # A page has hundreds of lines; only those in use are parsed.
+    metric_lines = "\n".join(line for line in page.splitlines() if line.startswith(_METRIC_NAMES))
+    values: dict[str, list[float]] = {}
+    for family in text_string_to_metric_families(metric_lines + "\n"):
+        for sample in family.samples:
+            if isfinite(sample.value):  # an exporter gives NaN for an unknown value
+                values.setdefault(sample.name, []).append(sample.value)
+
+    def total(*names: str) -> float | None:
+        return next((sum(values[name]) for name in names if name in values), None)
+
+    def ratio(part: float | None, whole: float | None) -> float | None:
+        return part / whole if part is not None and whole else None
+
+    usage = next((values[name] for name in _KV_CACHE_USAGE if name in values), None)
+    hit_rate = ratio(total("vllm:prefix_cache_hits_total"), total("vllm:prefix_cache_queries_total"))
+    drafts = total("vllm:spec_decode_num_drafts_total")
+    accepted = total("vllm:spec_decode_num_accepted_tokens_total")
+    per_draft = ratio(accepted, drafts)
+    return EngineGauges(
+        kv_cache_usage=max(usage) if usage else None,
+        running=total(*_RUNNING),
+        waiting=total(*_WAITING),
+        prefix_cache_hit_rate=hit_rate if hit_rate is not None else total("sglang:cache_hit_rate"),
+        spec_acceptance_rate=ratio(accepted, total("vllm:spec_decode_num_draft_tokens_total")),
+        # Each step yields the accepted draft tokens and one token of the target model.
+        spec_tokens_per_step=1 + per_draft if per_draft is not None else None,
+        spec_counts=SpeculationCounters(drafts, accepted) if drafts is not None and accepted is not None else None,
+    )

@@ -1,0 +1,104 @@
+"""What the kinds of inference servers do differently, and how a kind is recognized.
+
+A setting of the engine decides; where none is given, the server is asked. What no server tells has a value that is
+right for a server that implements OpenAI's API.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from router.settings.tables import EngineKind, EngineSettings
+
+
+class EngineTraits(msgspec.Struct, frozen=True):
+    """What the router must know of a server.
+
+    - `health`: the path that gives 200 while the server can generate.
+    - `has_metrics`: it has a /metrics page.
+    - `stream_usage`: it takes `stream_options.include_usage`; without it, tokens are estimated.
+    - `ends_without_done`: a stream whose choices all have a finish reason is complete without `[DONE]`.
+    - `cache_salt`: it takes the field `cache_salt`, which isolates tenants in its prefix cache.
+    - `check_interval`: the least time between two checks in seconds; a hosted API counts them as requests.
+    """
+
+    health: str = "/health"
+    has_metrics: bool = True
+    stream_usage: bool = True
+    ends_without_done: bool = True
+    cache_salt: bool = True
+    check_interval: float = 0.0
+
+
+UNKNOWN: Final = EngineTraits()
+MODELS_PATH: Final = "/v1/models"
+
+_TRAITS: Final[Mapping[EngineKind, EngineTraits]] = MappingProxyType(
+    {
+        "vllm": EngineTraits(ends_without_done=False),
+        "sglang": EngineTraits(ends_without_done=False, cache_salt=False),
+        "llama.cpp": EngineTraits(cache_salt=False),
+        "ollama": EngineTraits(health=MODELS_PATH, has_metrics=False, cache_salt=False),
+        "tgi": EngineTraits(cache_salt=False),
+        "openai": EngineTraits(health=MODELS_PATH, has_metrics=False, cache_salt=False, check_interval=30.0),
+    }
+)
+# Sources: `owned_by` of the models in vLLM's and SGLang's protocol.py, llama.cpp's server, Ollama's OpenAI API.
+_KIND_BY_OWNER: Final[Mapping[str, EngineKind]] = MappingProxyType(
+    {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "library": "ollama"}
+)
+
+
+def stated_traits(settings: EngineSettings) -> dict[str, Any]:
+    """The traits that the engine's settings state, by name."""
+    stated = {
+        "health": settings.health,
+        "stream_usage": settings.stream_usage,
+        "ends_without_done": settings.ends_without_done,
+    }
+    return {name: value for name, value in stated.items() if value is not None}
+
+
+def traits_of(kind: EngineKind | None, stated: Mapping[str, Any]) -> EngineTraits:
+    """The traits of a kind; None is an unknown one. Those that are stated count more."""
+    return msgspec.structs.replace(UNKNOWN if kind is None else _TRAITS[kind], **stated)
+
+
+class _ModelMeta(msgspec.Struct):
+    n_ctx: int | None = None
+
+
+class _ModelInfo(msgspec.Struct):
+    id: str
+    owned_by: str | None = None
+    max_model_len: int | None = None
+    meta: _ModelMeta | None = None
+
+
+class _ModelList(msgspec.Struct):
+    data: list[_ModelInfo]
+
+
+_decode_model_list = msgspec.json.Decoder(_ModelList).decode
+
+
+class ListedModel(msgspec.Struct, frozen=True):
+    """What /v1/models tells of a model and its server; None is unknown. `max_model_len`: the context in tokens."""
+
+    kind: EngineKind | None = None
+    max_model_len: int | None = None
+
+
+def parse_model_list(page: bytes, served_model: str) -> ListedModel:
+    """Reads /v1/models. Never raises: the server may answer anything."""
+    try:
+        models = _decode_model_list(page).data
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ListedModel()
+    model = next((model for model in models if model.id == served_model), None)
+    if model is None:
+        return ListedModel()
+    length = model.max_model_len or (model.meta.n_ctx if model.meta is not None else None)
+    return ListedModel(_KIND_BY_OWNER.get(model.owned_by or ""), length if length is not None and length > 0 else None)

@@ -1,0 +1,90 @@
+"""Names, reasons and responses are hostile input: the page shows them as text."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.support.browser import Viewer
+from tests.support.router_server import EngineSet, RouterServer
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
+
+HOSTILE = '<img src=x onerror="window.attacked=true"><script>window.attacked=true</script>\'"&amp;'
+
+
+async def assert_harmless(page: Page, where: str) -> None:
+    assert await page.evaluate("window.attacked") is None
+    assert await page.locator(f"{where} img, {where} script").count() == 0
+
+
+def hostile_events() -> str:
+    """The events of a router in which every text is hostile."""
+    now = time.time()
+    router = {
+        "id": HOSTILE, "host": HOSTILE, "pid": 1, "version": HOSTILE, "compiled": False, "started_at": now,
+        "in_flight": 0, "queued": 0, "seen": 0, "draining": False,
+    }  # fmt: skip
+    engine = {
+        "name": HOSTILE, "model": HOSTILE, "task": HOSTILE, "url": HOSTILE, "draft": HOSTILE, "state": HOSTILE,
+        "drained": False, "breaker": HOSTILE, "in_flight": 0, "max_in_flight": None, "running": None, "waiting": None,
+        "kv_cache_usage": None, "prefix_cache_hit_rate": None, "spec_acceptance_rate": None,
+        "spec_tokens_per_step": None, "restarts": None, "temperature_celsius": None, "power_watts": None,
+        "announced": True,
+    }  # fmt: skip
+    request = {
+        "at": now, "request_id": HOSTILE, "router": HOSTILE, "tenant": HOSTILE, "model": HOSTILE, "task": HOSTILE,
+        "cache": HOSTILE, "reason": HOSTILE, "engine": HOSTILE, "status": 200, "outcome": HOSTILE, "ms": 1.0,
+        "ttft_ms": None, "completion_tokens": 1, "key": HOSTILE,
+    }  # fmt: skip
+    redis = {"up": True, "url": HOSTILE, "version": HOSTILE, "used_memory": 1, "maxmemory": None, "keys": 1}
+    documents: dict[str, Any] = {
+        "status": {
+            "now": now, "routers": [router], "engines": [engine], "redis": redis, "last_hour": None,
+            "models": [{"name": HOSTILE, "engines": [HOSTILE], "fallback": HOSTILE}],
+        },
+        "requests": {"requests": [request]},
+    }  # fmt: skip
+    return "".join(f"event: {kind}\ndata: {json.dumps(document)}\n\n" for kind, document in documents.items())
+
+
+async def test_hostile_names_in_the_status_are_text(viewer: Viewer) -> None:
+    page = viewer.page
+    events = hostile_events()
+    await page.route(
+        "**/dashboard/events", lambda route: route.fulfill(body=events, headers={"content-type": "text/event-stream"})
+    )
+    await page.goto(f"{viewer.url}/dashboard")
+    await expect(page.locator("#engines .name")).to_have_text(HOSTILE)
+    await expect(page.locator("#requests tbody tr")).to_contain_text(HOSTILE)
+    await expect(page.locator("#routers tbody tr")).to_contain_text(HOSTILE)
+    await page.locator("#engines").get_by_role("button").click()
+    await expect(page.get_by_role("dialog").get_by_role("heading")).to_have_text(f"Drain {HOSTILE}?")
+    await page.keyboard.press("Escape")
+    await assert_harmless(page, "main")
+
+
+async def test_a_hostile_response_is_text_in_the_playground_and_in_its_entry(
+    viewer: Viewer, engines: EngineSet
+) -> None:
+    await engines.mistral.set_faults({"fault": "say", "text": HOSTILE})
+    page = await viewer.show("#playground")
+    await page.locator("#playground-form select").select_option("mistral")
+    await page.get_by_label("Prompt", exact=True).fill("What is a chimney?")
+    await page.get_by_role("button", name="Send").click()
+    answer = page.get_by_label("First answer")
+    await expect(answer.locator("pre")).to_have_text(HOSTILE)
+    await answer.get_by_role("link").click()
+    await expect(page.locator("#entry-content pre.answer")).to_have_text(HOSTILE)
+    await assert_harmless(page, "main")
+
+
+async def test_a_hostile_address_is_text(viewer: Viewer, router: RouterServer) -> None:
+    viewer.expected = ["400", "404"]
+    page = await viewer.show(f"#cache/entry/{HOSTILE}")
+    await expect(page.get_by_role("alert")).to_be_visible()
+    await page.goto(f"{router.url}/dashboard#cache?document={HOSTILE}")
+    await expect(page.locator("#entries-status")).to_contain_text("No entry with one document")
+    await assert_harmless(page, "main")

@@ -1,0 +1,153 @@
+"""The decisions of the page's scripts: formats, scales, the parser of streams, addresses, the verdict on the system."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, Route
+
+from router.dashboard.pages import STATIC_FILES, dashboard_page
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
+
+UNKNOWN = "\N{EN DASH}"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def page(browser: Browser) -> AsyncIterator[Page]:
+    """The dashboard without a router: its modules can be imported, and nothing happens by itself."""
+    page = await browser.new_page()
+    await page.route("**/*", serve)
+    await page.goto("http://dashboard.test/dashboard")
+    yield page
+    await page.close()
+
+
+async def serve(route: Route) -> None:
+    name = route.request.url.rpartition("/")[2]
+    if name in STATIC_FILES:
+        content_type, content = STATIC_FILES[name]
+        await route.fulfill(body=content, content_type=content_type)
+    elif name == "dashboard":
+        await route.fulfill(body=dashboard_page(), content_type="text/html")
+    else:
+        await route.abort()
+
+
+async def call(page: Page, module: str, function: str, *arguments: Any) -> Any:
+    return await page.evaluate(
+        "async ([path, name, values]) => (await import(path))[name](...values)",
+        [f"/dashboard/static/{module}.js", function, arguments],
+    )
+
+
+async def test_values_are_formatted_for_people(page: Page) -> None:
+    expected: list[tuple[str, Any, str]] = [
+        ("count", None, UNKNOWN), ("count", 0, "0"), ("count", 1234, "1,234"), ("count", 12_345, "12.3k"),
+        ("count", 4_560_000, "4.56M"), ("count", 0.25, "0.3"),
+        ("percent", None, UNKNOWN), ("percent", 0, "0%"), ("percent", 0.046, "4.6%"), ("percent", 1, "100%"),
+        ("milliseconds", None, UNKNOWN), ("milliseconds", 0.84, "0.8 ms"), ("milliseconds", 999, "999 ms"),
+        ("milliseconds", 1250, "1.25 s"), ("milliseconds", 125_000, "2m 5s"),
+        ("duration", 0, "0s"), ("duration", 59.4, "59s"), ("duration", 200, "3m 20s"), ("duration", 93_600, "1d 2h"),
+        ("age", -3, "0s"), ("bytes", 2300, "2.2 KiB"), ("bytes", 268_435_456, "256 MiB"),
+    ]  # fmt: skip
+    for function, value, text in expected:
+        assert await call(page, "format", function, value) == text, (function, value)
+
+
+async def test_ticks_cover_the_values_in_round_steps(page: Page) -> None:
+    assert await call(page, "chart_scale", "linearTicks", 7, {"counts": True}) == [0, 2, 4, 6, 8]
+    assert await call(page, "chart_scale", "linearTicks", 1, {"counts": True}) == [0, 1]
+    assert await call(page, "chart_scale", "linearTicks", 0.9) == [0, 0.25, 0.5, 0.75, 1]
+    for largest in range(1, 3000, 7):
+        ticks = await call(page, "chart_scale", "linearTicks", largest, {"counts": True})
+        assert ticks[-1] >= largest
+        assert len(ticks) <= 6
+    assert await call(page, "chart_scale", "logTicks", 3, 450) == [1, 10, 100, 1000]
+
+
+async def test_a_stream_is_parsed_the_same_wherever_it_is_cut(page: Page) -> None:
+    stream = 'data: {"a": "ü"}\r\n\r\n: comment\n\ndata: one\ndata: two\n\nevent: x\ndata:[DONE]\n\n'
+    script = """async stream => {
+        const {EventParser} = await import("/dashboard/static/sse.js");
+        const results = new Set();
+        for (let cut = 0; cut <= stream.length; cut += 1) {
+            const parser = new EventParser();
+            const events = [...parser.feed(stream.slice(0, cut)), ...parser.feed(stream.slice(cut))];
+            results.add(JSON.stringify(events));
+        }
+        return [...results];
+    }"""
+    assert await page.evaluate(script, stream) == ['["{\\"a\\": \\"ü\\"}","one\\ntwo","[DONE]"]']
+
+
+async def test_addresses_name_a_view_and_what_it_shows(page: Page) -> None:
+    for address, view, tab, detail in (
+        ("", "overview", "entries", None),
+        ("#nonsense", "overview", "entries", None),
+        ("#cache?tenant=acme", "cache", "entries", None),
+        ("#cache/entry/rh%3A1%3Aa", "cache", "entry", "rh:1:a"),
+        ("#cache/entry/%", "cache", "entry", "%"),
+        ("#playground", "playground", "entries", None),
+    ):
+        route = await call(page, "routes", "parseRoute", address)
+        assert (route["view"], route["tab"], route["detail"]) == (view, tab, detail)
+
+
+@pytest.mark.parametrize(
+    ("states", "redis_up", "state", "text"),
+    [
+        ([("up", "closed", False)], True, "good", "The engine is up."),
+        ([("up", "closed", True)], True, "warn", "The engine is up. Drained: e0."),
+        ([("up", "closed", False), ("down", "open", False)], True, "bad", "1 engine is down: e1."),
+        ([("down", "open", False)], True, "bad", "All engines are down: only hits can be served."),
+        ([("up", "open", False)], True, "bad", "The breaker of e0 is open."),
+        ([("up", "closed", False)], False, "bad", "Redis is down: every request is a bypass."),
+        ([("unknown", "closed", False)], True, "warn", "0 of 1 engine up, 1 not checked yet."),
+        ([], True, "good", "No engine is known."),
+    ],
+)
+async def test_the_summary_names_what_is_wrong(
+    page: Page, states: list[tuple[str, str, bool]], redis_up: bool, state: str, text: str
+) -> None:
+    rows = [
+        {"name": f"e{number}", "state": up, "breaker": breaker, "drained": drained}
+        for number, (up, breaker, drained) in enumerate(states)
+    ]
+    verdict = await call(page, "overview", "judge", {"engines": rows, "redis": {"up": redis_up}})
+    assert (verdict["state"], verdict["text"]) == (state, text)
+
+
+@pytest.mark.parametrize(
+    ("request_row", "words"),
+    [
+        ({"cache": "MISS", "reason": "new", "status": 200}, "No similar request is known."),
+        ({"cache": "HIT", "reason": None, "status": 200}, "Served from the cache."),
+        ({"cache": None, "reason": "queue_full", "status": 503}, "Ended with status 503 (queue_full)."),
+        ({"cache": "MISS", "reason": "new", "status": 200, "outcome": "left"},
+         "The client disconnected. No similar request is known."),
+    ],
+)  # fmt: skip
+async def test_a_reason_is_put_into_words(page: Page, request_row: dict[str, Any], words: str) -> None:
+    assert await call(page, "reasons", "reasonInWords", request_row) == words
+
+
+async def test_a_page_that_is_open_for_weeks_does_not_grow(page: Page) -> None:
+    script = """async () => {
+        const {mountRequests} = await import("/dashboard/static/requests.js");
+        const update = mountRequests();
+        document.getElementById("requests-more").click();
+        const nodes = [];
+        for (let round = 0; round < 40; round += 1) {
+            const requests = Array.from({length: 200}, (_, index) => ({
+                at: round * 200 - index, request_id: `r${round * 200 - index}`, router: "r", tenant: "t", model: "m",
+                cache: "HIT", reason: null, engine: "e", status: 200, outcome: "complete", ms: 1, ttft_ms: 1,
+                completion_tokens: 1, key: "rh:1:a:b:c:d:e",
+            }));
+            update({requests});
+            nodes.push(document.getElementsByTagName("*").length);
+        }
+        return [document.querySelectorAll("#requests tbody tr").length, new Set(nodes).size];
+    }"""
+    assert await page.evaluate(script) == [50, 1]

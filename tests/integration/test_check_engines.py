@@ -1,0 +1,117 @@
+"""`roundhouse check` names what is wrong with an engine in words."""
+
+import asyncio
+import json
+import ssl
+from pathlib import Path
+
+import pytest
+
+from router.check import check_all
+from router.net.client.errors import unreachable
+from router.net.client.transport import HTTPTransport
+from router.settings import parse
+from tests.support.certificate import certificate, needs_openssl
+from tests.support.foreign_engine import ForeignEngine, served
+from tests.support.ports import free_port
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import LLAMA, router_config
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def note(redis_server: RedisServer, url: str, settings: str = "") -> tuple[bool, str]:
+    """What is found about the engine."""
+    text = router_config(redis_server.url, {"foreign": ("llama", "any", url)}, rest=settings)
+    redis, engine = await check_all(parse(text, {}))
+    assert redis["ok"]
+    assert engine["what"] == f"engine foreign at {url}"
+    return engine["ok"], engine["note"]
+
+
+async def test_an_engine_that_serves_the_model_is_fine_and_its_kind_is_told(redis_server: RedisServer) -> None:
+    async with served(ForeignEngine(owned_by="llamacpp", api_key="k")) as url:
+        assert await note(redis_server, url, 'api_key = "k"') == (True, f"serves {LLAMA} (llama.cpp)")
+
+
+async def test_a_missing_or_wrong_key_is_named(redis_server: RedisServer) -> None:
+    async with served(ForeignEngine(api_key="sk-secret")) as url:
+        assert await note(redis_server, url) == (False, "refuses the key with status 401; set api_key")
+        ok, text = await note(redis_server, url, 'api_key = "sk-wrong"')
+        assert not ok
+        assert "sk-" not in text
+
+
+async def test_another_model_and_a_wrong_path_are_named(redis_server: RedisServer) -> None:
+    engine = ForeignEngine(paths={"/v1/models": '{"data": [{"id": "other"}]}'})
+    async with served(engine) as url:
+        assert await note(redis_server, url) == (False, f"serves other but not '{LLAMA}' (served_model)")
+        wrong_path = await note(redis_server, f"{url}/openai")
+        assert wrong_path == (False, "has no /v1/models (status 404); is the path of the URL right?")
+
+
+async def test_a_closed_port_an_unknown_host_and_a_missing_socket_are_named(redis_server: RedisServer) -> None:
+    assert await note(redis_server, f"http://127.0.0.1:{free_port()}") == (False, "nothing listens there")
+    assert await note(redis_server, "unix:///no/such/engine.sock") == (False, "nothing listens there")
+    assert await note(redis_server, "http://engine.invalid:8000") == (False, "its host name is unknown")
+
+
+@needs_openssl
+async def test_tls_problems_are_named(redis_server: RedisServer, tmp_path: Path) -> None:
+    async with served(ForeignEngine(), certificate=certificate(tmp_path)) as url:
+        ok, text = await note(redis_server, url)
+        assert not ok
+        assert text.startswith("its certificate is not trusted (")
+        assert text.endswith("set ca_file to its authority's certificate")
+    async with served(ForeignEngine()) as url:
+        not_tls = await note(redis_server, url.replace("http", "https"))
+        assert not_tls == (False, "does not speak TLS; is the URL http:// rather than https://?")
+
+
+@needs_openssl
+async def test_a_certificate_for_another_host_and_one_that_has_expired_are_told_apart(
+    redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = certificate(tmp_path, name="DNS:engine.example")
+    async with served(ForeignEngine(), certificate=other) as url:
+        ok, text = await note(redis_server, url, f'ca_file = "{other}"')
+        assert not ok
+        assert text.startswith("its certificate is for another host (")
+    expired = ssl.SSLCertVerificationError("certificate verify failed")
+    expired.verify_code, expired.verify_message = 10, "certificate has expired"
+    failure = unreachable()
+    failure.__cause__ = expired
+
+    async def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(HTTPTransport, "send", fail)  # openssl makes no certificate that has expired
+    assert await note(redis_server, url) == (False, "its certificate is not valid now (certificate has expired)")
+
+
+@pytest.mark.parametrize("page", ['{"data": [{"id": 1}]}', "[" * 100_000, '{"data": 1}', "null"])
+async def test_a_page_that_is_no_list_of_models_is_named(redis_server: RedisServer, page: str) -> None:
+    async with served(ForeignEngine(paths={"/v1/models": page})) as url:
+        assert await note(redis_server, url) == (False, "status 200 without a list of models")
+
+
+async def test_a_long_list_of_models_is_shortened_and_safe_for_a_terminal(redis_server: RedisServer) -> None:
+    models = [{"id": "\x1b[2J"}, *({"id": f"model-{number}"} for number in range(500))]
+    async with served(ForeignEngine(paths={"/v1/models": json.dumps({"data": models})})) as url:
+        ok, text = await note(redis_server, url)
+        assert not ok
+        assert text.startswith("serves '\\x1b[2J', model-0, ")
+        assert text.endswith(f"model-8 and 491 more but not '{LLAMA}' (served_model)")
+
+
+async def test_a_server_that_never_answers_is_named(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.check.CHECK_TIMEOUT", 0.1)
+
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(hold, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await note(redis_server, url) == (False, "does not answer within 0.1 s")

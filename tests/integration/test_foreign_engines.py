@@ -1,0 +1,160 @@
+"""Engines that roundhouse did not start, and that are not vLLM."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificate import certificate, needs_openssl
+from tests.support.foreign_engine import TEXT, ForeignEngine, served
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import MakeRouter, RouterServer, router_config
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SECRET = "sk-secret-1234567890"
+
+
+def config(redis_server: RedisServer, url: str, settings: str = "") -> str:
+    return router_config(redis_server.url, {"foreign": ("llama", "any", url)}, rest=settings)
+
+
+async def stream_twice(router: RouterServer, prompt: str) -> tuple[str, str]:
+    """The responses to the same streamed request; the second must be a hit."""
+    first = await router.chat(prompt, stream=True)
+    second = await router.chat(prompt, stream=True)
+    assert (first.status_code, first.headers["x-cache"]) == (200, "MISS"), first.text
+    assert (second.status_code, second.headers["x-cache"]) == (200, "HIT"), second.text
+    return first.text, second.text
+
+
+async def test_every_request_to_an_engine_carries_its_key_and_its_headers(
+    redis_server: RedisServer, make_router: MakeRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    engine = ForeignEngine(api_key=SECRET, paths={"/health": "", "/metrics": ""})
+    async with served(engine) as url:
+        router = await make_router(
+            config(redis_server, f"{url}/v1/", f'api_key = "{SECRET}"\nheaders = {{ X-Team = "ml-team-9" }}')
+        )
+        assert (await router.chat("The sea?")).json()["choices"][0]["message"]["content"] == TEXT
+        assert (await router.http.get("/readyz")).status_code == 200
+        pages = [(await router.http.get(path)).text for path in ("/metrics", "/healthz", "/v1/models")]
+    assert {headers["x-team"] for headers in engine.headers} == {"ml-team-9"}
+    assert not any(text in page for page in [*pages, caplog.text] for text in (SECRET, "ml-team-9"))
+
+
+async def test_an_engine_that_refuses_its_key_is_down_and_the_log_says_why(
+    redis_server: RedisServer, make_router: MakeRouter, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with served(ForeignEngine(api_key=SECRET)) as url:
+        router = await make_router(config(redis_server, url, 'api_key = "wrong"'))
+        assert "engine foreign refuses the router with status 401; see its api_key" in caplog.text
+        response = await router.chat("The sea?")
+        assert response.status_code in (502, 503)
+        assert "sk-" not in response.text
+        assert (await router.http.get("/healthz")).json()["engines"]["foreign"]["up"] is False
+
+
+async def test_a_message_that_repeats_the_key_reaches_the_client_without_it(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with served(ForeignEngine(api_key=SECRET)) as url:
+        settings = f'api_key = "{SECRET}"\nheaders = {{ X-Team = "ml-team-9" }}'
+        router = await make_router(config(redis_server, url, settings))
+        response = await router.chat("The sea?", user="echo")
+    assert response.status_code == 400
+    assert "bad request with" in response.text
+    assert SECRET not in response.text
+    assert "ml-team-9" not in response.text
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        ForeignEngine(owned_by="library", paths={"/": "Ollama is running"}),
+        ForeignEngine(owned_by="llamacpp", paths={"/health": "{}"}),
+        ForeignEngine(owned_by="system"),  # no /health, no /metrics
+        ForeignEngine(refuses_stream_options=True),
+        ForeignEngine(sends_done=False),
+        ForeignEngine(tells_usage=False, sends_done=False, refuses_stream_options=True),
+    ],
+    ids=["ollama", "llama.cpp", "only models", "refuses stream_options", "no [DONE]", "nothing of it"],
+)
+async def test_streams_of_servers_that_differ_from_vllm_are_served_and_stored(
+    engine: ForeignEngine, redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with served(engine) as url:
+        router = await make_router(config(redis_server, url))
+        first, second = await stream_twice(router, "The sea?")
+        assert first == second
+        assert first.endswith("data: [DONE]\n\n")
+        assert len(engine.requests) == 1
+        assert (await router.chat("The moon?", stream=True)).headers["x-cache"] == "MISS"
+        samples = await router.metrics()
+        assert samples['llm_tokens_total{kind="completion",model="llama",tenant="default"}'] > 0
+        assert samples['llm_tokens_total{kind="saved",model="llama",tenant="default"}'] > 0
+
+
+async def test_a_stream_that_ends_without_a_finish_reason_is_an_error_everywhere(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with served(ForeignEngine(sends_done=False, finish_reason=None)) as url:
+        router = await make_router(config(redis_server, url))
+        response = await router.chat("The sea?", stream=True)
+        assert "engine_failed" in response.text
+        assert "[DONE]" not in response.text
+        assert (await router.chat("The sea?", stream=True)).headers["x-cache"] == "MISS"
+
+
+async def test_an_engine_that_is_said_to_be_vllm_must_end_its_streams(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    engine = ForeignEngine(sends_done=False, paths={"/health": ""})
+    async with served(engine) as url:
+        router = await make_router(config(redis_server, url, 'kind = "vllm"'))
+        assert "engine_failed" in (await router.chat("The sea?", stream=True)).text
+
+
+async def test_what_the_client_asks_of_the_usage_is_left_out_where_an_engine_cannot_take_it(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    engine = ForeignEngine(refuses_stream_options=True)
+    async with served(engine) as url:
+        router = await make_router(config(redis_server, url, "stream_usage = false"))
+        response = await router.chat("The sea?", stream=True, stream_options={"include_usage": True})
+        assert response.text.endswith("data: [DONE]\n\n")
+        assert "stream_options" not in engine.requests[0]
+
+
+async def test_the_cache_salt_of_a_tenant_goes_only_to_servers_that_know_it(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    tenants = '\n[[tenant]]\nname = "acme"\n[[tenant]]\nname = "globex"\n[auth]\nmode = "header"'
+    seen = {}
+    for owner in ("someone", "llamacpp"):
+        engine = ForeignEngine(owned_by=owner, paths={"/health": ""})
+        async with served(engine) as url:
+            router = await make_router(config(redis_server, url, tenants))
+            await router.chat(f"The sea of {owner}?", headers={"x-tenant-id": "acme"})
+            seen[owner] = "cache_salt" in engine.requests[0]
+    assert seen == {"someone": True, "llamacpp": False}
+
+
+async def test_an_engine_at_a_unix_socket_answers(redis_server: RedisServer, make_router: MakeRouter) -> None:
+    # A path under tmp_path may be too long for a socket.
+    async with served(ForeignEngine(), unix_socket=str(redis_server.folder / "engine.sock")) as url:
+        router = await make_router(config(redis_server, url))
+        assert (await router.chat("The sea?")).status_code == 200
+
+
+@needs_openssl
+async def test_an_engine_with_a_certificate_of_a_private_authority_needs_its_ca_file(
+    redis_server: RedisServer, make_router: MakeRouter, tmp_path: Path
+) -> None:
+    path = certificate(tmp_path)
+    async with served(ForeignEngine(), certificate=path) as url:
+        trusting = await make_router(config(redis_server, url, f'ca_file = "{path}"'))
+        assert (await trusting.chat("The sea?")).status_code == 200
+        distrustful = await make_router(config(redis_server, url))
+        assert (await distrustful.chat("The moon?")).json()["error"]["code"] == "no_engine"

@@ -1,0 +1,150 @@
+"""How streams of servers that are not vLLM may end, and which of them refuse what the router adds to a request."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tests.support.foreign_engine import ForeignEngine, served
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import MakeRouter, router_config
+from tests.support.scripted_engine import ScriptedEngine
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def config(redis_server: RedisServer, url: str, settings: str = "") -> str:
+    return router_config(redis_server.url, {"foreign": ("llama", "any", url)}, rest=settings)
+
+
+def event(content: str = "", finish_reason: str | None = None, *, index: int = 0, end: str = "\n\n") -> bytes:
+    choice = {"index": index, "delta": {"content": content} if content else {}, "finish_reason": finish_reason}
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 7, "model": "m", "choices": [choice]}
+    return f"data: {json.dumps(chunk, ensure_ascii=False)}{end}".encode()
+
+
+USAGE = b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2}}'
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [event("Sea"), event(finish_reason="stop"), b"data: [DONE]"],
+        [event("Sea"), event(finish_reason="stop"), b"data: [DONE]\n"],
+        [event("Sea"), event(finish_reason="stop"), b"data: [DONE]\r\n"],
+        [event("Sea"), event(finish_reason="stop", end="")],
+        [event("Sea"), event(finish_reason="stop", end="\n")],
+        [event("Sea"), event(finish_reason="stop"), USAGE],
+        [event("Sea") + event(finish_reason="stop")],
+        [event("Sea"), event(finish_reason="stop"), b": the end\n\n"],
+    ],
+    ids=["[DONE]", "[DONE] LF", "[DONE] CR LF", "finish", "finish LF", "usage", "one chunk", "comment"],
+)
+async def test_a_last_event_without_its_empty_line_counts(
+    redis_server: RedisServer, make_router: MakeRouter, pieces: list[bytes]
+) -> None:
+    engine = ScriptedEngine(*pieces)
+    await engine.start()
+    router = await make_router(config(redis_server, engine.url))
+    first = await router.chat("The sea?", stream=True)
+    second = await router.chat("The sea?", stream=True)
+    assert [first.headers["x-cache"], second.headers["x-cache"]] == ["MISS", "HIT"]
+    assert first.text == second.text
+    assert first.text.count("Sea") == first.text.count('"stop"') == first.text.count("[DONE]") == 1
+    as_json = await router.chat("The sea?")
+    assert as_json.headers["x-cache"] == "HIT"
+    assert as_json.json()["choices"][0]["message"]["content"] == "Sea"
+    await engine.stop()
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [event("Sea"), event("Möwe", end="").partition("ö".encode())[0] + b"\xc3"],
+        [event("Sea"), event(finish_reason="stop")[:-10]],
+        [event("Sea"), event(finish_reason="stop"), USAGE[:-9]],
+        [event("Sea"), event("Sun", index=1), event(finish_reason="stop", index=1)],
+    ],
+    ids=["in a character", "in the finish", "in the usage", "one of two choices"],
+)
+async def test_a_stream_that_is_cut_off_is_an_error_and_is_not_stored(
+    redis_server: RedisServer, make_router: MakeRouter, pieces: list[bytes]
+) -> None:
+    engine = ScriptedEngine(*pieces)
+    await engine.start()
+    router = await make_router(config(redis_server, engine.url))
+    for _ in range(2):
+        response = await router.chat("The sea?", stream=True)
+        assert response.headers["x-cache"] == "MISS"
+        assert "engine_failed" in response.text
+        assert "[DONE]" not in response.text
+    await engine.stop()
+
+
+async def test_a_stream_without_any_token_and_without_done_is_complete(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    engine = ScriptedEngine(event(finish_reason="content_filter"))
+    await engine.start()
+    router = await make_router(config(redis_server, engine.url))
+    response = await router.chat("The sea?", stream=True)
+    assert response.status_code == 200, response.text
+    assert "content_filter" in response.text
+    assert response.text.endswith("data: [DONE]\n\n")
+    await engine.stop()
+
+
+class Refusing(ForeignEngine):
+    """Refuses `stream_options` only after `together` requests with them have come."""
+
+    def __init__(self, together: int) -> None:
+        super().__init__()
+        self._waiting = asyncio.Barrier(together)
+
+    async def _chat(self, request: Request) -> Response:
+        if "stream_options" in await request.json():
+            await self._waiting.wait()
+            problem = {"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}
+            return JSONResponse({"detail": [problem]}, 422)
+        return await super()._chat(request)
+
+
+async def test_of_requests_at_the_same_time_none_fails_for_the_refused_option(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    async with served(Refusing(3)) as url:
+        router = await make_router(config(redis_server, url))
+        asked: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+        responses = await asyncio.gather(
+            router.chat("The sea?", stream=True),
+            router.chat("The moon?", stream=True),
+            router.chat("The sun?", **asked),
+        )
+        assert [response.status_code for response in responses] == [200] * 3
+        assert (await router.chat("The sky?", stream=True)).status_code == 200
+        samples = await router.metrics()
+        assert not any("llm_engine_failures" in name and value for name, value in samples.items())
+
+
+class Echoing(ForeignEngine):
+    """Shows what it has refused, as FastAPI's servers do."""
+
+    async def _chat(self, request: Request) -> Response:
+        body = await request.json()
+        if body.get("seed") == 13:
+            return JSONResponse({"detail": [{"loc": ["body", "seed"], "msg": "no", "input": body}]}, 422)
+        return await super()._chat(request)
+
+
+async def test_a_refusal_of_something_else_does_not_end_the_usage_of_streams(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    engine = Echoing()
+    async with served(engine) as url:
+        router = await make_router(config(redis_server, url))
+        assert (await router.chat("stream_options", seed=13, stream=True)).status_code == 422
+        assert (await router.chat("The sea?", stream=True)).status_code == 200
+        assert engine.requests[-1]["stream_options"] == {"include_usage": True}

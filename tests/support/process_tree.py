@@ -1,0 +1,135 @@
+"""A running `roundhouse up` with simulated engines, and requests in a steady flow."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support.ports import free_port
+from tests.support.waiting import eventually
+
+_ENGINE = """
+[[engine]]
+name = "{name}"
+model = "{model}"
+url = "http://127.0.0.1:{port}"
+served_model = "served"
+[engine.launch]
+target = "{target}"
+draft = "draft-{name}"
+"""
+
+
+class ProcessTree:
+    """`roundhouse up` with the engines e0 and e1 of the model llama, and m of the model mistral if it is its fallback.
+
+    `stop` and `start` restart it.
+    """
+
+    def __init__(self, folder: Path, *, fallback: bool = False) -> None:
+        self.folder = folder
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self.config = folder / "roundhouse.toml"
+        self._ports = {name: free_port() for name in (("e0", "e1", "m") if fallback else ("e0", "e1"))}
+        self.configure("old")
+        self._log = folder / "up.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def configure(self, target: str) -> None:
+        """Writes the configuration; the next start uses it."""
+        text = f'[router]\nport = {self.url.rpartition(":")[2]}\nstate = "state"\nexplore = 0\n'
+        text += '[[model]]\nname = "llama"\nrevision = "r1"\n'
+        if "m" in self._ports:
+            text += 'fallback = "mistral"\n[[model]]\nname = "mistral"\n'
+        for name, port in self._ports.items():
+            model = "mistral" if name == "m" else "llama"
+            text += _ENGINE.format(name=name, model=model, port=port, target=target)
+        self.config.write_text(text)
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    async def start(self) -> None:
+        self._process = process = self._launch()
+
+        def is_ready() -> bool:
+            assert process.poll() is None, self.output
+            return "stop: Ctrl-C" in self.output
+
+        await eventually(is_ready, timeout=60)
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
+        argv = [sys.executable, "-m", "router", "up", "-c", str(self.config), "--engines", "simulator"]
+        with self._log.open("wb") as log:
+            return subprocess.Popen(argv, cwd=self.folder, stdout=log, stderr=log, env=os.environ)
+
+    async def stop(self, number: int = signal.SIGINT) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            await asyncio.to_thread(self._process.wait, 60)
+
+    def engines(self) -> list[bytes]:
+        """The command lines of the engines that run, with a NUL after each argument."""
+        assert self._process is not None
+        commands = []
+        for task in Path(f"/proc/{self._process.pid}/task").glob("*/children"):
+            for pid in task.read_text().split():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has exited since it was listed
+                    commands.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+        return [command for command in commands if b"engines.simulator" in command]
+
+    async def start_command(self, *command: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "router", *command, "-c", str(self.config), cwd=self.folder,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    async def run(self, *command: str) -> tuple[int, str, str]:
+        """A command of `roundhouse`: its exit code, output and errors."""
+        process = await self.start_command(*command)
+        out, err = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    async def ask(self, prompt: str, **fields: Any) -> httpx.Response:
+        async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
+            return await http.post(f"{self.url}/v1/chat/completions", json=_body(prompt, **fields))
+
+    @asynccontextmanager
+    async def load(self, clients: int = 4) -> AsyncIterator[list[httpx.Response]]:
+        """Sends new requests one after the other from each client; the responses so far, all complete."""
+        responses: list[httpx.Response] = []
+        ended = asyncio.Event()
+
+        async def send_requests(http: httpx.AsyncClient, client: int) -> None:
+            for number in itertools.count():
+                if ended.is_set():
+                    return
+                body = _body(f"client {client}, request {number}", stream=client % 2 == 0)
+                response = await http.post(f"{self.url}/v1/chat/completions", json=body)
+                assert response.status_code == 200, response.text
+                assert client % 2 or response.text.endswith("[DONE]\n\n")
+                responses.append(response)
+
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as http, asyncio.TaskGroup() as group:
+            for client in range(clients):
+                group.create_task(send_requests(http, client))
+            try:
+                yield responses
+            finally:
+                ended.set()
+
+
+def _body(prompt: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": prompt}]
+    return {"model": "llama", "messages": messages, "temperature": 0, "max_tokens": 8, **fields}

@@ -1,0 +1,48 @@
+"""What the lines of the start say, whatever the configuration."""
+
+import logging
+from typing import Final
+
+import pytest
+
+from router.settings import Settings, parse
+from router.shared.redis import ServerReport
+from router.start_report import MAX_NAMES, log_start
+from tests.support.configurations import MINIMAL
+
+UP: Final = ServerReport(version="7.2.4")
+
+
+def start_lines(text: str, redis: ServerReport, caplog: pytest.LogCaptureFixture) -> list[str]:
+    settings: Settings = parse(text, {})
+    with caplog.at_level(logging.INFO, "roundhouse.server"):
+        log_start(settings, redis)
+    return caplog.messages
+
+
+def test_a_long_list_of_models_and_engines_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    models = "".join(f'[[model]]\nname = "m{number}"\n' for number in range(12))
+    engines = "".join(
+        f'[[engine]]\nname = "e{number}"\nmodel = "m{0 if number < 20 else number - 19}"\nurl = "http://e:{number}"\n'
+        for number in range(1, 31)
+    )
+    line = start_lines(models + engines, UP, caplog)[2]
+    assert line.startswith("12 models, 30 engines: m0 (e1, e2, e3, e4, e5, e6, e7, e8, and 11 more), m1 (e20), ")
+    assert line.endswith(", and 4 more")
+    assert line.count("(") == MAX_NAMES
+
+
+def test_a_cluster_is_shown_with_its_primaries(caplog: pytest.LogCaptureFixture) -> None:
+    text = f'[cache]\nurl = "redis+cluster://:secret@a:7000,b:7001"\n{MINIMAL}'
+    line = start_lines(text, ServerReport(None, "7.2.4", 3), caplog)[1]
+    assert line.startswith("Redis at redis+cluster://a:7000,b:7001: version 7.2.4, 3 primaries. ")
+
+
+def test_a_router_without_the_redis_of_up_hears_who_starts_it(caplog: pytest.LogCaptureFixture) -> None:
+    line = start_lines(MINIMAL, ServerReport("does not answer (FileNotFoundError)"), caplog)[1]
+    assert '`roundhouse up` starts the Redis of url = "embedded", `serve` does not' in line
+
+
+def test_an_ipv6_address_is_a_url(caplog: pytest.LogCaptureFixture) -> None:
+    line = start_lines(f'[router]\nhost = "::1"\n{MINIMAL}', UP, caplog)[0]
+    assert " starts on http://[::1]:8080: 1 worker" in line

@@ -1,0 +1,4 @@
+"""The one description of dashboards, recording rules and alerts, from which the files under deploy/ are generated.
+
+`python -m tools.dashboards` writes them.
+"""

@@ -1,0 +1,189 @@
+"""The tests of the alerts, for `promtool test rules`: that each fires, with its texts, and that it stays silent.
+
+Series are in promtool's notation: `0+6x20` is 0, then 20 times 6 more; `_x5` is absent five times. One value a minute
+or, where states change faster, every 15 seconds.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+Firing = tuple[dict[str, str], str, str]
+"""An alert's labels without the severity, its summary and its description."""
+
+_R = 'instance="router:8080", job="roundhouse"'
+_INSTANCE: Final = {"instance": "router:8080", "job": "roundhouse"}
+_HIT_LABELS: Final = f'model="llama", cache="HIT", {_R}'
+_REQUEST_LABELS: Final = f'tenant="acme", model="llama", engine="chat", task="chat", {_R}'
+_UP: Final = f'roundhouse_engine_up{{engine="chat", {_R}}}'
+_RESTARTS: Final = f'roundhouse_watchdog_restarts_total{{engine="chat", reason="stalled", {_R}}}'
+_BREAKER: Final = f'roundhouse_breaker_state{{engine="chat", {_R}}}'
+_REJECTED: Final = f'llm_requests_rejected_total{{reason="queue_full", {_R}}}'
+_DAMAGED: Final = f"llm_cache_entries_damaged_total{{{_R}}}"
+
+
+class AlertTest(NamedTuple):
+    """What `alert` does at the time `at` after these series; `fires` is empty if it stays silent."""
+
+    alert: str
+    case: str
+    series: Mapping[str, str]
+    at: str
+    fires: tuple[Firing, ...] = ()
+    interval: str = "1m"
+
+
+def _first_tokens(within_100_ms: int, within_250_ms: int, within_1_s: int) -> dict[str, str]:
+    """Requests per minute, by their time to first token."""
+    bucket = f"llm_time_to_first_token_seconds_bucket{{{_HIT_LABELS}, le="
+    up_to_250_ms = within_100_ms + within_250_ms
+    total = up_to_250_ms + within_1_s
+    return {
+        f'{bucket}"0.1"}}': f"0+{within_100_ms}x20",
+        f'{bucket}"0.25"}}': f"0+{up_to_250_ms}x20",
+        f'{bucket}"1"}}': f"0+{total}x20",
+        f'{bucket}"+Inf"}}': f"0+{total}x20",
+        f'llm_requests_total{{{_REQUEST_LABELS}, status="200"}}': f"0+{total}x20",
+    }
+
+
+def _statuses(minutes: int = 20, **per_minute: int) -> dict[str, str]:
+    return {
+        f'llm_requests_total{{{_REQUEST_LABELS}, status="{status.removeprefix("s")}"}}': f"0+{count}x{minutes}"
+        for status, count in per_minute.items()
+    }
+
+
+def _lookups(minutes: int = 90, **per_minute: int) -> dict[str, str]:
+    return {
+        f'llm_cache_requests_total{{tenant="acme", model="llama", result="{result}", {_R}}}': f"0+{count}x{minutes}"
+        for result, count in per_minute.items()
+    }
+
+
+_ACCEPTANCE: Final = f'vllm_spec_acceptance_rate{{engine="chat", {_R}}}'
+
+ALERT_TESTS: Final = (
+    AlertTest(
+        "TimeToFirstTokenHigh", "one request in ten takes up to 250 ms", _first_tokens(90, 10, 0), "15m",
+        (({"model": "llama"}, "The time to first token of llama is high",
+          "99 % of the requests get their first token within 235ms; more than 200 ms."),),
+    ),
+    AlertTest("TimeToFirstTokenHigh", "only the slowest take longer", _first_tokens(988, 7, 5), "15m"),
+    AlertTest("TimeToFirstTokenHigh", "a slow request a minute is too few to judge", _first_tokens(0, 0, 1), "15m"),
+    AlertTest("TimeToFirstTokenHigh", "no traffic", _first_tokens(0, 0, 0), "15m"),
+    AlertTest("TimeToFirstTokenHigh", "slow for less than five minutes", _first_tokens(0, 0, 60), "4m"),
+    AlertTest(
+        "KVCacheNearlyFull", "95 % for minutes", {f'vllm_kv_cache_usage{{engine="chat", {_R}}}': "0.95x10"}, "5m",
+        (({"engine": "chat"}, "The KV cache of chat is nearly full",
+          "95% of the KV cache are in use; more than 90 %."),),
+    ),
+    AlertTest("KVCacheNearlyFull", "exactly 90 %", {f'vllm_kv_cache_usage{{engine="chat", {_R}}}': "0.9x10"}, "5m"),
+    AlertTest(
+        "KVCacheNearlyFull", "a short peak", {f'vllm_kv_cache_usage{{engine="chat", {_R}}}': "0.5 0.95 0.5x8"}, "1m"
+    ),
+    AlertTest("KVCacheNearlyFull", "the engine does not report it", {_UP: "1x10"}, "5m"),
+    AlertTest(
+        "RequestsRejected", "six a minute", {_REJECTED: "0+6x20"},
+        "10m",
+        (({"reason": "queue_full"}, "Requests are rejected: queue_full",
+          "6.0 requests a minute are rejected with queue_full; more than 5."),),
+    ),
+    AlertTest("RequestsRejected", "five a minute", {_REJECTED: "0+5x20"}, "10m"),
+    AlertTest("RequestsRejected", "the router was restarted: its counter starts at 0 again",
+              {_REJECTED: "1000x5 0x15"}, "10m"),
+    AlertTest(
+        "DraftAcceptanceLow", "12 % with traffic", {_ACCEPTANCE: "0.12x60"} | _statuses(60, s200=60), "40m",
+        (({"engine": "chat"}, "The draft of chat is rarely accepted",
+          "12% of the draft's tokens are accepted; less than 20 %."),),
+    ),
+    AlertTest("DraftAcceptanceLow", "12 % for a few minutes", {_ACCEPTANCE: "0.12x60"} | _statuses(60, s200=60), "10m"),
+    AlertTest("DraftAcceptanceLow", "25 % with traffic", {_ACCEPTANCE: "0.25x60"} | _statuses(60, s200=60), "40m"),
+    AlertTest("DraftAcceptanceLow", "12 % without traffic", {_ACCEPTANCE: "0.12x60"} | _statuses(60, s200=0), "40m"),
+    AlertTest("DraftAcceptanceLow", "an engine without a draft", _statuses(60, s200=60), "40m"),
+    AlertTest(
+        "CacheHitRatioLow", "one hit in ten look-ups for an hour", _lookups(hit=10, miss=90), "80m",
+        (({"model": "llama"}, "The hit ratio of llama is low",
+          "10% of the requests of the last 30 minutes were hits; less than 20 %."),),
+    ),
+    AlertTest(
+        "CacheHitRatioLow", "misses only, without a series for hits", _lookups(miss=90), "80m",
+        (({"model": "llama"}, "The hit ratio of llama is low",
+          "0% of the requests of the last 30 minutes were hits; less than 20 %."),),
+    ),
+    AlertTest("CacheHitRatioLow", "a quarter of the look-ups are hits", _lookups(hit=25, miss=75), "80m"),
+    AlertTest("CacheHitRatioLow", "the cache is cold after the start", _lookups(miss=90), "25m"),
+    AlertTest("CacheHitRatioLow", "bypasses only", _lookups(bypass=100), "80m"),
+    AlertTest("CacheHitRatioLow", "no traffic", _lookups(hit=0, miss=0), "80m"),
+    AlertTest("CacheHitRatioLow", "a miss a minute is too few to judge", _lookups(miss=1), "80m"),
+    AlertTest(
+        "EngineDown", "down for two minutes", {_UP: "1x2 0x10"}, "6m",
+        (({"engine": "chat"}, "The engine chat is down",
+          "A router has not reached chat for a minute (roundhouse_engine_up is 0)."),),
+    ),
+    AlertTest("EngineDown", "up", {_UP: "1x10"}, "6m"),
+    AlertTest("EngineDown", "unknown for some seconds after the start", {_UP: "0 0 1x20"}, "15s", interval="15s"),
+    AlertTest("EngineDown", "removed from the configuration", {_UP: "0 _x20"}, "10m"),
+    AlertTest(
+        "BreakerOpen", "open, half-open after 10 s, open again", {_BREAKER: "2 1 2 2 1 2 1 2 2 1 2 2"}, "2m30s",
+        (({"engine": "chat"}, "The breaker of chat is open",
+          "The breaker has not closed for a minute (its state is 2; 1 is half-open, 2 is open)."),),
+        "15s",
+    ),
+    AlertTest("BreakerOpen", "open for 30 s", {_BREAKER: "0 2 2 0x20"}, "1m30s", interval="15s"),
+    AlertTest("BreakerOpen", "half-open without traffic", {_BREAKER: "0 2 1x40"}, "5m", interval="15s"),
+    AlertTest("BreakerOpen", "opens and closes again and again", {_BREAKER: "2 0 2 0 2 0 2 0 2 0 2 0 2"}, "3m",
+              interval="15s"),
+    AlertTest(
+        "RedisDown", "down for two minutes", {f"roundhouse_redis_up{{{_R}}}": "1x2 0x10"}, "6m",
+        ((_INSTANCE, "router:8080 does not reach Redis",
+          "Redis has been down for a minute (roundhouse_redis_up is 0): no request hits the cache."),),
+    ),
+    AlertTest("RedisDown", "up", {f"roundhouse_redis_up{{{_R}}}": "1x10"}, "6m"),
+    AlertTest("RedisDown", "a failover of 30 s", {f"roundhouse_redis_up{{{_R}}}": "1 0 0 1x20"}, "30s", interval="15s"),
+    AlertTest(
+        "EngineRestartLoop", "the first two restarts within an hour", {_UP: "1x150", _RESTARTS: "_x79 1x20 2x60"},
+        "110m",
+        (({"engine": "chat"}, "chat is restarted again and again",
+          "The watchdog has restarted chat 2 times in the last hour."),),
+    ),
+    AlertTest(
+        "EngineRestartLoop", "two more restarts within an hour, seen by two routers",
+        {_UP: "1x150", _RESTARTS: "5x79 6x20 7x60", _RESTARTS.replace("router:", "router-2:"): "5x79 6x20 7x60"},
+        "110m",
+        (({"engine": "chat"}, "chat is restarted again and again",
+          "The watchdog has restarted chat 2 times in the last hour."),),
+    ),
+    AlertTest("EngineRestartLoop", "one restart", {_UP: "1x150", _RESTARTS: "_x79 1x80"}, "110m"),
+    AlertTest("EngineRestartLoop", "restarts of long ago", {_UP: "1x150", _RESTARTS: "7x150"}, "110m"),
+    AlertTest("EngineRestartLoop", "restarts before the router was started", {_UP: "1x20", _RESTARTS: "7x20"}, "10m"),
+    AlertTest("EngineRestartLoop", "roundhouse up was started again", {_UP: "1x150", _RESTARTS: "7x79 0x80"}, "110m"),
+    AlertTest(
+        "ServerErrorsHigh", "one request in ten ends with a 502", _statuses(s200=90, s502=10), "10m",
+        (({"model": "llama"}, "Requests for llama fail",
+          "10% of the requests ended with a 5xx or broke off; more than 5 %."),),
+    ),
+    AlertTest(
+        "ServerErrorsHigh", "all streams break off", _statuses(sbroken=60), "10m",
+        (({"model": "llama"}, "Requests for llama fail",
+          "100% of the requests ended with a 5xx or broke off; more than 5 %."),),
+    ),
+    AlertTest("ServerErrorsHigh", "all requests fail for a minute", _statuses(s502=60), "2m"),
+    AlertTest("ServerErrorsHigh", "clients send invalid requests", _statuses(s200=50, s400=50), "10m"),
+    AlertTest("ServerErrorsHigh", "four errors in a hundred", _statuses(s200=96, s502=4), "10m"),
+    AlertTest("ServerErrorsHigh", "an error a minute is too few to judge", _statuses(s502=1), "10m"),
+    AlertTest("ServerErrorsHigh", "no traffic", _statuses(s200=0, s502=0), "10m"),
+    AlertTest(
+        "CacheEntriesDamaged", "one entry", {_DAMAGED: "0x20 1x5"}, "21m",
+        ((_INSTANCE, "router:8080 finds damaged entries",
+          "1 damaged entries were found and deleted in the last 15 minutes."),),
+    ),
+    AlertTest("CacheEntriesDamaged", "none", {_DAMAGED: "0x40"}, "30m"),
+    AlertTest("CacheEntriesDamaged", "one an hour ago", {_DAMAGED: "0x5 1x90"}, "65m"),
+    AlertTest(
+        "RouterDown", "not reachable for two minutes", {f"up{{{_R}}}": "1x2 0x10"}, "6m",
+        ((_INSTANCE, "The router router:8080 is down",
+          "Prometheus has not reached router:8080 for a minute (up is 0)."),),
+    ),
+    AlertTest("RouterDown", "one scrape fails", {f"up{{{_R}}}": "1 0 1x20"}, "15s", interval="15s"),
+    AlertTest("RouterDown", "another job is down", {'up{instance="node:9100", job="node"}': "0x10"}, "6m"),
+)  # fmt: skip

@@ -1,0 +1,137 @@
+"""The alerts. Each has a section in docs/runbooks.md, and tests in alert_tests.py that it fires and stays silent.
+
+None of them fires for a router without traffic, right after a start, or because a metric is absent.
+"""
+
+import re
+from typing import Final, Literal, NamedTuple
+
+from tools.dashboards.recording_rules import ERROR_RATIO, HIT_RATIO, LOOKUPS, REQUESTS, RESTARTS, TTFT_P99
+
+RUNBOOKS: Final = "docs/runbooks.md"
+
+_LOOKUPS: Final = LOOKUPS.record + '{result!="bypass"}'
+
+
+class Alert(NamedTuple):
+    """`for_`: how long the condition must hold. `description`: a template with the value."""
+
+    name: str
+    expr: str
+    for_: str
+    severity: Literal["critical", "warning", "info"]
+    summary: str
+    description: str
+
+    @property
+    def runbook(self) -> str:
+        """The anchor of its section, as in a link: TimeToFirstTokenHigh is time-to-first-token-high."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", self.name).lower()
+
+
+def _at_least(rate: str, count: int) -> str:
+    """So many in five minutes: a share or a quantile of fewer says little."""
+    return f"sum by (model) ({rate}) * 300 >= {count}"
+
+
+ALERTS: Final = (
+    Alert(
+        "TimeToFirstTokenHigh",
+        f"{TTFT_P99.record} > 0.2 and on (model) {_at_least(REQUESTS.record, 20)}",
+        "5m",
+        "warning",
+        "The time to first token of {{ $labels.model }} is high",
+        "99 % of the requests get their first token within {{ $value | humanizeDuration }}; more than 200 ms.",
+    ),
+    Alert(
+        "KVCacheNearlyFull",
+        "max by (engine) (vllm_kv_cache_usage) > 0.9",
+        "2m",
+        "warning",
+        "The KV cache of {{ $labels.engine }} is nearly full",
+        "{{ $value | humanizePercentage }} of the KV cache are in use; more than 90 %.",
+    ),
+    Alert(
+        "RequestsRejected",
+        "sum by (reason) (rate(llm_requests_rejected_total[5m])) * 60 > 5",
+        "2m",
+        "warning",
+        "Requests are rejected: {{ $labels.reason }}",
+        '{{ $value | printf "%.1f" }} requests a minute are rejected with {{ $labels.reason }}; more than 5.',
+    ),
+    Alert(
+        "DraftAcceptanceLow",
+        "max by (engine) (vllm_spec_acceptance_rate) < 0.2"
+        ' and on (engine) sum by (engine) (rate(llm_requests_total{engine!="none"}[15m])) > 0',
+        "15m",
+        "warning",
+        "The draft of {{ $labels.engine }} is rarely accepted",
+        "{{ $value | humanizePercentage }} of the draft's tokens are accepted; less than 20 %.",
+    ),
+    Alert(
+        "CacheHitRatioLow",
+        f"avg_over_time({HIT_RATIO.record}[30m]) < 0.2 and on (model) {_at_least(_LOOKUPS, 50)}",
+        "30m",
+        "info",
+        "The hit ratio of {{ $labels.model }} is low",
+        "{{ $value | humanizePercentage }} of the requests of the last 30 minutes were hits; less than 20 %.",
+    ),
+    Alert(
+        "EngineDown",
+        "min by (engine) (roundhouse_engine_up) == 0",
+        "1m",
+        "critical",
+        "The engine {{ $labels.engine }} is down",
+        "A router has not reached {{ $labels.engine }} for a minute (roundhouse_engine_up is {{ $value }}).",
+    ),
+    Alert(
+        "BreakerOpen",
+        # An open breaker becomes half-open after `cooldown` (10 s), and opens again if the next request fails.
+        "max by (engine) (roundhouse_breaker_state) >= 1"
+        " and on (engine) max by (engine) (max_over_time(roundhouse_breaker_state[45s])) == 2",
+        "1m",
+        "critical",
+        "The breaker of {{ $labels.engine }} is open",
+        "The breaker has not closed for a minute (its state is {{ $value }}; 1 is half-open, 2 is open).",
+    ),
+    Alert(
+        "RedisDown",
+        "roundhouse_redis_up == 0",
+        "1m",
+        "critical",
+        "{{ $labels.instance }} does not reach Redis",
+        "Redis has been down for a minute (roundhouse_redis_up is {{ $value }}): no request hits the cache.",
+    ),
+    Alert(
+        "EngineRestartLoop",
+        f"{RESTARTS.record} >= 2",
+        "0m",
+        "critical",
+        "{{ $labels.engine }} is restarted again and again",
+        "The watchdog has restarted {{ $labels.engine }} {{ $value }} times in the last hour.",
+    ),
+    Alert(
+        "ServerErrorsHigh",
+        f"{ERROR_RATIO.record} > 0.05 and on (model) {_at_least(REQUESTS.record, 20)}",
+        "2m",
+        "critical",
+        "Requests for {{ $labels.model }} fail",
+        "{{ $value | humanizePercentage }} of the requests ended with a 5xx or broke off; more than 5 %.",
+    ),
+    Alert(
+        "CacheEntriesDamaged",
+        "increase(llm_cache_entries_damaged_total[15m]) > 0",
+        "0m",
+        "warning",
+        "{{ $labels.instance }} finds damaged entries",
+        '{{ $value | printf "%.0f" }} damaged entries were found and deleted in the last 15 minutes.',
+    ),
+    Alert(
+        "RouterDown",
+        'up{job="roundhouse"} == 0',
+        "1m",
+        "critical",
+        "The router {{ $labels.instance }} is down",
+        "Prometheus has not reached {{ $labels.instance }} for a minute (up is {{ $value }}).",
+    ),
+)
