@@ -38,7 +38,8 @@ class TrafficCounter:
         self._flush = flush
         collectors: Mapping[str, Any] = registry._names_to_collectors  # noqa: SLF001 - see above
         self._counters = {name: collectors[name] for name in (_REQUESTS, *_COUNTS) if name in collectors}
-        self._registry = registry.restricted_registry((_REJECTED, _TTFT_BUCKET))
+        # A registry each: one for both reads them in the order of a set, which differs between processes.
+        self._registries = [registry.restricted_registry((name,)) for name in (_REJECTED, _TTFT_BUCKET)]
         self._taken = self._totals()  # the file of a former process with this pid may have counts
 
     def take(self) -> Mapping[str, int]:
@@ -56,11 +57,12 @@ class TrafficCounter:
             else:
                 label, names = _COUNTS[name]
                 _add_counts(totals, names, _values_by_label(counter, label))
-        for family in self._registry.collect():
-            if family.type == "histogram":
-                _add_buckets(totals, family.samples)
-            else:
-                totals["rejected"] += sum(int(sample.value) for sample in family.samples)
+        for registry in self._registries:
+            for family in registry.collect():
+                if family.type == "histogram":
+                    _add_buckets(totals, family.samples)
+                else:
+                    totals["rejected"] += sum(int(sample.value) for sample in family.samples)
         return totals
 
 

@@ -62,6 +62,25 @@ async def test_an_engine_is_drained_and_resumed_with_the_keyboard_alone(viewer: 
     await expect(page.locator("[data-engine=llama-chat] .state")).to_have_text("Up")
 
 
+async def test_a_question_asked_right_after_another_was_closed_is_answered(
+    viewer: Viewer, router: RouterServer
+) -> None:
+    page = await viewer.show()
+    # In one task, so that the second question is shown before the event that the first one was closed.
+    await page.evaluate("""() => {
+        const button = document.querySelector("[data-engine=llama-chat] button");
+        button.click();
+        document.getElementById("dialog").close();
+        button.click();
+    }""")
+    await page.get_by_role("dialog").get_by_role("button", name="Drain").click()
+    await expect(page.locator("[data-engine=llama-chat] .state")).to_have_text("Up, drained")
+    await page.get_by_role("button", name="Resume llama-chat").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    await expect(page.locator("[data-engine=llama-chat] .state")).to_have_text("Up")
+    assert not await is_drained(router, "llama-chat")
+
+
 async def test_a_refused_drain_is_reported_in_words(viewer: Viewer) -> None:
     viewer.expected = ["503"]
     page = await viewer.show()

@@ -28,11 +28,17 @@ export function confirm({ title, lines, action, warning = null, danger = false, 
     ),
   );
   dialog.replaceChildren(form);
-  dialog.returnValue = "no";
   dialog.showModal();
   (form.querySelector("input") ?? confirmButton).focus();
   return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+    form.addEventListener("submit", ({ submitter }) => resolve(submitter === confirmButton));
+    // Escape. Browsers send the event some time after they close the dialog; by then it may show another question.
+    const onClose = () => {
+      if (dialog.open && form.isConnected) return;
+      dialog.removeEventListener("close", onClose);
+      resolve(false);
+    };
+    dialog.addEventListener("close", onClose);
   });
 }
 
