@@ -62,6 +62,19 @@ async def test_a_lost_connection_shows_and_is_opened_again(viewer: Viewer) -> No
     await expect(page.locator("#connection-text")).to_have_text("Live")
 
 
+async def test_a_connection_that_is_cut_after_its_first_event_is_not_opened_again_at_once(
+    viewer: Viewer, router: RouterServer
+) -> None:
+    page = viewer.page
+    status = (await router.http.get("/admin/status", headers=ADMIN_HEADERS)).text
+    cut = f"event: status\ndata: {status}\n\n"
+    await page.route("**/dashboard/events", lambda route: route.fulfill(body=cut, content_type="text/event-stream"))
+    await page.goto(f"{viewer.url}/dashboard")
+    await expect(page.locator("#connection-text")).to_have_text("Reconnecting…")
+    await page.unroute("**/dashboard/events")
+    await expect(page.locator("#connection-text")).to_have_text("Live")
+
+
 async def test_a_hidden_page_has_no_connection_until_it_is_shown_again(viewer: Viewer) -> None:
     page = await viewer.show()
     hide = """hidden => {

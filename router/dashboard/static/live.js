@@ -3,13 +3,14 @@
  *
  * - While the page is hidden, there is no connection, and so no cost for the routers.
  * - A connection that is silent for SILENCE milliseconds counts as lost: the router sends its status every 2 seconds.
- * - After a loss it is opened again at once, since a router ends its streams now and then. If that fails, it is tried again
- *   after 1 second at first and up to 30.
+ * - After a loss it is opened again at once, since a router ends its streams now and then. If that fails, or the new
+ *   connection does not last, it is tried again after 1 second at first and up to 30.
  */
 
 import { requestJson } from "./api.js";
 
 const SILENCE = 20_000;
+const LASTING = 10_000; // some proxies cut a connection right after its first event
 const FIRST_DELAY = 1000;
 const LONGEST_DELAY = 30_000;
 const EVENTS = ["status", "history", "requests"];
@@ -20,6 +21,7 @@ export class LiveEvents {
   #source = null;
   #timer = 0;
   #failures = 0;
+  #openedAt = 0;
   #stopped = false;
 
   /** `onEvent(name, data)`; `onState("live" | "reconnecting" | "paused" | "ended")` */
@@ -51,13 +53,13 @@ export class LiveEvents {
     this.#close();
     const source = new EventSource("/dashboard/events");
     this.#source = source;
+    this.#openedAt = performance.now();
     for (const name of EVENTS) source.addEventListener(name, (event) => this.#receive(name, event.data));
     source.addEventListener("error", () => this.#lost());
     this.#expect();
   }
 
   #receive(name, text) {
-    this.#failures = 0;
     this.#expect();
     this.#onState("live");
     this.#onEvent(name, JSON.parse(text));
@@ -71,7 +73,7 @@ export class LiveEvents {
   #lost() {
     this.#close();
     if (this.#stopped) return;
-    this.#failures += 1;
+    this.#failures = performance.now() - this.#openedAt >= LASTING ? 1 : this.#failures + 1;
     if (this.#failures === 1) {
       this.#open();
       return;
