@@ -60,7 +60,8 @@ def choose_program(plan: UpPlan) -> Program:
         raise ProgramNotInstalledError(f"vLLM is not installed here; {_INSTALL_VLLM}, or `make run ENGINES=vllm`")
     if installed and plan.kind != "simulator":
         return "vllm"
-    if find_spec("engines.simulator") is None:  # a distribution of its own
+    # The simulator is a distribution of its own, and not needed if every engine runs elsewhere.
+    if find_spec("engines.simulator") is None and any(spec.launch is not None for spec in plan.engines):
         raise ProgramNotInstalledError(
             f"the simulator is not installed here; {_INSTALL_SIMULATOR}"
             if plan.kind == "simulator"
