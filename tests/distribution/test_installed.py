@@ -124,11 +124,11 @@ async def test_up_runs_simulated_engines_where_the_simulator_is_installed(
 def test_each_distribution_can_be_removed_and_replaced_without_the_other(
     own_environment: Environment, distributions: Distributions
 ) -> None:
-    both = ("-c", "import router.app, engines.up, engines.simulator.app, engines.tiny.plan")
+    both = ("-c", "import router.errors, engines.plan, engines.simulator.tokens, engines.tiny.plan")
     assert own_environment.run(own_environment.python, *both).returncode == 0
     own_environment.install(distributions.router)
     assert own_environment.run(own_environment.python, *both).returncode == 0
     own_environment.uninstall("roundhouse-simulator")
     assert not (own_environment.site_packages / "engines" / "simulator").exists()
-    done = own_environment.run(own_environment.python, "-c", "import router.app, engines.up")
+    done = own_environment.run(own_environment.python, "-c", "import router.errors, engines.plan")
     assert done.returncode == 0, done.stderr
