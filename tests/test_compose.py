@@ -17,6 +17,7 @@ from engines.vllm_command import vllm_argv
 from router.settings import EngineSettings, Settings, load
 from tests.support.compose_file import Compose, Service, host_of, load_compose, options
 from tests.support.paths import ROOT
+from tools.wheels.distributions import SIMULATOR
 
 COMPOSE = ROOT / "docker-compose.yml"
 INSIDE = ROOT / "deploy" / "roundhouse.compose.toml"
@@ -272,9 +273,34 @@ def test_the_image_runs_the_router_and_not_as_root(compose: Compose) -> None:
     compile(check[2], "HEALTHCHECK", "exec")
 
 
-def test_the_image_has_the_pinned_packages_and_no_development_ones() -> None:
-    install = next(rest for word, rest in instructions() if word == "RUN" and "pip install" in rest)
+def stage(name: str) -> list[tuple[str, str]]:
+    """The instructions of a stage, without its FROM; the last one, which is built by default, has no name."""
+    stages: dict[str, list[tuple[str, str]]] = {}
+    for word, rest in instructions():
+        if word == "FROM":
+            stages[current := rest.partition(" AS ")[2]] = []
+        else:
+            stages[current].append((word, rest))
+    return stages[name]
+
+
+def installed_in(name: str) -> list[str]:
+    return [rest.partition("pip install ")[2] for word, rest in stage(name) if word == "RUN" and "pip install" in rest]
+
+
+def test_the_image_has_the_pinned_packages_and_no_development_ones_and_no_simulator() -> None:
+    (install,) = installed_in("build")
     assert install.endswith(" -c constraints.txt .")
+    assert [rest for word, rest in stage("") if word == "COPY"] == ["--from=build /app/venv /app/venv"]
+    assert instructions()[-1][0] == "ENTRYPOINT"
+
+
+def test_the_simulated_engine_is_an_image_of_its_own() -> None:
+    (install,) = installed_in("build-simulator")
+    assert install.endswith(f" -c constraints.txt ./{SIMULATOR}")
+    assert ("COPY", "--from=build-simulator /app/venv /app/venv") in stage("simulator")
+    entrypoint = next(rest for word, rest in stage("simulator") if word == "ENTRYPOINT")
+    assert json.loads(entrypoint)[:3] == ["python", "-m", "engines.simulator"]
 
 
 # -- Prometheus and Grafana --------------------------------------------------------------------------------------------

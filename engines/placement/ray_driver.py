@@ -165,7 +165,7 @@ def _connect_to_ray() -> Cluster:
     except ImportError as error:
         if error.name != "ray":
             raise
-        raise ClusterError('placement = "ray" needs Ray: pip install "roundhouse[ray]"') from None
+        raise ClusterError('placement = "ray" needs Ray: pip install "roundhouse-router[ray]"') from None
     return RayCluster()
 
 

@@ -32,7 +32,7 @@ def gpu_indices(launch: LaunchSpec) -> tuple[int, ...]:
 
 
 def find_gpu_reader() -> ReadGpus | None:
-    """None on a machine without an NVIDIA driver, or without nvidia-ml-py (`pip install roundhouse[gpu]`)."""
+    """None on a machine without an NVIDIA driver, or without nvidia-ml-py (`pip install roundhouse-router[gpu]`)."""
     if not _NVIDIA_DEVICE.exists():
         return None
     try:

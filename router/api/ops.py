@@ -2,7 +2,6 @@
 
 import datetime as dt
 from collections.abc import Awaitable, Callable
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from starlette.routing import Route
 
 from router.api.auth import Authenticator
 from router.api.metrics_format import prefers_openmetrics
+from router.build_info import build_version
 from router.core.resilience.breaker import BreakerState
 from router.errors import ApiError, internal_error, unknown_model
 from router.metrics_page import OPENMETRICS_TYPE, TEXT_TYPE
@@ -92,7 +92,7 @@ class OpsRoutes:
         return Response()
 
     async def version(self, _: Request) -> Response:
-        return _json_response({"version": version("roundhouse")})
+        return _json_response({"version": build_version()})
 
     async def readyz(self, _: Request) -> Response:
         # Draining comes first: a load balancer must stop sending before the server stops listening.

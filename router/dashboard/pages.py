@@ -8,11 +8,12 @@ connections.
 
 from collections.abc import Iterable, Mapping
 from html import escape
-from importlib.metadata import version
 from importlib.resources import files
 from string import Template
 from types import MappingProxyType
 from typing import Final, Literal
+
+from router.build_info import build_version
 
 AuthMode = Literal["open", "keys", "header"]
 """How the router identifies tenants; see `auth.mode`. It decides which field the playground has."""
@@ -60,4 +61,4 @@ def closed_page() -> bytes:
 def _render(name: str, **values: str) -> bytes:
     """`values` are HTML: what is not is escaped before."""
     template = Template(_PACKAGE.joinpath("templates", f"{name}.html").read_text(encoding="utf-8"))
-    return template.substitute(version=escape(version("roundhouse")), **values).encode()
+    return template.substitute(version=escape(build_version()), **values).encode()

@@ -295,7 +295,7 @@ def missing_extra(settings: Settings) -> str | None:
         spec = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ModuleNotFoundError:
         spec = None
-    return None if spec is not None else "tracing.endpoint: needs OpenTelemetry; pip install 'roundhouse[otel]'"
+    return None if spec is not None else "tracing.endpoint: needs OpenTelemetry; pip install 'roundhouse-router[otel]'"
 
 
 def tenants(settings: Settings) -> list[str]:

@@ -5,9 +5,9 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Final
 
+from router.build_info import build_version
 from router.settings import ConfigurationError, Settings, TracingSettings, missing_extra
 from router.tracing.export_queue import EXPORT_INTERVAL, ExportQueue
 from router.tracing.tracer import Tracer
@@ -52,7 +52,7 @@ def _open(tracing: TracingSettings, on_dropped: OnDropped, open_exporter: OpenEx
     # It logs each `tracestate` of a client that it does not take; the span has none then.
     logging.getLogger("opentelemetry.trace.span").setLevel(logging.CRITICAL)
     name = tracing.service_name or os.environ.get("OTEL_SERVICE_NAME") or "roundhouse"
-    release, host = version("roundhouse"), socket.gethostname()
+    release, host = build_version(), socket.gethostname()
     # With OTEL_RESOURCE_ATTRIBUTES, which these take precedence over.
     resource = Resource.create({
         "service.name": name, "service.version": release, "service.instance.id": f"{host}:{os.getpid()}",

@@ -38,7 +38,7 @@ async def test_a_model_whose_name_has_slashes_can_be_requested(make_router: Make
 async def test_the_pages_that_vllms_tools_request_exist(router: RouterServer) -> None:
     health = await router.http.get("/health")
     assert (health.status_code, health.content) == (200, b"")
-    assert (await router.http.get("/version")).json() == {"version": version("roundhouse")}
+    assert (await router.http.get("/version")).json() == {"version": version("roundhouse-router")}
 
 
 async def test_healthz_summarizes_the_state(router: RouterServer, engines: EngineSet) -> None:

@@ -28,7 +28,7 @@ def _check_driver(observed: Observations) -> Iterator[Finding]:
         yield note(None, "GPUs", "those of AMD are not checked: neither their memory nor their number")
     elif driver.failure == NVML_NOT_INSTALLED:
         problem = f"{driver.failure}; GPUs, their memory and their driver were not checked"
-        yield warning(None, "GPUs", problem, "Install the extra roundhouse[gpu].")
+        yield warning(None, "GPUs", problem, "Install the extra roundhouse-router[gpu].")
     elif driver.failure is not None:
         remedy = "Load the driver until `nvidia-smi` works; after an update, reboot; a container needs `--gpus all`."
         yield error(None, "driver", driver.failure, remedy)

@@ -16,7 +16,7 @@ def check_vllm(observed: Observations) -> Iterator[Finding]:
         return
     if version is None:
         problem = "is not installed; `roundhouse up` starts simulated engines instead"
-        remedy = "Run `pip install roundhouse[vllm]`, or name the Python that has it with --vllm-python."
+        remedy = "Run `pip install roundhouse-router[vllm]`, or name the Python that has it with --vllm-python."
         yield error(None, "vLLM", problem, remedy)
         return
     parts = re.match(r"(\d+)\.(\d+)", version)

@@ -81,7 +81,7 @@ async def test_a_kill_is_passed_to_the_driver_and_the_next_one_kills_it(process:
 async def test_without_ray_the_start_names_the_extra(tmp_path: Path) -> None:
     process = RayProcess("e", ["vllm"], tmp_path / "e.log", {}, REQUEST)
     await process.start()
-    with pytest.raises(StartError, match=r'placement = "ray" needs Ray: pip install "roundhouse\[ray\]"'):
+    with pytest.raises(StartError, match=r'placement = "ray" needs Ray: pip install "roundhouse-router\[ray\]"'):
         await process.wait_until_ready(is_never_ready, timeout=60)
 
 

@@ -81,7 +81,7 @@ def test_without_a_driver_the_engine_would_run_on_the_cpu_and_the_driver_is_the_
 def test_without_nvml_it_is_said_what_was_not_checked() -> None:
     (found,) = findings(make_engine(), driver=GpuDriver(kind="nvidia", failure=NVML_NOT_INSTALLED))
     assert found.severity == "warning"
-    assert "roundhouse[gpu]" in found.remedy
+    assert "roundhouse-router[gpu]" in found.remedy
 
 
 def test_of_gpus_of_amd_it_is_said_that_they_are_not_checked() -> None:
