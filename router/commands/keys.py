@@ -87,18 +87,15 @@ def _create_in_redis(config: Path, tenant: str, name: str | None, expires: str |
     else:
         typer.echo(created.key)
         end = "never expires" if expires_in is None else f"expires in {format_duration(expires_in)}"
-        print_err(
-            f"The key {created.key_id} ({created.name}) of the tenant {created.tenant} {end}; only its hash is stored."
-        )
-    _report(created.routers)
+        print_err(f"The key {created.key_id} ({created.name}) of {created.tenant} {end}. Only its hash is stored.")
+    if created.routers.unconfirmed:
+        print_err(_unconfirmed(created.routers))
 
 
 @app.command()
 def revoke(
     key: Annotated[str, typer.Argument(metavar="ID|NAME", help="The key's id or name; see `roundhouse keys list`.")],
-    tenant: Annotated[
-        str | None, typer.Option(help="The tenant that has the key, if others have one of this name.")
-    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="The key's tenant, if several have one of this name.")] = None,
     config: ConfigOption = Path(DEFAULT_PATH),
     as_json: JsonOption = False,
 ) -> None:
@@ -111,17 +108,13 @@ def revoke(
         write_json(revoked)
     else:
         confirmed = pluralize(revoked.routers.confirmed, "router process", "router processes")
-        typer.echo(
-            f"revoked {revoked.key_id} ({revoked.name}) of the tenant {revoked.tenant}; {confirmed} confirmed it"
-        )
-    _report(revoked.routers)
+        typer.echo(f"revoked {revoked.key_id} ({revoked.name}) of {revoked.tenant}; {confirmed} confirmed it")
+    if revoked.routers.unconfirmed:
+        fail(_unconfirmed(revoked.routers), EXIT_FAILED)
 
 
-def _report(routers: "Confirmation") -> None:
-    """Ends the command with a failure if a router process did not confirm the change, which Redis has."""
-    if routers.unconfirmed:
-        names = ", ".join(routers.unconfirmed)
-        fail(f"not confirmed by {names}: applied there as soon as the process reaches Redis", EXIT_FAILED)
+def _unconfirmed(routers: "Confirmation") -> str:
+    return f"not confirmed by {', '.join(routers.unconfirmed)}: applied there as soon as the process reaches Redis"
 
 
 @app.command(name="hash")

@@ -109,14 +109,14 @@ def merge_records(
 
     A revoked record replaces one that is not; otherwise Redis decides.
     """
-    merged = {id_: record for id_, record in stored.items() if not record.is_obsolete(now)}
+    merged = dict(stored)
     lost = []
     for id_, record in known.items():
         other = stored.get(id_)
         if _is_lost(record, now) if other is None else _is_revocation_lost(record, other):
             merged[id_] = record
             lost.append(record)
-    return merged, lost
+    return {id_: record for id_, record in merged.items() if not record.is_obsolete(now)}, lost
 
 
 def _is_lost(record: KeyRecord, now: float) -> bool:

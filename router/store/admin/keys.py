@@ -85,8 +85,8 @@ class RevokedKey(msgspec.Struct, frozen=True, kw_only=True):
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     """A key of the configuration or of Redis. Times in seconds since the epoch.
 
-    - `source`: `configuration` or `redis`; `status`: `active`, `expired`, `revoked`, or `no tenant` if the tenant is not
-      configured, so that the key is refused.
+    - `source`: `configuration` or `redis`; `status`: `active`, `expired`, `revoked`, or `no tenant` if its tenant is
+      not configured, so that it is refused.
     - `last_used`: to some seconds; None if it never was, or if Redis was not asked.
     """
 
@@ -168,11 +168,8 @@ async def list_keys(client: RedisClient, settings: Settings) -> list[KeyRow]:
 
 def configured_keys(settings: Settings) -> list[KeyRow]:
     admin = [KeyRow(key_id=key_id(key), role="admin", tenant=None) for key in settings.auth.admin_keys]
-    return admin + [
-        KeyRow(key_id=key_id(key), role="tenant", tenant=tenant.name)
-        for tenant in settings.tenant
-        for key in tenant.keys
-    ]
+    of_tenants = [(key, tenant.name) for tenant in settings.tenant for key in tenant.keys]
+    return admin + [KeyRow(key_id=key_id(key), role="tenant", tenant=name) for key, name in of_tenants]
 
 
 def _row(record: KeyRecord, tenants: Collection[str], now: float) -> KeyRow:
@@ -241,6 +238,8 @@ async def _write(client: RedisClient, record: KeyRecord, state: _State) -> Confi
     (reply,) = await execute_commands(client, [command])
     if not isinstance(reply, list):
         raise RedisBackendError("the key of the records has a value of another type")
+    if not reply[0] and record.revoked is None:
+        raise ApiError(409, "Another key got the same id at this moment; create one again.", code="key_exists")
     return await _wait_for_routers(client, int(reply[1]))
 
 
