@@ -12,6 +12,7 @@ from router.api.auth import AdminAuthenticator
 from router.api.dashboard import DashboardRoutes
 from router.api.engine_admin import EngineAdmin
 from router.api.event_hub import EventHub
+from router.api.key_admin import KeyAdmin
 from router.api.sessions import Sessions
 from router.api.status import HOUR, StatusAdmin, StatusReader
 from router.dashboard.pages import dashboard_page
@@ -28,6 +29,7 @@ from router.shared.breakers import Breakers
 from router.shared.drains import Drains
 from router.shared.latest_requests import MAX_REQUESTS
 from router.shared.router_snapshots import RouterSnapshot
+from router.shared.stored_keys import StoredKeys
 from router.store.admin.scan import RedisClient
 from router.upstream.catalog import Catalog
 
@@ -54,6 +56,7 @@ def build_admin(
     admission: Admission,
     pipeline: RedisPipeline,
     clock: RedisClock,
+    stored_keys: StoredKeys,
     explainer: Callable[[RedisClient], Explainer],
 ) -> Admin:
     # A client of its own: an admin command may be slow, and the pipeline has the short timeout of a look-up.
@@ -71,7 +74,9 @@ def build_admin(
     )
     sessions = Sessions(settings.auth.admin_keys, lambda: process_state.session_secret.value, clock.now)
     access = AdminAccess(
-        AdminAuthenticator(settings.auth.admin_keys), sessions, partial(process_state.session_secret.refresh, pipeline)
+        AdminAuthenticator(settings.auth.admin_keys, stored_keys.record_use),
+        sessions,
+        partial(process_state.session_secret.refresh, pipeline),
     )
     event_hub = EventHub(reader.status, partial(reader.history, HOUR), partial(reader.latest_requests, MAX_REQUESTS))
     admin = AdminRoutes(
@@ -79,6 +84,7 @@ def build_admin(
         redis=redis,
         explainer=explainer(redis),
         engine_admin=EngineAdmin(catalog, drains),
+        key_admin=KeyAdmin(settings, redis),
         status_admin=StatusAdmin(reader),
         max_body=settings.router.max_body,
     )
@@ -86,7 +92,7 @@ def build_admin(
         access=access,
         limiter=process_state.login_limiter,
         hub=event_hub,
-        render_page=partial(dashboard_page, auth_mode=settings.auth.mode, tenants=tenants(settings)),
+        render_page=partial(dashboard_page, auth_mode=settings.auth_mode, tenants=tenants(settings)),
     )
     status_publisher = StatusPublisher(
         pipeline=pipeline,

@@ -58,6 +58,7 @@ from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits, tenant_quotas
 from router.shared.recent_prompts import RecentPrompts
 from router.shared.redis import open_backend, open_pipeline
+from router.shared.stored_keys import StoredKeys
 from router.store.admin.scan import RedisClient
 from router.store.entry_store import EntryStore
 from router.store.local_cache import LocalCache
@@ -95,12 +96,19 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     for engine in catalog.engines.values():
         process_state.transport.prepare(engine.target("/").origin)
     client = EngineClient(process_state.transport, connect_timeout=settings.timeouts.connect)
-    auth = Authenticator(
-        settings.auth.mode, {key: t.name for t in settings.tenant for key in t.keys}, tenants(settings)
-    )
     backend = open_backend(settings.redis_url, timeout=CONNECT_TIMEOUT)
     clock = RedisClock()
     pipeline = open_pipeline(backend, timeout=settings.cache.timeout, retry=settings.cache.retry, clock=clock)
+    auth = build_authenticator(settings, clock)
+    stored_keys = StoredKeys(
+        pipeline,
+        auth.set_stored_keys,
+        clock=clock.now,
+        take_used=auth.take_used,
+        enabled=has_stored_keys(settings),
+        publishes=settings.auth_mode == "keys",
+        previous=old.stored_keys if old is not None and old.settings.redis_url == settings.redis_url else None,
+    )
     resolver = build_request_resolver(settings, catalog)
     breakers = build_breakers(settings, pipeline, catalog, clock)
     if old is not None:
@@ -147,6 +155,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         telemetry,
         drains,
         announcements,
+        stored_keys,
     )
     probe = EngineProbe(
         catalog,
@@ -172,6 +181,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         admission=admission,
         pipeline=pipeline,
         clock=clock,
+        stored_keys=stored_keys,
         explainer=partial(build_explainer, settings, resolver),
     )
     # Late: if something above raises, nothing holds a tracer.
@@ -208,11 +218,28 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         admission=admission,
         drains=drains,
         announcements=announcements,
+        stored_keys=stored_keys,
         breakers=breakers,
         tracer=tracer,
         admin_redis=admin.redis,
         event_hub=admin.event_hub,
         status_publisher=admin.status_publisher,
+    )
+
+
+def has_stored_keys(settings: Settings) -> bool:
+    """Whether keys in Redis make a difference."""
+    return settings.auth.mode in (None, "keys")
+
+
+def build_authenticator(settings: Settings, clock: RedisClock) -> Authenticator:
+    return Authenticator(
+        settings.auth_mode,
+        {key: tenant.name for tenant in settings.tenant for key in tenant.keys},
+        tenants(settings),
+        guarded=settings.auth.mode is None,
+        has_stored_keys=has_stored_keys(settings),
+        clock=clock.now,
     )
 
 
@@ -239,6 +266,7 @@ def _build_gateway(
     telemetry: Telemetry,
     drains: Drains,
     announcements: Announcements,
+    stored_keys: StoredKeys,
 ) -> tuple[Gateway, Coalescer, BackgroundServices]:
     cache, timeouts = settings.cache, settings.timeouts
     hit_counter = HitCounter()
@@ -303,6 +331,7 @@ def _build_gateway(
         drains=drains,
         announcements=announcements,
         breakers=breakers,
+        stored_keys=stored_keys,
     )
     listener = Listener(
         backend,
@@ -316,7 +345,7 @@ def _build_gateway(
     background_services = BackgroundServices(
         pipeline=pipeline, purges=purges, leases=leases, listener=listener, coalescer=coalescer,
         hit_counter=hit_counter, tenant_limits=tenant_limits, drains=drains,
-        announcements=announcements, invalidation_handler=invalidation_handler,
+        announcements=announcements, stored_keys=stored_keys, invalidation_handler=invalidation_handler,
         flush_savings=partial(telemetry.flush_savings, pipeline, clock.now),
     )  # fmt: skip
     return gateway, coalescer, background_services

@@ -24,6 +24,7 @@ from router.shared.announcements import Announcements
 from router.shared.breakers import Breakers
 from router.shared.drains import Drains
 from router.shared.session_secret import SessionSecret
+from router.shared.stored_keys import StoredKeys
 from router.store.admin.scan import RedisClient
 from router.telemetry import Telemetry
 from router.tracing.otlp import OpenExporter
@@ -101,6 +102,7 @@ class Runtime:
         admission: Admission,
         drains: Drains,
         announcements: Announcements,
+        stored_keys: StoredKeys,
         breakers: Breakers,
         admin_redis: RedisClient,
         event_hub: EventHub,
@@ -113,6 +115,7 @@ class Runtime:
         self.starlette_app = starlette_app
         self.drains = drains
         self.announcements = announcements
+        self.stored_keys = stored_keys
         self.breakers = breakers
         self.tracer = tracer
         self.active_requests = self.other_requests = 0

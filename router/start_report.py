@@ -71,9 +71,9 @@ def _dependencies_line(settings: Settings, redis: ServerReport) -> tuple[str, di
         state += f", {redis.primaries} primaries" if redis.primaries > 1 else ""
     auth, count = settings.auth, len(tenants(settings))
     admin = f"{_pluralize(len(auth.admin_keys), 'admin key')}" if auth.admin_keys else "no admin key"
-    message = f"Redis at {url}: {state}. Authentication: {auth.mode}, {_pluralize(count, 'tenant')}, {admin}"
+    message = f"Redis at {url}: {state}. Authentication: {settings.auth_mode}, {_pluralize(count, 'tenant')}, {admin}"
     return message, {
-        "redis": url, "redis_version": redis.version, "redis_up": redis.problem is None, "auth": auth.mode,
+        "redis": url, "redis_version": redis.version, "redis_up": redis.problem is None, "auth": settings.auth_mode,
         "tenants": count, "admin_keys": len(auth.admin_keys),
     }  # fmt: skip
 

@@ -14,6 +14,7 @@ from starlette.routing import Route
 from router.api.admin_access import AdminAccess
 from router.api.engine_admin import EngineAdmin
 from router.api.inference import ClientDisconnectedError, read_body
+from router.api.key_admin import KeyAdmin
 from router.api.query import query_count
 from router.api.savings import savings_handler
 from router.api.status import StatusAdmin
@@ -61,6 +62,7 @@ class AdminRoutes:
         redis: RedisClient,
         explainer: Explainer,
         engine_admin: EngineAdmin,
+        key_admin: KeyAdmin,
         status_admin: StatusAdmin,
         max_body: int,
     ) -> None:
@@ -68,6 +70,7 @@ class AdminRoutes:
         self._redis = redis
         self._explainer = explainer
         self._engine_admin = engine_admin
+        self._key_admin = key_admin
         self._status_admin = status_admin
         self._max_body = max_body
 
@@ -86,6 +89,9 @@ class AdminRoutes:
             ("GET", "/admin/engines", self._engine_admin.list_engines),
             ("POST", "/admin/engines/{name}/drain", self._engine_admin.drain),
             ("POST", "/admin/engines/{name}/resume", self._engine_admin.resume),
+            ("GET", "/admin/keys", self._key_admin.list),
+            ("POST", "/admin/keys", self._key_admin.create),
+            ("DELETE", "/admin/keys/{key}", self._key_admin.revoke),
         ]
         routes = [Route(path, self._authenticated(handler), methods=[method]) for method, path, handler in handlers]
         # Without a key, a path that does not exist must look like one that does: 401 for both.

@@ -6,32 +6,29 @@ if their hashes match (the hash is seeded in each process), and a leaked digest 
 then compared in constant time, so that no response depends on a comparison that stops early.
 """
 
-import hashlib
 import hmac
-from collections.abc import Iterable, Mapping
-from typing import Final, Literal
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
+from router.core.api_keys import KeyRecord, key_id
+from router.core.api_keys import hash_key as hash_key
 from router.core.types import DEFAULT_TENANT, Identity
-from router.errors import AUTHENTICATION, PERMISSION, ApiError
+from router.errors import AUTHENTICATION, PERMISSION, UNAVAILABLE, ApiError
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 AuthMode = Literal["open", "keys", "header"]
 
-HASH_PREFIX: Final = "sha256:"
-"""The prefix of a key's hex SHA-256 in the configuration."""
 
+class _TenantKey:
+    """A tenant's key. `expires`: seconds since the epoch, None for never. `used`: since the last `take_used`."""
 
-_KEY_ID_DIGITS: Final = 8
-
-
-def hash_key(key: bytes) -> str:
-    return HASH_PREFIX + hashlib.sha256(key).hexdigest()
-
-
-def key_id(digest: str) -> str:
-    """A short name of a key for logs and people: the first digits of its digest, which `hash_key` returns."""
-    return digest.removeprefix(HASH_PREFIX)[:_KEY_ID_DIGITS]
+    def __init__(self, digest: str, tenant: str, expires: float | None) -> None:
+        self.digest = digest
+        self.identity = Identity(tenant, key_id(digest))  # made here and not for each request
+        self.expires = expires
+        self.used = False
 
 
 class Authenticator:
@@ -40,34 +37,87 @@ class Authenticator:
     - `open`: every request belongs to the tenant `default`.
     - `keys`: the tenant whose key is in `Authorization: Bearer`, or in `x-api-key` where that is allowed (on
       /v1/messages, because Anthropic's clients use it). Only the SHA-256 of keys is known here. A request with two
-      different keys has none.
+      different keys has none. The keys are those of the configuration and, once `set_stored_keys` was called, those in
+      Redis that belong to a configured tenant. Until then, an unknown key may be one of those: ApiError (503).
     - `header`: the tenant that `X-Tenant-ID` names, for routers that only a trusted proxy can reach.
     - In the last two, a request without a known identity raises ApiError (401), before anything is looked up for it.
     - X-Tenant-ID is ignored in every mode but `header`.
+    - If `open` follows from the configuration's lack of keys (`guarded`), and Redis has keys, every request is refused:
+      ApiError (503). So a key that moves to Redis never opens the router.
     """
 
-    def __init__(self, mode: AuthMode, keys: Mapping[str, str], tenants: Iterable[str]) -> None:
-        """`keys`: from `sha256:…` to the key's tenant; `tenants`: all tenant names."""
+    def __init__(
+        self,
+        mode: AuthMode,
+        keys: Mapping[str, str],
+        tenants: Iterable[str],
+        *,
+        guarded: bool = False,
+        has_stored_keys: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`keys`: from `sha256:…` to the key's tenant; `tenants`: all tenant names.
+
+        `has_stored_keys`: whether `set_stored_keys` will be called. `clock`: seconds since the epoch, by Redis' clock.
+        """
         self._mode = mode
+        self._clock = clock
         self._default = Identity(DEFAULT_TENANT, None)
-        # They are made here and not for each request.
-        self._keys = {digest: Identity(tenant, key_id(digest)) for digest, tenant in keys.items()}
-        self._digests = _index_digests(keys)
         self._tenants = {name: Identity(name, None) for name in tenants}
+        self._configured = {digest: _TenantKey(digest, tenant, None) for digest, tenant in keys.items()}
+        self._keys = self._configured
+        self._waits_for_stored_keys = has_stored_keys
+        self._guarded = guarded
+        # Tenants without keys: perhaps theirs are in Redis.
+        self._is_closed = guarded and has_stored_keys and any(name != DEFAULT_TENANT for name in self._tenants)
+
+    def set_stored_keys(self, records: Iterable[KeyRecord]) -> None:
+        """All keys that Redis has, revoked and expired ones included."""
+        valid = [record for record in records if record.revoked is None and record.tenant in self._tenants]
+        stored = {
+            record.hash: self._keys.get(record.hash) or _TenantKey(record.hash, record.tenant, record.expires)
+            for record in valid
+        }
+        self._keys = stored | self._configured
+        self._waits_for_stored_keys = False
+        self._is_closed = self._guarded and any(True for _ in records)
+
+    def take_used(self) -> list[str]:
+        """The ids of the keys that were used since the last call."""
+        used = [key for key in self._keys.values() if key.used]
+        for key in used:
+            key.used = False
+        return [key_id(key.digest) for key in used]
 
     def authenticate(self, headers: Headers, *, allow_x_api_key: bool = False) -> Identity:
         """`allow_x_api_key`: the key may be in `x-api-key`. Raises ApiError."""
         if self._mode == "open":
+            if self._is_closed:
+                raise self._closed()
             return self._default
         if self._mode == "header":
             identity = self._tenants.get(_single_header(headers, b"x-tenant-id").decode("latin-1"))
             if identity is not None:
                 return identity
             raise invalid_key("X-Tenant-ID must name a configured tenant.")
-        digest = _find_digest(_extract_key(headers, allow_x_api_key=allow_x_api_key), self._digests)
-        if digest is None:
-            raise invalid_key("The API key is not valid.")
-        return self._keys[digest]
+        digest = hash_key(_extract_key(headers, allow_x_api_key=allow_x_api_key))
+        key = self._keys.get(digest)
+        # The dict has compared them already, but byte by byte, so its time depends on them.
+        if key is None or not hmac.compare_digest(key.digest, digest):
+            raise _keys_unknown() if self._waits_for_stored_keys else invalid_key("The API key is not valid.")
+        if key.expires is not None and self._clock() >= key.expires:
+            raise invalid_key("The API key has expired.")
+        key.used = True
+        return key.identity
+
+    def _closed(self) -> ApiError:
+        if self._waits_for_stored_keys:
+            return _keys_unknown()
+        message = (
+            "auth.mode is not set, and the configuration has no keys, but Redis has: the operator must set it to "
+            '"keys" or "open".'
+        )
+        return ApiError(503, message, kind=UNAVAILABLE, code="auth_mode_unset", retry_after=60)
 
 
 class AdminAuthenticator:
@@ -77,9 +127,10 @@ class AdminAuthenticator:
     - A request without a valid key: ApiError (401).
     """
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        """`keys`: each as `sha256:…`."""
-        self._digests = _index_digests(keys)
+    def __init__(self, keys: Iterable[str], record_use: Callable[[str], None] = lambda _: None) -> None:
+        """`keys`: each as `sha256:…`. `record_use` is called with the id of each key that is used."""
+        self._digests = {digest: digest for digest in keys}
+        self._record_use = record_use
 
     @property
     def has_keys(self) -> bool:
@@ -87,7 +138,12 @@ class AdminAuthenticator:
 
     def find(self, key: bytes) -> str | None:
         """The key's hash, as `sha256:…`; None if the key is not valid."""
-        return _find_digest(key, self._digests)
+        digest = hash_key(key)
+        known = self._digests.get(digest)
+        if known is None or not hmac.compare_digest(known, digest):
+            return None
+        self._record_use(key_id(known))
+        return known
 
     def check(self, headers: Headers) -> None:
         """Raises ApiError."""
@@ -95,20 +151,8 @@ class AdminAuthenticator:
             # Not 404: the existence of the admin API is no secret, and its operator should learn what is missing.
             message = "The admin API is disabled: the configuration has no auth.admin_keys."
             raise ApiError(403, message, kind=PERMISSION, code="admin_closed")
-        if _find_digest(_extract_key(headers, allow_x_api_key=False), self._digests) is None:
+        if self.find(_extract_key(headers, allow_x_api_key=False)) is None:
             raise invalid_key("The admin key is not valid.")
-
-
-def _index_digests(digests: Iterable[str]) -> dict[str, str]:
-    return {digest: digest for digest in digests}
-
-
-def _find_digest(key: bytes, digests: Mapping[str, str]) -> str | None:
-    """The digest of the key, if it is among `digests`, which maps each digest to itself."""
-    digest = hash_key(key)
-    known = digests.get(digest)
-    # The dict has compared them already, but byte by byte, so its time depends on them.
-    return known if known is not None and hmac.compare_digest(known, digest) else None
 
 
 def _extract_key(headers: Headers, *, allow_x_api_key: bool) -> bytes:
@@ -134,3 +178,8 @@ def _single_header(headers: Headers, header_name: bytes) -> bytes:
 def invalid_key(message: str) -> ApiError:
     """Status 401."""
     return ApiError(401, message, kind=AUTHENTICATION, code="invalid_api_key")
+
+
+def _keys_unknown() -> ApiError:
+    message = "The keys in Redis are not known yet: Redis does not answer."
+    return ApiError(503, message, kind=UNAVAILABLE, code="keys_unknown", retry_after=1)

@@ -1,35 +1,59 @@
-"""`roundhouse keys`: creates API keys, their hashes for the configuration, and lists the ids that stand in logs."""
+"""`roundhouse keys`: creates API keys and their hashes, lists them, and revokes those that live in Redis."""
 
 import getpass
 import secrets
 import sys
+import time
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from router.api.auth import hash_key, key_id
 from router.commands.console import (
+    EXIT_FAILED,
     EXIT_USAGE,
     ConfigOption,
     JsonOption,
     fail,
+    format_duration,
     load_settings,
+    pluralize,
     print_err,
     write_json,
     write_table,
 )
-from router.settings import DEFAULT_PATH
+from router.commands.redis import with_redis
+from router.core.api_keys import hash_key, key_id
+from router.errors import ApiError
+from router.settings import DEFAULT_PATH, Settings
+
+if TYPE_CHECKING:  # imported by the commands, since it would slow all others down
+    from router.store.admin.keys import Confirmation, KeyRow
 
 MAX_KEY_BYTES: Final = 4096
 """Bytes; a longer key would risk the limits on request headers."""
 
-app = typer.Typer(help="Create API keys and their hashes for the configuration.", no_args_is_help=True)
+app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
 
 
 @app.command()
-def new(as_json: JsonOption = False) -> None:
-    """Make a key: the first line is the key, which is stored nowhere; the second is its hash, for the configuration."""
+def new(
+    tenant: Annotated[str | None, typer.Option(help="Store the key's hash in Redis, for this tenant.")] = None,
+    name: Annotated[str | None, typer.Option(help="The key's name, with --tenant.")] = None,
+    expires: Annotated[str | None, typer.Option(help="After this time, such as 90d, with --tenant.")] = None,
+    config: ConfigOption = Path(DEFAULT_PATH),
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key.
+
+    With --tenant, it is valid at once at all routers, and only it is printed. Without, the first line is the key, which
+    is stored nowhere; the second is its hash, for the configuration.
+    """
+    if tenant is not None:
+        _create_in_redis(config, tenant, name, expires, as_json=as_json)
+        return
+    if name is not None or expires is not None:
+        fail("--name and --expires: only possible with --tenant", EXIT_USAGE)
     key = "rh-" + secrets.token_urlsafe(32)
     if as_json:
         write_json({"key": key, "hash": hash_key(key.encode()), "key_id": key_id(hash_key(key.encode()))})
@@ -41,6 +65,56 @@ def new(as_json: JsonOption = False) -> None:
             "The first line is the key. Give it to its owner; it is not stored. The second is its hash, for `keys` of a"
         )
         print_err("[[tenant]], or `admin_keys` of [auth].")
+
+
+def _create_in_redis(config: Path, tenant: str, name: str | None, expires: str | None, *, as_json: bool) -> None:
+    from router.store.admin.keys import create_key, parse_expiry
+
+    if name is None:
+        fail("--name: is required with --tenant", EXIT_USAGE)
+    settings = load_settings(config)
+    try:
+        expires_in = parse_expiry(expires)
+    except ApiError as error:
+        fail(f"--expires: {error.message}", EXIT_USAGE)
+    created = with_redis(
+        settings,
+        config,
+        lambda client: create_key(client, settings, tenant=tenant, name=name, expires_in=expires_in),
+    )
+    if as_json:
+        write_json(created)
+    else:
+        typer.echo(created.key)
+        end = "never expires" if expires_in is None else f"expires in {format_duration(expires_in)}"
+        print_err(f"The key {created.key_id} ({created.name}) of {created.tenant} {end}. Only its hash is stored.")
+    if created.routers.unconfirmed:
+        print_err(_unconfirmed(created.routers))
+
+
+@app.command()
+def revoke(
+    key: Annotated[str, typer.Argument(metavar="ID|NAME", help="The key's id or name; see `roundhouse keys list`.")],
+    tenant: Annotated[str | None, typer.Option(help="The key's tenant, if several have one of this name.")] = None,
+    config: ConfigOption = Path(DEFAULT_PATH),
+    as_json: JsonOption = False,
+) -> None:
+    """Revoke a key that lives in Redis; every router refuses it at once."""
+    from router.store.admin.keys import revoke_key
+
+    settings = load_settings(config)
+    revoked = with_redis(settings, config, lambda client: revoke_key(client, settings, key, tenant))
+    if as_json:
+        write_json(revoked)
+    else:
+        confirmed = pluralize(revoked.routers.confirmed, "router process", "router processes")
+        typer.echo(f"revoked {revoked.key_id} ({revoked.name}) of {revoked.tenant}; {confirmed} confirmed it")
+    if revoked.routers.unconfirmed:
+        fail(_unconfirmed(revoked.routers), EXIT_FAILED)
+
+
+def _unconfirmed(routers: "Confirmation") -> str:
+    return f"not confirmed by {', '.join(routers.unconfirmed)}: applied there as soon as the process reaches Redis"
 
 
 @app.command(name="hash")
@@ -67,11 +141,33 @@ def hash_(
 
 @app.command(name="list")
 def list_(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False) -> None:
-    """List the ids of the configured keys, which log lines have as `key_id`: the first digits of their hashes."""
-    settings = load_settings(config)
-    rows = [(key_id(key), "admin", "") for key in settings.auth.admin_keys]
-    rows += [(key_id(key), "tenant", tenant.name) for tenant in settings.tenant for key in tenant.keys]
+    """List the keys of the configuration and of Redis: their ids, which log lines have as `key_id`, and last use."""
+    rows = _fetch_rows(load_settings(config), config)
     if as_json:
-        write_json([{"key_id": id_, "role": role, "tenant": tenant or None} for id_, role, tenant in rows])
-    else:
-        write_table([("key id", "role", "tenant"), *rows])
+        write_json(rows)
+        return
+    now = time.time()
+    titles = ("key id", "role", "tenant", "name", "in", "status", "created", "expires", "last used")
+    write_table([titles, *[_cells(row, now) for row in rows]])
+
+
+def _fetch_rows(settings: Settings, config: Path) -> "list[KeyRow]":
+    """Those of the configuration alone while Redis does not answer."""
+    from router.store.admin.keys import configured_keys, list_keys
+
+    try:
+        return with_redis(settings, config, lambda client: list_keys(client, settings))
+    except typer.Exit:  # the reason is printed
+        print_err("The keys in Redis, and when keys were last used, are unknown.")
+        return configured_keys(settings)
+
+
+def _cells(row: "KeyRow", now: float) -> tuple[str, ...]:
+    expires = _day(row.expires) if row.expires is not None else "never"
+    used = f"{format_duration(now - row.last_used)} ago" if row.last_used is not None else "-"
+    created = _day(row.created) if row.created is not None else "-"
+    return row.key_id, row.role, row.tenant or "-", row.name or "-", row.source, row.status, created, expires, used
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))

@@ -17,6 +17,7 @@ from router.shared.inflight_leases import InFlightLeases
 from router.shared.ledger import FLUSH_INTERVAL
 from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits
+from router.shared.stored_keys import StoredKeys
 
 _HIT_FLUSH_INTERVAL: Final = 2.0  # seconds
 _ANNOUNCEMENTS_INTERVAL: Final = 2.0  # seconds between two reads, which decide whether a lease has ended
@@ -39,6 +40,7 @@ class BackgroundServices:
         tenant_limits: TenantLimits,
         drains: Drains,
         announcements: Announcements,
+        stored_keys: StoredKeys,
         invalidation_handler: InvalidationHandler,
         flush_savings: Callable[[], None],
     ) -> None:
@@ -52,6 +54,7 @@ class BackgroundServices:
         self._tenant_limits = tenant_limits
         self._drains = drains
         self._announcements = announcements
+        self._stored_keys = stored_keys
         self._invalidation_handler = invalidation_handler
         self._flush_savings = flush_savings
 
@@ -59,6 +62,7 @@ class BackgroundServices:
         """Connects to Redis and waits for that for a moment. Does not fail if Redis is down; `run` retries."""
         await self._pipeline.start()
         if self._pipeline.up:
+            await self._stored_keys.try_refresh()
             with contextlib.suppress(RedisDownError):  # it has gone down since; `run` waits for it
                 await self._purges.load()
             await self._drains.try_refresh()
@@ -74,6 +78,7 @@ class BackgroundServices:
             self._flush_hits_periodically(),
             self._flush_savings_periodically(),
             self._read_announcements_periodically(),
+            self._stored_keys.run(),
         )
         tasks = [loop.create_task(coroutine) for coroutine in coroutines]
         try:
@@ -116,6 +121,8 @@ class BackgroundServices:
         self._flush_hits()
         self._flush_savings()
         await self._invalidation_handler.aclose()
+        self._stored_keys.flush_used()
+        self._stored_keys.withdraw()
         await self._pipeline.aclose()  # sends what is queued
         # Last: until the pipeline is closed, replies make the stream writers send what remains.
         self._leases.stop()

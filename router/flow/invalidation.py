@@ -16,6 +16,7 @@ from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.redis_keys import (
     ANNOUNCEMENTS_KEY,
     DRAINS_KEY,
+    KEYS_RECORDS_KEY,
     PURGE_LOG_KEY,
     is_breaker_key,
     is_entry_key,
@@ -30,6 +31,7 @@ from router.shared.breakers import Breakers
 from router.shared.drains import Drains
 from router.shared.inflight_leases import InFlightLeases
 from router.shared.purges import Purges
+from router.shared.stored_keys import StoredKeys
 from router.store.local_cache import LocalCache
 from router.upstream.catalog import Catalog
 
@@ -53,6 +55,7 @@ class InvalidationHandler:
         drains: Drains,
         announcements: Announcements,
         breakers: Breakers,
+        stored_keys: StoredKeys,
     ) -> None:
         self._pipeline = pipeline
         self._local_cache = local_cache
@@ -63,6 +66,7 @@ class InvalidationHandler:
         self._drains = drains
         self._announcements = announcements
         self._breakers = breakers
+        self._stored_keys = stored_keys
         self._connected = False
         self._needs_read = False  # something may have changed since it was last read
         self._read_task: asyncio.Task[None] | None = None
@@ -100,7 +104,7 @@ class InvalidationHandler:
             self._purges.listening = False
             self._coalescer.on_sync_lost()
             self._schedule_read()
-        elif key in (DRAINS_KEY, ANNOUNCEMENTS_KEY):
+        elif key in (DRAINS_KEY, ANNOUNCEMENTS_KEY, KEYS_RECORDS_KEY):
             self._schedule_read()
         elif is_flight_key(key):
             self._leases.on_stream_changed(key)
@@ -110,7 +114,7 @@ class InvalidationHandler:
     def on_message(self, payload: bytes) -> None:
         self._leases.on_message(payload)
 
-    # -- reading purges, drains and announcements ---------------------------------------------------------------------
+    # -- reading keys, purges, drains and announcements ---------------------------------------------------------------
 
     def _schedule_read(self) -> None:
         self._needs_read = True
@@ -121,6 +125,7 @@ class InvalidationHandler:
         while self._needs_read:
             self._needs_read = False  # before the read: a notification during the read causes another one
             try:
+                await self._stored_keys.refresh()
                 await self._purges.catch_up()
                 await self._drains.refresh()
                 await self._announcements.refresh()

@@ -82,11 +82,14 @@ def _cache(cache: CacheSettings) -> Iterator[Mistake]:
 
 
 def _auth(auth: AuthSettings, tenants: list[TenantSettings]) -> Iterator[Mistake]:
-    all_keys: Place = ("tenant", None, "keys")
-    if auth.mode == "keys" and not any(tenant.keys for tenant in tenants):
-        yield Mistake(("auth", "mode"), "needs at least one [[tenant]] that has a key", reads=(all_keys,))
-    if auth.mode == "header" and not tenants:
+    if auth.mode in ("keys", "header") and not tenants:  # the keys of a tenant without any may be in Redis
         yield Mistake(("auth", "mode"), "needs at least one [[tenant]]", reads=(("tenant",),))
+    if auth.mode == "open":
+        with_keys = next((index for index, tenant in enumerate(tenants) if tenant.keys), None)
+        if with_keys is not None:
+            keys: Place = ("tenant", with_keys, "keys")
+            message = f"cannot be combined with {written(keys)}, which nobody would need; remove one of them"
+            yield Mistake(("auth", "mode"), message, reads=(keys,))
 
 
 def _tenants(tenants: list[TenantSettings]) -> Iterator[Mistake]:

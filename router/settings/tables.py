@@ -58,6 +58,7 @@ Count = Annotated[int, Meta(ge=1)]
 Amount = Annotated[int, Meta(ge=1, le=10**12)]  # Redis' scripts calculate in doubles, which are exact up to 2^53
 Share = Annotated[float, Meta(gt=0, le=1)]
 EngineKind = Literal["vllm", "sglang", "llama.cpp", "ollama", "tgi", "openai"]
+AuthMode = Literal["open", "keys", "header"]
 Speculation = Literal["draft_model", "ngram", "eagle", "eagle3", "none"]
 
 
@@ -102,7 +103,9 @@ class CacheSettings(Strict, frozen=True):
 
 
 class AuthSettings(Strict, frozen=True):
-    mode: Literal["open", "keys", "header"] = "open"
+    """`mode`: None follows the keys, see Settings.auth_mode."""
+
+    mode: AuthMode | None = None
     admin_keys: list[KeyHash] = []
 
 
@@ -259,6 +262,13 @@ class Settings(Strict, frozen=True):
     tracing: TracingSettings = TracingSettings()
 
     @property
+    def auth_mode(self) -> AuthMode:
+        """The mode in effect: if it is not set, `keys` where a tenant has a key, else `open`."""
+        if self.auth.mode is not None:
+            return self.auth.mode
+        return "keys" if any(tenant.keys for tenant in self.tenant) else "open"
+
+    @property
     def redis_socket(self) -> Path:
         """The socket of the private Redis of `url = "embedded"`."""
         return self._socket("redis.sock")
@@ -300,11 +310,11 @@ def missing_extra(settings: Settings) -> str | None:
 
 def tenants(settings: Settings) -> list[str]:
     named = [tenant.name for tenant in settings.tenant]
-    return named if settings.auth.mode != "open" or DEFAULT_TENANT in named else [DEFAULT_TENANT, *named]
+    return named if settings.auth_mode != "open" or DEFAULT_TENANT in named else [DEFAULT_TENANT, *named]
 
 
 def groups(settings: Settings) -> dict[str, str | None]:
     """For each tenant that can send requests, the group with which it shares the engines' prefix caches."""
     own = {tenant.name: tenant.group for tenant in settings.tenant}
-    active = [DEFAULT_TENANT] if settings.auth.mode == "open" else tenants(settings)
+    active = [DEFAULT_TENANT] if settings.auth_mode == "open" else tenants(settings)
     return {name: own.get(name) for name in active}

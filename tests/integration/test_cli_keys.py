@@ -32,14 +32,17 @@ async def test_the_keys_of_a_configuration_are_listed_by_their_ids(tmp_path: Pat
     config.write_text(
         f'[auth]\nadmin_keys = ["{OTHER_HASH}"]\n\n[[tenant]]\nname = "acme"\nkeys = ["{HASH}"]\n\n{MINIMAL}'
     )
-    rows = (await run_cli("keys", "list", "--json", "-c", config)).json()
-    assert rows == [
-        {"key_id": "ffffffff", "role": "admin", "tenant": None},
-        {"key_id": HASH.removeprefix("sha256:")[:8], "role": "tenant", "tenant": "acme"},
+    result = await run_cli("keys", "list", "--json", "-c", config)
+    rows = result.json()
+    assert [(row["key_id"], row["role"], row["tenant"], row["source"]) for row in rows] == [
+        ("ffffffff", "admin", None, "configuration"),
+        (HASH.removeprefix("sha256:")[:8], "tenant", "acme", "configuration"),
     ]
+    assert "Redis does not answer" in result.stderr
+    assert "The keys in Redis, and when keys were last used, are unknown." in result.stderr
     table = (await run_cli("keys", "list", "-c", config)).stdout
-    assert [line.split() for line in table.splitlines()[1:]] == [
-        ["ffffffff", "admin"], [rows[1]["key_id"], "tenant", "acme"],
+    assert [line.split()[:3] for line in table.splitlines()[1:]] == [
+        ["ffffffff", "admin", "-"], [rows[1]["key_id"], "tenant", "acme"],
     ]  # fmt: skip
     assert "ffffffffff" not in table
     made = (await run_cli("keys", "new", "--json")).json()

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
 from router.shared import inflight_leases as flights
-from router.shared import ledger, scripts
+from router.shared import key_records, ledger, scripts
 from router.shared import rate_limits as limits
 from router.store import entry_store as store
 from tests.simulation.redis_data import RedisData
@@ -104,6 +104,31 @@ def _add_savings(data: RedisData, key: bytes, words: list[bytes]) -> int:
     return 1
 
 
+def _merge_keys(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
+    stored = dict(data.get(key, dict) or {})
+    triples = list(zip(words[1::3], words[2::3], words[3::3], strict=True))
+    written = 0
+    for kind, id_, record in triples:
+        if id_ not in stored or (kind == b"revoked" and stored[id_] != record):
+            stored[id_] = record
+            written += 1
+    version = int(stored.get(b"version", b"0"))
+    if written:
+        version = max(data.clock(), version + 1, int(words[0]) + 1)
+        data.put(key, {**stored, b"version": b"%d" % version}, keep_expiry=True)
+    return [written, version]
+
+
+def _add_used_keys(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    stored = dict(data.get(key, dict) or {})
+    for id_, at in zip(words[1::2], words[2::2], strict=True):
+        if int(at) > int(stored.get(id_, b"0")):
+            stored[id_] = at
+    data.put(key, stored)
+    data.expire_at(key, data.clock() + 1000 * int(words[0]))
+    return 1
+
+
 def _optional(word: bytes) -> int | None:
     return int(word) if word else None
 
@@ -124,6 +149,8 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     store._DELETE_IF_UNCHANGED_SCRIPT.encode(): _delete_if_unchanged,
     limits.UPDATE_SCRIPT.encode(): _limit,
     ledger.ADD_SCRIPT.encode(): _add_savings,
+    key_records.MERGE_SCRIPT.encode(): _merge_keys,
+    key_records.USED_SCRIPT.encode(): _add_used_keys,
 }
 
 

@@ -238,6 +238,29 @@ def test_a_script_adds_to_the_fields_of_a_hash(both: ClientFactory) -> None:
     assert 0 < left <= 60_000
 
 
+def test_a_script_adds_records_of_keys_and_a_revoked_one_stays(both: ClientFactory) -> None:
+    client, merge = both.connect(), script("'revoked'")
+    steps_ = [
+        ("new", "a", "1"), ("new", "a", "2"), ("revoked", "a", "3"), ("new", "a", "4"), ("revoked", "a", "3"),
+        ("revoked", "b", "5"),
+    ]  # fmt: skip
+    replies = client.send_commands(*[("EVAL", merge, 1, "k", 10**15, *step) for step in steps_])
+    assert [written for written, _ in replies] == [1, 0, 1, 0, 0, 1]
+    assert [version - 10**15 for _, version in replies] == [1, 1, 2, 2, 2, 3]
+    assert client.send_commands(("HGETALL", "k")) == [{b"a": b"3", b"b": b"5", b"version": b"1000000000000003"}]
+    (both_at_once,) = client.send_commands(("EVAL", merge, 1, "l", 0, "new", "a", "1", "new", "b", "2"))
+    assert both_at_once[0] == 2
+    assert 0 < both_at_once[1] < 10**15
+
+
+def test_a_script_keeps_the_latest_use_of_each_key(both: ClientFactory) -> None:
+    client, add = both.connect(), script("tonumber(ARGV[i + 1]) > stored")
+    client.send_commands(*[("EVAL", add, 1, "u", 60, "a", at, "b", 5) for at in (7, 9, 8)])
+    fields, left = client.send_commands(("HGETALL", "u"), ("PTTL", "u"))
+    assert fields == {b"a": b"9", b"b": b"5"}
+    assert 0 < left <= 60_000
+
+
 QUOTA = Quota(requests_per_minute=3, tokens_per_minute=600, concurrent_requests=2)
 steps = st.builds(
     UsageUpdate, process=st.sampled_from(["p", "q"]), acquire=st.booleans(), released=st.integers(0, 2),

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from router.core.cache.entry_filter import EntryFilter, parse_purge_filter
-from router.core.cache.redis_keys import PROMPTS_PATTERN, PURGE_LOG_KEY
+from router.core.cache.redis_keys import KEYS_APPLIED_KEY, KEYS_USED_KEY, PROMPTS_PATTERN, PURGE_LOG_KEY
 
 NO_REPLICAS: Final = {"connected": 0, "acknowledged": 0}
 """The `replicas` field in the response to a purge if Redis has no replicas."""
@@ -17,6 +17,7 @@ async def logged_scopes(client: Any) -> list[EntryFilter]:
 
 
 async def keys_except_log(client: Any) -> set[str]:
-    """The keys in Redis, without the purge log and the recent requests."""
+    """The keys in Redis, without the purge log, the recent requests, and what routers report of API keys."""
     names = [name.decode() if isinstance(name, bytes) else name for name in await client.keys("*")]
-    return {name for name in names if name != PURGE_LOG_KEY and not name.startswith(PROMPTS_PATTERN[:-1])}
+    left_out = (PURGE_LOG_KEY, KEYS_APPLIED_KEY, KEYS_USED_KEY)
+    return {name for name in names if name not in left_out and not name.startswith(PROMPTS_PATTERN[:-1])}

@@ -20,6 +20,9 @@
     rh:1:router:snapshots                                      what each router process sees, a hash
     rh:1:requests:latest                                       the latest requests while someone watches, a list
     rh:1:session:secret                                        what signs the cookies of the dashboard
+    rh:1:apikey:records                                        the API keys that live in Redis, a hash
+    rh:1:apikey:applied                                        which version of them each router process applies
+    rh:1:apikey:used                                           when each API key was last used, a hash
 
 After `rh:1:`, all but the first have a word that is reserved as a tenant name, so that no pattern matches both.
 """
@@ -34,8 +37,8 @@ EMPTY_HASH: Final = "0" * 16
 """Stands in the key for an empty system or rag part."""
 
 RESERVED_TENANT_NAMES: Final = (
-    "breaker", "claim", "drain", "engine", "flight", "hits", "limit", "prompts", "purge", "requests", "router",
-    "savings", "session", "traffic", "watchdog", "watched",
+    "apikey", "breaker", "claim", "drain", "engine", "flight", "hits", "limit", "prompts", "purge", "requests",
+    "router", "savings", "session", "traffic", "watchdog", "watched",
 )  # fmt: skip
 
 _ENTRY_PARTS: Final = 5
@@ -61,6 +64,10 @@ WATCHED_KEY: Final = KEY_PREFIX + "watched"
 SNAPSHOTS_KEY: Final = KEY_PREFIX + "router:snapshots"
 LATEST_REQUESTS_KEY: Final = KEY_PREFIX + "requests:latest"
 SESSION_SECRET_KEY: Final = KEY_PREFIX + "session:secret"
+_KEYS_PREFIX: Final = KEY_PREFIX + "apikey:"
+KEYS_RECORDS_KEY: Final = _KEYS_PREFIX + "records"
+KEYS_APPLIED_KEY: Final = _KEYS_PREFIX + "applied"
+KEYS_USED_KEY: Final = _KEYS_PREFIX + "used"
 
 
 def entry_key(tenant: str, model: str, system: str, rag: str, query: str) -> str:
@@ -135,7 +142,10 @@ def breaker_engine(key: str) -> str:
 
 
 # The keys, besides entries, of whose changes a router is notified: not claims, hits, limits, traffic and so on.
-_NON_ENTRY_PREFIXES: Final = (_BREAKER_PREFIX, _DRAIN_PREFIX, _ENGINE_PREFIX, _FLIGHT_PREFIX, _PURGE_PREFIX)
+# Of the API keys only the records: the others change all the time.
+_NON_ENTRY_PREFIXES: Final = (
+    _BREAKER_PREFIX, _DRAIN_PREFIX, _ENGINE_PREFIX, _FLIGHT_PREFIX, _PURGE_PREFIX, KEYS_RECORDS_KEY,
+)  # fmt: skip
 
 CLAIMS_PATTERN: Final = _CLAIM_PREFIX + "*"
 FLIGHTS_PATTERN: Final = _FLIGHT_PREFIX + "*"
@@ -150,7 +160,7 @@ def is_flight_key(key: str) -> bool:
 
 def tracked_prefixes(tenants: Iterable[str]) -> list[str]:
     """The prefixes of the keys whose changes Redis reports to a router (CLIENT TRACKING ... BCAST PREFIX)."""
-    # Redis refuses overlapping prefixes. Each ends with a colon, which no tenant name contains, so none overlap.
+    # Redis refuses overlapping prefixes. These begin with different words: no tenant has a reserved name.
     return [*map(entry_prefix, tenants), *_NON_ENTRY_PREFIXES]
 
 

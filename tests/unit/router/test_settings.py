@@ -21,7 +21,7 @@ def test_everything_except_the_models_and_engines_has_a_default() -> None:
     assert (settings.cache.max_entry, settings.cache.local) == (1 << 20, 64 << 20)
     assert (settings.cache.context_open, settings.cache.context_close) == ("<context>", "</context>")
     assert list(map(float, astuple(settings.timeouts))) == [5, 30, 15, 10, 10]
-    assert settings.auth.mode == "open"
+    assert settings.auth_mode == "open"
     assert settings.engine[0].task == "any"
     assert settings.not_yet() == []
 
@@ -43,7 +43,7 @@ local = "64MiB"
 store = "all"
 
 [auth]
-mode = "open"
+mode = "keys"
 admin_keys = ["{HASH}"]
 
 [[tenant]]

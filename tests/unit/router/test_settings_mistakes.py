@@ -92,8 +92,12 @@ SCHEMES: Final = (
         ('[cache]\ntimeout = "0s"\n', "cache.timeout: '0s' must be greater than 0"),
         ('[cache]\ncontext_open = ""\n', "cache.context_open: '' must not be empty"),
         ('[auth]\nmode = "none"\n', "auth.mode: 'none' is none of open, keys, header"),
-        ('[auth]\nmode = "keys"\n', "auth.mode: 'keys' needs at least one [[tenant]] that has a key"),
+        ('[auth]\nmode = "keys"\n', "auth.mode: 'keys' needs at least one [[tenant]]"),
         ('[auth]\nmode = "header"\n', "auth.mode: 'header' needs at least one [[tenant]]"),
+        (
+            f'[auth]\nmode = "open"\n[[tenant]]\nname = "a"\n[[tenant]]\nname = "b"\nkeys = ["{HASH}"]\n',
+            "auth.mode: 'open' cannot be combined with tenant[1].keys, which nobody would need; remove one of them",
+        ),
         ('[auth]\nadmin_keys = ["secret"]\n', f"auth.admin_keys[0] {NO_HASH}"),
         ('[auth]\nadmin_keys = "x"\n', "auth.admin_keys is not a list; write [ and ] around it"),
         ("[breaker]\nopen_above = 1.5\n", "breaker.open_above: 1.5 is not a number greater than 0 and at most 1"),

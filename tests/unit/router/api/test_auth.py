@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.api.auth import AdminAuthenticator, Authenticator, Headers, hash_key
+from router.core.api_keys import KeyRecord
 from router.errors import ApiError
 
 KEYS: Final = {"acme-key": "acme", "acme-second": "acme", "other-key": "other"}
@@ -198,3 +199,109 @@ def test_two_different_or_wrong_keys_are_refused(headers: Headers) -> None:
 def test_one_key_in_both_headers_is_one_key() -> None:
     headers = [(b"x-api-key", b"acme-key"), (b"authorization", b"Bearer acme-key")]
     assert authenticator("keys").authenticate(headers, allow_x_api_key=True).tenant == "acme"
+
+
+# Keys in Redis
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def record(key: bytes, tenant: str = "acme", **fields: float) -> KeyRecord:
+    return KeyRecord(hash=hash_key(key), tenant=tenant, name="ci", created=0, **fields)
+
+
+def stored_authenticator(clock: Clock, mode: str = "keys", *, guarded: bool = False) -> Authenticator:
+    configured = {hash_key(b"acme-key"): "acme"} if mode == "keys" else {}
+    return Authenticator(mode, configured, TENANTS, guarded=guarded, has_stored_keys=True, clock=clock)  # type: ignore[arg-type]  # a test may say any
+
+
+def status(authenticator: Authenticator, key: bytes) -> tuple[int, str | None]:
+    try:
+        authenticator.authenticate(bearer(b"Bearer " + key))
+    except ApiError as error:
+        return error.status, error.code
+    return 200, None
+
+
+def test_a_key_in_redis_belongs_to_its_tenant_until_it_is_revoked() -> None:
+    authenticator = stored_authenticator(Clock())
+    authenticator.set_stored_keys([record(b"ci-key", "other")])
+    assert authenticator.authenticate(bearer(b"Bearer ci-key")) == ("other", hash_key(b"ci-key")[7:15])
+    authenticator.set_stored_keys([record(b"ci-key", "other", revoked=1)])
+    assert status(authenticator, b"ci-key") == (401, "invalid_api_key")
+    assert status(authenticator, b"acme-key") == (200, None)
+
+
+def test_a_key_of_a_tenant_that_is_not_configured_is_refused() -> None:
+    authenticator = stored_authenticator(Clock())
+    authenticator.set_stored_keys([record(b"ci-key", "gone")])
+    assert status(authenticator, b"ci-key") == (401, "invalid_api_key")
+
+
+def test_a_key_expires_by_the_clock_whichever_way_that_jumps() -> None:
+    clock = Clock()
+    authenticator = stored_authenticator(clock)
+    authenticator.set_stored_keys([record(b"ci-key", expires=2000)])
+    for clock.now, expected in ((1999.9, 200), (2000.0, 401), (9e9, 401), (1000.0, 200)):
+        assert status(authenticator, b"ci-key")[0] == expected
+    clock.now = 2001
+    with pytest.raises(ApiError, match="has expired"):
+        authenticator.authenticate(bearer(b"Bearer ci-key"))
+
+
+def test_until_redis_was_read_an_unknown_key_is_not_called_invalid() -> None:
+    authenticator = stored_authenticator(Clock())
+    assert status(authenticator, b"ci-key") == (503, "keys_unknown")
+    assert status(authenticator, b"acme-key") == (200, None)
+    with pytest.raises(ApiError) as caught:
+        authenticator.authenticate([])
+    assert caught.value.status == 401
+    authenticator.set_stored_keys([])
+    assert status(authenticator, b"ci-key") == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("ended", [{}, {"revoked": 1.0}, {"expires": 1.0}])
+def test_a_router_without_a_mode_is_not_open_if_redis_has_keys(ended: dict[str, float]) -> None:
+    authenticator = stored_authenticator(Clock(), "open", guarded=True)
+    authenticator.set_stored_keys([record(b"ci-key", "gone", **ended)])
+    assert status(authenticator, b"ci-key") == (503, "auth_mode_unset")
+    with pytest.raises(ApiError):
+        authenticator.authenticate([])
+    open_ = stored_authenticator(Clock(), "open")
+    open_.set_stored_keys([record(b"ci-key", **ended)])
+    assert status(open_, b"any") == (200, None)
+
+
+def test_a_router_without_a_mode_but_with_tenants_is_open_only_once_redis_was_read() -> None:
+    authenticator = stored_authenticator(Clock(), "open", guarded=True)
+    assert status(authenticator, b"any") == (503, "keys_unknown")
+    authenticator.set_stored_keys([])
+    assert status(authenticator, b"any") == (200, None)
+    alone = Authenticator("open", {}, ["default"], guarded=True, has_stored_keys=True)
+    assert status(alone, b"any") == (200, None)
+
+
+def test_the_ids_of_used_keys_are_taken_once() -> None:
+    authenticator = stored_authenticator(Clock())
+    authenticator.set_stored_keys([record(b"ci-key"), record(b"idle-key")])
+    for key in (b"ci-key", b"ci-key", b"acme-key", b"unknown"):
+        status(authenticator, key)
+    authenticator.set_stored_keys([record(b"ci-key")])  # another reading of the records forgets nothing
+    assert sorted(authenticator.take_used()) == sorted(hash_key(key)[7:15] for key in (b"ci-key", b"acme-key"))
+    assert authenticator.take_used() == []
+
+
+def test_the_use_of_an_admin_key_is_recorded() -> None:
+    used: list[str] = []
+    admin = AdminAuthenticator([hash_key(b"first")], used.append)
+    admin.check(bearer(b"Bearer first"))
+    with pytest.raises(ApiError):
+        admin.check(bearer(b"Bearer third"))
+    assert used == [hash_key(b"first")[7:15]]
