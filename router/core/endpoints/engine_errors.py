@@ -30,6 +30,8 @@ UNSUPPORTED_ENDPOINT: Final = "unsupported_endpoint"
 
 _NO_ROUTE_MESSAGES: Final = ("Not Found", "Method Not Allowed")  # Starlette's messages for 404 and 405
 
+_UNKNOWN_MODEL: Final = re.compile("The model `[^`]*` does not exist")
+
 # The first text in a field of one of these names, for a body that is truncated and so cannot be decoded.
 _FIRST_MESSAGE: Final = re.compile(
     rb'"(?:message|detail|msg)": ?"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u]){0,%d})' % (2 * MAX_MESSAGE)
@@ -104,7 +106,7 @@ def unsupported_endpoint(model: str, path: str) -> ApiError:
 
 
 def _not_served_error(status: int, engine_message: _EngineMessage | None, address: str, raw: bytes | None) -> ApiError:
-    if engine_message is not None and engine_message.param == "model":  # the message has the engine's name of the model
+    if engine_message is not None and _is_about_model(engine_message):  # the message has the engine's name of the model
         message = "The engines of this model report that they do not serve it."
         return ApiError(404, message, kind=NOT_FOUND, param="model", code="model_not_found")
     if status == 405 or engine_message is None or engine_message.message in _NO_ROUTE_MESSAGES:
@@ -115,6 +117,11 @@ def _not_served_error(status: int, engine_message: _EngineMessage | None, addres
         if status == 404
         else _refusal_error(400, engine_message, address)
     )
+
+
+def _is_about_model(engine_message: _EngineMessage) -> bool:
+    # vLLM's pooling endpoints name no param.
+    return engine_message.param == "model" or _UNKNOWN_MODEL.match(engine_message.message) is not None
 
 
 def _refusal_error(status: int, engine_message: _EngineMessage, address: str, raw: bytes | None = None) -> ApiError:
