@@ -3,13 +3,13 @@
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from itertools import groupby
 from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
 
 from tests.support.http_exchange import send_request
+from tests.support.json_shape import shape
 from tests.support.paths import CAPTURES
 from tests.support.simulated_engine import SimulatedEngine
 
@@ -68,19 +68,6 @@ async def simulated(engines: Engines, name: str) -> tuple[int, dict[str, str], l
     left_out = ("date", "connection", "content-length", "transfer-encoding")
     kept = {key: value for key, value in response.headers.items() if key not in left_out}
     return response.status, kept, response.chunks
-
-
-def shape(value: object, key: str = "") -> object:
-    """Keys in order, types and nulls; runs of list items with equal shapes count as one."""
-    if isinstance(value, dict):
-        if key in ("top_logprobs", "prompt_logprobs"):  # keyed by tokens
-            return {"*": sorted({str(shape(inner)) for inner in value.values()})}
-        # A token's text decides whether a delta has text; the captured model often generated only special tokens.
-        hidden = "content" if key == "delta" and isinstance(value.get("content"), str) and "role" not in value else None
-        return [(name, shape(inner, name)) for name, inner in value.items() if name != hidden]
-    if isinstance(value, list):
-        return [item_shape for item_shape, _ in groupby(shape(item, key) for item in value)]
-    return type(value).__name__
 
 
 def events(body: bytes) -> Iterator[object]:
