@@ -4,7 +4,7 @@ import argparse
 from typing import get_args
 
 from engines.simulator.server import run
-from engines.simulator.settings import SimulatorSettings, SpecDecodeMetricsLevel
+from engines.simulator.settings import PoolingTask, SimulatorSettings, SpecDecodeMetricsLevel
 
 
 def main() -> None:
@@ -30,7 +30,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kv-blocks", type=int, default=4096, help="KV blocks of 16 tokens")
     parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--runner", default="generate", choices=["generate", "pooling"], help="pooling: embeddings")
+    parser.add_argument("--runner", default="generate", choices=["generate", "pooling"], help="pooling: no generation")
+    parser.add_argument("--pooling-task", default="embed", choices=get_args(PoolingTask), help="of a pooling model")
+    parser.add_argument("--num-labels", type=int, default=1, help="classes of a model for classification")
     parser.add_argument("--enable-auto-tool-choice", action="store_true")
     parser.add_argument("--generations", help="a log file, one line per generation; see docs/simulator.md")
     parser.add_argument("--log-level", default="warning", choices=["critical", "error", "warning", "info", "debug"])
@@ -53,6 +55,8 @@ def main() -> None:
             max_num_seqs=options.max_num_seqs,
             auto_tool_choice=options.enable_auto_tool_choice,
             pooling=options.runner == "pooling",
+            pooling_task=options.pooling_task,
+            num_labels=options.num_labels,
             generations=options.generations,
         )
     except ValueError as error:

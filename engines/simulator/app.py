@@ -17,15 +17,15 @@ from engines.simulator.control import control_routes
 from engines.simulator.embeddings import EmbeddingEndpoint
 from engines.simulator.engine import EngineCore
 from engines.simulator.faults import Fault, FaultRegistry
-from engines.simulator.fields import parse_body
 from engines.simulator.generation import GenerationEndpoint
 from engines.simulator.generation_log import GenerationLog
+from engines.simulator.json_endpoint import JsonApi, JsonEndpoint
 from engines.simulator.metrics import EngineCollector, render_metrics
-from engines.simulator.prompts import chat_prompt
-from engines.simulator.rejections import Rejection
+from engines.simulator.pooled import CLASSIFY_API, POOLING_API
 from engines.simulator.request_log import RequestLog
+from engines.simulator.scoring import SCORING_APIS
 from engines.simulator.settings import VLLM_VERSION, SimulatorSettings
-from engines.simulator.tokens import encode_text
+from engines.simulator.tokenizing import COUNT_TOKENS_API, TOKENIZER_APIS
 
 _VARY = {"Vary": "Origin"}
 
@@ -64,24 +64,13 @@ def create_app(settings: SimulatorSettings) -> Starlette:
         content = render_metrics(registry, kv_fault())
         return Response(content, headers={"Content-Type": CONTENT_TYPE_LATEST, **_VARY})
 
-    async def tokenize(request: Request) -> Response:
-        try:
-            body = parse_body(await request.body())
-        except Rejection as rejection:
-            return _json(rejection.body, rejection.status)
-        if isinstance(messages := body.get("messages"), list):
-            tokens = list(chat_prompt(messages, None, body.get("tools")).tokens)
-        else:
-            tokens = encode_text(str(body.get("prompt", "")))
-        return _json(
-            {"count": len(tokens), "max_model_len": settings.context_length, "tokens": tokens, "token_strs": None}
-        )
-
+    api_routes: list[Route] = []
     if settings.pooling:
-        embeddings = EmbeddingEndpoint(settings, fault_registry, request_log, generation_log, time.time)
-        api_routes = [Route("/v1/embeddings", embeddings, methods=["POST"])]
+        if settings.pooling_task == "embed":
+            embeddings = EmbeddingEndpoint(settings, fault_registry, request_log, generation_log, time.time)
+            api_routes.append(Route("/v1/embeddings", embeddings, methods=["POST"]))
     else:
-        api_routes = [
+        api_routes += [
             Route(
                 api.path,
                 GenerationEndpoint(api, engine, fault_registry, request_log, generation_log, time.time),
@@ -89,6 +78,16 @@ def create_app(settings: SimulatorSettings) -> Starlette:
             )
             for api in APIS
         ]
+    api_routes += [
+        Route(
+            api.path,
+            JsonEndpoint(
+                api, settings, engine.counters, fault_registry, request_log, generation_log, time.monotonic, time.time
+            ),
+            methods=["POST"],
+        )
+        for api in _json_apis(settings)
+    ]
     return Starlette(
         routes=[
             *api_routes,
@@ -98,11 +97,18 @@ def create_app(settings: SimulatorSettings) -> Starlette:
             Route("/version", version, methods=["GET"]),
             Route("/load", load, methods=["GET"]),
             Route("/metrics", metrics, methods=["GET"]),
-            Route("/tokenize", tokenize, methods=["POST"]),
             *control_routes(fault_registry, request_log),
         ],
         exception_handlers={HTTPException: _http_error},
     )
+
+
+def _json_apis(settings: SimulatorSettings) -> list[JsonApi]:
+    """vLLM has the routes of what the model can do; of the others, it answers 404."""
+    if not settings.pooling:
+        return [*TOKENIZER_APIS, COUNT_TOKENS_API]
+    classifying = [CLASSIFY_API] if settings.pooling_task == "classify" else []
+    return [*TOKENIZER_APIS, POOLING_API, *classifying, *(SCORING_APIS if settings.scores else ())]
 
 
 def _json(body: Mapping[str, object], status: int = 200) -> Response:

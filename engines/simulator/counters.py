@@ -124,6 +124,29 @@ class EngineCounters:
         for name, value in observations.items():
             self.histograms[name].observe(max(0, value))
 
+    def record_pooled(self, prompt: int, times: SequenceTimes, now: float) -> None:
+        """Records one sequence of a pooling model, which generates nothing."""
+        self.prompt_tokens += prompt
+        self.finished["stop"] += 1
+        seconds = now - times.arrived
+        observations = {
+            "request_prompt_tokens": prompt,
+            "request_generation_tokens": 0,
+            "iteration_tokens_total": prompt,
+            "time_to_first_token_seconds": seconds,
+            "request_time_per_output_token_seconds": 0,
+            "e2e_request_latency_seconds": seconds,
+            "request_queue_time_seconds": 0,
+            "request_inference_time_seconds": seconds,
+            "request_prefill_time_seconds": seconds,
+            "request_decode_time_seconds": 0,
+            "request_num_preemptions": 0,
+            "request_prefill_kv_computed_tokens": prompt,
+        }
+        for name, value in observations.items():
+            self.histograms[name].observe(max(0, value))
+        self.record_request(1, 0)
+
     def record_request(self, n: int, longest: int) -> None:
         """Records the end of a request with `n` choices, the longest of which had `longest` tokens."""
         self.histograms["request_params_n"].observe(n)

@@ -11,6 +11,7 @@ BLOCK_SIZE = 16
 
 
 SpecDecodeMetricsLevel = Literal["none", "summary", "detailed"]
+PoolingTask = Literal["embed", "classify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,11 @@ class SimulatorSettings:
     max_num_seqs: int = 256
     auto_tool_choice: bool = False
     pooling: bool = False
-    """Serves embeddings only (vLLM's `--runner pooling`)."""
+    """Serves a pooling model (vLLM's `--runner pooling`), which generates nothing."""
+    pooling_task: PoolingTask = "embed"
+    """Of a pooling model: vectors and their similarity, or classes. vLLM finds it out from the model."""
+    num_labels: int = 1
+    """Classes of a model for classification; with one, it is a cross-encoder, which also scores pairs of texts."""
     generations: str | None = None
     """Path of the generation log; None for none."""
 
@@ -56,6 +61,17 @@ class SimulatorSettings:
             raise ValueError(
                 f"max_model_len={self.max_model_len} does not fit into {self.kv_blocks} blocks of {BLOCK_SIZE}"
             )
+
+    @property
+    def architecture(self) -> str:
+        """The name of the model's class, which some errors have."""
+        classifies = self.pooling and self.pooling_task == "classify"
+        return "LlamaForSequenceClassification" if classifies else "LlamaForCausalLM"
+
+    @property
+    def scores(self) -> bool:
+        """Whether the model can score pairs of texts."""
+        return self.pooling and (self.pooling_task == "embed" or self.num_labels == 1)
 
     @property
     def kv_tokens(self) -> int:

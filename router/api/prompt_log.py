@@ -15,7 +15,7 @@ from router.api.auth import Authenticator
 from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import split_parts
 from router.core.endpoints.answer_text import answer_text
-from router.core.endpoints.endpoint import EmbeddingInput, Endpoint, InferenceRequest
+from router.core.endpoints.endpoint import EncodedInput, Endpoint, InferenceRequest, ScoredInput, TokenizedInput
 from router.core.endpoints.request import parse_request
 from router.core.endpoints.stream_text import stream_text
 from router.core.endpoints.table import ENDPOINT_BY_PATH
@@ -142,7 +142,7 @@ class _PromptLoggingEndpoint:
     def _prompt_text(self, body: bytes) -> str:
         try:
             request = parse_request(self._endpoint, body)
-            return _embedding_input(request) or split_parts(request, self._markers).question
+            return _encoded_input(request) or split_parts(request, self._markers).question
         except ApiError:
             return ""
 
@@ -150,12 +150,16 @@ class _PromptLoggingEndpoint:
         return text if len(text) <= self._max_chars else text[: self._max_chars] + "…"
 
 
-def _embedding_input(request: InferenceRequest) -> str:
-    """What vectors are made of, as JSON; empty at other endpoints."""
+def _encoded_input(request: InferenceRequest) -> str:
+    """What is encoded, tokenized or scored (the queries), as JSON; empty at other endpoints."""
     layout = request.endpoint.input
-    if not isinstance(layout, EmbeddingInput):
-        return ""
-    return msgspec.json.encode(request.fields.get(layout.field, request.fields.get(layout.messages_field))).decode()
+    names: tuple[str | None, ...] = ()
+    if isinstance(layout, EncodedInput | TokenizedInput):
+        names = layout.field, layout.messages_field
+    elif isinstance(layout, ScoredInput):
+        names = layout.query_fields
+    name = next((name for name in names if name in request.fields), None)
+    return msgspec.json.encode(request.fields[name]).decode() if name is not None else ""
 
 
 class _NotedBytes:

@@ -18,11 +18,13 @@ from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.engine_errors import (
     MAX_ERROR_BODY,
+    UNSUPPORTED_ENDPOINT,
     answer_too_large,
     is_not_served,
     is_refusal,
     parse_refusal,
     parse_refusal_event,
+    unsupported_endpoint,
 )
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.request import engine_body
@@ -142,7 +144,11 @@ class Dispatcher:
                     if trace is not None:
                         trace.end_attempt(error.reason)
                     if error.refusal is not None:
-                        not_served = not_served or error.refusal
+                        not_served = not_served or (
+                            unsupported_endpoint(record.model, request.endpoint.path)
+                            if _lacks_endpoint(error)
+                            else error.refusal
+                        )
                     else:
                         last_error = error
                     attempts.record_failure(engine, error)
@@ -150,7 +156,10 @@ class Dispatcher:
                         record.engine = record.fallback_model = None
                     else:
                         record.failed_attempts.append((engine.name, error.reason))
-                    log.warning("request %s: engine %s: %s (%s)", record.request_id, engine.name, error, error.reason)
+                    if not _lacks_endpoint(error):  # which is logged once for each engine
+                        log.warning(
+                            "request %s: engine %s: %s (%s)", record.request_id, engine.name, error, error.reason
+                        )
                 except BaseException as cause:
                     # A refusal (ApiError) or a cancellation ends all attempts, so this path releases the slot as well.
                     slot.release()
@@ -240,8 +249,11 @@ class Dispatcher:
                 engine.learn(stream_usage=False)
                 return response
             failure, _ = await self._read_failure(engine, response)
-        if failure.refusal is not None and not is_not_served(response.status):
-            raise failure.refusal
+        if failure.refusal is not None:
+            if not is_not_served(response.status):
+                raise failure.refusal
+            if _lacks_endpoint(failure):
+                engine.note_unserved(request.endpoint.path, time.monotonic())
         raise failure
 
     async def _send(
@@ -280,6 +292,12 @@ class Dispatcher:
             shown = engine.without_secrets(error_body)
             refusal = parse_refusal(status, shown, complete=complete, address=engine.address)
         return EngineError(f"status-{status}", f"the engine returned status {status}", retry_after, refusal), error_body
+
+
+def _lacks_endpoint(error: EngineError) -> bool:
+    """Whether the engine has no route for the request's path."""
+    refusal = error.refusal
+    return isinstance(refusal, ApiError) and refusal.code == UNSUPPORTED_ENDPOINT and refusal.status == 404
 
 
 def _may_refuse_usage_option(engine: Engine, request: InferenceRequest, error_body: bytes) -> bool:

@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.engine_errors import unsupported_endpoint
 from router.core.endpoints.request import without_fields
 from router.core.routing.affinity import affinity_key
 from router.core.routing.context_length import TokenBounds, check_fit, context_length_error, min_context, token_bounds
@@ -77,10 +78,15 @@ class EngineSelector:
     def select(self, parsed: ParsedRequest, tenant: str, session: str | None, models: Sequence[str] = ()) -> Selection:
         """The engines of `models` in this order (by default, of the request's model).
 
-        Raises ApiError (400) for a request that exceeds the context length of all of them.
+        Raises ApiError: 404 if it is known that none of them has the endpoint; 400 for a request that exceeds the
+        context length of all of them.
         """
         request, min_length = parsed.request, min_context(parsed.request)
         serving = [self._catalog.engines_for(model) for model in models or (parsed.model.name,)]
+        if any(engine.unserved_paths for engines in serving for engine in engines):
+            serving = self._with_endpoint(serving, request.endpoint.path)
+            if not serving:
+                raise unsupported_endpoint(parsed.model.name, request.endpoint.path)
         able = [
             long_enough
             for engines in serving
@@ -104,6 +110,12 @@ class EngineSelector:
             without_fields(request, adjusted) if adjusted else request,
             adjusted,
         )
+
+    def _with_endpoint(self, serving: Sequence[Sequence[Engine]], path: str) -> list[Sequence[Engine]]:
+        """Without the engines that are known not to have the endpoint, and without models that have no others."""
+        now = self._clock()
+        having = [[engine for engine in engines if not engine.unserved_paths.has(path, now)] for engines in serving]
+        return [engines for engines in having if engines]
 
     def _draw_deviations(self, serving: Sequence[Sequence[Engine]]) -> Mapping[str, float]:
         """By family, a number of the standard normal distribution."""

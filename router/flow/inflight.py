@@ -141,7 +141,7 @@ class InFlightRequest:
             subscriber.wake()
 
     def _estimate_tokens(self, result: GenerationResult) -> None:
-        if not result.prompt_tokens + result.completion_tokens:
+        if self.request.endpoint.runs_model and not result.prompt_tokens + result.completion_tokens:
             events = self._dropped_events + sum(map(_count_events, self._frames))
             self.record.estimated_tokens = estimate_tokens(len(self.request.body), events, len(result.body or b""))
 

@@ -82,7 +82,7 @@ class RecentPrompts:
         self._next_samples_at: dict[str, float] = {}  # by model
 
     def sample(self, request: InferenceRequest, generation: Generation) -> PromptSample | None:
-        if not self._kept or len(request.body) > MAX_PROMPT:
+        if not self._kept or len(request.body) > MAX_PROMPT or not request.endpoint.runs_model:
             return None
         now = self._clock()
         if now < self._next_samples_at.get(generation.model, now):

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from router.core.types import AUTO, Task
-from router.errors import unknown_model
+from router.errors import bad_request, unknown_model
 from router.shared.announcements import AnnouncedEngine
 from router.upstream.engine import Engine
 
@@ -45,6 +45,9 @@ class Catalog:
     def resolve(self, name: str, task: Task | None) -> Model:
         """The model that a client's name stands for. Raises ApiError (404) for an unknown name.
 
+        The empty name, for a request without a model, is the only model of the configuration; with several, it is an
+        error (400).
+
         `auto` is, among the models with this task in `auto`, the first that has an engine for exactly this task, else
         the first. If no model has the task, it is chosen the same way among all models with any task in `auto`. Other
         names ignore the task.
@@ -52,7 +55,7 @@ class Catalog:
         if name != AUTO:
             model = self._models_by_name.get(name)
             if model is None:
-                raise unknown_model(name)
+                return self._only_model(name)
             return model
         candidates = [m for m in self.models if task in m.auto] or [m for m in self.models if m.auto]
         if not candidates:
@@ -60,6 +63,14 @@ class Catalog:
         return next(
             (m for m in candidates if any(e.task == task for e in self._engines_by_model[m.name])), candidates[0]
         )
+
+    def _only_model(self, name: str) -> Model:
+        if name:
+            raise unknown_model(name)
+        if len(self.models) > 1:
+            message = "`model` is required, since there are several models; GET /v1/models lists them."
+            raise bad_request(message, param="model", code="model_required")
+        return self.models[0]
 
     def engines_for(self, model: str) -> Sequence[Engine]:
         return self._engines_by_model[model]

@@ -17,6 +17,7 @@ from router.settings.tables import EngineKind
 from router.shared.announcements import AnnouncedEngine
 from router.upstream.energy import EnergyMeter
 from router.upstream.engine_kinds import traits_of
+from router.upstream.unserved_paths import UnservedPaths
 
 log = logging.getLogger("roundhouse.engines")
 
@@ -67,6 +68,7 @@ class Engine:
     - `drained`: it gets no new work; see router.shared.drains.
     - `announced`: what its launcher reports in Redis, if it does.
     - `energy`: what its requests take of its power, if its launcher reports that.
+    - `unserved_paths`: the endpoints that it does not have, as far as it has told.
     - `kind`: the server that it is; None is unknown. `traits`: what is known of it, see `learn`.
     """
 
@@ -100,6 +102,7 @@ class Engine:
         "task",
         "tokens_per_step_by_bin",
         "traits",
+        "unserved_paths",
         "up",
         "url",
     )  # fmt: skip
@@ -136,6 +139,7 @@ class Engine:
         self._stated_traits = stated_traits
         self.kind = kind
         self.traits = traits_of(kind, stated_traits)
+        self.unserved_paths = UnservedPaths()
         self._headers = headers or {}
         self._ca_file = ca_file or ""
         self.family = family if family is not None else name
@@ -218,6 +222,12 @@ class Engine:
         if not up:  # what comes up may be another server
             self.kind = self._configured_kind
             self.traits = traits_of(self.kind, self._stated_traits)
+            self.unserved_paths.clear()
+
+    def note_unserved(self, path: str, now: float) -> None:
+        """The engine has no route for this path. `now`: seconds of a monotonic clock."""
+        if self.unserved_paths.add(path, now):  # once, and not for each request
+            log.info("engine %s does not serve %s", self.name, path)
 
     def learn_kind(self, kind: EngineKind | None) -> None:
         """The server has told its kind, or does not."""

@@ -10,16 +10,23 @@ from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.choices_recorder import ChoicesRecorder
+from router.core.endpoints.classify import CLASSIFY
 from router.core.endpoints.completions import COMPLETIONS
+from router.core.endpoints.count_tokens import COUNT_TOKENS
+from router.core.endpoints.detokenize import DETOKENIZE
 from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.endpoints.endpoint import Endpoint, InferenceRequest, Recorder
 from router.core.endpoints.messages import MESSAGES
+from router.core.endpoints.pooling import POOLING
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.request import parse_request
+from router.core.endpoints.rerank import RERANK
 from router.core.endpoints.responses import RESPONSES
+from router.core.endpoints.score import SCORE
 from router.core.endpoints.sse import DONE, payload, split_events
 from router.core.endpoints.stream_encoding import decode_stream
 from router.core.endpoints.table import ENDPOINT_BY_PATH
+from router.core.endpoints.tokenize import TOKENIZE
 from router.core.types import Entry
 from tests.support.endpoints import choices_recorder
 from tests.support.paths import CAPTURES, FULL_CAPTURES
@@ -56,6 +63,34 @@ def responses(**fields: Any) -> InferenceRequest:
 def messages(**fields: Any) -> InferenceRequest:
     user_messages = [{"role": "user", "content": "Hi"}]
     return request(MESSAGES, {"model": "llama", "max_tokens": 9, "messages": user_messages, **fields})
+
+
+def rerank(**fields: Any) -> InferenceRequest:
+    return request(RERANK, {"model": "llama", "query": "Hi", "documents": ["a", "b"], **fields})
+
+
+def score(**fields: Any) -> InferenceRequest:
+    return request(SCORE, {"model": "llama", "queries": "Hi", "documents": ["a", "b"], **fields})
+
+
+def classify(**fields: Any) -> InferenceRequest:
+    return request(CLASSIFY, {"model": "llama", "input": "Hi", **fields})
+
+
+def pooling(**fields: Any) -> InferenceRequest:
+    return request(POOLING, {"model": "llama", "input": "Hi", **fields})
+
+
+def tokenize(**fields: Any) -> InferenceRequest:
+    return request(TOKENIZE, {"model": "llama", "prompt": "Hi", **fields})
+
+
+def detokenize(**fields: Any) -> InferenceRequest:
+    return request(DETOKENIZE, {"model": "llama", "tokens": [1, 2], **fields})
+
+
+def count_tokens(**fields: Any) -> InferenceRequest:
+    return request(COUNT_TOKENS, {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], **fields})
 
 
 def conversation(*messages: tuple[str, Any], **fields: Any) -> InferenceRequest:

@@ -80,17 +80,32 @@ class RequestParts(msgspec.Struct, frozen=True, gc=False):
         names: dict[str, None] = {}  # a dict, because it keeps the order
         for item in self.rag:
             for document in item if isinstance(item, list) else [item]:
-                names[_rag_document_name(document)] = None
+                for name in _rag_document_names(document):
+                    names[name] = None
         return tuple(names)
 
 
-def _rag_document_name(document: Any) -> str:
+def _rag_document_names(document: Any) -> list[str]:
     if isinstance(document, str):
-        return text_document_name(document)
+        return [text_document_name(document)]
     fields = document if isinstance(document, dict) else {}
     for doc_id in (fields.get("doc_id"), fields.get("id")):
         # True and False are ints in Python, but not ids.
         if isinstance(doc_id, str | int) and not isinstance(doc_id, bool) and doc_id != "":
-            return document_name(str(doc_id))
+            return [document_name(str(doc_id))]
     text = fields.get("text")
-    return text_document_name(text if isinstance(text, str) else encode_canonical(document).decode())
+    if isinstance(text, str):
+        return [text_document_name(text)]
+    texts = [*_content_texts(fields.get("content")), encode_canonical(document).decode()]
+    return [text_document_name(text) for text in texts]
+
+
+def _content_texts(content: Any) -> list[str]:
+    """The texts and the URLs in the content of a multi-modal document: a list of parts, as in a message."""
+    texts = []
+    for part in content if isinstance(content, list) else ():
+        for name, value in part.items() if isinstance(part, dict) else ():
+            text = value.get("url") if isinstance(value, dict) else value
+            if isinstance(text, str) and (name == "text" or name.endswith("_url")):
+                texts.append(text)
+    return texts

@@ -22,7 +22,14 @@ import xxhash
 from router.core.cache import json_schema as schemas
 from router.core.cache.key import CacheKey, ContextMarkers, RequestParts, encode_canonical
 from router.core.cache.redis_keys import EMPTY_HASH, entry_key
-from router.core.endpoints.endpoint import Conversation, EmbeddingInput, InferenceRequest, Prompt
+from router.core.endpoints.endpoint import (
+    Conversation,
+    EncodedInput,
+    InferenceRequest,
+    Prompt,
+    ScoredInput,
+    TokenizedInput,
+)
 from router.core.endpoints.table import ENDPOINTS
 from router.errors import bad_request
 
@@ -92,14 +99,53 @@ def split_parts(request: InferenceRequest, markers: ContextMarkers) -> RequestPa
         prompt = fields[layout.field]
         first = prompt[0] if isinstance(prompt, list) else prompt
         question = first if isinstance(first, str) else ""
-    elif isinstance(layout, EmbeddingInput):
+    elif isinstance(layout, EncodedInput):
         rest = [other_fields.pop(layout.field, None), other_fields.pop(layout.messages_field, None)]
         texts_only = False  # the messages may have images
+    elif isinstance(layout, TokenizedInput):
+        rest, texts_only = _split_tokenized(other_fields, layout, markers, system, rag)
+    elif isinstance(layout, ScoredInput):
+        rest, texts_only = _split_scored(other_fields, layout, rag)
     else:
         assert_never(layout)
     if request.stream and (event_options := _event_options(fields)):
         other_fields["stream_options"] = event_options
-    return RequestParts(system, rag, [endpoint.path, rest, other_fields], question, texts_only)
+    return RequestParts(system, rag, [endpoint.key_path, rest, other_fields], question, texts_only)
+
+
+def _split_tokenized(
+    fields: dict[str, Any], layout: TokenizedInput, markers: ContextMarkers, system: list[Any], rag: list[Any]
+) -> tuple[list[Any], bool]:
+    """Moves the input out of `fields`, into `system` and `rag`. Returns the rest of it, and `texts_only`."""
+    value = fields.pop(layout.field, None)
+    pieces, _ = _split_content(value, markers, None, rag) if isinstance(value, str) else (["other", value], "")
+    messages_field = layout.messages_field
+    messages = fields.pop(messages_field, None) if messages_field is not None else None
+    if not isinstance(messages, list):
+        return [pieces, messages], True
+    rest, _, texts_only = _split_messages(messages, markers, system, rag)
+    return [pieces, rest], texts_only
+
+
+def _split_scored(fields: dict[str, Any], layout: ScoredInput, rag: list[Any]) -> tuple[list[Any], bool]:
+    """Moves the input out of `fields`, and the documents into `rag`. Returns the rest of it, and `texts_only`."""
+    # Its fields have several names, and so the name of each is in the key.
+    rest: list[Any] = []
+    texts_only = True
+    for names, is_documents in ((layout.query_fields, False), (layout.document_fields, True)):
+        for name in names:
+            value = fields.pop(name, None)
+            if value is None:
+                continue
+            items = value if isinstance(value, list) else [value]
+            _check_document_count(len(items))
+            texts_only = texts_only and all(isinstance(item, str) for item in items)
+            if is_documents:
+                rag.append(value)
+                rest.append([name])
+            else:
+                rest.append([name, value])
+    return rest, texts_only
 
 
 def _split_messages(

@@ -9,7 +9,7 @@ The shapes are those of OpenAI, Anthropic and vLLM (which accepts `{"image_url":
 
 from typing import Any, Final
 
-from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.endpoint import InferenceRequest, ScoredInput
 
 _TEXT_TYPES: Final = frozenset(
     ("text", "input_text", "output_text", "refusal", "thinking", "redacted_thinking", "reasoning_text", "summary_text",
@@ -24,7 +24,9 @@ _DATA_SCHEME: Final = "data:"
 
 def find_remote_content(request: InferenceRequest) -> str | None:
     """The name of the first field that refers to remote content; None if there is none."""
-    fields = request.fields
+    fields, layout = request.fields, request.endpoint.input
+    if isinstance(layout, ScoredInput):
+        return _find_in_scored(layout, fields)
     for items in (fields.get("messages"), fields.get("input")):
         if type(items) is not list:
             continue
@@ -34,6 +36,15 @@ def find_remote_content(request: InferenceRequest) -> str | None:
             if type(item.get("content")) is str and len(item) == 2:
                 continue  # most messages are just a role and a text
             if (field := _find_in_item(item)) is not None:
+                return field
+    return None
+
+
+def _find_in_scored(layout: ScoredInput, fields: dict[str, Any]) -> str | None:
+    for name in (*layout.query_fields, *layout.document_fields):
+        value = fields.get(name)
+        for item in value if isinstance(value, list) else (value,):  # texts and objects may be mixed
+            if isinstance(item, dict) and (field := _find_in_part(item)) is not None:
                 return field
     return None
 

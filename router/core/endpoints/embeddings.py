@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.endpoint import EmbeddingInput, Endpoint, InferenceRequest
+from router.core.endpoints.endpoint import EncodedInput, Endpoint, InferenceRequest
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, estimate_usage, parse_usage
 from router.core.endpoints.recording import record_json
 from router.core.endpoints.request_fields import RequestFields, missing_field_error
@@ -72,7 +72,7 @@ EMBEDDINGS: Final = Endpoint(
     operation="embeddings",
     accepts_x_api_key=False,
     fields_type=_EmbeddingsFields,
-    input=EmbeddingInput("input", messages_field="messages"),
+    input=EncodedInput("input", messages_field="messages"),
     echoed_fields={},
     find_server_state=None,
     samples=False,

@@ -1,12 +1,12 @@
 """What an endpoint is: everything that differs between the APIs, in one object each.
 
 The router treats all endpoints alike; where one differs from another, the code asks its `Endpoint`. Each endpoint has a
-module (chat, completions, embeddings, responses, messages), and router.core.endpoints.table lists them. To add an
-endpoint, add a module and its line in the table; a member that is forgotten is a type error, since none has a default.
+module (chat, completions, embeddings, ...), and router.core.endpoints.table lists them. To add an endpoint, add a
+module and its line in the table. A member that is forgotten is a type error; only what few endpoints set has a default.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -21,7 +21,8 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request whose known fields have valid types.
 
     - `fields`: the body as plain values; equal JSON gives equal fields, however its numbers are written.
-    - `model`: the model that the client requests: a public name, an alias or `auto`.
+    - `model`: the model that the client requests: a public name, an alias or `auto`; empty for the only one
+      that there is, where RequestFields.may_omit_model.
     - `stream`: whether the client wants events. Always False at an endpoint that does not stream.
     - `include_usage`: whether the client wants the usage event at the end of its stream.
     - `max_tokens`: the client's limit of the response, in tokens, whatever its name at the endpoint; None without one.
@@ -104,14 +105,36 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingInput:
+class EncodedInput:
     """The input is in `field` or, as vLLM accepts it too, a conversation in `messages_field`. Nothing is classified."""
 
     field: str
     messages_field: str
 
 
-InputLayout = Conversation | Prompt | EmbeddingInput
+@dataclass(frozen=True, slots=True)
+class TokenizedInput:
+    """A text or token ids in `field`, or a conversation in `messages_field`, for a tokenizer. Nothing is classified.
+
+    The key has the system text, the context and the rest separately, as that of a Conversation.
+    """
+
+    field: str
+    messages_field: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredInput:
+    """Queries and documents, each a text, an object or a list of either. Nothing is classified.
+
+    There is one field of `query_fields` and one of `document_fields`, whose documents are the rag part of the key.
+    """
+
+    query_fields: tuple[str, ...]
+    document_fields: tuple[str, ...]
+
+
+InputLayout = Conversation | Prompt | EncodedInput | TokenizedInput | ScoredInput
 """Where a request has its input."""
 
 
@@ -153,6 +176,9 @@ class Endpoint:
     - `may_fall_back`: another model may answer in place of the requested one.
     - `record_body`: what to store of a JSON response, in at most so many bytes, or why nothing is stored.
     - `streaming`: None if responses are always JSON; engines then ignore the field `stream`.
+    - `runs_model`: engines run the model. If not, their tokenizer alone answers: no context length applies, no token
+      counts for limits and metrics, and a new engine is not warmed up with such requests.
+    - `alias_of`: the endpoint of which this is another path, see `at`; None for most.
     """
 
     path: str
@@ -167,6 +193,17 @@ class Endpoint:
     may_fall_back: bool
     record_body: Callable[[InferenceRequest, bytes, int], RecordedResponse | NotStoredReason]
     streaming: Streaming | None
+    runs_model: bool = True
+    alias_of: "Endpoint | None" = None
+
+    @property
+    def key_path(self) -> str:
+        """The path in the cache key."""
+        return self.path if self.alias_of is None else self.alias_of.path
+
+    def at(self, path: str) -> "Endpoint":
+        """The same API at another path of engines, which is passed on as it is. The paths share their entries."""
+        return replace(self, path=path, alias_of=self)
 
     def __repr__(self) -> str:
         return f"Endpoint({self.path!r})"

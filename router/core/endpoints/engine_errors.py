@@ -25,7 +25,12 @@ _NOT_CLIENT_ERRORS: Final = (
     408, 425, 429,  # the same request may succeed later
 )  # fmt: skip
 _NOT_SERVED: Final = (404, 405, 501)  # vLLM: no such model, response or route; a model without this capability
+UNSUPPORTED_ENDPOINT: Final = "unsupported_endpoint"
+"""The `code` of the error for an engine without the endpoint."""
+
 _NO_ROUTE_MESSAGES: Final = ("Not Found", "Method Not Allowed")  # Starlette's messages for 404 and 405
+
+_UNKNOWN_MODEL: Final = re.compile("The model `[^`]*` does not exist")
 
 # The first text in a field of one of these names, for a body that is truncated and so cannot be decoded.
 _FIRST_MESSAGE: Final = re.compile(
@@ -94,18 +99,29 @@ def answer_too_large(what: str, limit: int) -> ApiError:
     return ApiError(400, message, code="answer_too_large")
 
 
+def unsupported_endpoint(model: str, path: str) -> ApiError:
+    """The client's error if no engine of a model has the endpoint."""
+    message = f"The engines of the model `{model}` do not serve {path}."
+    return ApiError(404, message, kind=NOT_FOUND, code=UNSUPPORTED_ENDPOINT)
+
+
 def _not_served_error(status: int, engine_message: _EngineMessage | None, address: str, raw: bytes | None) -> ApiError:
-    if engine_message is not None and engine_message.param == "model":  # the message has the engine's name of the model
+    if engine_message is not None and _is_about_model(engine_message):  # the message has the engine's name of the model
         message = "The engines of this model report that they do not serve it."
         return ApiError(404, message, kind=NOT_FOUND, param="model", code="model_not_found")
     if status == 405 or engine_message is None or engine_message.message in _NO_ROUTE_MESSAGES:
         message = "The engines of this model do not serve this endpoint."
-        return ApiError(400 if status == 501 else 404, message, kind=NOT_FOUND, code="unsupported_endpoint")
+        return ApiError(400 if status == 501 else 404, message, kind=NOT_FOUND, code=UNSUPPORTED_ENDPOINT)
     return (
         _refusal_error(404, engine_message, address, raw)
         if status == 404
         else _refusal_error(400, engine_message, address)
     )
+
+
+def _is_about_model(engine_message: _EngineMessage) -> bool:
+    # vLLM's pooling endpoints name no param.
+    return engine_message.param == "model" or _UNKNOWN_MODEL.match(engine_message.message) is not None
 
 
 def _refusal_error(status: int, engine_message: _EngineMessage, address: str, raw: bytes | None = None) -> ApiError:

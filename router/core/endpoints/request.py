@@ -6,7 +6,7 @@ an engine only, into its top-level fields. These are forwarded byte for byte, ex
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -83,12 +83,12 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
     if len(fields) > MAX_FIELDS:
         raise bad_request(f"The body has more than {MAX_FIELDS} fields.", code="too_many_parts")
     try:
-        known = msgspec.convert(fields, endpoint.fields_type)
+        known = msgspec.convert(_with_model(fields, endpoint), endpoint.fields_type)
     except msgspec.ValidationError as error:
         raise _wrong_type_error(error) from None
     if (lacking := known.validate()) is not None:
         raise lacking
-    if not 0 < len(known.model) <= MAX_MODEL_NAME:
+    if not (known.model or known.may_omit_model) or len(known.model) > MAX_MODEL_NAME:
         raise bad_request(f"`model` must have 1 to {MAX_MODEL_NAME} characters.", param="model")
     return InferenceRequest(
         endpoint=endpoint,
@@ -101,6 +101,11 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
         max_tokens=known.max_answer_tokens(),
         body=body,
     )
+
+
+def _with_model(fields: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
+    """The fields, with an empty model in place of a missing one if it may be missing."""
+    return {**fields, "model": ""} if endpoint.fields_type.may_omit_model and fields.get("model") is None else fields
 
 
 def _too_deep_error() -> ApiError:

@@ -1,6 +1,6 @@
 """The fields of request bodies that the router reads itself: those of all endpoints, and types that several share."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -16,7 +16,12 @@ EngineId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]
 
 
 class RequestFields(msgspec.Struct):
-    """The fields of a body that must have valid types. Each endpoint adds its own in a subclass."""
+    """The fields of a body that must have valid types. Each endpoint adds its own in a subclass.
+
+    `may_omit_model`: `model` may be missing, null or empty; then it is the only model of the configuration.
+    """
+
+    may_omit_model: ClassVar[bool] = False
 
     model: str
     stream: bool | None = None

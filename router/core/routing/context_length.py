@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.endpoint import InferenceRequest, ScoredInput
 from router.errors import ApiError, bad_request
 
 TEMPLATE_OVERHEAD: Final = 256
@@ -62,11 +62,14 @@ def min_context(request: InferenceRequest) -> int:
 
 def _known_token_counts(request: InferenceRequest) -> tuple[int, int]:
     """`min_prompt` and `completion` of TokenBounds."""
-    fields, completion = request.fields, max(request.max_tokens or 0, 0)
+    fields, completion, layout = request.fields, max(request.max_tokens or 0, 0), request.endpoint.input
+    # A scored text has no token ids, and each pair of texts is a prompt of its own.
+    if not request.endpoint.runs_model or isinstance(layout, ScoredInput):
+        return 0, 0
     # With truncate_prompt_tokens, vLLM cuts the prompt to fit, so any length is fine.
     if fields.get("truncate_prompt_tokens") is not None:
         return 0, completion
-    return _token_id_count(fields.get(request.endpoint.input.field)), completion
+    return _token_id_count(fields.get(layout.field)), completion
 
 
 def check_fit(bounds: TokenBounds, max_model_len: int | None) -> Fit:
@@ -81,7 +84,9 @@ def check_fit(bounds: TokenBounds, max_model_len: int | None) -> Fit:
 
 def context_length_error(request: InferenceRequest, bounds: TokenBounds, max_context: int) -> ApiError:
     """The 400 for a request that fits no engine, in OpenAI's words; `max_context` is the largest context."""
-    field = "messages" if "messages" in request.fields else request.endpoint.input.field
+    layout = request.endpoint.input
+    # No engine is too short for scored texts, whose length is not known.
+    field = "messages" if "messages" in request.fields or isinstance(layout, ScoredInput) else layout.field
     return bad_request(
         f"This model's maximum context length is {max_context} tokens. However, you requested at least "
         f"{bounds.min_prompt + bounds.completion} tokens ({bounds.min_prompt} in the {field}, "

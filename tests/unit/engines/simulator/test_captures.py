@@ -3,13 +3,13 @@
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from itertools import groupby
 from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
 
 from tests.support.http_exchange import send_request
+from tests.support.json_shape import shape
 from tests.support.paths import CAPTURES
 from tests.support.simulated_engine import SimulatedEngine
 
@@ -21,29 +21,36 @@ ERRORS = [name for name in REQUESTS if "error" in name and name != "error-bad-ro
 PLAIN = [name for name in REQUESTS if name not in STREAMS and name not in ERRORS]
 
 
-class BothEngines(NamedTuple):
-    """A generating engine and an embedding engine."""
+class Engines(NamedTuple):
+    """A generating engine, one for embeddings, a cross-encoder, and one with three classes."""
 
-    generating: SimulatedEngine
-    pooling: SimulatedEngine
+    generate: SimulatedEngine
+    embed: SimulatedEngine
+    classify: SimulatedEngine
+    labels: SimulatedEngine
 
     def of(self, capture: str) -> SimulatedEngine:
         """The engine that has this captured endpoint."""
-        return self.pooling if re.match("embeddings|error-embeddings-", capture) else self.generating
+        by_name = "embed" if re.match("embeddings|error-embeddings-(?!no-route)", capture) else "generate"
+        engine: SimulatedEngine = getattr(self, REQUESTS[capture].get("engine", by_name))
+        return engine
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def engines() -> AsyncIterator[BothEngines]:
+async def engines() -> AsyncIterator[Engines]:
+    pooling = {"model": "tiny", "max_model_len": 1024, "runner": "pooling"}
     async with (
-        SimulatedEngine(model="tiny", max_model_len=1024) as generating,
-        SimulatedEngine(model="tiny", max_model_len=1024, runner="pooling") as pooling,
+        SimulatedEngine(model="tiny", max_model_len=1024) as generate,
+        SimulatedEngine(**pooling) as embed,
+        SimulatedEngine(**pooling, pooling_task="classify") as classify,
+        SimulatedEngine(**pooling, pooling_task="classify", num_labels=3) as labels,
     ):
-        yield BothEngines(generating, pooling)
+        yield Engines(generate, embed, classify, labels)
 
 
 @pytest.fixture
-def engine(engines: BothEngines) -> SimulatedEngine:
-    return engines.generating
+def engine(engines: Engines) -> SimulatedEngine:
+    return engines.generate
 
 
 def captured(name: str) -> tuple[int, dict[str, str], bytes]:
@@ -52,7 +59,7 @@ def captured(name: str) -> tuple[int, dict[str, str], bytes]:
     return int(first.split()[1]), dict(line.split(": ", 1) for line in lines), body
 
 
-async def simulated(engines: BothEngines, name: str) -> tuple[int, dict[str, str], list[bytes]]:
+async def simulated(engines: Engines, name: str) -> tuple[int, dict[str, str], list[bytes]]:
     request = REQUESTS[name]
     headers = {"content-type": request.get("content_type", "application/json"), **request.get("headers", {})}
     body = request["body"].replace("{long}", "xyz " * 3000)
@@ -61,19 +68,6 @@ async def simulated(engines: BothEngines, name: str) -> tuple[int, dict[str, str
     left_out = ("date", "connection", "content-length", "transfer-encoding")
     kept = {key: value for key, value in response.headers.items() if key not in left_out}
     return response.status, kept, response.chunks
-
-
-def shape(value: object, key: str = "") -> object:
-    """Keys in order, types and nulls; runs of list items with equal shapes count as one."""
-    if isinstance(value, dict):
-        if key in ("top_logprobs", "prompt_logprobs"):  # keyed by tokens
-            return {"*": sorted({str(shape(inner)) for inner in value.values()})}
-        # A token's text decides whether a delta has text; the captured model often generated only special tokens.
-        hidden = "content" if key == "delta" and isinstance(value.get("content"), str) and "role" not in value else None
-        return [(name, shape(inner, name)) for name, inner in value.items() if name != hidden]
-    if isinstance(value, list):
-        return [item_shape for item_shape, _ in groupby(shape(item, key) for item in value)]
-    return type(value).__name__
 
 
 def events(body: bytes) -> Iterator[object]:
@@ -87,7 +81,7 @@ def events(body: bytes) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-async def test_a_json_response_has_the_shape_of_vllms(engines: BothEngines, name: str) -> None:
+async def test_a_json_response_has_the_shape_of_vllms(engines: Engines, name: str) -> None:
     status, headers, body = captured(name)
     got_status, got_headers, chunks = await simulated(engines, name)
     assert (got_status, got_headers) == (status, headers)
@@ -100,7 +94,7 @@ async def test_a_json_response_has_the_shape_of_vllms(engines: BothEngines, name
 
 
 @pytest.mark.parametrize("name", ERRORS)
-async def test_an_error_is_vllms_word_for_word(engines: BothEngines, name: str) -> None:
+async def test_an_error_is_vllms_word_for_word(engines: Engines, name: str) -> None:
     status, headers, body = captured(name)
     got_status, got_headers, chunks = await simulated(engines, name)
     assert (got_status, got_headers) == (status, headers)
@@ -108,7 +102,7 @@ async def test_an_error_is_vllms_word_for_word(engines: BothEngines, name: str) 
 
 
 @pytest.mark.parametrize("name", STREAMS)
-async def test_a_stream_has_the_events_of_vllms_each_in_a_chunk_of_its_own(engines: BothEngines, name: str) -> None:
+async def test_a_stream_has_the_events_of_vllms_each_in_a_chunk_of_its_own(engines: Engines, name: str) -> None:
     status, headers, body = captured(name)
     got_status, got_headers, chunks = await simulated(engines, name)
     assert (got_status, got_headers) == (status, headers)
@@ -117,19 +111,19 @@ async def test_a_stream_has_the_events_of_vllms_each_in_a_chunk_of_its_own(engin
     assert shape([chunk_events for (chunk_events,) in actual]) == shape(list(events(body)))
 
 
-async def test_a_dying_engine_ends_a_stream_with_the_bytes_of_vllm(engines: BothEngines) -> None:
+async def test_a_dying_engine_ends_a_stream_with_the_bytes_of_vllm(engines: Engines) -> None:
     _, _, chunks = await simulated(engines, "core-killed-stream")
     _, _, body = captured("core-killed-stream")
     assert b"".join(chunks[-2:]) == b"\n\n".join(body.split(b"\n\n")[-3:])
 
 
-async def test_a_dying_engine_ends_a_message_with_the_bytes_of_vllm(engines: BothEngines) -> None:
+async def test_a_dying_engine_ends_a_message_with_the_bytes_of_vllm(engines: Engines) -> None:
     _, _, chunks = await simulated(engines, "messages-core-killed-stream")
     _, _, body = captured("messages-core-killed-stream")
     assert chunks[-1] == body.split(b"\n\n")[-2] + b"\n\n"
 
 
-async def test_the_request_id_of_the_client_is_in_the_responses_id(engines: BothEngines) -> None:
+async def test_the_request_id_of_the_client_is_in_the_responses_id(engines: Engines) -> None:
     _, _, chunks = await simulated(engines, "chat-request-id")
     assert json.loads(b"".join(chunks))["id"] == "chatcmpl-my-id-1"
 

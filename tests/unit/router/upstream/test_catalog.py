@@ -26,11 +26,19 @@ def test_a_model_is_found_by_its_name_and_by_its_aliases() -> None:
         assert catalog_.resolve(name, "chat") is llama
 
 
-@pytest.mark.parametrize("name", ["nobody", "LLAMA", " llama", "served/llama", "llama-1", ""])
+@pytest.mark.parametrize("name", ["nobody", "LLAMA", " llama", "served/llama", "llama-1"])
 def test_an_unknown_name_is_not_found(name: str) -> None:
     with pytest.raises(ApiError) as caught:
         catalog(Model("llama", "1")).resolve(name, "chat")
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+
+
+def test_no_name_is_the_only_model_and_an_error_with_several() -> None:
+    llama, mistral = Model("llama", "1", aliases=("served/llama",)), Model("mistral", "1")
+    assert catalog(llama).resolve("", None) is llama
+    with pytest.raises(ApiError) as caught:
+        catalog(llama, mistral).resolve("", None)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, "model", "model_required")
 
 
 def test_auto_is_not_found_where_no_model_has_tasks() -> None:

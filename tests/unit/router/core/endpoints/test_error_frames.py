@@ -6,7 +6,6 @@ import pytest
 
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.responses import RESPONSES
@@ -38,7 +37,7 @@ def test_the_others_end_with_an_error_and_nothing_else(endpoint: Endpoint) -> No
     assert error_frame(endpoint, ERROR) == ERROR.frame()
 
 
-@pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if one is not EMBEDDINGS])
+@pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if one.streaming is not None])
 def test_every_recorder_knows_the_error_of_its_endpoint(endpoint: Endpoint) -> None:
     recorder = make_recorder(endpoint, 1000)
     assert recorder.feed(error_frame(endpoint, ERROR)) == b""

@@ -11,10 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.endpoints.chat import CHAT
+from router.core.endpoints.classify import CLASSIFY
 from router.core.endpoints.completions import COMPLETIONS
+from router.core.endpoints.count_tokens import COUNT_TOKENS
+from router.core.endpoints.detokenize import DETOKENIZE
 from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.messages import MESSAGES
+from router.core.endpoints.pooling import POOLING
 from router.core.endpoints.request import (
     MAX_DEPTH,
     MAX_FLOATS,
@@ -23,8 +27,11 @@ from router.core.endpoints.request import (
     parse_request,
     without_fields,
 )
+from router.core.endpoints.rerank import RERANK
 from router.core.endpoints.responses import RESPONSES
+from router.core.endpoints.score import SCORE
 from router.core.endpoints.table import ENDPOINTS
+from router.core.endpoints.tokenize import TOKENIZE
 from router.errors import ApiError
 from router.process_limits import limit_integer_digits
 from tests.support.factories import JSON_VALUES, chat, completion, request
@@ -265,6 +272,9 @@ MINIMAL = {
     CHAT: b'"messages":[{"role":"user","content":"x"}]', COMPLETIONS: b'"prompt":"x"',
     EMBEDDINGS: b'"input":"x"', RESPONSES: b'"input":"x"',
     MESSAGES: b'"max_tokens":1,"messages":[{"role":"user","content":"x"}]',
+    COUNT_TOKENS: b'"messages":[{"role":"user","content":"x"}]', TOKENIZE: b'"prompt":"x"', DETOKENIZE: b'"tokens":[1]',
+    POOLING: b'"input":"x"', CLASSIFY: b'"input":"x"', SCORE: b'"queries":"x","documents":"y"',
+    RERANK: b'"query":"x","documents":"y"',
 }  # fmt: skip
 
 
@@ -277,7 +287,7 @@ def test_a_body_may_be_nested_up_to_the_limit(
     opening, closing, inside = pair
     for levels, allowed in ((MAX_DEPTH - 1, True), (MAX_DEPTH, False), (450, False), (100_000, False)):
         deep = opening * levels + inside + closing * levels
-        body = b'{"model":"m",%b,"x":%b}' % (MINIMAL[endpoint], deep) + b" " * padding
+        body = b'{"model":"m",%b,"x":%b}' % (MINIMAL[endpoint.alias_of or endpoint], deep) + b" " * padding
         if allowed:
             assert parse_request(endpoint, body).model == "m"
             continue

@@ -5,11 +5,18 @@ from typing import Any
 
 import pytest
 
+from router.core.endpoints.classify import CLASSIFY
+from router.core.endpoints.count_tokens import COUNT_TOKENS
+from router.core.endpoints.detokenize import DETOKENIZE
 from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.endpoints.endpoint import Endpoint, InferenceRequest
 from router.core.endpoints.messages import MESSAGES
+from router.core.endpoints.pooling import POOLING
 from router.core.endpoints.request import engine_body
+from router.core.endpoints.rerank import RERANK
 from router.core.endpoints.responses import RESPONSES
+from router.core.endpoints.score import SCORE
+from router.core.endpoints.tokenize import TOKENIZE
 from router.errors import ApiError
 from tests.support.factories import embeddings, messages, request, responses
 
@@ -49,6 +56,33 @@ def refused(endpoint: Endpoint, fields: dict[str, Any]) -> ApiError:
         (MESSAGES, {"max_tokens": 9, "messages": [{"content": "Hi"}]}, "messages[0].role"),
         (MESSAGES, {"max_tokens": 9, "messages": [USER], "system": 1}, "system"),
         (MESSAGES, {"max_tokens": 9, "messages": [USER], "system": ["x"]}, "system[0]"),
+        (COUNT_TOKENS, {}, "messages"),
+        (COUNT_TOKENS, {"messages": [{"content": "x"}]}, "messages[0].role"),
+        (COUNT_TOKENS, {"messages": [USER], "system": 1}, "system"),
+        (TOKENIZE, {}, "prompt"),
+        (TOKENIZE, {"messages": []}, "prompt"),
+        (TOKENIZE, {"prompt": ["x"]}, "prompt"),
+        (TOKENIZE, {"messages": [{"content": "x"}]}, "messages[0].role"),
+        (DETOKENIZE, {}, "tokens"),
+        (DETOKENIZE, {"tokens": "x"}, "tokens"),
+        (DETOKENIZE, {"tokens": [0.5]}, "tokens[0]"),
+        (CLASSIFY, {}, "input"),
+        (CLASSIFY, {"input": []}, "input"),
+        (POOLING, {}, "input"),
+        (POOLING, {"input": 1}, "input"),
+        (POOLING, {"input": "x", "encoding_format": "bytes_only"}, "encoding_format"),
+        (RERANK, {"documents": ["x"]}, "query"),
+        (RERANK, {"query": "x"}, "documents"),
+        (RERANK, {"query": "x", "documents": []}, "documents"),
+        (RERANK, {"query": ["x"], "documents": ["x"]}, "query"),
+        (RERANK, {"query": "x", "documents": [3]}, "documents[0]"),
+        (RERANK, {"query": "x", "documents": ["x"], "top_n": "1"}, "top_n"),
+        (SCORE, {}, "queries"),
+        (SCORE, {"queries": "x"}, "documents"),
+        (SCORE, {"items": "x"}, "queries"),
+        (SCORE, {"data_1": "x"}, "data_2"),
+        (SCORE, {"text_2": "x"}, "text_1"),
+        (SCORE, {"text_1": "x", "text_2": 1}, "text_2"),
     ],
 )
 def test_a_missing_or_wrong_field_is_refused_by_name(endpoint: Endpoint, fields: dict[str, Any], param: str) -> None:
@@ -105,3 +139,34 @@ def test_a_stream_that_always_sends_its_usage_is_given_no_stream_options(inferen
     assert inference_request.stream
     assert engine_body(inference_request, "llama") is inference_request.body
     assert "stream_options" not in json.loads(engine_body(inference_request, "served"))
+
+
+FIELDS_WITHOUT_MODEL: dict[Endpoint, dict[str, Any]] = {
+    RERANK: {"query": "q", "documents": ["d"]}, SCORE: {"queries": "q", "documents": ["d"]}, CLASSIFY: {"input": "x"},
+    POOLING: {"input": "x"}, TOKENIZE: {"prompt": "x"}, DETOKENIZE: {"tokens": [1]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("endpoint", FIELDS_WITHOUT_MODEL, ids=lambda endpoint: endpoint.path)
+def test_where_vllm_needs_no_model_none_is_needed_and_the_engine_gets_its_own(endpoint: Endpoint) -> None:
+    fields = FIELDS_WITHOUT_MODEL[endpoint]
+    for given in ({}, {"model": None}, {"model": ""}):
+        made = request(endpoint, {**given, **fields})
+        assert made.model == ""
+        assert json.loads(engine_body(made, "served")) == {**fields, "model": "served"}
+    refused(endpoint, {**fields, "model": 3})
+    refused(endpoint, {**fields, "model": "x" * 257})
+
+
+@pytest.mark.parametrize("endpoint", [COUNT_TOKENS, EMBEDDINGS, MESSAGES], ids=lambda endpoint: endpoint.path)
+@pytest.mark.parametrize("model", [None, ""])
+def test_elsewhere_a_model_is_needed(endpoint: Endpoint, model: str | None) -> None:
+    fields = {"messages": [USER], "input": "x", "max_tokens": 9}
+    assert refused(endpoint, {**fields, "model": model}).param == "model"
+
+
+@pytest.mark.parametrize("endpoint", [*FIELDS_WITHOUT_MODEL, COUNT_TOKENS], ids=lambda endpoint: endpoint.path)
+def test_nothing_is_generated_so_max_tokens_bounds_nothing(endpoint: Endpoint) -> None:
+    fields = {"messages": [USER], **FIELDS_WITHOUT_MODEL.get(endpoint, {}), "max_tokens": 10**6, "stream": True}
+    made = request(endpoint, {"model": "m", **fields})
+    assert (made.max_tokens, made.stream, made.deterministic) == (None, False, True)

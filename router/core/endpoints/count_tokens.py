@@ -1,0 +1,60 @@
+"""/v1/messages/count_tokens: the number of tokens that a request to /v1/messages has.
+
+Source: https://docs.anthropic.com/en/api/messages-count-tokens, and vLLM's entrypoints/anthropic.
+"""
+
+from functools import partial
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest
+from router.core.endpoints.json_responses import JsonResponse, decode_success
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording import record_json
+from router.core.endpoints.request_fields import InputMessage, RequestFields, no_messages_error
+from router.core.endpoints.server_state import find_server_state
+from router.errors import ApiError
+
+
+class _CountTokensFields(RequestFields):
+    messages: list[InputMessage] = msgspec.field(default_factory=list)
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+    def validate(self) -> ApiError | None:
+        return None if self.messages else no_messages_error()
+
+    def max_answer_tokens(self) -> int | None:
+        return None  # nothing is generated
+
+
+class _CountTokensResponse(JsonResponse, kw_only=True):
+    input_tokens: Annotated[int, msgspec.Meta(ge=0)]
+
+
+_decode_response = msgspec.json.Decoder(_CountTokensResponse).decode
+
+
+def record_count(request: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
+    if decode_success(_decode_response, body) is None:
+        return NotStoredReason.ERROR
+    return record_json(body, None, limit)
+
+
+COUNT_TOKENS: Final = Endpoint(
+    path="/v1/messages/count_tokens",
+    operation="count_tokens",
+    accepts_x_api_key=True,  # Anthropic's clients send it
+    fields_type=_CountTokensFields,
+    input=Conversation("messages", system_field="system"),
+    echoed_fields={},
+    find_server_state=partial(find_server_state, ("mcp_servers", "container")),
+    samples=False,
+    applies_logit_fields=False,
+    may_fall_back=False,  # each model has its own tokens
+    record_body=record_count,
+    streaming=None,
+    runs_model=False,
+)
