@@ -2,6 +2,7 @@
 
 import pytest
 
+from router.net.redis.url import find_url_problems
 from router.settings import Override, parse
 from router.units import Bytes, Seconds
 from tests.support.configurations import MINIMAL, config_error, mistakes, parse_config
@@ -40,11 +41,10 @@ def test_a_text_stays_a_text(number: str) -> None:
     [
         ('port = "${V}"', "router.port: '${V}' is not an integer from 1 to 65535; set V to one"),
         ('port = "${V:-x}"', "router.port: '${V:-x}' is not an integer from 1 to 65535; set V to one"),
-        ('port = "1${V}"', "router.port: '1${V}' is not an integer from 1 to 65535; write one ${VAR} without other text"),
+        ('explore = "1${V}"', "router.explore: '1${V}' is not a number from 0 to 1; write one ${VAR} without other text"),
         ('port = "8080"', "router.port: '8080' is not an integer from 1 to 65535; write numbers without quotes"),
         ('log_prompts = "${V}"', "router.log_prompts: '${V}' is not a number from 0 to 1; set V to one"),
-        ('max_body = "${V}"', "router.max_body: '${V}' is not a size; write a number and one of B, KiB, MiB, GiB, kB, MB, "
-         'GB, as in "4MiB"'),
+        ("host = 1", "router.host: 1 is not a string; write it in quotes"),
     ],
 )  # fmt: skip
 def test_a_variable_with_another_value_is_named_and_its_value_is_not_shown(written: str, problem: str) -> None:
@@ -93,8 +93,7 @@ def test_what_is_wrong_with_a_variable_names_it_and_shows_no_value() -> None:
         "ROUNDHOUSE_ROUTER_PROT: no such setting; did you mean ROUNDHOUSE_ROUTER_PORT?",
         "auth.mode: 'key' is none of open, keys, header",
         "ROUNDHOUSE_ROUTER_PORT: router.port is not an integer from 1 to 65535",
-        "ROUNDHOUSE_CACHE_URL: cache.url: expected embedded, redis://, rediss://, unix://, redis+sentinel://, "
-        "rediss+sentinel://, redis+cluster://, rediss+cluster://",
+        f"ROUNDHOUSE_CACHE_URL: cache.url: {find_url_problems('foo://')[0]}",
     )  # fmt: skip
 
 
@@ -129,6 +128,6 @@ def test_an_option_counts_more_than_a_variable_and_a_variable_more_than_the_file
 
 
 def test_what_is_wrong_with_an_option_names_it() -> None:
-    with pytest.raises(Exception, match="^--redis: cache.url: ") as caught:
+    with pytest.raises(Exception, match=r"^--redis: cache\.url: ") as caught:
         parse(MINIMAL, {}, [Override(("cache", "url"), "foo://hunter2", "--redis")], prefix="file: ")
     assert "hunter2" not in str(caught.value)
