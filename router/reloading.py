@@ -16,7 +16,7 @@ from router.settings import ConfigurationError, Override, Settings, load, missin
 log = logging.getLogger("roundhouse.server")
 
 _RELOADABLE: Final = ("max_body", "max_bodies", "log_prompts", "log_prompt_chars")  # of [router]
-_NO_FILE: Final = "the router was started without a configuration file; restart it to ask its engines again"
+_NO_FILE: Final = "there is no configuration file to reload; restart the router to ask its engines again"
 
 
 class ReloadOutcome(msgspec.Struct, frozen=True):
@@ -50,7 +50,8 @@ class Reloader:
         """
         self._notes = []
         if self._config_file is None:
-            self._refuse([_NO_FILE])
+            log.warning("%s", _NO_FILE)
+            self._record(False, [_NO_FILE])
             return None
         try:
             new = load(self._config_file, options=self._overrides)

@@ -46,6 +46,9 @@ _INTERRUPTED: Final = 130
 _NO_DEFAULT_FILE: Final = "; `roundhouse init` writes one, or name the engines: `roundhouse serve --engine URL`"
 
 
+_NO_FILE: Final = "no configuration file is used: the engines said which models they serve"
+
+
 class CannotStartError(Exception):
     """Why the router does not start, a line each."""
 
@@ -75,6 +78,8 @@ def run(settings: Settings, options: ServeOptions, listen_socket: socket.socket)
     """Serves until SIGTERM or SIGINT; returns the exit code. SIGHUP reloads the configuration."""
     set_up_logging(settings.router.log_format)
     log_start(settings, asyncio.run(ask_server(settings.redis_url, timeout=REDIS_TIMEOUT)))
+    if options.engine:
+        log.info("%s", _NO_FILE)
     if (warning := prompt_log_warning(settings)) is not None:
         log.warning("%s", warning)
     config_file = None if options.engine else Path(options.config).resolve()

@@ -63,7 +63,8 @@ def to_arguments(options: ServeOptions) -> list[str]:
     arguments = []
     for field in msgspec.structs.fields(ServeOptions):
         value = getattr(options, field.name)
-        if field.name == "config" or value not in (field.default, []):
+        is_needed = not options.engine if field.name == "config" else value not in (field.default, [])
+        if is_needed:
             values = value if isinstance(value, list) else [value]
             arguments += [f"--{field.name.replace('_', '-')}={item}" for item in values]
     return arguments

@@ -84,9 +84,7 @@ def _report(found: Plan, api_key_env: str | None) -> None:
     for note in found.notes:
         print_err(f"roundhouse: {note}")
     for answer in found.unknown:
-        print_err(
-            f"roundhouse: the engine at {answer.url} {answer.problem}; the file has a comment in place of its model"
-        )
+        print_err(f"roundhouse: the engine at {answer.url} {answer.problem}; complete the file where it says so")
     if api_key_env is None and any("status 401" in (answer.problem or "") for answer in found.unknown):
         print_err(f"roundhouse: name the variable with the engines' key: --api-key-env {_DEFAULT_KEY_VARIABLE}")
     if api_key_env is not None and not os.environ.get(api_key_env):

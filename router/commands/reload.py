@@ -30,8 +30,8 @@ def reload(
     timeout: Annotated[float, typer.Option(min=1, max=3600, help="Seconds to wait for the outcome.")] = 60.0,
 ) -> None:
     """Make a running router read its configuration again, and wait for the outcome."""
-    settings = load_settings(config)  # what is wrong with the file is printed, and the router is left alone
-    path = pid_file.absolute() if pid_file is not None else pid_file_path(settings, port)
+    # If the configuration is needed, what is wrong with it is printed, and the router is left alone.
+    path = pid_file.absolute() if pid_file is not None else pid_file_path(load_settings(config), port)
     try:
         with _one_at_a_time(path.parent):
             _reload(path, timeout)

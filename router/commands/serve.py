@@ -43,10 +43,9 @@ def serve(
     The models and engines come from a configuration file, or from the engines themselves: `--engine URL`.
     """
     urls = engine or []
-    if urls and context.get_parameter_source("config") not in (ParameterSource.DEFAULT, None):
-        fail(
-            "--engine: cannot be combined with --config (or ROUNDHOUSE_CONFIG); the file names the engines", EXIT_USAGE
-        )
+    source = context.get_parameter_source("config")
+    if urls and source is not None and source.name in ("COMMANDLINE", "ENVIRONMENT"):
+        fail("--engine: cannot be combined with --config or ROUNDHOUSE_CONFIG; the file names the engines", EXIT_USAGE)
     if not urls and (model or api_key_env is not None):
         fail("--model, --api-key-env: only possible with --engine", EXIT_USAGE)
     check_engine_urls(urls)

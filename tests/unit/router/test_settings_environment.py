@@ -41,7 +41,10 @@ def test_a_text_stays_a_text(number: str) -> None:
     [
         ('port = "${V}"', "router.port: '${V}' is not an integer from 1 to 65535; set V to one"),
         ('port = "${V:-x}"', "router.port: '${V:-x}' is not an integer from 1 to 65535; set V to one"),
-        ('explore = "1${V}"', "router.explore: '1${V}' is not a number from 0 to 1; write one ${VAR} without other text"),
+        (
+            'explore = "0${V}"',
+            "router.explore: '0${V}' is not a number from 0 to 1; write one ${VAR} without other text",
+        ),
         ('port = "8080"', "router.port: '8080' is not an integer from 1 to 65535; write numbers without quotes"),
         ('log_prompts = "${V}"', "router.log_prompts: '${V}' is not a number from 0 to 1; set V to one"),
         ("host = 1", "router.host: 1 is not a string; write it in quotes"),
