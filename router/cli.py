@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from msgspec.structs import replace
 
 from router.build_info import describe_build
 from router.commands.cache import app as cache
@@ -25,23 +24,26 @@ from router.commands.console import (
 )
 from router.commands.engine_plan import build_plan, exec_engines
 from router.commands.engines import app as engine_commands
+from router.commands.init import init
 from router.commands.keys import app as keys
+from router.commands.reload import reload
+from router.commands.serve import serve
 from router.commands.top.command import top
 from router.settings import DEFAULT_PATH, missing_extra
-from router.units import Seconds
 
 app = typer.Typer(
     name="roundhouse",
     help="A cache-aware, OpenAI-compatible router for vLLM engines.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # those below inherit it
 )
 
 app.add_typer(cache, name="cache")
 app.add_typer(engine_commands, name="engines")
 app.add_typer(keys, name="keys")
-app.command()(top)
+for command in (init, serve, reload, top):
+    app.command()(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -49,30 +51,6 @@ def _root(show_version: Annotated[bool, typer.Option("--version", help="Print th
     if show_version:
         typer.echo(f"roundhouse {describe_build()}")
         raise typer.Exit
-
-
-@app.command()
-def serve(
-    config: ConfigOption = Path(DEFAULT_PATH),
-    no_drain: Annotated[
-        bool, typer.Option("--no-drain", help="Stop without waiting for router.drain, if no load balancer is used.")
-    ] = False,
-) -> None:
-    """Run the router alone; its engines and its Redis run elsewhere."""
-    settings = load_settings(config)
-    if (problem := missing_extra(settings)) is not None:
-        fail(f"{config}: {problem}")
-    if no_drain:
-        settings = replace(settings, router=replace(settings.router, drain=Seconds(0)))
-    from router.serve import listen, run  # imported here, since it would slow the other commands down
-
-    try:
-        listen_socket = listen(settings)
-    except OSError as error:
-        fail(f"{config}: router.port: {settings.router.host}:{settings.router.port}: {error.strerror}")
-    for line in settings.not_yet():
-        print_err(f"roundhouse: {config}: {line}")
-    raise typer.Exit(run(settings, config, listen_socket))
 
 
 @app.command()
@@ -157,4 +135,4 @@ def _prompts_from_stdin() -> list[str]:
 
 
 def main() -> None:
-    app()
+    app(prog_name="roundhouse")

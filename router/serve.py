@@ -1,22 +1,36 @@
-"""Runs the router's server, in this process or in several worker processes."""
+"""The process of `roundhouse serve`: `python -m router.serve roundhouse serve --config=FILE`, see router.serve_options.
+
+It serves in this process or in several worker processes, which import this module again. So it must not import what
+only the command line needs.
+"""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
+import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from router.api.prompt_log import prompt_log_warning
 from router.app import build
+from router.discovery.start import DiscoveryError, settings_of_engines
 from router.log_output import set_up_logging
+from router.pid_file import PidFile, pid_file_path
+from router.reloading import Reloader
+from router.serve_options import ServeOptions, from_arguments
 from router.server import make_server
-from router.settings import Settings
+from router.settings import DEFAULT_PATH, ConfigurationError, Settings, load, missing_extra
 from router.shared.redis import ask_server
 from router.start_report import log_ready, log_start
 from router.supervisor import Supervisor
+from router.units import Seconds
 
 log = logging.getLogger("roundhouse.server")
 
@@ -25,6 +39,23 @@ REDIS_TIMEOUT: Final = 1.0
 
 METRICS_DIR_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable in which prometheus_client expects the directory that workers share."""
+
+_FAILED: Final = 1
+_USAGE: Final = 2
+_INTERRUPTED: Final = 130
+_NO_DEFAULT_FILE: Final = "; `roundhouse init` writes one, or name the engines: `roundhouse serve --engine URL`"
+
+
+_NO_FILE: Final = "no configuration file is used: the engines said which models they serve"
+
+
+class CannotStartError(Exception):
+    """Why the router does not start, a line each."""
+
+    def __init__(self, exit_code: int, *lines: str) -> None:
+        super().__init__(*lines)
+        self.exit_code = exit_code
+        self.lines = lines
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -43,22 +74,101 @@ def listen(settings: Settings) -> socket.socket:
     return listen_socket
 
 
-def run(settings: Settings, config_file: Path, listen_socket: socket.socket) -> int:
-    """Serves until SIGTERM or SIGINT; returns the exit code. SIGHUP reloads `config_file`."""
+def run(settings: Settings, options: ServeOptions, listen_socket: socket.socket) -> int:
+    """Serves until SIGTERM or SIGINT; returns the exit code. SIGHUP reloads the configuration."""
     set_up_logging(settings.router.log_format)
     log_start(settings, asyncio.run(ask_server(settings.redis_url, timeout=REDIS_TIMEOUT)))
+    if options.engine:
+        log.info("%s", _NO_FILE)
     if (warning := prompt_log_warning(settings)) is not None:
         log.warning("%s", warning)
-    exit_code = _serve(settings, config_file.resolve(), listen_socket)
+    config_file = None if options.engine else Path(options.config).resolve()
+    with _pid_file(pid_file_path(settings)) as outcome_file:
+        exit_code = _serve(settings, Reloader(config_file, options.overrides, outcome_file), listen_socket)
     log.info("stopped with exit code %d", exit_code)
     return exit_code
 
 
-def _serve(settings: Settings, config_file: Path, listen_socket: socket.socket) -> int:
+def _serve(settings: Settings, reloader: Reloader, listen_socket: socket.socket) -> int:
     if settings.router.workers == 1:
         on_ready = partial(log_ready, settings)
-        return make_server(settings, build(settings), config_file, on_ready).serve_until_stopped(listen_socket)
+        server = make_server(settings, build(settings), reloader, on_ready, on_reloaded=reloader.finish)
+        return server.serve_until_stopped(listen_socket)
     with tempfile.TemporaryDirectory(prefix="roundhouse-metrics-") as metrics_dir:
         # Before any worker starts: prometheus_client reads it when it is imported.
         os.environ[METRICS_DIR_VARIABLE] = metrics_dir
-        return Supervisor(settings, config_file, listen_socket, metrics_dir).run()
+        return Supervisor(settings, reloader, listen_socket, metrics_dir).run()
+
+
+@contextlib.contextmanager
+def _pid_file(path: Path) -> Iterator[Path | None]:
+    """Holds the pid file; yields where the outcome of a reload is written. None if there can be no file."""
+    try:
+        pid_file = PidFile(path)
+    except OSError as error:
+        reason = "another router holds it" if isinstance(error, BlockingIOError) else error.strerror
+        log.warning("there is no pid file, so `roundhouse reload` does not find this router: %s: %s", path, reason)
+        yield None
+        return
+    outcome_file = path.with_suffix(".reload")
+    outcome_file.unlink(missing_ok=True)
+    try:
+        yield outcome_file
+    finally:
+        outcome_file.unlink(missing_ok=True)
+        pid_file.close()
+
+
+def _settings(options: ServeOptions) -> Settings:
+    """Raises CannotStartError."""
+    config = Path(options.config)
+    try:
+        if options.engine:
+            return asyncio.run(settings_of_engines(options, os.environ, _print_line))
+        return load(config, options=options.overrides)
+    except DiscoveryError as error:
+        raise CannotStartError(_FAILED, *error.lines) from None
+    except ConfigurationError as error:
+        has_hint = options.config == DEFAULT_PATH and not config.exists()
+        raise CannotStartError(
+            _USAGE, *[f"{m}{_NO_DEFAULT_FILE if has_hint else ''}" for m in error.mistakes]
+        ) from None
+
+
+def _start(options: ServeOptions) -> int:
+    """Raises CannotStartError."""
+    settings = _settings(options)
+    source = "" if options.engine else f"{options.config}: "
+    if (problem := missing_extra(settings)) is not None:
+        raise CannotStartError(_FAILED, f"{source}{problem}")
+    if options.no_drain:
+        settings = replace(settings, router=replace(settings.router, drain=Seconds(0)))
+    try:
+        listen_socket = listen(settings)
+    except OSError as error:
+        router = settings.router
+        line = f"{source}router.port: {router.host}:{router.port}: {error.strerror}"
+        raise CannotStartError(_FAILED, line) from None
+    for line in settings.not_yet():
+        _print_line(f"{source}{line}")
+    return run(settings, options, listen_socket)
+
+
+def _print_line(line: str) -> None:
+    sys.stderr.write(f"roundhouse: {' '.join(line.split())}\n")
+    sys.stderr.flush()
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        return _start(from_arguments(arguments))
+    except CannotStartError as error:
+        for line in error.lines:
+            _print_line(line)
+        return error.exit_code
+    except KeyboardInterrupt:  # before the server handles the signal
+        return _INTERRUPTED
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

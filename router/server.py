@@ -20,12 +20,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import uvicorn
-from msgspec.structs import asdict, replace
 
-from router.api.prompt_log import prompt_log_warning
 from router.api.protocol_messages import render
 from router.app import build
 from router.application import Application
@@ -36,7 +34,8 @@ from router.net.server.start_limiter import StartLimiter
 from router.net.server.timeouts import ClientTimeouts
 from router.net.server.write_batcher import WriteBatcher
 from router.process_limits import limit_integer_digits, max_connections, raise_descriptor_limit
-from router.settings import ConfigurationError, Settings, load, missing_extra
+from router.reloading import Reloader
+from router.settings import Settings
 from router.start_report import EngineCount
 
 log = logging.getLogger("roundhouse.server")
@@ -47,7 +46,7 @@ ServerCommand = Literal["drain", "leave"] | Settings
 FORCED_EXIT_CODE: Final = 130
 """The exit code after a second SIGINT: 128 + SIGINT, as in a shell."""
 
-_RELOADABLE: Final = ("max_body", "max_bodies", "log_prompts", "log_prompt_chars")  # of [router]
+_NOT_APPLIED: Final = "the new configuration cannot be applied; the previous one stays in effect"
 
 _GC_THRESHOLD: Final = 10_000
 """Net new objects before a collection of the youngest generation; Python's default is 700. See freeze_gc."""
@@ -58,8 +57,8 @@ class DrainingServer(uvicorn.Server):
 
     - SIGTERM drains. A second one has no further effect: a service manager may signal every process of a group.
     - SIGINT (Ctrl-C) leaves; a second one ends the process at once.
-    - With a `config_file`, SIGHUP reloads it; but a SIGHUP because the terminal has closed leaves. A worker process has
-      no `config_file`: its supervisor sends it commands, and it ignores SIGINT and SIGHUP.
+    - With a `reloader`, SIGHUP reloads the configuration; but a SIGHUP because the terminal has closed leaves. A worker
+      process has none: its supervisor sends it commands, and it ignores SIGINT and SIGHUP.
     """
 
     def __init__(
@@ -68,23 +67,28 @@ class DrainingServer(uvicorn.Server):
         application: Application,
         *,
         drain_seconds: float,
-        config_file: Path | None,
+        reloader: Reloader | None,
         on_ready: Callable[[EngineCount], None],
         heartbeat: Callable[[], None],
+        on_reloaded: Callable[[str | None], None],
     ) -> None:
-        """`on_ready` is called once, when requests are accepted; `heartbeat` ten times a second from then on."""
+        """`on_ready` is called once, when requests are accepted; `heartbeat` ten times a second from then on.
+
+        `on_reloaded` is called after each attempt to put new settings into effect, with None or what was wrong.
+        """
         super().__init__(config)
         self._application = application
         self._drain_seconds = drain_seconds
-        self._config_file = config_file
+        self._reloader = reloader
         self._on_ready = on_ready
         self._heartbeat = heartbeat
+        self._on_reloaded = on_reloaded
         self._commands: deque[ServerCommand | Literal["reload"]] = deque()
         self._exit_at: float | None = None
         self._terminal = Terminal()
 
     def serve_until_stopped(self, listen_socket: socket.socket) -> int:
-        on_hup = signal.SIG_IGN if self._config_file is None else lambda *_: self._commands.append("reload")
+        on_hup = signal.SIG_IGN if self._reloader is None else lambda *_: self._commands.append("reload")
         signal.signal(signal.SIGHUP, on_hup)
         self.run(sockets=[listen_socket])
         return FORCED_EXIT_CODE if self.force_exit else 0
@@ -109,7 +113,7 @@ class DrainingServer(uvicorn.Server):
         """
         if sig == signal.SIGTERM:
             self._commands.append("drain")
-        elif self._config_file is None:
+        elif self._reloader is None:
             return  # a worker: Ctrl-C reaches the whole process group, and the supervisor decides
         elif self._exit_at is not None or "leave" in self._commands:
             self.should_exit = self.force_exit = True
@@ -133,9 +137,7 @@ class DrainingServer(uvicorn.Server):
             case "reload":
                 if self._terminal.hung_up:
                     self._stop(0.0)
-                elif self._config_file is not None and (
-                    settings := reload_settings(self._config_file, self._application.settings)
-                ):
+                elif self._reloader is not None and (settings := self._reloader.read(self._application.settings)):
                     await self._reload(settings)
             case _:
                 await self._reload(command)
@@ -155,10 +157,12 @@ class DrainingServer(uvicorn.Server):
             await self._application.reload(settings)
         except Exception:
             # The last line of defence: the current configuration goes on serving, whatever is wrong with the new one.
-            log.exception("the new configuration cannot be applied; the previous one stays in effect")
+            log.exception(_NOT_APPLIED)
+            self._on_reloaded(f"{_NOT_APPLIED}; the log has the reason")
         else:
             freeze_gc()
             log.info("the new configuration is in effect")
+            self._on_reloaded(None)
 
 
 def freeze_gc() -> None:
@@ -187,9 +191,10 @@ class Terminal:
 def make_server(
     settings: Settings,
     application: Application,
-    config_file: Path | None,
+    reloader: Reloader | None,
     on_ready: Callable[[EngineCount], None],
     heartbeat: Callable[[], None] = lambda: None,
+    on_reloaded: Callable[[str | None], None] = lambda _: None,
 ) -> DrainingServer:
     """Creates the server. Also sets limits of the whole process: file descriptors, and digits of an integer."""
     router = settings.router
@@ -221,37 +226,17 @@ def make_server(
         uvicorn.Config(application, **options),
         application,
         drain_seconds=router.drain,
-        config_file=config_file,
+        reloader=reloader,
         on_ready=on_ready,
         heartbeat=heartbeat,
+        on_reloaded=on_reloaded,
     )
 
 
-def reload_settings(config_file: Path, old: Settings) -> Settings | None:
-    """The settings after a reload; None if the file cannot be used, which is logged.
+class Reloaded(NamedTuple):
+    """A worker's report to its supervisor: `problem` is None if the settings that it got are in effect."""
 
-    Settings that need a restart keep their values, which is also logged.
-    """
-    try:
-        new = load(config_file)
-    except ConfigurationError as error:
-        for mistake in error.mistakes:  # a record each, since a record is a line
-            log.error("the configuration is invalid; the previous one stays in effect: %s", mistake)  # noqa: TRY400
-        return None
-    if (problem := missing_extra(new)) is not None:
-        log.error("the configuration cannot be applied; the previous one stays in effect: %s", problem)
-        return None
-    for line in new.not_yet():
-        log.warning("%s", line)
-    if (warning := prompt_log_warning(new)) is not None:
-        log.warning("%s", warning)
-    # The others of [router] are fixed by the listening socket, the worker processes and the server itself.
-    changeable = {name: getattr(new.router, name) for name in _RELOADABLE}
-    kept = replace(old.router, **changeable)
-    for name, value in asdict(new.router).items():
-        if value != getattr(kept, name):
-            log.warning("router.%s: a change needs a restart", name)
-    return replace(new, router=kept)
+    problem: str | None
 
 
 def worker_main(
@@ -259,7 +244,8 @@ def worker_main(
 ) -> None:
     """The main function of a worker process.
 
-    It sends an EngineCount when it is ready. It writes the time (time.monotonic) of its heartbeats into `heartbeat`.
+    It sends an EngineCount when it is ready, and Reloaded after each reload. It writes the time (time.monotonic) of its
+    heartbeats into `heartbeat`.
     `metrics_dir`: the workers' shared metrics.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to every process; the supervisor acts
@@ -270,11 +256,12 @@ def worker_main(
     def beat() -> None:
         heartbeat.value = time.monotonic()
 
-    def on_ready(engines: EngineCount) -> None:
+    def report(news: EngineCount | Reloaded) -> None:
         with contextlib.suppress(OSError):  # the supervisor has died, which _receive_commands notices
-            commands.send(engines)
+            commands.send(news)
 
-    server = make_server(settings, build(settings, multiprocess_dir=metrics_dir), None, on_ready, beat)
+    application = build(settings, multiprocess_dir=metrics_dir)
+    server = make_server(settings, application, None, report, beat, lambda problem: report(Reloaded(problem)))
     threading.Thread(target=_receive_commands, args=(commands, server), daemon=True).start()
     raise SystemExit(server.serve_until_stopped(listen_socket))
 

@@ -9,14 +9,19 @@ from typing import Any, Final, NamedTuple
 from router.build_info import build_version, describe_build, is_compiled
 from router.log_output import with_facts
 from router.net.redis.url import parse_redis_url
-from router.settings import Settings, tenants
-from router.settings.tables import EMBEDDED
+from router.settings import EMBEDDED, Settings, tenants
 from router.shared.redis import ServerReport
 
 log = logging.getLogger("roundhouse.server")
 
 MAX_NAMES: Final = 8
 """Models, and engines of a model, that the line about them names."""
+
+
+NO_EMBEDDED_REDIS: Final = (
+    'cache.url = "embedded" is the Redis of `roundhouse up`: `serve` starts none, and serves without a cache until one '
+    'is there. For another Redis, set cache.url or --redis, as in "redis://127.0.0.1:6379"'
+)
 
 
 class EngineCount(NamedTuple):
@@ -27,13 +32,15 @@ class EngineCount(NamedTuple):
 
 
 def log_start(settings: Settings, redis: ServerReport) -> None:
-    """Three lines: the process; Redis and tenants; models and engines."""
+    """Three lines: the process; Redis and tenants; models and engines. A fourth if nothing starts the Redis."""
     for message, facts in (
         _process_line(settings),
         _dependencies_line(settings, redis),
         _models_line(settings),
     ):
         log.info("%s", message, extra=with_facts(facts))
+    if settings.cache.url == EMBEDDED and redis.problem is not None:
+        log.warning("%s", NO_EMBEDDED_REDIS)
 
 
 def log_ready(settings: Settings, engines: EngineCount) -> None:
@@ -64,8 +71,6 @@ def _dependencies_line(settings: Settings, redis: ServerReport) -> tuple[str, di
     url = parse_redis_url(settings.redis_url).public_url
     if redis.problem is not None:
         state = f"{redis.problem}; until it does, nothing is cached"
-        if settings.cache.url == EMBEDDED:
-            state += '. `roundhouse up` starts the Redis of url = "embedded", `serve` does not'
     else:
         state = f"version {redis.version or 'unknown'}"
         state += f", {redis.primaries} primaries" if redis.primaries > 1 else ""

@@ -12,12 +12,12 @@ import signal
 import socket
 import time
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any, Final
 
 from uvicorn.config import STARTUP_FAILURE
 
-from router.server import FORCED_EXIT_CODE, ServerCommand, Terminal, reload_settings, worker_main
+from router.reloading import Reloader
+from router.server import FORCED_EXIT_CODE, Reloaded, ServerCommand, Terminal, worker_main
 from router.settings import Settings
 from router.start_report import EngineCount, log_ready
 
@@ -45,6 +45,7 @@ class WorkerProcess:
         worker_end.close()  # otherwise a command to a dead worker would not fail
         self.started_at = time.monotonic()
         self.engines: EngineCount | None = None
+        self._has_hung_up = False
 
     def send_command(self, command: ServerCommand) -> None:
         with contextlib.suppress(OSError):  # it has died, which _check_workers notices
@@ -52,13 +53,22 @@ class WorkerProcess:
 
     @property
     def readable(self) -> list[Any]:
-        """What to wait for: its end, and until it is ready its report."""
-        return [self.process.sentinel, *([] if self.engines is not None else [self._commands])]
+        """What to wait for: its end, and its reports."""
+        return [self.process.sentinel, *([] if self._has_hung_up else [self._commands])]
 
-    def receive_report(self) -> None:
-        with contextlib.suppress(EOFError, OSError):  # it has died, which _check_workers notices
-            if self.engines is None and self._commands.poll():
-                self.engines = self._commands.recv()
+    def receive_reports(self) -> list[Reloaded]:
+        """Its reports about reloads; that it is ready goes into `engines`."""
+        reloads = []
+        try:
+            while not self._has_hung_up and self._commands.poll():
+                match self._commands.recv():
+                    case Reloaded() as reload:
+                        reloads.append(reload)
+                    case EngineCount() as engines:
+                        self.engines = engines
+        except (EOFError, OSError):  # it has died, which _check_workers notices
+            self._has_hung_up = True
+        return reloads
 
     @property
     def last_heartbeat(self) -> float:
@@ -77,13 +87,14 @@ class Supervisor:
     - SIGHUP reloads the configuration; an invalid one is refused and not sent to the workers. A SIGHUP because the
       terminal has closed is handled as a SIGINT.
     - It logs that the router is ready when all workers are, once.
+    - A reload is finished when each worker has said what came of it, or has died: its replacement has the new settings.
     - A worker that dies is replaced, and so is one whose event loop is blocked. If one cannot start, all stop.
     """
 
     def __init__(
         self,
         settings: Settings,
-        config_file: Path,
+        reloader: Reloader,
         listen_socket: socket.socket,
         metrics_dir: str,
         *,
@@ -91,7 +102,9 @@ class Supervisor:
     ) -> None:
         """`heartbeat_timeout`: seconds without a heartbeat after which a worker is killed."""
         self._settings = settings
-        self._config_file = config_file
+        self._reloader = reloader
+        self._reloading: set[WorkerProcess] = set()
+        self._reload_problem: str | None = None
         self._listen_socket = listen_socket
         self._metrics_dir = metrics_dir
         self._heartbeat_timeout = heartbeat_timeout
@@ -121,7 +134,7 @@ class Supervisor:
                     wakeup_reader.recv(4096)
                 while self._pending_signals:
                     self._on_signal(self._pending_signals.pop(0))
-                self._check_ready()
+                self._receive_reports()
                 self._check_workers()
             signal.set_wakeup_fd(-1)
         return self._exit_code
@@ -129,9 +142,11 @@ class Supervisor:
     def _start_worker(self) -> WorkerProcess:
         return WorkerProcess(self._settings, self._listen_socket, self._metrics_dir)
 
-    def _check_ready(self) -> None:
+    def _receive_reports(self) -> None:
         for worker in self._workers:
-            worker.receive_report()
+            for reload in worker.receive_reports():
+                self._reload_problem = self._reload_problem or reload.problem
+                self._has_reloaded(worker)
         reports = [worker.engines for worker in self._workers if worker.engines is not None]
         if not self._was_ready and self._kill_at is None and len(reports) == self._settings.router.workers:
             self._was_ready = True
@@ -139,9 +154,10 @@ class Supervisor:
 
     def _on_signal(self, signal_number: int) -> None:
         if signal_number == signal.SIGHUP and not self._terminal.hung_up:
-            settings = reload_settings(self._config_file, self._settings)
+            settings = self._reloader.read(self._settings)
             if settings is not None and self._kill_at is None:
                 self._settings = settings
+                self._reloading, self._reload_problem = set(self._workers), None
                 self._broadcast(settings)
         elif signal_number == signal.SIGTERM:
             self._stop("drain")
@@ -149,6 +165,12 @@ class Supervisor:
             self._stop("leave")
         else:
             self._kill_all(FORCED_EXIT_CODE)
+
+    def _has_reloaded(self, worker: WorkerProcess) -> None:
+        if worker in self._reloading:
+            self._reloading.remove(worker)
+            if not self._reloading:
+                self._reloader.finish(self._reload_problem)
 
     def _stop(self, command: ServerCommand) -> None:
         self._broadcast(command)
@@ -171,6 +193,7 @@ class Supervisor:
         for worker in [worker for worker in self._workers if not worker.process.is_alive()]:
             worker.close()
             self._workers.remove(worker)
+            self._has_reloaded(worker)
             code = worker.process.exitcode
             if self._kill_at is not None:
                 continue

@@ -1,11 +1,13 @@
 """The configuration: one TOML file, whose mistakes are all reported, each with its place.
 
-`tables` defines the settings. `file` reads them: `walk` converts TOML's values to structs, `wording` explains a value
-of the wrong type, `rules` checks settings against each other, and `mistakes` formats what is wrong.
+`tables` defines the settings. `file` reads them: `overrides` are those of the environment and of a command's options,
+`walk` converts TOML's values to structs, `wording` explains a value of the wrong type, `rules` checks settings against
+each other, and `mistakes` formats what is wrong.
 """
 
 from router.settings.file import load, parse
 from router.settings.mistakes import ConfigurationError
+from router.settings.overrides import Override
 from router.settings.tables import (
     DEFAULT_PATH,
     EMBEDDED,
@@ -26,6 +28,7 @@ __all__ = [
     "CacheSettings",
     "ConfigurationError",
     "EngineSettings",
+    "Override",
     "Settings",
     "Strict",
     "TenantSettings",

@@ -1,43 +1,58 @@
-"""Reads the configuration: a TOML file whose strings may contain `${VAR}` and `${VAR:-default}` (environment)."""
+"""Reads the configuration: a TOML file whose strings may contain `${VAR}` and `${VAR:-default}` (environment).
+
+Variables such as ROUNDHOUSE_ROUTER_PORT, and options of a command, replace settings of the file.
+"""
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from router.settings.mistakes import ConfigurationError
+from router.settings.mistakes import ConfigurationError, Place
+from router.settings.overrides import Override, overrides_of, with_overrides
 from router.settings.profiles import with_profile
 from router.settings.rules import broken
 from router.settings.tables import Settings
 from router.settings.walk import Walk, fill_variables
 
 
-def load(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
-    """Reads a configuration file. Raises ConfigurationError; each of its lines names the file and a place in it."""
+def load(path: Path, environment: Mapping[str, str] | None = None, options: Iterable[Override] = ()) -> Settings:
+    """Reads a configuration file. Raises ConfigurationError; each of its lines names the file and a place in it.
+
+    `options` of a command count more than the environment, which counts more than the file. A mistake in one of them
+    names it in place of the file.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path}: not UTF-8 text") from None
-    try:
-        return parse(text, os.environ if environment is None else environment)
-    except ConfigurationError as error:
-        raise ConfigurationError(*(f"{path}: {mistake}" for mistake in error.mistakes)) from None
+    return parse(text, os.environ if environment is None else environment, options, prefix=f"{path}: ")
 
 
-def parse(text: str, environment: Mapping[str, str]) -> Settings:
-    """Reads a configuration from its text. Raises ConfigurationError with all mistakes and their places."""
-    walk = Walk(environment)
-    raw = _toml(text.removeprefix("\ufeff"))  # some editors write a byte order mark
-    settings: Settings = walk.read(Settings, _with_profiles(raw, environment))
+def parse(text: str, environment: Mapping[str, str], options: Iterable[Override] = (), *, prefix: str = "") -> Settings:
+    """Reads a configuration from its text. Raises ConfigurationError with all mistakes and their places.
+
+    `prefix` begins each mistake in the text.
+    """
+    overrides, unknown = overrides_of(environment)
+    overrides += options
+    origins: dict[Place, str] = {override.place: override.origin for override in overrides}
+    walk = Walk(environment, origins)
+    raw = _toml(text.removeprefix("\ufeff"), prefix)  # some editors write a byte order mark
+    settings: Settings = walk.read(Settings, with_overrides(_with_profiles(raw, environment), overrides))
     reported = {mistake.place for mistake in walk.mistakes}
     violations = [mistake for mistake in broken(settings) if mistake.place not in reported]
     # A rule's result is dropped if it depends on a setting that could not be read: correcting that may satisfy it.
     mistakes = [*walk.mistakes, *(m for m in violations if not any(map(walk.is_unusable, (m.place, *m.reads))))]
-    if mistakes:
-        raise ConfigurationError(*(mistake.line(walk.shown) for mistake in mistakes))
+    lines = unknown
+    for mistake in mistakes:
+        origin = origins.get(mistake.place)
+        lines.append((prefix if origin is None else f"{origin}: ") + mistake.line(walk.shown))
+    if lines:
+        raise ConfigurationError(*lines)
     return settings
 
 
@@ -55,10 +70,10 @@ def _with_profile(engine: Any, environment: Mapping[str, str]) -> Any:
     return with_profile(engine, name)
 
 
-def _toml(text: str) -> dict[str, Any]:
+def _toml(text: str, prefix: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise ConfigurationError("not valid TOML: lists or tables are nested too deeply") from None
+        raise ConfigurationError(f"{prefix}not valid TOML: lists or tables are nested too deeply") from None
     except ValueError as error:  # TOMLDecodeError, or an integer with thousands of digits
-        raise ConfigurationError(f"not valid TOML: {error}") from None
+        raise ConfigurationError(f"{prefix}not valid TOML: {error}") from None

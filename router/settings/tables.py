@@ -81,6 +81,7 @@ class RouterSettings(Strict, frozen=True):
     drain: Seconds = Seconds(5)
     grace: Seconds = Seconds(30)
     state: str = ".roundhouse"
+    pid_file: NonEmpty | None = None
 
 
 class CacheSettings(Strict, frozen=True):

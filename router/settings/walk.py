@@ -6,7 +6,7 @@ kept, so that references to it are not reported too.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from types import NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin
 
@@ -24,12 +24,15 @@ class Walk:
 
     - `mistakes` has all mistakes in the order of the file; what a table lacks comes at the table's end.
     - `shown` has the values that may be shown, as written in the file: an environment variable by its name.
+    - A text at one of the places `overridden` is used as it is, and converted to a number or a boolean where one is
+      needed. So is a text in the file that is one `${VAR}` and nothing else.
     """
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], overridden: Container[Place] = frozenset()) -> None:
         self.mistakes: list[Mistake] = []
         self.shown: dict[Place, str] = {}
         self._environment = environment
+        self._overridden = overridden
         self._unusable: list[Place] = []
 
     def is_unusable(self, place: Place) -> bool:
@@ -81,14 +84,18 @@ class Walk:
         return {name: item for name, item in items.items() if item is not msgspec.UNSET}
 
     def _value(self, kind: Any, raw: Any, place: Place) -> Any:
-        value = self._fill(raw, place) if isinstance(raw, str) else raw
+        overridden = place in self._overridden
+        value = self._fill(raw, place) if isinstance(raw, str) and not overridden else raw
         if value is msgspec.UNSET:
             return value
-        self._note(kind, raw, place)
+        variable = _VARIABLE.fullmatch(raw) if isinstance(raw, str) and not overridden else None
+        if not overridden:
+            self._note(kind, raw, place)
         try:
-            return msgspec.convert(value, kind, dec_hook=parse_quantity)
+            strict = variable is None and not overridden
+            return msgspec.convert(value, kind, strict=strict, dec_hook=parse_quantity)
         except msgspec.ValidationError as error:
-            message = rule(kind, value, raw, error)
+            message = rule(kind, value, raw, error, variable[1] if variable is not None else "" if overridden else None)
         if not (isinstance(value, str) and is_text(kind)):
             return self._refuse(place, message)
         self.mistakes.append(Mistake(place, message))

@@ -9,11 +9,12 @@ SHOWN_IF: Final = "shown_if"
 """A key in the `extra` of a Meta; its value is a regular expression for the texts that a message may show."""
 
 
-def rule(kind: Any, value: Any, raw: Any, error: msgspec.ValidationError) -> str:
+def rule(kind: Any, value: Any, raw: Any, error: msgspec.ValidationError, variable: str | None = None) -> str:
     """The message, which continues the value: "is none of open, keys, header".
 
     `kind`: the annotation; `raw`: the value as written in the file; `value`: after `${VAR}` was replaced; `error`:
-    msgspec's.
+    msgspec's; `variable`: the environment variable that the whole value is, and empty for a value that was not in the
+    file.
     """
     info = inspect.type_info(kind)
     description = None
@@ -26,11 +27,11 @@ def rule(kind: Any, value: Any, raw: Any, error: msgspec.ValidationError) -> str
         case inspect.LiteralType():
             return f"is none of {', '.join(map(str, get_args(kind)))}"  # msgspec has another order
         case inspect.IntType():
-            return f"is not an integer{_bounds(info)}{_unquote(value, raw)}"
+            return f"is not an integer{_bounds(info)}{_remedy(value, raw, variable)}"
         case inspect.FloatType():
-            return f"is not a number{_bounds(info)}{_unquote(value, raw)}"
+            return f"is not a number{_bounds(info)}{_remedy(value, raw, variable)}"
         case inspect.BoolType():
-            return "is not true or false (without quotes)"
+            return "is not true or false" + (" (without quotes)" if variable is None else _remedy(value, raw, variable))
     return str(error)  # a type of router.units, whose message is complete
 
 
@@ -71,7 +72,9 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
             return f" from {least} to {most}"
 
 
-def _unquote(value: Any, raw: Any) -> str:
-    if not isinstance(value, str):
+def _remedy(value: Any, raw: Any, variable: str | None) -> str:
+    if not isinstance(value, str) or variable == "":
         return ""
-    return "; write numbers without quotes" if value == raw else "; a number cannot be set from the environment"
+    if variable is not None:
+        return f"; set {variable} to one"
+    return "; write numbers without quotes" if value == raw else "; write one ${VAR} without other text"

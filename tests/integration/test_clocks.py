@@ -22,8 +22,8 @@ WITH_ANOTHER_CLOCK = """
 import sys, time
 real, skew = time.time, float(sys.argv.pop(1))
 time.time = lambda: real() + skew
-from router.cli import main
-main()
+from router.serve import main
+raise SystemExit(main(["roundhouse", "serve", f"--config={sys.argv[1]}"]))
 """
 
 
@@ -36,7 +36,7 @@ class Routers:
 
     async def start(self) -> None:
         for skew, served in self.served.items():
-            argv = [sys.executable, "-c", WITH_ANOTHER_CLOCK, str(skew), "serve", "-c", str(served.config)]
+            argv = [sys.executable, "-c", WITH_ANOTHER_CLOCK, str(skew), str(served.config)]
             served.start(argv=argv)
         for served in self.served.values():
             await served.wait_until_ready()

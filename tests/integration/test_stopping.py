@@ -168,15 +168,17 @@ async def test_a_frozen_worker_is_replaced_unless_all_are_frozen(
 _IMPATIENT = """
 import os, sys, tempfile
 from pathlib import Path
+from router.reloading import Reloader
 from router.serve import METRICS_DIR_VARIABLE, listen
 from router.settings import load
 from router.supervisor import Supervisor
 
 if __name__ == "__main__":
     settings = load(Path(sys.argv[1]))
+    reloader = Reloader(Path(sys.argv[1]))
     with tempfile.TemporaryDirectory() as shared:
         os.environ[METRICS_DIR_VARIABLE] = shared
-        raise SystemExit(Supervisor(settings, Path(sys.argv[1]), listen(settings), shared, heartbeat_timeout=3.0).run())
+        raise SystemExit(Supervisor(settings, reloader, listen(settings), shared, heartbeat_timeout=3.0).run())
 """
 
 

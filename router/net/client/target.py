@@ -4,8 +4,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
-
-import httpx
+from urllib.parse import quote, urlsplit
 
 Origin: TypeAlias = tuple[str, str, int, str]
 """Scheme, host, port, and the file of the certificate authorities; empty for the system's. For a Unix socket, the host
@@ -13,7 +12,9 @@ is its path."""
 
 _DEFAULT_PORTS: Final = MappingProxyType({"http": 80, "https": 443})
 _NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
-_VALID_TARGET: Final = re.compile(rb"[!-~]+")
+_VALID_HOST: Final = re.compile(r"[!-~]+")
+_IN_PATHS: Final = "/?:@!$&'()*+,;=-._~%[]"
+"""RFC 3986, section 3.3, and what servers take beside it; a `%` begins what is encoded already."""
 
 
 class RequestTarget:
@@ -28,25 +29,37 @@ class RequestTarget:
         """`headers` are part of every request. Raises ValueError for anything that is not the URL of an HTTP server."""
         socket_path = base.removeprefix("unix://") if base.startswith("unix:///") else None
         address = base + path if socket_path is None else f"http://localhost{path}"
-        try:
-            url = httpx.URL(address)
-        except httpx.InvalidURL as error:
-            raise ValueError(f"{address!r} is not an address: {error}") from None
-        if url.scheme not in _DEFAULT_PORTS or not url.raw_host or _VALID_TARGET.fullmatch(url.raw_path) is None:
-            raise ValueError(f"{address!r} is not the address of an HTTP server")
+        scheme, host, port, raw_path = _parts(address)
+        default = port == _DEFAULT_PORTS[scheme]
+        authority = (f"[{host}]" if ":" in host else host) + ("" if default else f":{port}")
         if socket_path is None:
-            host, port = url.raw_host.decode("ascii"), url.port or _DEFAULT_PORTS[url.scheme]
-            self.origin: Origin = (url.scheme, host, port, ca_file)
+            self.origin: Origin = (scheme, host, port, ca_file)
         else:
             self.origin = ("unix", socket_path, 0, "")
         # `identity`: a chunk is passed on as it arrives, without decoding.
         start = b"%b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n%b" % (
-            url.raw_path,
-            url.netloc,
+            raw_path.encode("ascii"),
+            authority.encode("ascii"),
             b"".join([header_line(name, value) for name, value in headers.items()]),
         )
         self.get_request = b"GET %b\r\n" % start
         self.post_prefix = b"POST %bcontent-type: application/json\r\ncontent-length: " % start
+
+
+def _parts(address: str) -> tuple[str, str, int, str]:
+    """Scheme, host, port, and the path with the query, all in ASCII. Raises ValueError."""
+    if not address.isprintable():  # urlsplit would remove such characters
+        raise ValueError(f"{address!r} is not an address")
+    try:
+        url = urlsplit(address)
+        host, port = url.hostname or "", url.port
+        host = host if host.isascii() else host.encode("idna").decode("ascii")
+    except ValueError as error:  # UnicodeError is one
+        raise ValueError(f"{address!r} is not an address: {error}") from None
+    if url.scheme not in _DEFAULT_PORTS or _VALID_HOST.fullmatch(host) is None:
+        raise ValueError(f"{address!r} is not the address of an HTTP server")
+    path = quote(url.path or "/", safe=_IN_PATHS) + (f"?{quote(url.query, safe=_IN_PATHS)}" if url.query else "")
+    return url.scheme, host, port if port is not None else _DEFAULT_PORTS[url.scheme], path
 
 
 def header_line(name: str, value: str) -> bytes:

@@ -226,11 +226,8 @@ def test_a_missing_variable_is_reported_by_its_place_and_name() -> None:
     )
 
 
-def test_a_variable_can_hold_a_quantity_but_no_plain_number() -> None:
+def test_a_variable_can_hold_a_quantity() -> None:
     assert parse_config(f'[cache]\nttl = "${{TTL}}"\n{MINIMAL}', TTL="5m").cache.ttl == Seconds(300)
-    assert config_error(f'[router]\nport = "${{PORT}}"\n{MINIMAL}', PORT="80") == (
-        "router.port: '${PORT}' is not an integer from 1 to 65535; a number cannot be set from the environment"
-    )
 
 
 def test_the_environment_of_the_process_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,9 @@ def test_a_cluster_is_shown_with_its_primaries(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_router_without_the_redis_of_up_hears_who_starts_it(caplog: pytest.LogCaptureFixture) -> None:
-    line = start_lines(MINIMAL, ServerReport("does not answer (FileNotFoundError)"), caplog)[1]
-    assert '`roundhouse up` starts the Redis of url = "embedded", `serve` does not' in line
+    lines = start_lines(MINIMAL, ServerReport("does not answer (FileNotFoundError)"), caplog)
+    assert lines[3].startswith('cache.url = "embedded" is the Redis of `roundhouse up`: `serve` starts none')
+    assert "redis://127.0.0.1:6379" in lines[3]
 
 
 def test_an_ipv6_address_is_a_url(caplog: pytest.LogCaptureFixture) -> None:

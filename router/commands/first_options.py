@@ -1,0 +1,46 @@
+"""The options with which `init` and `serve` get engines that no file describes."""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+from router.addresses import is_engine_url
+from router.commands.console import EXIT_USAGE, fail
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+EngineUrlOption = Annotated[
+    list[str] | None,
+    typer.Option("--engine", metavar="URL", help="URL of an engine, which is asked what it serves; may be repeated."),
+]
+ServedModelOption = Annotated[
+    list[str] | None,
+    typer.Option("--model", help="Only this model of the engines, by the engine's name; may be repeated."),
+]
+ApiKeyEnvOption = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key-env", metavar="NAME", help="The environment variable with the engines' API key, as VLLM_API_KEY."
+    ),
+]
+
+
+def is_variable(name: str) -> bool:
+    return _VARIABLE.fullmatch(name) is not None
+
+
+def check_engine_urls(urls: Sequence[str]) -> None:
+    """Exits if one is no URL of an engine; its text may hold a password, and is not repeated."""
+    if not all(map(is_engine_url, urls)):
+        fail("--engine: expected http://HOST:PORT, https://HOST or unix:///PATH, without a user, password or query",
+             EXIT_USAGE)  # fmt: skip
+    if len({url.rstrip("/") for url in urls}) < len(urls):
+        fail("--engine: the same URL twice; name each engine once", EXIT_USAGE)
+
+
+def check_api_key_env(name: str | None) -> None:
+    """Exits if it is no name of a variable: it may be the key itself, and is not repeated."""
+    if name is not None and not is_variable(name):
+        fail("--api-key-env: expected the name of an environment variable, not the key itself", EXIT_USAGE)

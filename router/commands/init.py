@@ -1,0 +1,143 @@
+"""`roundhouse init`: writes a configuration file for engines that run, which it asks what they serve."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from router.addresses import is_engine_url
+from router.commands.console import EXIT_USAGE, fail, print_err
+from router.commands.first_options import (
+    ApiKeyEnvOption,
+    EngineUrlOption,
+    ServedModelOption,
+    check_api_key_env,
+    check_engine_urls,
+    is_variable,
+)
+from router.discovery.ask import ask_engines
+from router.discovery.configuration_text import DEFAULT_REDIS, configuration_text, without_passwords
+from router.discovery.plan import Answer, Plan, plan
+from router.net.redis.url import find_url_problems, parse_redis_url
+from router.settings import DEFAULT_PATH, EMBEDDED
+from router.shared.redis import ask_server
+
+_DEFAULT_ENGINE: Final = "http://127.0.0.1:8000"
+_DEFAULT_KEY_VARIABLE: Final = "VLLM_API_KEY"
+_REDIS_TIMEOUT: Final = 2.0  # seconds
+_DEFAULT_PORT: Final = 8080
+
+
+def init(
+    config: Annotated[
+        Path,
+        typer.Option("--config", "-c", "--output", "-o", envvar="ROUNDHOUSE_CONFIG", help="The file to write."),
+    ] = Path(DEFAULT_PATH),
+    engine: EngineUrlOption = None,
+    redis: Annotated[str | None, typer.Option(metavar="URL", help="URL of Redis.")] = None,
+    model: ServedModelOption = None,
+    api_key_env: ApiKeyEnvOption = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port of the router.")] = _DEFAULT_PORT,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
+) -> None:
+    """Write a configuration file for your engines, after asking them which models they serve.
+
+    On a terminal, it asks for what the options do not say.
+    """
+    if config.exists() and not force:
+        fail(f"{config} exists already; --force overwrites it", EXIT_USAGE)
+    asks = sys.stdin.isatty() and sys.stderr.isatty()
+    if not engine and not asks:
+        fail("--engine: name at least one engine, as in --engine http://127.0.0.1:8000", EXIT_USAGE)
+    urls = engine or _prompt_for_engines()
+    check_engine_urls(urls)
+    check_api_key_env(api_key_env)
+    answers = _ask(urls, api_key_env)
+    if asks and api_key_env is None and any("status 401" in (answer.problem or "") for answer in answers):
+        api_key_env = _prompt_for_variable()
+        answers = _ask(urls, api_key_env)
+    if redis is None:
+        redis = _prompt("Redis", DEFAULT_REDIS) if asks else DEFAULT_REDIS
+    _check_redis(redis)
+    found = plan(answers, model or [])
+    _report(found, api_key_env)
+    text = configuration_text(found, redis_url=redis, api_key_variable=api_key_env, port=port)
+    _write(config, text, force=force)
+    print_err(f"wrote {config}; next: `roundhouse check`, then `roundhouse serve`")
+    for variable in without_passwords(redis)[1]:
+        print_err(f"roundhouse: the file has ${{{variable}}} in place of the password; set this environment variable")
+
+
+def _ask(urls: list[str], api_key_env: str | None) -> list[Answer]:
+    key = os.environ.get(api_key_env or "")
+    return asyncio.run(ask_engines(urls, {"authorization": f"Bearer {key}"} if key else {}))
+
+
+def _report(found: Plan, api_key_env: str | None) -> None:
+    for known in found.models:
+        places = ", ".join(url for engine in known.engines for url in engine.urls)
+        kind = known.engines[0].kind
+        print_err(f"{known.name}: {known.engines[0].served_model} at {places}" + (f" ({kind})" if kind else ""))
+    for note in found.notes:
+        print_err(f"roundhouse: {note}")
+    for answer in found.unknown:
+        print_err(f"roundhouse: the engine at {answer.url} {answer.problem}; complete the file where it says so")
+    if api_key_env is None and any("status 401" in (answer.problem or "") for answer in found.unknown):
+        print_err(f"roundhouse: name the variable with the engines' key: --api-key-env {_DEFAULT_KEY_VARIABLE}")
+    if api_key_env is not None and not os.environ.get(api_key_env):
+        print_err(f"roundhouse: the environment variable {api_key_env} is not set; the router needs it to start")
+
+
+def _check_redis(url: str) -> None:
+    if url == EMBEDDED:
+        print_err('roundhouse: url = "embedded" is the Redis that `roundhouse up` starts; `serve` starts none')
+        return
+    for problem in find_url_problems(url):
+        fail(f"--redis: {problem}", EXIT_USAGE)
+    report = asyncio.run(ask_server(url, timeout=_REDIS_TIMEOUT))
+    if report.problem is not None:
+        address = parse_redis_url(url).public_url
+        print_err(f"roundhouse: Redis at {address} {report.problem}; until it does, nothing is cached")
+
+
+def _write(config: Path, text: str, *, force: bool) -> None:
+    try:
+        # Exclusively: a file that another process has made since is not overwritten either.
+        with config.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        fail(f"{config}: {error.strerror}")
+
+
+def _prompt_for_engines() -> list[str]:
+    urls: list[str] = []
+    while True:
+        default = "" if urls else _DEFAULT_ENGINE
+        url = _prompt("Another engine (Enter for none)" if urls else "URL of an engine", default)
+        if not url:
+            return urls
+        if url.rstrip("/") in {known.rstrip("/") for known in urls} or not is_engine_url(url):
+            print_err("expected another URL such as http://127.0.0.1:8001, without a user and password")
+        else:
+            urls.append(url)
+
+
+def _prompt_for_variable() -> str:
+    while True:
+        name = _prompt("The engine wants an API key. Name of the environment variable with it", _DEFAULT_KEY_VARIABLE)
+        if is_variable(name):
+            return name
+        print_err("expected the name of a variable, not the key")
+
+
+def _prompt(question: str, default: str) -> str:
+    """Asks at the terminal; Enter is the default. typer.prompt would write to standard output."""
+    typer.echo(f"{question}{f' [{default}]' if default else ''}: ", err=True, nl=False)
+    line = sys.stdin.readline()
+    if not line:  # Ctrl-D
+        typer.echo("", err=True)
+        raise typer.Abort
+    return line.strip() or default
