@@ -40,6 +40,7 @@ from router.flow.lookup import cache_policy
 from router.flow.probe_round import on_probe_round
 from router.flow.request_resolver import RequestResolver
 from router.flow.response_storage import ResponseStorage
+from router.flow.tenant_rules import TenantRules, tenant_rules
 from router.net.client.transport import HTTPTransport
 from router.net.redis.backend import RedisBackend
 from router.net.redis.clock import RedisClock
@@ -55,7 +56,7 @@ from router.shared.drains import Drains
 from router.shared.hit_counter import HitCounter
 from router.shared.inflight_leases import InFlightLeases
 from router.shared.purges import Purges
-from router.shared.rate_limits import TenantLimits, tenant_quotas
+from router.shared.rate_limits import TenantLimits, tenant_budgets, tenant_quotas
 from router.shared.recent_prompts import RecentPrompts
 from router.shared.redis import open_backend, open_pipeline
 from router.store.admin.scan import RedisClient
@@ -101,6 +102,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     backend = open_backend(settings.redis_url, timeout=CONNECT_TIMEOUT)
     clock = RedisClock()
     pipeline = open_pipeline(backend, timeout=settings.cache.timeout, retry=settings.cache.retry, clock=clock)
+    rules = tenant_rules(settings, catalog)
     resolver = build_request_resolver(settings, catalog)
     breakers = build_breakers(settings, pipeline, catalog, clock)
     if old is not None:
@@ -122,7 +124,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         previous=old.announcements if old is not None else None,
     )
     catalog.set_announced(announcements.fleet.engines)
-    tenant_limits = TenantLimits(pipeline, tenant_quotas(settings))
+    tenant_limits = TenantLimits(pipeline, tenant_quotas(settings), tenant_budgets(settings), clock=clock.now)
     selector = EngineSelector(
         catalog,
         process_state.draft_stats,
@@ -141,6 +143,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         health,
         selector,
         resolver,
+        rules,
         client,
         admission,
         tenant_limits,
@@ -160,7 +163,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         ),
     )
     ops = OpsRoutes(
-        catalog=catalog, breakers=breakers, pipeline=pipeline, probe=probe, telemetry=telemetry, auth=auth,
+        catalog=catalog, breakers=breakers, pipeline=pipeline, probe=probe, telemetry=telemetry, auth=auth, rules=rules,
         is_draining=lambda: process_state.draining,
     )  # fmt: skip
     admin = build_admin(
@@ -233,6 +236,7 @@ def _build_gateway(
     health: EngineHealth,
     engine_selector: EngineSelector,
     request_resolver: RequestResolver,
+    rules: TenantRules,
     client: EngineClient,
     admission: Admission,
     tenant_limits: TenantLimits,
@@ -290,6 +294,7 @@ def _build_gateway(
         cache_policy=policy,
         brownout=Brownout(catalog, breakers),
         storage=storage,
+        rules=rules,
         record_hit=hit_counter.record_hit,
         clock=clock.now,
     )
@@ -337,6 +342,7 @@ def build_request_resolver(settings: Settings, catalog: Catalog) -> RequestResol
         catalog=catalog,
         log_odds_of=Classifier.load().log_odds,
         markers=ContextMarkers(settings.cache.context_open, settings.cache.context_close),
+        rules=tenant_rules(settings, catalog),
     )
 
 
