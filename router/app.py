@@ -13,6 +13,7 @@ from router.api.auth import Authenticator
 from router.api.inference import InferenceEndpoint
 from router.api.ops import OpsRoutes, api_error, http_error, unhandled_error
 from router.api.prompt_log import with_prompt_log
+from router.api.usage import tenant_usage_route
 from router.application import Application
 from router.core.cache.key import ContextMarkers
 from router.core.cache.miss_reason import SeenKeys
@@ -196,7 +197,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         for endpoint in ENDPOINTS
     }
     starlette_app = Starlette(
-        routes=[*ops.routes(), *admin.routes],
+        routes=[*ops.routes(), tenant_usage_route(auth, tenant_limits, settings, admin.redis), *admin.routes],
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unhandled_error},
     )
     starlette_app.router.redirect_slashes = False  # a redirect would contain the Host that the client sent

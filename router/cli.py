@@ -27,6 +27,7 @@ from router.commands.engine_plan import build_plan, exec_engines
 from router.commands.engines import app as engine_commands
 from router.commands.keys import app as keys
 from router.commands.top.command import top
+from router.commands.usage import usage
 from router.settings import DEFAULT_PATH, missing_extra
 from router.units import Seconds
 
@@ -42,6 +43,7 @@ app.add_typer(cache, name="cache")
 app.add_typer(engine_commands, name="engines")
 app.add_typer(keys, name="keys")
 app.command()(top)
+app.command()(usage)
 
 
 @app.callback(invoke_without_command=True)
@@ -104,7 +106,10 @@ def check(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False
     from router.check import check_all
 
     findings = asyncio.run(check_all(settings))
-    findings += [{"what": "configuration", "ok": True, "note": line} for line in settings.not_yet()]
+    from router.flow.tenant_rules import unmatched_models
+
+    notes = [*settings.not_yet(), *unmatched_models(settings)]
+    findings += [{"what": "configuration", "ok": True, "note": line} for line in notes]
     if (problem := missing_extra(settings)) is not None:
         findings.append({"what": "configuration", "ok": False, "note": problem})
     if as_json:

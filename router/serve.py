@@ -11,6 +11,7 @@ from typing import Final
 
 from router.api.prompt_log import prompt_log_warning
 from router.app import build
+from router.flow.tenant_rules import unmatched_models
 from router.log_output import set_up_logging
 from router.server import make_server
 from router.settings import Settings
@@ -49,6 +50,8 @@ def run(settings: Settings, config_file: Path, listen_socket: socket.socket) -> 
     log_start(settings, asyncio.run(ask_server(settings.redis_url, timeout=REDIS_TIMEOUT)))
     if (warning := prompt_log_warning(settings)) is not None:
         log.warning("%s", warning)
+    for line in unmatched_models(settings):
+        log.warning("%s", line)
     exit_code = _serve(settings, config_file.resolve(), listen_socket)
     log.info("stopped with exit code %d", exit_code)
     return exit_code

@@ -140,9 +140,7 @@ class BudgetCounter:
         self._unsent_tokens -= tokens
         self._unsent_gpu_ms -= gpu_ms
 
-    def _on_reply(
-        self, tokens: int, gpu_ms: int, on_use: Callable[[BudgetUse], None], replies: Replies | None
-    ) -> None:
+    def _on_reply(self, tokens: int, gpu_ms: int, on_use: Callable[[BudgetUse], None], replies: Replies | None) -> None:
         if replies is None:  # Redis went down: it may have added them, so they are not sent again
             if self._last_use is not None:
                 self._last_use = self._last_use.plus(tokens, gpu_ms)

@@ -36,8 +36,8 @@ EMPTY_HASH: Final = "0" * 16
 """Stands in the key for an empty system or rag part."""
 
 RESERVED_TENANT_NAMES: Final = (
-    "breaker", "budget", "claim", "drain", "engine", "flight", "hits", "limit", "prompts", "purge", "requests", "router",
-    "savings", "session", "traffic", "usage", "watchdog", "watched",
+    "breaker", "budget", "claim", "drain", "engine", "flight", "hits", "limit", "prompts", "purge", "requests",
+    "router", "savings", "session", "traffic", "usage", "watchdog", "watched",
 )  # fmt: skip
 
 _ENTRY_PARTS: Final = 5

@@ -3,13 +3,13 @@
 Theory of operation. Slots at engines are scarce, and tenants hold them for very different times. A slot that becomes
 free goes to the items with the highest priority, which is the lowest number (router.core.quota.priority). Among these,
 it goes to the tenant that holds the fewest slots, and among equals to the one whose last grant is the oldest; within a
-tenant, in order of arrival. So, at one priority, a tenant with long responses gets its share of the slots and not all of them, and a
-tenant with a thousand queued requests does not delay one with a single request.
+tenant, in order of arrival. So, at one priority, a tenant with long responses gets its share of the slots and not all
+of them, and a tenant with a thousand queued requests does not delay one with a single request.
 
 The items of a tenant with one priority are a lane, which has a rank among all lanes.
 
-When the queue is full, the tenant with the most items loses one: the newest of its lowest priority. So no tenant can keep the others out, and
-a tenant that is alone may fill the queue.
+When the queue is full, the tenant with the most items loses one: the newest of its lowest priority. So no tenant can
+keep the others out, and a tenant that is alone may fill the queue.
 """
 
 import heapq
