@@ -1,4 +1,4 @@
-"""Rules for what a tenant may do: its models, its priorities, its budgets."""
+"""Rules for what a tenant may do: its models and its priorities."""
 
 from collections.abc import Iterator
 
@@ -17,8 +17,3 @@ def broken_tenant(place: Place, tenant: TenantSettings) -> Iterator[Mistake]:
         bound: Place = (*place, "highest_priority")
         message = f"is a higher priority than highest_priority allows, which is {highest}; lower numbers come first"
         yield Mistake((*place, "priority"), message, reads=(bound,))
-    for what in ("tokens", "gpu_seconds"):
-        day, month = getattr(tenant, f"{what}_per_day"), getattr(tenant, f"{what}_per_month")
-        if day is not None and month is not None and day > month:
-            message = f"is more than {what}_per_month, so it has no effect"
-            yield Mistake((*place, f"{what}_per_day"), message, reads=((*place, f"{what}_per_month"),))
