@@ -136,9 +136,12 @@ class BudgetCounter:
         """Sends what is unsent. Raises RedisDownError, and keeps it then."""
         tokens, gpu_ms = self._unsent_tokens, self._unsent_gpu_ms
         on_reply: OnReply = partial(self._on_reply, tokens, gpu_ms, on_use)
-        self._pipeline.send(update_command(self._key, tokens, gpu_ms), on_reply=on_reply)
-        self._unsent_tokens -= tokens
-        self._unsent_gpu_ms -= gpu_ms
+        self._unsent_tokens = self._unsent_gpu_ms = 0
+        try:
+            self._pipeline.send(update_command(self._key, tokens, gpu_ms), on_reply=on_reply)
+        except RedisDownError:
+            self._unsent_tokens, self._unsent_gpu_ms = tokens, gpu_ms
+            raise
 
     def _on_reply(self, tokens: int, gpu_ms: int, on_use: Callable[[BudgetUse], None], replies: Replies | None) -> None:
         if replies is None:  # Redis went down: it may have added them, so they are not sent again
