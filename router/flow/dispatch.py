@@ -260,6 +260,7 @@ class Dispatcher:
             request_id=attempt_id,
             traceparent=record.traceparent,
             tracestate=record.tracestate,
+            priority=priority or None,
             head_timeout=head_timeout,
             total_timeout=total_timeout,
         )

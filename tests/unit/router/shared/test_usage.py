@@ -18,7 +18,7 @@ NOON = 1_790_000_000.0 // DAY * DAY + DAY / 2
 
 
 class Pipeline:
-    """Redis, which applies each command unless it is down or refuses; `loses_reply`: it applies it and then goes down."""
+    """Redis, which applies a command unless it is down or refuses. `loses_reply`: it applies it and goes down."""
 
     def __init__(self) -> None:
         self.state = "up"

@@ -101,7 +101,12 @@ def test_a_tenant_may_use_a_budget_up_and_not_more() -> None:
 def test_the_error_is_that_of_openai_and_tells_the_budget_and_when_it_resets() -> None:
     error = budget_error(Budget(gpu_seconds_per_day=60), used("2026-11-23T23:00:00", 0, 60_000))
     assert error is not None
-    assert (error.status, error.kind, error.code, error.param) == (429, "insufficient_quota", "insufficient_quota", None)
+    assert (error.status, error.kind, error.code, error.param) == (
+        429,
+        "insufficient_quota",
+        "insufficient_quota",
+        None,
+    )
     assert error.message == (
         "You exceeded your current quota: 60 GPU seconds per day. It resets at 2026-11-24T00:00:00Z."
     )

@@ -28,10 +28,11 @@ def test_days_go_back_over_the_ends_of_months_and_leap_days() -> None:
 @pytest.mark.parametrize(
     ("given", "param"),
     [
-        ({"days": "0"}, "days"), ({"days": "401"}, "days"), ({"days": "x"}, "days"), ({"days": "１"}, "days"),
+        ({"days": "0"}, "days"), ({"days": "401"}, "days"), ({"days": "x"}, "days"), ({"days": "\uff11"}, "days"),
         ({"days": "9" * 50}, "days"), ({"days": "1", "first": TODAY}, "days"), ({"first": "2028-02-30"}, "from"),
         ({"first": "20280101"}, "from"), ({"first": "2028-W01-1"}, "from"), ({"last": ""}, "to"),
-        ({"first": "2028-03-02"}, "from"), ({"first": "2027-01-26"}, "from"), ({"first": "2028-01-02", "last": "2028-01-01"}, "from"),
+        ({"first": "2028-03-02"}, "from"), ({"first": "2027-01-26"}, "from"),
+        ({"first": "2028-01-02", "last": "2028-01-01"}, "from"),
     ],
 )  # fmt: skip
 def test_wrong_days_are_refused_with_the_parameter(given: Any, param: str) -> None:
