@@ -27,7 +27,8 @@ class EngineClient:
     ) -> Awaitable[EngineResponse]:  # fmt: skip
         """Send a request; returns the response once its head is there. Raises EngineError.
 
-        `total_timeout`: seconds until the complete response must be there in any case. `priority`: for vLLM's scheduler.
+        `total_timeout`: seconds until the complete response must be there in any case. `priority`: for vLLM's
+        scheduler; None for the default.
         """
         target = engine.target(endpoint.path)
         trace = header_line("traceparent", traceparent) if traceparent is not None else b""
