@@ -65,8 +65,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `model` is the public name, `served_model` the name that the engine itself uses, `task` is chat, code or any,
     `max_model_len` the context in tokens (None: the model's own), `max_in_flight` the most requests at a time that
-    routers send. `revision` and `fallback` are the model's in the configuration. Without `launch` the engine is started
-    elsewhere. `url` is empty if the engine is placed by Ray, which decides it.
+    routers send, `scheduling` vLLM's --scheduling-policy. `revision` and `fallback` are the model's in the
+    configuration. Without `launch` the engine is started elsewhere. `url` is empty if the engine is placed by Ray,
+    which decides it.
     """
 
     name: str
@@ -76,6 +77,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     served_model: str
     max_model_len: int | None = None
     max_in_flight: int | None = None
+    scheduling: Literal["fcfs", "priority"] | None = None
     revision: str = ""
     fallback: str | None = None
     launch: LaunchSpec | None = None

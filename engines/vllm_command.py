@@ -29,6 +29,7 @@ def vllm_argv(spec: EngineSpec, python: str) -> list[str]:
     argv += ["--model", launch.target, "--served-model-name", spec.served_model]
     argv += listen_options(spec)
     argv += _option("--max-model-len", spec.max_model_len)
+    argv += _option("--scheduling-policy", spec.scheduling)
     argv += _launch_options(launch)
     if launch.speculation_method is not None:
         argv += ["--speculative-config", json.dumps(speculative_config(launch, launch.speculation_method))]

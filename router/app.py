@@ -13,6 +13,7 @@ from router.api.auth import Authenticator
 from router.api.inference import InferenceEndpoint
 from router.api.ops import OpsRoutes, api_error, http_error, unhandled_error
 from router.api.prompt_log import with_prompt_log
+from router.api.usage import tenant_usage_route
 from router.application import Application
 from router.core.cache.key import ContextMarkers
 from router.core.cache.miss_reason import SeenKeys
@@ -40,6 +41,7 @@ from router.flow.lookup import cache_policy
 from router.flow.probe_round import on_probe_round
 from router.flow.request_resolver import RequestResolver
 from router.flow.response_storage import ResponseStorage
+from router.flow.tenant_rules import TenantRules, tenant_rules
 from router.net.client.transport import HTTPTransport
 from router.net.redis.backend import RedisBackend
 from router.net.redis.clock import RedisClock
@@ -55,7 +57,7 @@ from router.shared.drains import Drains
 from router.shared.hit_counter import HitCounter
 from router.shared.inflight_leases import InFlightLeases
 from router.shared.purges import Purges
-from router.shared.rate_limits import TenantLimits, tenant_quotas
+from router.shared.rate_limits import TenantLimits, tenant_budgets, tenant_quotas
 from router.shared.recent_prompts import RecentPrompts
 from router.shared.redis import open_backend, open_pipeline
 from router.shared.stored_keys import StoredKeys
@@ -109,6 +111,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         publishes=settings.auth_mode == "keys",
         previous=old.stored_keys if old is not None and old.settings.redis_url == settings.redis_url else None,
     )
+    rules = tenant_rules(settings, catalog)
     resolver = build_request_resolver(settings, catalog)
     breakers = build_breakers(settings, pipeline, catalog, clock)
     if old is not None:
@@ -130,7 +133,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         previous=old.announcements if old is not None else None,
     )
     catalog.set_announced(announcements.fleet.engines)
-    tenant_limits = TenantLimits(pipeline, tenant_quotas(settings))
+    tenant_limits = TenantLimits(pipeline, tenant_quotas(settings), tenant_budgets(settings), clock=clock.now)
     selector = EngineSelector(
         catalog,
         process_state.draft_stats,
@@ -149,6 +152,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         health,
         selector,
         resolver,
+        rules,
         client,
         admission,
         tenant_limits,
@@ -169,7 +173,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         ),
     )
     ops = OpsRoutes(
-        catalog=catalog, breakers=breakers, pipeline=pipeline, probe=probe, telemetry=telemetry, auth=auth,
+        catalog=catalog, breakers=breakers, pipeline=pipeline, probe=probe, telemetry=telemetry, auth=auth, rules=rules,
         is_draining=lambda: process_state.draining,
     )  # fmt: skip
     admin = build_admin(
@@ -203,7 +207,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         for endpoint in ENDPOINTS
     }
     starlette_app = Starlette(
-        routes=[*ops.routes(), *admin.routes],
+        routes=[*ops.routes(), tenant_usage_route(auth, tenant_limits, settings, admin.redis), *admin.routes],
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unhandled_error},
     )
     starlette_app.router.redirect_slashes = False  # a redirect would contain the Host that the client sent
@@ -260,6 +264,7 @@ def _build_gateway(
     health: EngineHealth,
     engine_selector: EngineSelector,
     request_resolver: RequestResolver,
+    rules: TenantRules,
     client: EngineClient,
     admission: Admission,
     tenant_limits: TenantLimits,
@@ -318,6 +323,7 @@ def _build_gateway(
         cache_policy=policy,
         brownout=Brownout(catalog, breakers),
         storage=storage,
+        rules=rules,
         record_hit=hit_counter.record_hit,
         clock=clock.now,
     )
@@ -366,6 +372,7 @@ def build_request_resolver(settings: Settings, catalog: Catalog) -> RequestResol
         catalog=catalog,
         log_odds_of=Classifier.load().log_odds,
         markers=ContextMarkers(settings.cache.context_open, settings.cache.context_close),
+        rules=tenant_rules(settings, catalog),
     )
 
 

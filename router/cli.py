@@ -29,6 +29,7 @@ from router.commands.keys import app as keys
 from router.commands.reload import reload
 from router.commands.serve import serve
 from router.commands.top.command import top
+from router.commands.usage import usage
 from router.settings import DEFAULT_PATH, missing_extra
 
 app = typer.Typer(
@@ -42,7 +43,7 @@ app = typer.Typer(
 app.add_typer(cache, name="cache")
 app.add_typer(engine_commands, name="engines")
 app.add_typer(keys, name="keys")
-for command in (init, serve, reload, top):
+for command in (init, serve, reload, top, usage):
     app.command()(command)
 
 
@@ -82,7 +83,10 @@ def check(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False
     from router.check import check_all
 
     findings = asyncio.run(check_all(settings))
-    findings += [{"what": "configuration", "ok": True, "note": line} for line in settings.not_yet()]
+    from router.flow.tenant_rules import unmatched_models
+
+    notes = [*settings.not_yet(), *unmatched_models(settings)]
+    findings += [{"what": "configuration", "ok": True, "note": line} for line in notes]
     if (problem := missing_extra(settings)) is not None:
         findings.append({"what": "configuration", "ok": False, "note": problem})
     if as_json:

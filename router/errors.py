@@ -70,13 +70,16 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
     return ApiError(400, message, param=param, code=code)
 
 
-def unknown_model(name: str) -> ApiError:
+def unknown_model(name: str, *, reason: str | None = None) -> ApiError:
+    """Also for a model that a tenant may not use; `reason` tells the operator so, and the client does not learn it."""
     return ApiError(
         404,
-        f"The model `{name}` does not exist; GET /v1/models lists the available models.",
+        f"The model `{name}` does not exist or you do not have access to it; "
+        "GET /v1/models lists the available models.",
         kind=NOT_FOUND,
         param="model",
         code="model_not_found",
+        reason=reason,
     )
 
 

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from router.api.prompt_log import prompt_log_warning
 from router.app import build
 from router.discovery.start import DiscoveryError, settings_of_engines
+from router.flow.tenant_rules import unmatched_models
 from router.log_output import set_up_logging
 from router.pid_file import PidFile, pid_file_path
 from router.reloading import Reloader
@@ -82,6 +83,8 @@ def run(settings: Settings, options: ServeOptions, listen_socket: socket.socket)
         log.info("%s", _NO_FILE)
     if (warning := prompt_log_warning(settings)) is not None:
         log.warning("%s", warning)
+    for line in unmatched_models(settings):
+        log.warning("%s", line)
     config_file = None if options.engine else Path(options.config).resolve()
     with _pid_file(pid_file_path(settings)) as outcome_file:
         exit_code = _serve(settings, Reloader(config_file, options.overrides, outcome_file), listen_socket)

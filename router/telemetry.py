@@ -28,6 +28,7 @@ from router.metrics_page import collect, drop_unknown_gauges, hit_ratio, render
 from router.net.redis.pipeline import RedisPipeline
 from router.savings_metrics import SavingsMetrics
 from router.upstream.engine import Engine
+from router.usage_counter import UsageCounter
 
 _DURATION_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _FROM_STORE: Final = (CacheStatus.HIT, CacheStatus.STALE)
@@ -112,6 +113,7 @@ class Telemetry:
         self._dropped_spans = Counter(
             "roundhouse_spans_dropped", "Traced events that were not exported", ("reason",), registry=registry
         )
+        self._usage = UsageCounter()
         self._observer: RequestObserver | None = None
         self._engines: dict[str, Engine] = {}
         self._gauges = GaugeMetrics(registry, removable=multiprocess_dir is None)
@@ -172,13 +174,20 @@ class Telemetry:
             overhead_histogram=self._overhead.labels(cache) if cache is not None else None,
             first_token_histogram=self._first_token.labels(model, cache) if cache is not None else None,
             saved_counter=saved.inc if saved is not None and cache in _WITHOUT_GENERATION else None,
-            record_requests=partial(self._savings.record_requests, tenant, model, cache, response.engine)
+            record_requests=partial(self._record_requests, tenant, kind.key_id, model, cache, response.engine)
             if cache is not None
             else None,
             duration_exemplars=duration_exemplars,
             first_token_exemplars=first_token_exemplars,
             served_at_once=cache in _FROM_STORE,
         )
+
+    def _record_requests(
+        self, tenant: str, key_id: str | None, model: str, cache: CacheStatus, engine: str | None,
+        requests: int, tokens: int, seconds: float,
+    ) -> None:  # fmt: skip
+        self._savings.record_requests(tenant, model, cache, engine, requests, tokens, seconds)
+        self._usage.add_requests(tenant, key_id, model, cache, requests, tokens)
 
     def _schedule_flush(self, series: RequestSeries | GenerationSeries | PendingCounter) -> None:
         if not self._dirty:
@@ -202,6 +211,7 @@ class Telemetry:
             self._retries.labels(engine, reason).inc()
         if generation.not_stored_reason is not None:
             self.record_write(generation.not_stored_reason)
+        self._usage.add_generation(generation, time.perf_counter())
         if generation.first_token_at is None and generation.error_reason != LOST:
             return  # no engine has worked on it, as far as is known
         series = self._generation_series.get((generation.tenant, generation.model)) or self._create_generation_series(
@@ -273,9 +283,14 @@ class Telemetry:
     # -- what leaves the process --------------------------------------------------------------------------------------
 
     def flush_savings(self, pipeline: RedisPipeline, clock: Callable[[], float]) -> None:
-        """Sends what requests cost and saved since the last call to Redis. `clock`: seconds since the epoch."""
+        """Sends what requests cost and saved, and the usage, since the last call to Redis.
+
+        `clock`: seconds since the epoch.
+        """
         self.flush()
-        self._savings.flush_ledger(pipeline, clock())
+        now = clock()
+        self._savings.flush_ledger(pipeline, now)
+        self._usage.flush(pipeline, now)
 
     def render(self, *, as_openmetrics: bool = False) -> bytes:
         """The page for Prometheus, in its text format or in OpenMetrics, which has exemplars."""

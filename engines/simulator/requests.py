@@ -34,6 +34,7 @@ _SAMPLING = {
     "ignore_eos": "boolean",
     "include_stop_str_in_output": "boolean",
     "cache_salt": "text",
+    "priority": "integer",
     "return_token_ids": "boolean",
 }
 CHAT_FIELDS = {

@@ -18,6 +18,7 @@ from router.api.key_admin import KeyAdmin
 from router.api.query import query_count
 from router.api.savings import savings_handler
 from router.api.status import StatusAdmin
+from router.api.usage import usage_handler
 from router.core.cache.entry_filter import (
     MAX_PAGE_SIZE,
     EntryFilter,
@@ -78,6 +79,7 @@ class AdminRoutes:
         handlers: list[tuple[str, str, AdminHandler]] = [
             ("GET", "/admin/cache/stats", self.stats),
             ("GET", "/admin/cache/savings", savings_handler(self._redis)),
+            ("GET", "/admin/usage", usage_handler(self._redis)),
             ("GET", "/admin/cache/entries", self.list_entries),
             ("GET", "/admin/cache/entries/{key}", self.get_entry),
             ("DELETE", "/admin/cache/entries/{key}", self.delete_entry),

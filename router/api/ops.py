@@ -15,6 +15,7 @@ from router.api.metrics_format import prefers_openmetrics
 from router.build_info import build_version
 from router.core.resilience.breaker import BreakerState
 from router.errors import ApiError, internal_error, unknown_model
+from router.flow.tenant_rules import TenantRules
 from router.metrics_page import OPENMETRICS_TYPE, TEXT_TYPE
 from router.net.redis.pipeline import RedisPipeline
 from router.shared.breakers import Breakers
@@ -39,6 +40,7 @@ class OpsRoutes:
         probe: EngineProbe,
         telemetry: Telemetry,
         auth: Authenticator,
+        rules: TenantRules,
         is_draining: Callable[[], bool],
     ) -> None:
         self._catalog = catalog
@@ -47,6 +49,7 @@ class OpsRoutes:
         self._probe = probe
         self._telemetry = telemetry
         self._auth = auth
+        self._rules = rules
         self._is_draining = is_draining
         self._created = int(dt.datetime.now(dt.UTC).timestamp())
 
@@ -63,17 +66,20 @@ class OpsRoutes:
         return [Route(path, handler, methods=["GET"]) for path, handler in pages]
 
     async def models(self, request: Request) -> Response:
-        self._auth.authenticate(request.scope["headers"])
-        data = [self._model_object(name, model) for name, model in self._catalog.named_models()]
+        data = [self._model_object(name, model) for name, model in self._models_for(request)]
         return _json_response({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
-        self._auth.authenticate(request.scope["headers"])
         requested = request.path_params["name"]
-        for name, model in self._catalog.named_models():
+        for name, model in self._models_for(request):
             if name == requested:
                 return _json_response(self._model_object(name, model))
         raise unknown_model(requested)
+
+    def _models_for(self, request: Request) -> list[tuple[str, Model | None]]:
+        """The names that the request's tenant may use. Raises ApiError."""
+        access = self._rules.access(self._auth.authenticate(request.scope["headers"]).tenant)
+        return list(self._catalog.named_models(access))
 
     def _model_object(self, name: str, model: Model | None) -> dict[str, Any]:
         lengths = [e.max_model_len for e in self._catalog.engines_for(model.name)] if model is not None else []

@@ -47,6 +47,7 @@ def build_plan(
                 "served_model": engine.served_model or engine.model,
                 "max_model_len": engine.max_model_len,
                 "max_in_flight": engine.max_in_flight,
+                "scheduling": engine.scheduling,
                 "revision": models[engine.model].revision,
                 "fallback": models[engine.model].fallback,
                 "launch": msgspec.to_builtins(engine.launch),

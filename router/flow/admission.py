@@ -2,7 +2,7 @@
 
 An engine with more requests than it can process at once delays all of them. So this process sends each engine at most
 `max_in_flight` requests at a time. Further requests wait here. There they can still go to any engine of the model, and
-the order is fair between tenants (router.core.quota.fair_queue).
+the order is by priority, and fair between tenants of one priority (router.core.quota.fair_queue).
 """
 
 import asyncio
@@ -167,8 +167,11 @@ class Admission:
 
     # -- the queue ----------------------------------------------------------------------------------------------------
 
-    async def acquire(self, tenant: str, engines: Sequence[Engine]) -> Slot | None:
-        """Waits for a slot at any of these engines. None: all of them are blocked. Raises NoSlotError."""
+    async def acquire(self, tenant: str, engines: Sequence[Engine], priority: int = 0) -> Slot | None:
+        """Waits for a slot at any of these engines. None: all of them are blocked. Raises NoSlotError.
+
+        `priority`: see router.core.quota.priority.
+        """
         model = self._models[engines[0].model]
         # An engine that is blocked later on is then seen as newly blocked, and this request leaves the queue.
         usable = [engine for engine in engines if self._readiness(engine) is not Readiness.BLOCKED]
@@ -176,7 +179,7 @@ class Admission:
             return None
         model.blocked.difference_update(usable)
         waiter = _QueuedRequest(engines)
-        self._enqueue(tenant, waiter, model)
+        self._enqueue(tenant, waiter, model, priority)
         timeout_timer = asyncio.get_running_loop().call_later(
             self._queue_timeout, self._on_queue_timeout, tenant, waiter, model
         )
@@ -189,8 +192,8 @@ class Admission:
             timeout_timer.cancel()
         return Slot(self, engine, tenant) if engine is not None else None
 
-    def _enqueue(self, tenant: str, waiter: "_QueuedRequest", model: "_ModelQueue") -> None:
-        evicted = model.queue.push(tenant, waiter)  # (tenant, request), or None if the queue had room
+    def _enqueue(self, tenant: str, waiter: "_QueuedRequest", model: "_ModelQueue", priority: int) -> None:
+        evicted = model.queue.push(tenant, waiter, priority)  # (tenant, request), or None if the queue had room
         if evicted is None:
             self._set_queue_length(model.name, len(model.queue))
         elif evicted[1] is waiter:

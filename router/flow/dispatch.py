@@ -176,10 +176,10 @@ class Dispatcher:
 
     async def _wait_for_slot(self, record: GenerationRecord, engines: Sequence[Engine]) -> Slot | None:
         if record.trace is None:
-            return await self._admission.acquire(record.tenant, engines)
+            return await self._admission.acquire(record.tenant, engines, record.priority)
         started_at, error_type = time.perf_counter(), "cancelled"
         try:
-            slot = await self._admission.acquire(record.tenant, engines)
+            slot = await self._admission.acquire(record.tenant, engines, record.priority)
             error_type = "blocked" if slot is None else ""
             return slot
         except NoSlotError as error:
@@ -264,13 +264,15 @@ class Dispatcher:
         number = len(record.failed_attempts) + 1
         attempt_id = record.engine_request_id if number == 1 else f"{record.engine_request_id}-{number}"
         salt = self._cache_salts.get(record.tenant) if engine.traits.cache_salt else None
+        priority = record.priority if engine.traits.priority else None
         response = await self._client.post(
             engine,
             request.endpoint,
-            engine_body(request, engine.served_model, salt, stream_usage=stream_usage),
+            engine_body(request, engine.served_model, salt, stream_usage=stream_usage, priority=priority),
             request_id=attempt_id,
             traceparent=record.traceparent,
             tracestate=record.tracestate,
+            priority=priority or None,
             head_timeout=head_timeout,
             total_timeout=total_timeout,
         )

@@ -11,6 +11,7 @@ from router.core.endpoints.recorded_response import NotStoredReason, RequestSpec
 from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Task
 from router.flow.body_budget import BodyAllocation
 from router.flow.request_trace import GenerationTrace, RequestTrace
+from router.flow.result import LOST
 from router.shared.rate_limits import Reservation
 from router.upstream.energy import EnergyReading
 
@@ -28,6 +29,7 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     - `request_id`: that of the request that started it; `engine_request_id`: see Exchange.
     - `traceparent`, `tracestate`: for the engine; see router.core.trace_context. `trace`: None if it is not traced.
     - `leader_traceparent`: of the request in another process that started it, if that is traced.
+    - `key_id`: of the API key of that request; see Exchange. `priority`: see router.core.quota.priority.
     - `attempts`: those at engines, so far. `failed_attempts`: as (engine, reason).
     - `dispatched_at`: when the first attempt was sent. `sent_at`: when the one that is at `engine` was sent; None while
       there is none, and after it has failed. `energy`: the engine's meter at that time.
@@ -47,6 +49,8 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     trace: GenerationTrace | None = None
     leader_traceparent: str | None = None
     tenant: str
+    key_id: str | None = None
+    priority: int = 0
     model: str
     task: Task
     log_odds: float = 0.0
@@ -73,6 +77,12 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     def total_tokens(self) -> int:
         """Prompt and completion tokens as reported by the engine, else the estimate."""
         return self.prompt_tokens + self.completion_tokens or self.estimated_tokens
+
+    def gpu_seconds(self, now: float) -> float:
+        """Seconds for which an engine was busy with it; 0 if no engine has worked on it, as far as is known."""
+        if self.sent_at is None or (self.first_token_at is None and self.error_reason != LOST):
+            return 0.0
+        return max(0.0, now - self.sent_at)
 
     def generation_ms(self, now: float) -> int:
         """Milliseconds that the engine has worked on the response; 0 if it has not."""

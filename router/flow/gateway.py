@@ -23,6 +23,7 @@ from router.flow.request_resolver import RequestResolver
 from router.flow.request_trace import GenerationTrace, RequestTrace
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.response_storage import ResponseStorage
+from router.flow.tenant_rules import TenantRules
 from router.net.redis.pipeline import RedisDownError
 from router.shared.purges import Purges
 from router.store.cached_entry import CachedEntry
@@ -62,6 +63,7 @@ class Gateway:
         cache_policy: CachePolicy,
         brownout: Brownout,
         storage: ResponseStorage,
+        rules: TenantRules,
         record_hit: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
@@ -79,6 +81,7 @@ class Gateway:
         self._cache_policy = cache_policy
         self._brownout = brownout
         self._storage = storage
+        self._rules = rules
         self._record_hit = record_hit
         self._clock = clock
 
@@ -236,6 +239,7 @@ class Gateway:
             is_new = inflight is None
             if inflight is None:
                 models = self._brownout.candidate_models(parsed.model.name, parsed.request.endpoint)
+                models = self._rules.allowed_models(exchange.tenant, models)
                 selection = self._selector.select(parsed, exchange.tenant, exchange.session_id, models)
                 exchange.adjusted_fields = selection.adjusted_fields
                 # With fields left out, the response does not match the key: it is neither shared nor stored.
@@ -292,6 +296,8 @@ class Gateway:
             tracestate=exchange.tracestate,
             trace=GenerationTrace(exchange.trace) if exchange.trace is not None else None,
             tenant=exchange.tenant,
+            key_id=exchange.key_id,
+            priority=self._rules.priority(exchange.tenant, parsed.request.priority),
             model=parsed.model.name,
             task=parsed.task,
             log_odds=parsed.log_odds,

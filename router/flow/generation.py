@@ -93,4 +93,4 @@ def record_generation(
         record.trace.end_attempt("cancelled" if record.error_reason == LOST else record.error_reason)
         record.trace.request.submit(record)
     selector.record_generation(record)
-    tenant_limits.subtract_tokens(record.tenant, record.total_tokens)
+    tenant_limits.spend(record.tenant, record.total_tokens, record.gpu_seconds(time.perf_counter()))

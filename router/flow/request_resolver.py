@@ -9,29 +9,38 @@ from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.request import parse_request
 from router.core.routing.classify import task_for
 from router.core.types import AUTO
+from router.errors import unknown_model
 from router.flow.parsed_request import ParsedRequest
+from router.flow.tenant_rules import TenantRules
 from router.upstream.catalog import Catalog
 
 
 class RequestResolver:
     """Parses requests and resolves their models. It does no I/O, so nothing in it waits."""
 
-    __slots__ = ("_catalog", "_log_odds_of", "_markers")
+    __slots__ = ("_catalog", "_log_odds_of", "_markers", "_rules")
 
-    def __init__(self, *, catalog: Catalog, log_odds_of: Callable[[str], float], markers: ContextMarkers) -> None:
+    def __init__(
+        self, *, catalog: Catalog, log_odds_of: Callable[[str], float], markers: ContextMarkers, rules: TenantRules
+    ) -> None:
         """`log_odds_of` scores a question; see classify.Classifier.log_odds."""
         self._catalog = catalog
+        self._rules = rules
         self._log_odds_of = log_odds_of
         self._markers = markers
 
     def resolve(
         self, endpoint: Endpoint, tenant: str, body: bytes, control: CacheControl = NO_DIRECTIVES
     ) -> ParsedRequest:
-        """Raises ApiError for an invalid request (400) and for an unknown model (404)."""
+        """Raises ApiError for an invalid request (400), and for a model that is unknown or not the tenant's (404)."""
         request = parse_request(endpoint, body)
         parts = split_parts(request, self._markers)
         # Only `auto` depends on the task. For other models, the classification is left to ParsedRequest.log_odds.
         log_odds = self._log_odds_of(parts.question) if request.model == AUTO else None
-        model = self._catalog.resolve(request.model, task_for(log_odds) if log_odds is not None else None)
+        access = self._rules.access(tenant)
+        model = self._catalog.resolve(request.model, task_for(log_odds) if log_odds is not None else None, access)
+        # Before any look-up: what is stored for a model that the tenant may not use any more is not served either.
+        if access is not None and not access.allows(model.name, model.aliases):
+            raise unknown_model(request.model, reason="model_not_allowed")
         key = derive_cache_key(parts, tenant=tenant, model=model.name, revision=model.revision)
         return ParsedRequest(request, parts, model, key, control, self._log_odds_of, log_odds)

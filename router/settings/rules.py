@@ -27,6 +27,7 @@ from router.settings.tables import (
     TracingSettings,
     WatchdogSettings,
 )
+from router.settings.tenant_rules import broken_tenant
 
 _TOO_SHORT: Final = "is too short; the time to live of an entry is at least 1s"
 _NOTHING: Final = "must be greater than 0"
@@ -99,6 +100,7 @@ def _tenants(tenants: list[TenantSettings]) -> Iterator[Mistake]:
             yield Mistake(("tenant", index, "name"), message)
         if tenant.ttl is not None and tenant.ttl < 1:
             yield Mistake(("tenant", index, "ttl"), _TOO_SHORT)
+        yield from broken_tenant(("tenant", index), tenant)
     yield from _repeated(((("tenant", i, "name"), tenant.name) for i, tenant in enumerate(tenants)))
     keys: Iterator[tuple[Place, str]] = (
         (("tenant", i, "keys", k), key) for i, tenant in enumerate(tenants) for k, key in enumerate(tenant.keys)

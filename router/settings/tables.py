@@ -18,6 +18,7 @@ from msgspec import Meta
 from router.addresses import base_url
 from router.core.cache.key import ContextMarkers
 from router.core.cache.policy import RemoteContentPolicy, StorePolicy
+from router.core.quota.priority import MAX_PRIORITY, MIN_PRIORITY
 from router.core.types import DEFAULT_TENANT, EngineTask, Task
 from router.settings.profiles import ProfileName
 from router.settings.wording import SHOWN_IF
@@ -56,6 +57,8 @@ Address = Annotated[str, Meta(extra={SHOWN_IF: r"([a-z]+://)?[a-z0-9.-]+(:[0-9]{
 NonEmpty = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=1)]
 Amount = Annotated[int, Meta(ge=1, le=10**12)]  # Redis' scripts calculate in doubles, which are exact up to 2^53
+ModelPattern = Annotated[str, Meta(min_length=1, max_length=256)]
+Priority = Annotated[int, Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 EngineKind = Literal["vllm", "sglang", "llama.cpp", "ollama", "tgi", "openai"]
 AuthMode = Literal["open", "keys", "header"]
@@ -111,7 +114,10 @@ class AuthSettings(Strict, frozen=True):
 
 
 class TenantSettings(Strict, frozen=True):
-    """The limits: core.quota.rate_limit; `group`: core.endpoints.cache_salt."""
+    """The limits: core.quota.rate_limit and core.quota.budget; `group`: core.endpoints.cache_salt.
+
+    `models`: core.quota.model_access. `highest_priority`, `priority`: core.quota.priority.
+    """
 
     name: Name
     keys: list[KeyHash] = []
@@ -119,6 +125,13 @@ class TenantSettings(Strict, frozen=True):
     requests_per_minute: Amount | None = None
     tokens_per_minute: Amount | None = None
     concurrent_requests: Amount | None = None
+    tokens_per_day: Amount | None = None
+    tokens_per_month: Amount | None = None
+    gpu_seconds_per_day: Amount | None = None
+    gpu_seconds_per_month: Amount | None = None
+    models: Annotated[list[ModelPattern], Meta(max_length=1000)] | None = None
+    highest_priority: Priority | None = None
+    priority: Priority | None = None
     ttl: Seconds | None = None
     store: StorePolicy | None = None
     log_prompts: bool = True
@@ -189,6 +202,7 @@ class EngineSettings(Strict, frozen=True):
     health: NonEmpty | None = None
     stream_usage: bool | None = None
     ends_without_done: bool | None = None
+    scheduling: Literal["fcfs", "priority"] | None = None
     served_model: str | None = None
     max_model_len: Count | None = None
     max_in_flight: Count | None = None

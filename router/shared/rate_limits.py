@@ -1,4 +1,4 @@
-"""Tenants' rate limits, counted in Redis for all routers.
+"""Tenants' rate limits, counted in Redis for all routers. TenantLimits also applies budgets, see router.shared.budgets.
 
     rh:1:limit:{tenant}    the tenant's recent usage, as JSON
 
@@ -17,13 +17,16 @@ While Redis is down, each process counts its own requests, with the full limits.
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
 from router.core.cache.redis_keys import limit_key
+from router.core.quota.budget import Budget, BudgetUse, budget_error
 from router.core.quota.rate_limit import (
     CONCURRENT_RETRY_MS,
     MINUTE_MS,
@@ -35,9 +38,11 @@ from router.core.quota.rate_limit import (
     UsageUpdate,
     rate_limit_error,
 )
+from router.errors import ApiError
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import OnReply, RedisDownError, RedisPipeline, Replies
 from router.settings import Settings
+from router.shared.budgets import BudgetCounter
 
 log = logging.getLogger("roundhouse.limits")
 
@@ -45,6 +50,7 @@ RUNNING_LEASE_MS: Final = 3000
 """Milliseconds after which a process' number of running requests expires unless it is reported again."""
 
 _REPORT_INTERVAL: Final = RUNNING_LEASE_MS / 3000  # seconds: a third of the lease, so that one report may fail
+_UNLIMITED: Final = RateLimitStatus()
 # The index is the first number of the script's reply; 0 means that the request is admitted.
 _LIMIT_KINDS: Final[tuple[LimitKind | None, ...]] = (None, "requests", "tokens", "concurrent requests")
 
@@ -136,8 +142,20 @@ def tenant_quotas(settings: Settings) -> dict[str, Quota]:
     }
 
 
+def tenant_budgets(settings: Settings) -> dict[str, Budget]:
+    return {
+        tenant.name: Budget(
+            tokens_per_day=tenant.tokens_per_day,
+            tokens_per_month=tenant.tokens_per_month,
+            gpu_seconds_per_day=tenant.gpu_seconds_per_day,
+            gpu_seconds_per_month=tenant.gpu_seconds_per_month,
+        )
+        for tenant in settings.tenant
+    }
+
+
 class TenantLimits:
-    """The limits of all tenants that have some.
+    """The limits of all tenants that have some: rates, and budgets (router.shared.budgets).
 
     - No more requests are admitted than the limits allow, over all processes.
     - A tenant without limits costs nothing.
@@ -146,18 +164,51 @@ class TenantLimits:
     - Without Redis, requests are admitted with the same limits in each process.
     """
 
-    def __init__(self, pipeline: RedisPipeline, quotas: Mapping[str, Quota]) -> None:
+    def __init__(
+        self,
+        pipeline: RedisPipeline,
+        quotas: Mapping[str, Quota],
+        budgets: Mapping[str, Budget] = MappingProxyType({}),
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock`: seconds since the epoch, for budgets while Redis is down."""
         process = secrets.token_hex(6)
         self._tenants = {
             name: _TenantCounter(pipeline, name, own, process) for name, own in quotas.items() if own.is_limited
         }
+        self._budgets = {
+            name: BudgetCounter(pipeline, name, own, clock) for name, own in budgets.items() if own.is_limited
+        }
 
     def has_limits(self, tenant: str) -> bool:
-        return tenant in self._tenants
+        return tenant in self._tenants or tenant in self._budgets
 
     async def reserve(self, tenant: str) -> "Reservation":
         """Asks for the admission of a request. The tenant must have limits."""
-        return await self._tenants[tenant].reserve()
+        counter, budget = self._tenants.get(tenant), self._budgets.get(tenant)
+        # Both commands are sent before either reply is awaited.
+        reading = budget.read() if budget is not None else None
+        reservation = await counter.reserve() if counter is not None else Reservation(None, _UNLIMITED)
+        if budget is not None and reading is not None:
+            try:
+                reservation.over_budget = budget_error(budget.budget, await reading)
+            except BaseException:
+                reservation.release()
+                raise
+        return reservation
+
+    async def budget_use(self, tenant: str) -> tuple[Budget, BudgetUse] | None:
+        """What the tenant has used of its budgets; None if it has none."""
+        counter = self._budgets.get(tenant)
+        return (counter.budget, await counter.read()) if counter is not None else None
+
+    def spend(self, tenant: str, tokens: int, gpu_seconds: float) -> None:
+        """What a generation has used that has ended."""
+        self.subtract_tokens(tenant, tokens)
+        budget = self._budgets.get(tenant)
+        if budget is not None:
+            budget.spend(tokens, gpu_seconds)
 
     def subtract_tokens(self, tenant: str, tokens: int) -> None:
         counter = self._tenants.get(tenant)
@@ -169,20 +220,26 @@ class TenantLimits:
             await asyncio.sleep(_REPORT_INTERVAL)
             for tenant in self._tenants.values():
                 tenant.report()
+            for budget in self._budgets.values():
+                budget.flush()
 
 
 class Reservation:
     """Whether a request is admitted. `release` is to be called when it ends, admitted or not."""
 
-    __slots__ = ("_tenant", "quota", "status")
+    __slots__ = ("_tenant", "over_budget", "quota", "status")
 
-    def __init__(self, tenant: "_TenantCounter", status: RateLimitStatus) -> None:
-        self.quota = tenant.quota
+    def __init__(self, tenant: "_TenantCounter | None", status: RateLimitStatus) -> None:
+        """`tenant`: None if it has no rate limits."""
+        self.quota = tenant.quota if tenant is not None else Quota()
         self.status = status
+        self.over_budget: ApiError | None = None
         self._tenant: _TenantCounter | None = tenant if status.exceeded is None else None
 
     def raise_if_exceeded(self) -> None:
         """Raises ApiError if the request is not admitted."""
+        if self.over_budget is not None:
+            raise self.over_budget
         if self.status.exceeded is not None:
             raise rate_limit_error(self.quota, self.status)
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from router.core.quota.model_access import ModelAccess
 from router.core.types import AUTO, Task
 from router.errors import bad_request, unknown_model
 from router.shared.announcements import AnnouncedEngine
@@ -42,22 +43,23 @@ class Catalog:
         self._engines_by_model = {model.name: [e for e in engines if e.model == model.name] for model in models}
         self._families_by_model = {name: frozenset(e.family for e in es) for name, es in self._engines_by_model.items()}
 
-    def resolve(self, name: str, task: Task | None) -> Model:
+    def resolve(self, name: str, task: Task | None, access: ModelAccess | None = None) -> Model:
         """The model that a client's name stands for. Raises ApiError (404) for an unknown name.
 
         The empty name, for a request without a model, is the only model of the configuration; with several, it is an
         error (400).
 
         `auto` is, among the models with this task in `auto`, the first that has an engine for exactly this task, else
-        the first. If no model has the task, it is chosen the same way among all models with any task in `auto`. Other
-        names ignore the task.
+        the first. If no model has the task, it is chosen the same way among all models with any task in `auto`. Only
+        models with `access` count; None: all. Other names ignore the task and `access`.
         """
         if name != AUTO:
             model = self._models_by_name.get(name)
             if model is None:
                 return self._only_model(name)
             return model
-        candidates = [m for m in self.models if task in m.auto] or [m for m in self.models if m.auto]
+        models = [m for m in self.models if m.auto and (access is None or access.allows(m.name, m.aliases))]
+        candidates = [m for m in models if task in m.auto] or models
         if not candidates:
             raise unknown_model(name)
         return next(
@@ -78,10 +80,12 @@ class Catalog:
     def families_for(self, model: str) -> frozenset[str]:
         return self._families_by_model[model]
 
-    def named_models(self) -> Iterator[tuple[str, Model | None]]:
-        """Every name that a client may use, with its model; None for `auto`."""
-        yield from self._models_by_name.items()
-        if any(model.auto for model in self.models):
+    def named_models(self, access: ModelAccess | None = None) -> Iterator[tuple[str, Model | None]]:
+        """Every name that a client with `access` may use (None: all), with its model; None for `auto`."""
+        models = [model for model in self.models if access is None or access.allows(model.name, model.aliases)]
+        allowed = {model.name for model in models}
+        yield from ((name, model) for name, model in self._models_by_name.items() if model.name in allowed)
+        if any(model.auto for model in models):
             yield AUTO, None
 
     def set_drained(self, names: Collection[str]) -> None:

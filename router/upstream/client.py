@@ -23,16 +23,20 @@ class EngineClient:
 
     def post(
         self, engine: Engine, endpoint: Endpoint, body: bytes, *, request_id: str, traceparent: str | None,
-        head_timeout: float, total_timeout: float, tracestate: str | None = None,
+        head_timeout: float, total_timeout: float, tracestate: str | None = None, priority: int | None = None,
     ) -> Awaitable[EngineResponse]:  # fmt: skip
         """Send a request; returns the response once its head is there. Raises EngineError.
 
-        `total_timeout`: seconds until the complete response must be there in any case.
+        `total_timeout`: seconds until the complete response must be there in any case. `priority`: for vLLM's
+        scheduler; None for the default.
         """
         target = engine.target(endpoint.path)
         trace = header_line("traceparent", traceparent) if traceparent is not None else b""
         if traceparent is not None and tracestate is not None:
             trace += header_line("tracestate", tracestate)
+        if priority is not None:
+            # Besides the body: the requests of /v1/messages have no such field in vLLM. The header counts more there.
+            trace += header_line("x-vllm-priority", str(priority))
         message = b"%b%d\r\n%b%b\r\n%b" % (
             target.post_prefix,
             len(body),

@@ -21,6 +21,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
     - `stream_usage`: it takes `stream_options.include_usage`; without it, tokens are estimated.
     - `ends_without_done`: a stream whose choices all have a finish reason is complete without `[DONE]`.
     - `cache_salt`: it takes the field `cache_salt`, which isolates tenants in its prefix cache.
+    - `priority`: it runs vLLM's priority scheduler, so it takes the field `priority`.
     - `check_interval`: the least time between two checks in seconds; a hosted API counts them as requests.
     """
 
@@ -29,6 +30,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
     stream_usage: bool = True
     ends_without_done: bool = True
     cache_salt: bool = True
+    priority: bool = False
     check_interval: float = 0.0
 
 
@@ -57,6 +59,7 @@ def stated_traits(settings: EngineSettings) -> dict[str, Any]:
         "health": settings.health,
         "stream_usage": settings.stream_usage,
         "ends_without_done": settings.ends_without_done,
+        "priority": settings.scheduling == "priority" if settings.scheduling is not None else None,
     }
     return {name: value for name, value in stated.items() if value is not None}
 

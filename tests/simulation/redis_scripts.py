@@ -7,9 +7,10 @@ run each of them against a real server.
 from collections.abc import Callable
 from typing import Any, Final
 
+from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
+from router.shared import budgets, key_records, ledger, scripts
 from router.shared import inflight_leases as flights
-from router.shared import key_records, ledger, scripts
 from router.shared import rate_limits as limits
 from router.store import entry_store as store
 from tests.simulation.redis_data import RedisData
@@ -95,6 +96,22 @@ def _limit(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
     ]
 
 
+_BUDGET_FIELDS: Final = ("day", "month", "day_tokens", "day_gpu_ms", "month_tokens", "month_gpu_ms")
+
+
+def _budget(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
+    tokens, gpu_ms, now, ttl = words
+    at = int(now) if now else data.clock() // 1000
+    found = data.find(key)
+    stored = {name.decode(): int(value) for name, value in found.items()} if isinstance(found, dict) else {}
+    use = use_at(BudgetUse(now=at, **stored) if stored else None, at).plus(int(tokens), int(gpu_ms))
+    values = [getattr(use, name) for name in _BUDGET_FIELDS]
+    if (tokens, gpu_ms) != (b"0", b"0"):
+        data.put(key, {name.encode(): b"%d" % value for name, value in zip(_BUDGET_FIELDS, values, strict=True)})
+        data.expire_at(key, data.clock() + 1000 * int(ttl))
+    return [at, *values]
+
+
 def _add_savings(data: RedisData, key: bytes, words: list[bytes]) -> int:
     sums = dict(data.get(key, dict) or {})
     for field, amount in zip(words[1::2], words[2::2], strict=True):
@@ -151,6 +168,7 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     ledger.ADD_SCRIPT.encode(): _add_savings,
     key_records.MERGE_SCRIPT.encode(): _merge_keys,
     key_records.USED_SCRIPT.encode(): _add_used_keys,
+    budgets.UPDATE_SCRIPT.encode(): _budget,
 }
 
 

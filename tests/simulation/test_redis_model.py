@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from router.core.cache.redis_keys import PURGE_LOG_KEY
+from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, UsageUpdate
+from router.shared import budgets
 from router.shared.rate_limits import decode_status, update_command
 from tests.simulation.redis_scripts import SCRIPTS
 from tests.simulation.redis_test_clients import ClientFactory, ModelRedisClient, RealRedisClient
@@ -259,6 +261,50 @@ def test_a_script_keeps_the_latest_use_of_each_key(both: ClientFactory) -> None:
     fields, left = client.send_commands(("HGETALL", "u"), ("PTTL", "u"))
     assert fields == {b"a": b"9", b"b": b"5"}
     assert 0 < left <= 60_000
+# Instants around the ends of months and of leap years, and anywhere in two centuries.
+instants = st.one_of(
+    st.sampled_from([68169599, 68169600, 951782399, 951782400, 951868800, 4107542399, 4107542400, 1798761599]),
+    st.integers(0, 6_000_000_000),
+)
+DAYS = st.sampled_from(
+    [0, 1, 3600, 86_399, 86_400, 86_401, 172_800, 172_801, 31 * 86_400, -1, -86_400, -90_000, -200_000]
+)
+budget_steps = st.lists(st.tuples(DAYS, st.integers(0, 10**12), st.integers(0, 10**12)), min_size=1, max_size=6)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(start=instants, taken=budget_steps)
+def test_a_budget_is_counted_as_in_redis_and_as_in_a_process(
+    start: int, taken: list[tuple[int, int, int]], real: str
+) -> None:
+    use: BudgetUse | None = None
+    expected, now = [], start
+    for later, tokens, gpu_ms in taken:
+        now = max(0, now + later)
+        expected.append(use_at(use, now).plus(tokens, gpu_ms))
+        use = expected[-1] if tokens or gpu_ms else use  # nothing is written if nothing is added
+    for one in (ClientFactory(real), ClientFactory(None)):
+        client, now = one.connect(), start
+        client.send_commands(("FLUSHALL",))
+        found = []
+        for later, tokens, gpu_ms in taken:
+            now = max(0, now + later)
+            (reply,) = client.send_commands(budgets.update_command("rh:1:budget:t", tokens, gpu_ms, now))
+            found.append(budgets.decode_use(reply))
+        assert found == expected
+        one.close()
+
+
+def test_reading_a_budget_writes_nothing_and_a_foreign_value_is_replaced(both: ClientFactory) -> None:
+    client = both.connect()
+    read, spend = budgets.update_command("b", 0, 0), budgets.update_command("b", 5, 7)
+    assert client.send_commands(read, ("EXISTS", "b"))[1] == 0
+    client.send_commands(("SET", "b", "foreign"))
+    (reply,) = client.send_commands(spend)
+    assert reply[3:] == [5, 7, 5, 7]
+    fields, left = client.send_commands(("HGETALL", "b"), ("TTL", "b"))
+    assert (fields[b"day_tokens"], fields[b"month_gpu_ms"]) == (b"5", b"7")
+    assert 39 * 86_400 < left <= 40 * 86_400
 
 
 QUOTA = Quota(requests_per_minute=3, tokens_per_minute=600, concurrent_requests=2)

@@ -11,6 +11,8 @@
     rh:1:breaker:{engine}                                      the state of an engine's breaker
     rh:1:breaker:{engine}:probe                                the claim on the one request of a half-open breaker
     rh:1:limit:{tenant}                                        the recent usage of a tenant with limits, JSON
+    rh:1:budget:{tenant}                                       what a tenant with budgets has used, a hash
+    rh:1:usage:{tenant}:{day}                                  the usage of a tenant on that day, by API key, a hash
     rh:1:watchdog:log                                          what the watchdog did and why, a stream
     rh:1:watchdog:drain:{engine}                               the watchdog has drained the engine and will resume it
     rh:1:prompts:{model}                                       recent requests to a model's engines, a list
@@ -37,8 +39,8 @@ EMPTY_HASH: Final = "0" * 16
 """Stands in the key for an empty system or rag part."""
 
 RESERVED_TENANT_NAMES: Final = (
-    "apikey", "breaker", "claim", "drain", "engine", "flight", "hits", "limit", "prompts", "purge", "requests",
-    "router", "savings", "session", "traffic", "watchdog", "watched",
+    "apikey", "breaker", "budget", "claim", "drain", "engine", "flight", "hits", "limit", "prompts", "purge",
+    "requests", "router", "savings", "session", "traffic", "usage", "watchdog", "watched",
 )  # fmt: skip
 
 _ENTRY_PARTS: Final = 5
@@ -53,6 +55,8 @@ _CLAIM_PREFIX: Final = KEY_PREFIX + "claim:"
 _FLIGHT_PREFIX: Final = KEY_PREFIX + "flight:"
 _HITS_PREFIX: Final = KEY_PREFIX + "hits:"
 _LIMIT_PREFIX: Final = KEY_PREFIX + "limit:"
+_BUDGET_PREFIX: Final = KEY_PREFIX + "budget:"
+_USAGE_PREFIX: Final = KEY_PREFIX + "usage:"
 _PROMPTS_PREFIX: Final = KEY_PREFIX + "prompts:"
 _SAVINGS_PREFIX: Final = KEY_PREFIX + "savings:"
 _BREAKER_PREFIX: Final = KEY_PREFIX + "breaker:"
@@ -104,6 +108,14 @@ def hits_key(tenant: str) -> str:
 
 def limit_key(tenant: str) -> str:
     return _LIMIT_PREFIX + tenant
+
+
+def budget_key(tenant: str) -> str:
+    return _BUDGET_PREFIX + tenant
+
+
+def usage_key(tenant: str, day: str) -> str:
+    return f"{_USAGE_PREFIX}{tenant}:{day}"
 
 
 def prompts_key(model: str) -> str:

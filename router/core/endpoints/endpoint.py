@@ -27,6 +27,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     - `include_usage`: whether the client wants the usage event at the end of its stream.
     - `max_tokens`: the client's limit of the response, in tokens, whatever its name at the endpoint; None without one.
     - `body`: the client's bytes.
+    - `priority`: the one that the client asks for, see router.core.quota.priority; None if it asks for none.
     """
 
     endpoint: "Endpoint"
@@ -38,6 +39,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     seed: int | None
     max_tokens: int | None
     body: bytes
+    priority: int | None = None
 
     @property
     def deterministic(self) -> bool:

@@ -2,7 +2,7 @@
 
 A body is decoded up to twice, both times by msgspec: into plain values, from which the cache key is derived; and, for
 an engine only, into its top-level fields. These are forwarded byte for byte, except for those that the router sets:
-`model`, `stream_options` and `cache_salt`.
+`model`, `stream_options`, `cache_salt` and `priority`.
 """
 
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ import msgspec
 from router.core.endpoints.cache_salt import combine_salts
 from router.core.endpoints.endpoint import Endpoint, InferenceRequest
 from router.core.json_values import is_deeper, is_integer, normalize_numbers
+from router.core.quota.priority import DEFAULT_PRIORITY
 from router.errors import ApiError, bad_request
 
 MAX_MODEL_NAME: Final = 256
@@ -100,6 +101,7 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
         seed=known.seed,
         max_tokens=known.max_answer_tokens(),
         body=body,
+        priority=known.priority,
     )
 
 
@@ -134,7 +136,12 @@ def _wrong_type_error(error: msgspec.ValidationError) -> ApiError:
 
 
 def engine_body(
-    request: InferenceRequest, served_model: str, salt: str | None = None, *, stream_usage: bool = True
+    request: InferenceRequest,
+    served_model: str,
+    salt: str | None = None,
+    *,
+    stream_usage: bool = True,
+    priority: int | None = None,
 ) -> bytes:
     """The body that an engine gets: the client's fields byte for byte, with the engine's name of the model.
 
@@ -143,23 +150,32 @@ def engine_body(
 
     `salt`: the tenant's `cache_salt` where tenants are isolated; see router.core.endpoints.cache_salt. Raises ApiError
     for an invalid `cache_salt` of the client. `stream_usage`: whether the engine takes `stream_options`.
+    `priority`: the one that the engine gets, in place of the client's; None for an engine that must not get any.
     """
     streaming = request.endpoint.streaming if request.stream else None
     needs_usage = streaming is not None and streaming.needs_usage_option and stream_usage
     if not stream_usage and "stream_options" in request.fields:
         request = without_fields(request, ("stream_options",))
+    adds_priority = priority not in (None, DEFAULT_PRIORITY)
+    if "priority" in request.fields:
+        if priority is not None and request.priority == priority:
+            adds_priority = False
+        else:
+            request = without_fields(request, ("priority",))
     # A client's salt only counts beside the tenant's; where tenants are not isolated, it is forwarded as it is.
     client_salt = request.fields.get("cache_salt", _ABSENT) if salt is not None else _ABSENT
     if salt is not None and client_salt is not _ABSENT:
         salt = combine_salts(salt, client_salt)
     if request.model == served_model and client_salt is _ABSENT:
         adds_usage = needs_usage and not request.include_usage
-        if not adds_usage and salt is None:
+        if not adds_usage and salt is None and not adds_priority:
             return request.body
         if not adds_usage or "stream_options" not in request.fields:
             # Appended after the last field, in place of the closing brace: this costs far less than splitting the body.
             # There is a field before it, since `model` is required.
             more = b',"cache_salt":"%b"' % salt.encode() if salt is not None else b""
+            if adds_priority:
+                more += b',"priority":%d' % (priority or DEFAULT_PRIORITY)
             return request.body.rstrip()[:-1] + more + (_USAGE_OPTION if adds_usage else b"}")
     fields = _split_fields(request.body)
     fields["model"] = msgspec.Raw(_encode(served_model))
@@ -168,4 +184,6 @@ def engine_body(
         fields["stream_options"] = msgspec.Raw(_encode({**options, "include_usage": True}))
     if salt is not None:
         fields["cache_salt"] = msgspec.Raw(_encode(salt))
+    if adds_priority:
+        fields["priority"] = msgspec.Raw(_encode(priority))
     return _encode(fields)

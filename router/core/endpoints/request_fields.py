@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from router.core.quota.priority import MAX_PRIORITY, MIN_PRIORITY
 from router.errors import ApiError, bad_request
 
 
@@ -30,6 +31,7 @@ class RequestFields(msgspec.Struct):
     seed: int | None = None
     max_tokens: int | None = None
     request_id: EngineId | None = None
+    priority: Annotated[int, msgspec.Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)] | None = None
 
     def validate(self) -> ApiError | None:
         """The error for a field that has a valid type but is missing, empty or not supported."""

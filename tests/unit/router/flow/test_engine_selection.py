@@ -17,6 +17,7 @@ from router.flow.engine_selection import EngineSelector
 from router.flow.exchange import GenerationRecord
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
+from router.flow.tenant_rules import TenantRules
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine, EngineGauges
 
@@ -76,9 +77,11 @@ class SelectionHarness:
 
 def chat(task: Task = "code", **fields: Any) -> ParsedRequest:
     """A parsed chat request."""
+    catalog = Catalog([MODEL], [])
     reader = RequestResolver(
-        catalog=Catalog([MODEL], []), log_odds_of=lambda _: LOG_ODDS[task], markers=ContextMarkers()
-    )
+        catalog=catalog, log_odds_of=lambda _: LOG_ODDS[task], markers=ContextMarkers(),
+        rules=TenantRules(catalog, {}, {}),
+    )  # fmt: skip
     body = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], **fields}
     return reader.resolve(CHAT, "acme", json.dumps(body).encode())
 

@@ -3,6 +3,7 @@
 from router.flow.engine_selection import EngineSelector
 from router.flow.exchange import GenerationRecord
 from router.flow.generation import record_generation
+from router.flow.result import LOST
 from router.shared.rate_limits import TenantLimits
 from tests.support.inflight_factory import generation_record
 
@@ -17,10 +18,10 @@ class Selector(EngineSelector):
 
 class Limits(TenantLimits):
     def __init__(self) -> None:
-        self.subtracted: list[tuple[str, int]] = []
+        self.spent: list[tuple[str, int, float]] = []
 
-    def subtract_tokens(self, tenant: str, tokens: int) -> None:
-        self.subtracted.append((tenant, tokens))
+    def spend(self, tenant: str, tokens: int, gpu_seconds: float) -> None:
+        self.spent.append((tenant, tokens, gpu_seconds))
 
 
 def test_a_generation_is_counted_and_measured_and_its_tenant_pays_for_its_tokens() -> None:
@@ -31,7 +32,7 @@ def test_a_generation_is_counted_and_measured_and_its_tenant_pays_for_its_tokens
     estimated.estimated_tokens = 5
     for record in (reported, estimated):
         record_generation(metrics.append, selector, limits, record)
-    assert limits.subtracted == [("acme", 7), ("beta", 5)]
+    assert limits.spent == [("acme", 7, 0.0), ("beta", 5, 0.0)], "no engine has worked on them"
     assert metrics == selector.recorded == [reported, estimated]
 
 
@@ -40,3 +41,14 @@ def test_milliseconds_of_a_generation_are_rounded_since_their_sum_is_a_saving() 
     assert record.generation_ms(2.0) == 0  # it was not sent
     record.sent_at = 1.0
     assert [record.generation_ms(now) for now in (1.0044, 1.0047)] == [4, 5]
+
+
+def test_gpu_seconds_are_those_of_the_attempt_at_the_engine_that_worked_on_it() -> None:
+    record = generation_record("acme")
+    assert record.gpu_seconds(2.0) == 0.0, "it was not sent"
+    record.sent_at = 1.0
+    assert record.gpu_seconds(2.0) == 0.0, "no token came, so the engine may have refused it"
+    record.error_reason = LOST
+    assert record.gpu_seconds(2.0) == 1.0, "it was cancelled while the engine worked on it"
+    record.error_reason, record.first_token_at = None, 1.5
+    assert record.gpu_seconds(2.25) == 1.25

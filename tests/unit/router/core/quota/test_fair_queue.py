@@ -201,3 +201,53 @@ def test_retry_after_is_always_one_to_sixty_seconds(
     finished.sort()
     now = (finished[-1] if finished else 0.0) + since
     assert 1 <= estimate_retry_after(waiting, finished, now, default=unknown) <= MAX_ADVISED_RETRY_AFTER
+
+
+# -- priorities -------------------------------------------------------------------------------------------------------
+
+
+def with_priorities(*items: tuple[str, int], limit: int = 100) -> FairQueue[str]:
+    waiting: FairQueue[str] = FairQueue(limit)
+    for item, priority in items:
+        assert waiting.push(item[0], item, priority) is None
+    return waiting
+
+
+def test_a_lower_number_is_served_first_whoever_waits_longer_or_holds_fewer_slots() -> None:
+    waiting = with_priorities(("a1", 0), ("a2", -1), ("b1", 5), ("b2", 0), ("c1", -1))
+    for _ in range(3):
+        waiting.on_acquired("a")
+    assert order(waiting) == ["c1", "a2", "b2", "a1", "b1"]
+
+
+def test_items_of_one_priority_are_shared_fairly_between_tenants() -> None:
+    waiting = with_priorities(*[(f"a{n}", 1) for n in range(5)], ("b1", 1), ("a9", 0))
+    assert order(waiting)[:4] == ["a9", "b1", "a0", "a1"]
+
+
+def test_a_full_queue_drops_the_newest_item_of_the_lowest_priority_of_the_largest_tenant() -> None:
+    waiting = with_priorities(("a1", 0), ("a2", 9), ("a3", 9), ("a4", 0), limit=4)
+    assert waiting.push("b", "b1", 20) == ("a", "a3"), "tenants share the queue, whatever their priorities"
+    assert waiting.push("a", "a5", 9) == ("a", "a5")
+    assert waiting.push("a", "a6", 1) == ("a", "a2"), "within a tenant, a higher priority goes first"
+    assert order(waiting) == ["a1", "a4", "a6", "b1"]
+
+
+@given(st.lists(st.tuples(TENANTS, st.integers(-2, 2), st.booleans()), max_size=80))
+def test_no_item_is_served_before_one_with_a_lower_number(steps: list[tuple[str, int, bool]]) -> None:
+    waiting: FairQueue[tuple[str, int]] = FairQueue(12)
+    present: dict[tuple[str, int], int] = {}
+    for number, (tenant, priority, pops) in enumerate(steps):
+        if pops:
+            item = waiting.pop(anything)
+            assert (item is None) == (not present)
+            if item is not None:
+                assert present.pop(item) == min([*present.values(), steps[item[1]][1]])
+                waiting.on_released(item[0])
+            continue
+        present[tenant, number] = priority
+        evicted = waiting.push(tenant, (tenant, number), priority)
+        if evicted is not None:
+            del present[evicted[1]]
+        assert len(waiting) == len(present) <= 12
+        assert all(waiting.waiting(name) == sum(item[0] == name for item in present) for name in "abcd")

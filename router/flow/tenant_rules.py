@@ -1,0 +1,64 @@
+"""What each tenant may do: the models that it may use, and the priority of its requests."""
+
+from collections.abc import Mapping, Sequence
+
+from router.core.quota.model_access import ModelAccess
+from router.core.quota.priority import PriorityRule, priority_rule
+from router.settings import Settings
+from router.upstream.catalog import Catalog, Model
+
+
+class TenantRules:
+    """The rules of all tenants; a tenant without one of them may use all models, or has the default priority."""
+
+    __slots__ = ("_access", "_catalog", "_default_priority", "_priorities")
+
+    def __init__(
+        self, catalog: Catalog, access: Mapping[str, ModelAccess], priorities: Mapping[str, PriorityRule]
+    ) -> None:
+        self._catalog = catalog
+        self._access = dict(access)
+        self._priorities = dict(priorities)
+        self._default_priority = PriorityRule()
+
+    def access(self, tenant: str) -> ModelAccess | None:
+        """None: all models."""
+        return self._access.get(tenant)
+
+    def allows(self, tenant: str, model: Model) -> bool:
+        access = self._access.get(tenant)
+        return access is None or access.allows(model.name, model.aliases)
+
+    def allowed_models(self, tenant: str, models: Sequence[str]) -> Sequence[str]:
+        """Of the models that may generate a response, by name, those that the tenant may use."""
+        if tenant not in self._access:
+            return models
+        return [name for name in models if self.allows(tenant, self._catalog.resolve(name, None))]
+
+    def priority(self, tenant: str, requested: int | None) -> int:
+        return self._priorities.get(tenant, self._default_priority).apply(requested)
+
+
+def tenant_rules(settings: Settings, catalog: Catalog) -> TenantRules:
+    return TenantRules(
+        catalog,
+        {tenant.name: ModelAccess(tenant.models) for tenant in settings.tenant if tenant.models is not None},
+        {
+            tenant.name: priority_rule(tenant.highest_priority, tenant.priority)
+            for tenant in settings.tenant
+            if tenant.highest_priority is not None or tenant.priority is not None
+        },
+    )
+
+
+def unmatched_models(settings: Settings) -> list[str]:
+    """A line for each entry of a tenant's `models` that matches no model of the configuration.
+
+    That is no mistake: the adapters of engines come and go.
+    """
+    names = [name for model in settings.model for name in (model.name, *model.aliases)]
+    return [
+        f"tenant {tenant.name}: models: {entry!r} matches no configured model"
+        for tenant in settings.tenant
+        for entry in ModelAccess(tenant.models or ()).unmatched(names)
+    ]

@@ -1,0 +1,19 @@
+"""Rules for what a tenant may do: its models and its priorities."""
+
+from collections.abc import Iterator
+
+from router.settings.mistakes import Mistake, Place
+from router.settings.tables import TenantSettings
+
+
+def broken_tenant(place: Place, tenant: TenantSettings) -> Iterator[Mistake]:
+    """The violations in one tenant's settings."""
+    if tenant.models == []:
+        # Other routers take an empty list for all models; here, a template that filled in nothing would lock it out.
+        message = "is empty, so the tenant could use no model; leave it out to allow all, or name one"
+        yield Mistake((*place, "models"), message, of_value=False)
+    highest = tenant.highest_priority if tenant.highest_priority is not None else 0
+    if tenant.priority is not None and tenant.priority < highest:
+        bound: Place = (*place, "highest_priority")
+        message = f"is a higher priority than highest_priority allows, which is {highest}; lower numbers come first"
+        yield Mistake((*place, "priority"), message, reads=(bound,))

@@ -1,0 +1,109 @@
+"""A process' part in a budget: nothing is lost while Redis is down, and nothing is added twice."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.quota.budget import Budget, BudgetUse, use_at
+from router.net.redis.commands import Command
+from router.net.redis.pipeline import RedisDownError
+from router.shared.budgets import MAX_AMOUNT, BudgetCounter
+
+NOON = 1_790_000_000.0
+
+
+class Pipeline:
+    """Redis with one budget. `state`: `loses_reply` applies a command and goes down, `refuses` replies an error."""
+
+    def __init__(self) -> None:
+        self.state = "up"
+        self.use = use_at(None, NOON)
+        self.commands = 0
+
+    def send(self, command: Command, *, on_reply: Any) -> None:
+        if self.state == "down":
+            raise RedisDownError
+        self.commands += 1
+        if self.state == "refuses":
+            on_reply([Exception("OOM")])
+            return
+        self.use = self.use.plus(int(command[4]), int(command[5]))
+        use = self.use
+        reply = [use.now, use.day, use.month, use.day_tokens, use.day_gpu_ms, use.month_tokens, use.month_gpu_ms]
+        on_reply([reply] if self.state == "up" else None)
+
+
+def counter(pipeline: Pipeline) -> BudgetCounter:
+    return BudgetCounter(pipeline, "acme", Budget(tokens_per_day=100), lambda: NOON)  # type: ignore[arg-type]
+
+
+async def read(counted: BudgetCounter) -> BudgetUse:
+    return await asyncio.wait_for(counted.read(), 5)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 50), st.integers(0, 50), st.sampled_from(["up", "down", "refuses", "loses_reply"])),
+        max_size=8,
+    )
+)
+def test_what_generations_used_is_added_once_whatever_redis_does(steps: list[tuple[int, int, str]]) -> None:
+    pipeline = Pipeline()
+    counted = counter(pipeline)
+    for tokens, gpu_ms, state in steps:
+        pipeline.state = state
+        counted.spend(tokens, gpu_ms / 1000)
+    pipeline.state = "up"
+    counted.flush()
+    assert pipeline.use.day_tokens == pipeline.use.month_tokens == sum(step[0] for step in steps)
+    assert pipeline.use.day_gpu_ms == sum(step[1] for step in steps)
+    commands = pipeline.commands
+    counted.flush()
+    assert pipeline.commands == commands, "there is nothing to send"
+
+
+@pytest.mark.parametrize("state", ["down", "refuses"])
+async def test_without_redis_a_process_continues_with_the_last_reply_and_its_own_use(state: str) -> None:
+    pipeline = Pipeline()
+    counted = counter(pipeline)
+    pipeline.use = pipeline.use.plus(70, 0)  # of other processes
+    assert (await read(counted)).day_tokens == 70
+    pipeline.state = state
+    counted.spend(20, 0.0)
+    counted.spend(15, 0.0)
+    assert (await read(counted)).day_tokens == 105
+    pipeline.state = "up"
+    assert (await read(counted)).day_tokens == 105
+    assert pipeline.use.day_tokens == 105
+
+
+async def test_a_process_that_never_reached_redis_counts_its_own_use() -> None:
+    pipeline = Pipeline()
+    pipeline.state = "down"
+    counted = counter(pipeline)
+    counted.spend(3, 0.5)
+    use = await read(counted)
+    assert (use.day_tokens, use.month_gpu_ms) == (3, 500)
+
+
+async def test_after_a_lost_reply_the_process_counts_what_it_sent_without_sending_it_again() -> None:
+    pipeline = Pipeline()
+    counted = counter(pipeline)
+    await read(counted)
+    pipeline.state = "loses_reply"
+    counted.spend(40, 0.0)
+    pipeline.state = "down"
+    assert (await read(counted)).day_tokens == 40
+    pipeline.state = "up"
+    assert (await read(counted)).day_tokens == 40
+
+
+def test_an_absurd_number_of_an_engine_is_bounded() -> None:
+    pipeline = Pipeline()
+    counter(pipeline).spend(10**30, 1e30)
+    assert (pipeline.use.day_tokens, pipeline.use.day_gpu_ms) == (MAX_AMOUNT, MAX_AMOUNT)
+    counter(pipeline).spend(-5, -1.0)
+    assert pipeline.use.day_tokens == MAX_AMOUNT
