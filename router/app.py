@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from router.admin_app import build_admin
 from router.api.auth import Authenticator
+from router.api.cors import CorsPolicy
 from router.api.inference import InferenceEndpoint
 from router.api.ops import OpsRoutes, api_error, http_error, unhandled_error
 from router.api.prompt_log import with_prompt_log
@@ -210,6 +211,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         announcements=announcements,
         breakers=breakers,
         tracer=tracer,
+        cors=CorsPolicy(settings.router.allowed_origins) if settings.router.allowed_origins else None,
         admin_redis=admin.redis,
         event_hub=admin.event_hub,
         status_publisher=admin.status_publisher,

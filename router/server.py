@@ -47,7 +47,8 @@ ServerCommand = Literal["drain", "leave"] | Settings
 FORCED_EXIT_CODE: Final = 130
 """The exit code after a second SIGINT: 128 + SIGINT, as in a shell."""
 
-_RELOADABLE: Final = ("max_body", "max_bodies", "log_prompts", "log_prompt_chars")  # of [router]
+# Of [router].
+_RELOADABLE: Final = ("max_body", "max_bodies", "max_audio", "allowed_origins", "log_prompts", "log_prompt_chars")
 
 _GC_THRESHOLD: Final = 10_000
 """Net new objects before a collection of the youngest generation; Python's default is 700. See freeze_gc."""
@@ -206,6 +207,7 @@ def make_server(
             write_batcher=WriteBatcher(),
             connection_limit=limit,
             render_error=render,
+            error_headers=application.error_headers,
         ),
         "lifespan": "on",
         "access_log": False,
