@@ -19,7 +19,7 @@ from router.core.cache.key import ContextMarkers
 from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.redis_keys import tracked_prefixes
 from router.core.endpoints.cache_salt import derive_salts, sharing_group_name
-from router.core.endpoints.table import ENDPOINTS
+from router.core.endpoints.table import ENDPOINTS, UPLOAD_ENDPOINTS
 from router.core.resilience.breaker import BreakerPolicy
 from router.core.resilience.timeouts import EngineTimeouts
 from router.core.routing.classify import Classifier
@@ -187,11 +187,11 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
             tenant_limits,
             telemetry,
             process_state.body_budget,
-            max_body=settings.router.max_body,
+            max_body=settings.router.max_body if endpoint in ENDPOINTS else settings.router.max_audio,
             max_bodies=settings.router.max_bodies,
             tracer=tracer,
         )
-        for endpoint in ENDPOINTS
+        for endpoint in (*ENDPOINTS, *UPLOAD_ENDPOINTS)
     }
     starlette_app = Starlette(
         routes=[*ops.routes(), *admin.routes],

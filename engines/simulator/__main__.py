@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--kv-blocks", type=int, default=4096, help="KV blocks of 16 tokens")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--runner", default="generate", choices=["generate", "pooling"], help="pooling: embeddings")
+    parser.add_argument("--speech", action="store_true", help="a model for speech: the audio endpoints")
     parser.add_argument("--enable-auto-tool-choice", action="store_true")
     parser.add_argument("--generations", help="a log file, one line per generation; see docs/simulator.md")
     parser.add_argument("--log-level", default="warning", choices=["critical", "error", "warning", "info", "debug"])
@@ -53,6 +54,7 @@ def main() -> None:
             max_num_seqs=options.max_num_seqs,
             auto_tool_choice=options.enable_auto_tool_choice,
             pooling=options.runner == "pooling",
+            speech=options.speech,
             generations=options.generations,
         )
     except ValueError as error:

@@ -44,6 +44,8 @@ class SimulatorSettings:
     auto_tool_choice: bool = False
     pooling: bool = False
     """Serves embeddings only (vLLM's `--runner pooling`)."""
+    speech: bool = False
+    """Serves the audio endpoints only, as vLLM does for a model such as Whisper."""
     generations: str | None = None
     """Path of the generation log; None for none."""
 

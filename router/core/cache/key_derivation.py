@@ -22,7 +22,7 @@ import xxhash
 from router.core.cache import json_schema as schemas
 from router.core.cache.key import CacheKey, ContextMarkers, RequestParts, encode_canonical
 from router.core.cache.redis_keys import EMPTY_HASH, entry_key
-from router.core.endpoints.endpoint import Conversation, EmbeddingInput, InferenceRequest, Prompt
+from router.core.endpoints.endpoint import Conversation, EmbeddingInput, FileUpload, InferenceRequest, Prompt
 from router.core.endpoints.table import ENDPOINTS
 from router.errors import bad_request
 
@@ -63,6 +63,9 @@ _ABSENT: Final = object()  # tells a missing field from one that is null
 def split_parts(request: InferenceRequest, markers: ContextMarkers) -> RequestParts:
     """Splits a request into the parts of its key. Raises ApiError (400) above MAX_DOCUMENTS or MAX_PARTS."""
     endpoint, fields = request.endpoint, request.fields
+    if isinstance(endpoint.input, FileUpload):
+        # Without the file: nothing is looked up or stored under this key.
+        return RequestParts([], [], [endpoint.path, fields], "", texts_only=True)
     system: list[Any] = []
     rag: list[Any] = []
     other_fields = fields.copy()

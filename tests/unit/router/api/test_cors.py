@@ -9,9 +9,9 @@ APP, OTHER = b"https://app.example", b"https://evil.example"
 
 def lines(raw: bytes | None) -> dict[bytes, bytes]:
     assert raw is not None
-    pairs = [line.split(b": ", 1) for line in raw.split(b"\r\n")[:-1]]
+    pairs = [tuple(line.split(b": ", 1)) for line in raw.split(b"\r\n")[:-1]]
     assert len({name for name, _ in pairs}) == len(pairs)
-    return {name: value for name, value in pairs}
+    return dict(pairs)
 
 
 def preflight(policy: CorsPolicy, requested: bytes = b"", origin: bytes = APP) -> dict[bytes, bytes]:
