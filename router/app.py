@@ -179,6 +179,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     tracer = open_tracer(
         settings, telemetry.record_dropped_spans, process_state.open_exporter, old.tracer if old is not None else None
     )
+    max_audio = min(settings.router.max_audio, settings.router.max_bodies)
     inference_endpoints = {
         endpoint.path: InferenceEndpoint(
             endpoint,
@@ -187,7 +188,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
             tenant_limits,
             telemetry,
             process_state.body_budget,
-            max_body=settings.router.max_body if endpoint in ENDPOINTS else settings.router.max_audio,
+            max_body=settings.router.max_body if endpoint in ENDPOINTS else max_audio,
             max_bodies=settings.router.max_bodies,
             tracer=tracer,
         )

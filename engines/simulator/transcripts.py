@@ -92,7 +92,8 @@ def _parse_request(body: fields.Body, settings: SimulatorSettings) -> Generation
         raise Rejection(400, "Invalid or unsupported audio file.")
     digest = hashlib.sha256(audio).hexdigest()
     text = f"Transcribe {digest}. {options.get('prompt', '')}"
-    chat = {name: options[name] for name in ("model", "temperature", "seed", "stream") if name in options}
+    sampling = ("model", "temperature", "seed", "stream")
+    chat: fields.Body = {name: options[name] for name in sampling if name in options}
     usage = {
         "include_usage": options.get("stream_include_usage", False),
         "continuous_usage_stats": options.get("stream_continuous_usage_stats", False),
@@ -112,7 +113,7 @@ def _parse_request(body: fields.Body, settings: SimulatorSettings) -> Generation
 def _seconds(audio: bytes) -> float:
     try:
         with wave.open(io.BytesIO(audio)) as file:
-            return file.getnframes() / file.getframerate()
+            return float(file.getnframes() / file.getframerate())
     except (wave.Error, EOFError):
         return len(audio) / (2 * _SAMPLES_PER_SECOND)
 

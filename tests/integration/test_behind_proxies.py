@@ -3,16 +3,16 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 import pytest
 import pytest_asyncio
 
 from tests.support.certificate import needs_openssl
-from tests.support.proxies import Proxy, is_installed
+from tests.support.proxies import Proxy, find_binary
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import LLAMA, chat_body, router_config
@@ -24,13 +24,10 @@ from tests.support.waiting import TEST_TIMEOUT, eventually, read_until
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), needs_openssl]
 
 CHAT = "/v1/chat/completions"
-PROXIES = pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.skipif(not is_installed(name), reason=f"{name} is not installed"))
-        for name in ("nginx", "haproxy", "caddy")
-    ],
-)
+PROXIES = [
+    pytest.param(name, marks=pytest.mark.skipif(find_binary(name) is None, reason=f"{name} is not installed"))
+    for name in ("nginx", "haproxy", "caddy")
+]
 REPEATS_POSTS = ("nginx", "haproxy")
 """Proxies that send a request to another router if it had no response when its router died."""
 
@@ -44,8 +41,8 @@ class Site(NamedTuple):
     mistral: ScriptedEngine
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def site(name: str, tmp_path: Path, redis: Any, redis_server: RedisServer) -> AsyncIterator[Site]:
+@asynccontextmanager
+async def open_site(name: str, folder: Path, redis: RedisServer) -> AsyncIterator[Site]:
     pieces = (ROLE_FRAME + chat_frame(content="one"), chat_frame(content="two"), chat_frame(finish="stop") + DONE_FRAME)
     mistral = ScriptedEngine(*pieces, paced=True)
     routers: list[RouterProcess] = []
@@ -55,30 +52,45 @@ async def site(name: str, tmp_path: Path, redis: Any, redis_server: RedisServer)
         stack.push_async_callback(mistral.stop)
         engines = {"llama": ("llama", "any", llama.url), "mistral": ("mistral", "any", mistral.url)}
         for router_name in ("one", "two"):
-            text = router_config(redis_server.url, engines, router='drain = "2s"')
-            routers.append(RouterProcess(tmp_path, text, name=router_name))
+            text = router_config(redis.url, engines, router='drain = "2s"')
+            routers.append(RouterProcess(folder, text, name=router_name))
             stack.callback(routers[-1].kill)
             routers[-1].start()
         for router in routers:
             await router.wait_until_ready()
-        proxy = Proxy(name, tmp_path, (routers[0].port, routers[1].port))
+        proxy = Proxy(name, folder, (routers[0].port, routers[1].port))
         stack.push_async_callback(proxy.stop)
         await proxy.start()
         yield Site(proxy, (routers[0], routers[1]), llama, mistral)
 
 
-@PROXIES
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=PROXIES)
+async def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer
+) -> AsyncIterator[Site]:
+    async with open_site(request.param, tmp_path_factory.mktemp("site"), redis_server) as shared:
+        yield shared
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=PROXIES)
+async def own_site(request: pytest.FixtureRequest, tmp_path: Path, redis_server: RedisServer) -> AsyncIterator[Site]:
+    """One whose routers the test may stop."""
+    async with open_site(request.param, tmp_path, redis_server) as one:
+        yield one
+
+
 async def test_hits_headers_and_errors_pass(site: Site) -> None:
+    question = chat_body(f"The sea behind {site.proxy.name}?")
     async with site.proxy.client() as http:
-        first = await http.post(CHAT, json=chat_body("The sea?"), headers={"x-request-id": "mine"})
+        first = await http.post(CHAT, json=question, headers={"x-request-id": "mine"})
         assert (first.headers["x-cache"], first.headers["x-request-id"]) == ("MISS", "mine")
         for _ in range(4):  # from both routers
-            hit = await http.post(CHAT, json=chat_body("The sea?"))
+            hit = await http.post(CHAT, json=question)
             assert (hit.headers["x-cache"], hit.content) == ("HIT", first.content)
             assert {"age", "cache-status", "x-cache-key", "x-engine", "x-request-id"} <= set(hit.headers)
         cut = await http.post(CHAT, content=b"x" * (5 << 20))
         assert (cut.status_code, cut.json()["error"]["code"]) == (413, "body_too_large")
-        long = await http.post(CHAT, json=chat_body("The sea?"), headers={"x-long": "x" * 20_000})
+        long = await http.post(CHAT, json=question, headers={"x-long": "x" * 20_000})
         assert long.headers["x-cache"] == "HIT"
         assert (await http.options(CHAT)).headers["allow"] == "OPTIONS, POST"
         assert (await http.get("/readyz")).text == "ready\n"
@@ -86,33 +98,35 @@ async def test_hits_headers_and_errors_pass(site: Site) -> None:
         assert spoofed.status_code == 200
 
 
-@PROXIES
 async def test_a_stream_arrives_chunk_by_chunk(site: Site) -> None:
-    async with site.proxy.client() as http:
-        async with http.stream("POST", CHAT, json=chat_body("Hi", model="mistral", stream=True)) as answer:
-            assert answer.headers["content-type"].startswith("text/event-stream")
-            chunks = answer.aiter_bytes()
-            async with asyncio.timeout(TEST_TIMEOUT):
-                # The engine sends nothing more until the test has seen this.
-                await read_until(chunks, lambda data: b'"one"' in data)
-                site.mistral.chunk_permits.release()
-                await read_until(chunks, lambda data: b'"two"' in data)
-                site.mistral.chunk_permits.release()
-                assert (await read_until(chunks, lambda data: DONE_FRAME in data)).endswith(DONE_FRAME)
+    async with (
+        site.proxy.client() as http,
+        http.stream("POST", CHAT, json=chat_body(f"Hi from {site.proxy.name}", model="mistral", stream=True)) as answer,
+    ):
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        chunks = answer.aiter_bytes()
+        async with asyncio.timeout(TEST_TIMEOUT):
+            # The engine sends nothing more until the test has seen this.
+            await read_until(chunks, lambda data: b'"one"' in data)
+            site.mistral.chunk_permits.release()
+            await read_until(chunks, lambda data: b'"two"' in data)
+            site.mistral.chunk_permits.release()
+            assert (await read_until(chunks, lambda data: DONE_FRAME in data)).endswith(DONE_FRAME)
 
 
-@PROXIES
 async def test_a_client_that_leaves_ends_the_generation(site: Site) -> None:
     async with site.proxy.client() as http:
         body = chat_body("[[sim:stall after=2]] no-one waits", stream=True)
         async with http.stream("POST", CHAT, json=body, headers={"cache-control": "no-store"}) as answer:
             await anext(answer.aiter_bytes())
             assert (await site.llama.stats(in_flight=1))["in_flight"] == 1
-        await site.llama.stats(aborted=1, in_flight=0)
-        asking = asyncio.create_task(http.post(CHAT, json=chat_body("[[sim:stall after=2]] nor here")))
+        before = await site.llama.stats(aborted=1, in_flight=0)
+        asking = asyncio.create_task(
+            http.post(CHAT, json=chat_body(f"[[sim:stall after=2]] nor behind {site.proxy.name}"))
+        )
         await site.llama.stats(in_flight=1)
         asking.cancel()
-        await site.llama.stats(aborted=2, in_flight=0)
+        await site.llama.stats(aborted=before["aborted"] + 1, in_flight=0)
 
 
 class Outcome(NamedTuple):
@@ -128,10 +142,11 @@ class Outcome(NamedTuple):
 class Load:
     """Clients that ask one question after the other, half of them for streams; each question is a new one."""
 
-    def __init__(self, http: httpx.AsyncClient, clients: int) -> None:
+    def __init__(self, http: httpx.AsyncClient, name: str, clients: int) -> None:
         self.outcomes: list[Outcome] = []
         self.stopped = False  # a router
         self._http = http
+        self._name = name
         self._ending = False
         self._number = 0
         self._tasks = [asyncio.create_task(self._ask(streams=bool(index % 2))) for index in range(clients)]
@@ -144,7 +159,7 @@ class Load:
         while not self._ending:
             self._number += 1
             number, begun, complete, error = self._number, False, False, ""
-            body = chat_body(f"[[sim:tokens n=20]] Question {number}?", stream=streams)
+            body = chat_body(f"[[sim:tokens n=20]] Question {number} behind {self._name}?", stream=streams)
             try:
                 async with self._http.stream("POST", CHAT, json=body) as answer:
                     begun = not self.stopped
@@ -166,7 +181,7 @@ async def generations(router: RouterProcess) -> int:
 async def under_load(site: Site, number: signal.Signals) -> list[Outcome]:
     """What becomes of the requests if one of the routers gets a signal while both answer some."""
     async with site.proxy.client() as http:
-        load = Load(http, clients=12)
+        load = Load(http, f"{site.proxy.name}, {number.name}", clients=12)
         await eventually(lambda: len(load.outcomes) >= 24)
 
         async def both_are_busy() -> bool:
@@ -182,11 +197,10 @@ async def under_load(site: Site, number: signal.Signals) -> list[Outcome]:
     return load.outcomes
 
 
-@PROXIES
-async def test_a_router_that_is_killed_under_load_takes_with_it_only_what_it_carried(name: str, site: Site) -> None:
-    outcomes = await under_load(site, signal.SIGKILL)
+async def test_a_router_that_is_killed_under_load_takes_with_it_only_what_it_carried(own_site: Site) -> None:
+    outcomes = await under_load(own_site, signal.SIGKILL)
     lost = [outcome for outcome in outcomes if not outcome.complete]
-    if name in REPEATS_POSTS:
+    if own_site.proxy.name in REPEATS_POSTS:
         assert [outcome for outcome in lost if not (outcome.streams and outcome.begun)] == []
     # Its share of the twelve requests at a time, and with Caddy those that had no response yet.
     assert len(lost) <= 12
@@ -194,20 +208,18 @@ async def test_a_router_that_is_killed_under_load_takes_with_it_only_what_it_car
     assert max(outcome.number for outcome in lost or outcomes[:1]) < max(outcome.number for outcome in outcomes) - 12
 
 
-@PROXIES
-async def test_a_router_that_is_stopped_under_load_loses_nothing(site: Site) -> None:
-    outcomes = await under_load(site, signal.SIGTERM)
+async def test_a_router_that_is_stopped_under_load_loses_nothing(own_site: Site) -> None:
+    outcomes = await under_load(own_site, signal.SIGTERM)
     assert [outcome for outcome in outcomes if not outcome.complete] == []
-    assert site.routers[0].process.returncode == 0
+    assert own_site.routers[0].process.returncode == 0
 
 
-@PROXIES
-async def test_without_any_router_a_client_gets_503(name: str, site: Site) -> None:
-    for router in site.routers:
+async def test_without_any_router_a_client_gets_503(own_site: Site) -> None:
+    for router in own_site.routers:
         router.kill()
-    async with site.proxy.client() as http:
+    async with own_site.proxy.client() as http:
         answer = await http.post(CHAT, json=chat_body("Hi"))
     assert answer.status_code in (502, 503)
-    if name == "nginx":
+    if own_site.proxy.name == "nginx":
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert answer.json()["error"]["code"] == "no_router"

@@ -12,7 +12,10 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 APP, OTHER = "https://app.example", "https://evil.example"
 FROM_APP = {"origin": APP}
-KEYS = f'[auth]\nmode = "keys"\nadmin_keys = ["{hash_key(b"admin")}"]\n[[tenant]]\nname = "acme"\nkeys = ["{hash_key(b"key")}"]'
+KEYS = (
+    f'[auth]\nmode = "keys"\nadmin_keys = ["{hash_key(b"admin")}"]\n'
+    f'[[tenant]]\nname = "acme"\nkeys = ["{hash_key(b"key")}"]'
+)
 CHAT = "/v1/chat/completions"
 PREFLIGHT = {**FROM_APP, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
 

@@ -26,7 +26,7 @@ def documented(language: str) -> str:
 
 
 def replaced(text: str, **replacements: str) -> str:
-    """The text with each name replaced, all of which must be in it; `__` stands for any other character."""
+    """The text with each name replaced, all of which must be in it."""
     for pattern, value in replacements.items():
         text, count = re.subn(re.escape(pattern), lambda _, value=value: value, text)
         assert count, f"{pattern} is not on the page"
@@ -48,7 +48,10 @@ class Proxy:
         folder = self.log.parent
         environment = {**os.environ, "HOME": str(folder), "XDG_DATA_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(self._argv, stdout=log, stderr=log, env=environment, cwd=folder)
+            # Not asyncio's: its process belongs to one event loop.
+            self._process = subprocess.Popen(  # noqa: ASYNC220
+                self._argv, stdout=log, stderr=log, env=environment, cwd=folder
+            )
         async with self.client() as http:
 
             async def answers() -> bool:
@@ -61,7 +64,7 @@ class Proxy:
 
             await eventually(answers)
 
-    def client(self, **options: object) -> httpx.AsyncClient:
+    def client(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None)
         # verify=False: the certificate is made for the test.
         return httpx.AsyncClient(
@@ -74,7 +77,7 @@ class Proxy:
             await asyncio.to_thread(self._process.wait, TEST_TIMEOUT)
 
 
-def _common(text: str, port: int, routers: tuple[int, int]) -> str:
+def _common(text: str, routers: tuple[int, int]) -> str:
     first, second = routers
     return replaced(
         text, **{"10.0.0.11:8080": f"127.0.0.1:{first}", "10.0.0.12:8080": f"127.0.0.1:{second}"},
@@ -85,7 +88,7 @@ def _common(text: str, port: int, routers: tuple[int, int]) -> str:
 def _nginx(folder: Path, port: int, routers: tuple[int, int]) -> list[str]:
     certificate(folder)
     text = replaced(
-        _common(documented("nginx"), port, routers),
+        _common(documented("nginx"), routers),
         **{"listen 443 ssl": f"listen 127.0.0.1:{port} ssl", "/etc/nginx/llm.pem": f"{folder}/server.pem"},
     )
     paths = "".join(
@@ -101,7 +104,7 @@ def _nginx(folder: Path, port: int, routers: tuple[int, int]) -> list[str]:
 def _haproxy(folder: Path, port: int, routers: tuple[int, int]) -> list[str]:
     certificate(folder)
     text = replaced(
-        _common(documented("haproxy"), port, routers),
+        _common(documented("haproxy"), routers),
         **{"bind :443": f"bind 127.0.0.1:{port}", "/etc/haproxy/llm.pem": f"{folder}/server.pem"},
     )
     config = folder / "haproxy.cfg"
@@ -112,24 +115,24 @@ def _haproxy(folder: Path, port: int, routers: tuple[int, int]) -> list[str]:
 def _caddy(folder: Path, port: int, routers: tuple[int, int]) -> list[str]:
     certificate(folder)
     text = replaced(
-        _common(documented("caddyfile"), port, routers),
+        _common(documented("caddyfile"), routers),
         **{"llm.example {": f"https://127.0.0.1:{port} {{\n    tls {folder}/server.pem {folder}/server.pem"},
     )
     config = folder / "Caddyfile"
     # Without its admin API and the ports of HTTP, which only one process can have.
-    config.write_text(f"{{\n    admin off\n    auto_https off\n    persist_config off\n}}\n{text}")
+    config.write_text(f"{{\n    admin off\n    auto_https off\n}}\n{text}")
     return [_binary("caddy"), "run", "--adapter", "caddyfile", "--config", str(config)]
 
 
 _ARGV: Final = {"nginx": _nginx, "haproxy": _haproxy, "caddy": _caddy}
 
 
+def find_binary(name: str) -> str | None:
+    # Debian has nginx and haproxy in a folder that only root searches.
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
 def _binary(name: str) -> str:
-    """Debian has nginx and haproxy where only root looks for programs."""
-    path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    assert path is not None
+    path = find_binary(name)
+    assert path is not None, f"{name} is not installed"
     return path
-
-
-def is_installed(name: str) -> bool:
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin") is not None

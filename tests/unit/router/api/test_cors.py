@@ -9,9 +9,9 @@ APP, OTHER = b"https://app.example", b"https://evil.example"
 
 def lines(raw: bytes | None) -> dict[bytes, bytes]:
     assert raw is not None
-    pairs = [tuple(line.split(b": ", 1)) for line in raw.split(b"\r\n")[:-1]]
-    assert len({name for name, _ in pairs}) == len(pairs)
-    return dict(pairs)
+    pairs = [line.partition(b": ") for line in raw.split(b"\r\n")[:-1]]
+    assert len({name for name, _, _ in pairs}) == len(pairs)
+    return {name: value for name, _, value in pairs}
 
 
 def preflight(policy: CorsPolicy, requested: bytes = b"", origin: bytes = APP) -> dict[bytes, bytes]:

@@ -32,16 +32,27 @@ FILE = part(b'name="file"; filename="a.wav"', b"\x00\r\n--bound\r\n", b"Content-
 def read_independently(form: bytes, content_type: bytes) -> dict[str, tuple[str | None, bytes]]:
     """By Python's parser for mail: filename and value by name."""
     message = BytesParser(policy=email.policy.HTTP).parsebytes(b"Content-Type: " + content_type + b"\r\n\r\n" + form)
-    return {
-        str(one.get_param("name", header="content-disposition")): (one.get_filename(), one.get_payload(decode=True))
-        for one in message.iter_parts()
-    }
+    read: dict[str, tuple[str | None, bytes]] = {}
+    for one in message.iter_parts():
+        value = one.get_payload(decode=True)
+        assert isinstance(value, bytes)
+        read[str(one.get_param("name", header="content-disposition"))] = (one.get_filename(), value)
+    return read
 
 
 def refusal(form: bytes, content_type: bytes = TYPE) -> ApiError:
     with pytest.raises(ApiError) as caught:
         parse_form(form, content_type).texts()
     return caught.value
+
+
+def parsed_or_refused(form: bytes) -> FormData | None:
+    try:
+        parsed = parse_form(form, TYPE)
+        parsed.texts()
+    except ApiError:
+        return None
+    return parsed
 
 
 def test_texts_and_files_are_told_apart() -> None:
@@ -178,7 +189,7 @@ def test_every_value_is_kept_byte_for_byte(values: dict[str, bytes]) -> None:
 @given(st.integers(0, len(body(MODEL, FILE)) - 1))
 def test_a_form_that_is_cut_anywhere_is_refused(length: int) -> None:
     cut = body(MODEL, FILE)[:length]
-    if cut.endswith(b"--boundary--"[: len(b"--boundary--")]) or cut.endswith(b"--boundary--\r"):
+    if cut.removesuffix(b"\r").endswith(b"--boundary--"):
         assert len(parse_form(cut, TYPE).parts) == 2
     else:
         assert refusal(cut).status == 400
@@ -190,11 +201,8 @@ def test_a_damaged_form_is_refused_or_read_as_an_engine_reads_it(data: st.DataOb
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(damaged) - 1))
         damaged[at] = data.draw(st.sampled_from(b'\r\n"\\;=: -ab\x00\xff'))
-    try:
-        form: FormData = parse_form(bytes(damaged), TYPE)
-        form.texts()
-    except ApiError as error:
-        assert error.status == 400
+    form = parsed_or_refused(bytes(damaged))
+    if form is None:
         return
     read = read_independently(form.encode({}), form.content_type)
     assert {name: value for name, (_, value) in read.items()} == {

@@ -1,5 +1,7 @@
 """The recorder of transcripts: what starts, ends and fails a stream, wherever it is cut."""
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,10 +26,11 @@ REQUEST = parse_upload(TRANSCRIPTIONS, FORM % (b"x" * 4000), b"multipart/form-da
 
 def test_a_stream_is_passed_on_as_it_comes_and_its_end_is_held_back() -> None:
     recorder = TranscriptRecorder()
-    assert recorder.feed(SILENCE) == SILENCE
-    assert not recorder.started
-    assert recorder.feed(TEXT + LAST) == TEXT + LAST
-    assert recorder.started
+    forwarded = [recorder.feed(SILENCE)]
+    started = [recorder.started]
+    forwarded.append(recorder.feed(TEXT + LAST))
+    started.append(recorder.started)
+    assert (forwarded, started) == ([SILENCE, TEXT + LAST], [False, True])
     assert recorder.feed(USAGE + DONE) == USAGE
     assert recorder.is_complete
     assert recorder.final_frames(include_usage=False) == DONE
@@ -39,7 +42,7 @@ def test_a_stream_is_passed_on_as_it_comes_and_its_end_is_held_back() -> None:
 def test_it_does_not_matter_where_the_stream_is_cut(cuts: list[int]) -> None:
     stream, recorder, sent = SILENCE + TEXT + LAST + USAGE + DONE, TranscriptRecorder(), b""
     edges = [0, *sorted(cuts), len(stream)]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in itertools.pairwise(edges):
         sent += recorder.feed(stream[begin:end])
     assert sent + recorder.final_frames(include_usage=False) == stream
     assert recorder.is_complete
