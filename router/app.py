@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 
 from router.admin_app import build_admin
 from router.api.auth import Authenticator
+from router.api.cors import CorsPolicy
 from router.api.inference import InferenceEndpoint
 from router.api.ops import OpsRoutes, api_error, http_error, unhandled_error
 from router.api.prompt_log import with_prompt_log
@@ -19,7 +20,7 @@ from router.core.cache.key import ContextMarkers
 from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.redis_keys import tracked_prefixes
 from router.core.endpoints.cache_salt import derive_salts, sharing_group_name
-from router.core.endpoints.table import ENDPOINTS
+from router.core.endpoints.table import ENDPOINTS, UPLOAD_ENDPOINTS
 from router.core.resilience.breaker import BreakerPolicy
 from router.core.resilience.timeouts import EngineTimeouts
 from router.core.routing.classify import Classifier
@@ -192,6 +193,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     tracer = open_tracer(
         settings, telemetry.record_dropped_spans, process_state.open_exporter, old.tracer if old is not None else None
     )
+    max_audio = min(settings.router.max_audio, settings.router.max_bodies)
     inference_endpoints = {
         endpoint.path: InferenceEndpoint(
             endpoint,
@@ -200,11 +202,11 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
             tenant_limits,
             telemetry,
             process_state.body_budget,
-            max_body=settings.router.max_body,
+            max_body=settings.router.max_body if endpoint in ENDPOINTS else max_audio,
             max_bodies=settings.router.max_bodies,
             tracer=tracer,
         )
-        for endpoint in ENDPOINTS
+        for endpoint in (*ENDPOINTS, *UPLOAD_ENDPOINTS)
     }
     starlette_app = Starlette(
         routes=[*ops.routes(), tenant_usage_route(auth, tenant_limits, settings, admin.redis), *admin.routes],
@@ -225,6 +227,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         stored_keys=stored_keys,
         breakers=breakers,
         tracer=tracer,
+        cors=CorsPolicy(settings.router.allowed_origins) if settings.router.allowed_origins else None,
         admin_redis=admin.redis,
         event_hub=admin.event_hub,
         status_publisher=admin.status_publisher,

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from router.api.cors import CorsPolicy, is_private
 from router.api.inference import AsgiScope, AsgiSend, choose_request_id, send_error
 from router.errors import ApiError
-from router.net.server.client_connection import AsgiReceive
+from router.net.server.client_connection import CLIENT_EXTENSION, AsgiReceive, ClientConnection
 from router.net.tasks import cancel_and_wait
 from router.runtime import ProcessState, Runtime
 from router.settings import Settings
@@ -24,7 +25,7 @@ from router.upstream.announced_engines import with_fleet
 
 log = logging.getLogger("roundhouse.engines")
 
-ALLOW_POST: Final = [(b"allow", b"POST")]
+ALLOW_POST: Final = [(b"allow", b"OPTIONS, POST")]
 
 _POLL_INTERVAL: Final = 0.1  # seconds between two checks whether an old runtime is idle
 
@@ -69,6 +70,11 @@ class Application:
 
     def record_rejection(self, reason: str) -> None:
         self._process_state.telemetry.record_rejection(reason)
+
+    def error_headers(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        """Header lines of an error that the server reports by itself; see router.net.server.errors.ErrorHeaders."""
+        cors = self._runtime.cors
+        return cors.response_lines(headers) if cors is not None else b""
 
     async def reload(self, settings: Settings) -> None:
         """Puts settings into effect, except those of the server; see router.server.reload_settings.
@@ -143,11 +149,16 @@ class Application:
         runtime = self._runtime
         runtime.active_requests += 1
         try:
+            if runtime.cors is not None and _answers_preflight(runtime.cors, scope):
+                await _send_no_content(scope, send, [])
+                return
             endpoint = runtime.inference_endpoints.get(scope["path"])
             if endpoint is None:
                 await self._call_starlette(runtime, scope, receive, send)
             elif scope["method"] == "POST":
                 await endpoint(scope, receive, send)
+            elif scope["method"] == "OPTIONS":
+                await _send_no_content(scope, send, ALLOW_POST)
             else:
                 await _method_not_allowed(scope, send)
         finally:
@@ -194,6 +205,25 @@ class Application:
         runtimes = self._runtimes
         while any(runtime.has_followers for runtime in runtimes) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_INTERVAL)
+
+
+def _answers_preflight(cors: CorsPolicy, scope: AsgiScope) -> bool:
+    """Adds the header lines for browsers to the response. Returns whether they are all that the request wants.
+
+    A preflight needs neither a key nor a path that exists: a page can read an error only if it may send the request.
+    """
+    if is_private(scope["path"]):
+        return False
+    client: ClientConnection = scope["extensions"][CLIENT_EXTENSION]
+    preflight = cors.preflight_lines(scope["headers"]) if scope["method"] == "OPTIONS" else None
+    client.add_headers(cors.response_lines(scope["headers"]) if preflight is None else preflight)
+    return preflight is not None
+
+
+async def _send_no_content(scope: AsgiScope, send: AsgiSend, headers: list[tuple[bytes, bytes]]) -> None:
+    send = _with_request_id(scope, send)
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body"})
 
 
 async def _method_not_allowed(scope: AsgiScope, send: AsgiSend) -> None:

@@ -15,7 +15,8 @@ from router.settings import ConfigurationError, Override, Settings, load, missin
 
 log = logging.getLogger("roundhouse.server")
 
-_RELOADABLE: Final = ("max_body", "max_bodies", "log_prompts", "log_prompt_chars")  # of [router]
+# Of [router].
+_RELOADABLE: Final = ("max_body", "max_bodies", "max_audio", "allowed_origins", "log_prompts", "log_prompt_chars")
 _NO_FILE: Final = "there is no configuration file to reload; restart the router to ask its engines again"
 
 

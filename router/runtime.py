@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from starlette.applications import Starlette
 
+from router.api.cors import CorsPolicy
 from router.api.event_hub import EventHub
 from router.api.login_limiter import LoginLimiter
 from router.api.prompt_log import AsgiEndpoint
@@ -86,6 +87,7 @@ class ProcessState:
 class Runtime:
     """Everything that is built from one configuration.
 
+    `cors`: None if no page of another origin may use the router.
     `active_requests`: those that it is answering; `other_requests`: those of them to endpoints that do not generate.
     """
 
@@ -108,6 +110,7 @@ class Runtime:
         event_hub: EventHub,
         status_publisher: StatusPublisher,
         tracer: Tracer | None,
+        cors: CorsPolicy | None,
     ) -> None:
         self.settings = settings
         self.catalog = catalog
@@ -118,6 +121,7 @@ class Runtime:
         self.stored_keys = stored_keys
         self.breakers = breakers
         self.tracer = tracer
+        self.cors = cors
         self.active_requests = self.other_requests = 0
         self._event_hub = event_hub
         self._status_publisher = status_publisher

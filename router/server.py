@@ -211,6 +211,7 @@ def make_server(
             write_batcher=WriteBatcher(),
             connection_limit=limit,
             render_error=render,
+            error_headers=application.error_headers,
         ),
         "lifespan": "on",
         "access_log": False,

@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--runner", default="generate", choices=["generate", "pooling"], help="pooling: no generation")
     parser.add_argument("--pooling-task", default="embed", choices=get_args(PoolingTask), help="of a pooling model")
     parser.add_argument("--num-labels", type=int, default=1, help="classes of a model for classification")
+    parser.add_argument("--speech", action="store_true", help="a model for speech: the audio endpoints")
     parser.add_argument("--enable-auto-tool-choice", action="store_true")
     parser.add_argument("--generations", help="a log file, one line per generation; see docs/simulator.md")
     parser.add_argument("--log-level", default="warning", choices=["critical", "error", "warning", "info", "debug"])
@@ -57,6 +58,7 @@ def main() -> None:
             pooling=options.runner == "pooling",
             pooling_task=options.pooling_task,
             num_labels=options.num_labels,
+            speech=options.speech,
             generations=options.generations,
         )
     except ValueError as error:

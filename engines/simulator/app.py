@@ -26,6 +26,8 @@ from engines.simulator.request_log import RequestLog
 from engines.simulator.scoring import SCORING_APIS
 from engines.simulator.settings import VLLM_VERSION, SimulatorSettings
 from engines.simulator.tokenizing import COUNT_TOKENS_API, TOKENIZER_APIS
+from engines.simulator.tokens import encode_text
+from engines.simulator.transcripts import TRANSCRIPT_APIS, TranscriptEndpoint
 
 _VARY = {"Vary": "Origin"}
 
@@ -69,6 +71,15 @@ def create_app(settings: SimulatorSettings) -> Starlette:
         if settings.pooling_task == "embed":
             embeddings = EmbeddingEndpoint(settings, fault_registry, request_log, generation_log, time.time)
             api_routes.append(Route("/v1/embeddings", embeddings, methods=["POST"]))
+    elif settings.speech:
+        api_routes += [
+            Route(
+                api.path,
+                TranscriptEndpoint(api, engine, fault_registry, request_log, generation_log, time.time),
+                methods=["POST"],
+            )
+            for api in TRANSCRIPT_APIS
+        ]
     else:
         api_routes += [
             Route(

@@ -47,9 +47,7 @@ class SimulatorEndpoint(ABC, Generic[RequestT]):
         # Before validation, so that refused requests are logged too.
         self._request_log.record_request(scope["path"], headers, raw.decode("utf-8", "replace"))
         try:
-            if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-                raise unsupported_media_type()
-            body = parse_body(raw)
+            body = self._read_fields(raw, headers)
             request = self._parse_request(body)
             plan = self._plan_faults(request.text)
         except Rejection as rejection:
@@ -63,6 +61,12 @@ class SimulatorEndpoint(ABC, Generic[RequestT]):
             plan = self._generation_log.start_generation(body, plan)
         writer = ResponseWriter(scope, send, plan.chunk_bytes)
         await _cancel_on_disconnect(receive, self._answer(request, plan, writer, headers))
+
+    def _read_fields(self, raw: bytes, headers: dict[str, str]) -> Body:
+        """The fields of a JSON body; endpoints that take a form override it. Raises Rejection."""
+        if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+            raise unsupported_media_type()
+        return parse_body(raw)
 
     @abstractmethod
     def _parse_request(self, body: Body) -> RequestT:

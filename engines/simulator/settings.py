@@ -49,6 +49,8 @@ class SimulatorSettings:
     """Of a pooling model: vectors and their similarity, or classes. vLLM finds it out from the model."""
     num_labels: int = 1
     """Classes of a model for classification; with one, it is a cross-encoder, which also scores pairs of texts."""
+    speech: bool = False
+    """Serves the audio endpoints only, as vLLM does for a model such as Whisper."""
     generations: str | None = None
     """Path of the generation log; None for none."""
 

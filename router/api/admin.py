@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from router.api.admin_access import AdminAccess
+from router.api.allowed_methods import FallbackRoute, allowed_methods
 from router.api.engine_admin import EngineAdmin
 from router.api.inference import ClientDisconnectedError, read_body
 from router.api.key_admin import KeyAdmin
@@ -98,7 +99,8 @@ class AdminRoutes:
         routes = [Route(path, self._authenticated(handler), methods=[method]) for method, path, handler in handlers]
         # Without a key, a path that does not exist must look like one that does: 401 for both.
         not_found = self._authenticated(self._not_found)
-        return [*routes, *[Route(path, not_found, methods=_ALL_METHODS) for path in ("/admin", "/admin/{path:path}")]]
+        rest = [FallbackRoute(path, not_found, methods=_ALL_METHODS) for path in ("/admin", "/admin/{path:path}")]
+        return [*routes, *rest]
 
     def _authenticated(self, handler: AdminHandler) -> Callable[[Request], Awaitable[Response]]:
         async def authenticated(request: Request) -> Response:
@@ -160,8 +162,8 @@ class AdminRoutes:
             raise bad_request(f"Invalid request to explain: {error}", code="invalid_question") from None
         return await self._explainer.explain(query)
 
-    async def _not_found(self, _: Request) -> Any:
-        raise HTTPException(404)
+    async def _not_found(self, request: Request) -> Any:
+        raise HTTPException(405 if allowed_methods(request.app.routes, request.scope) else 404)
 
     async def _read_body(self, request: Request, limit: int) -> bytes:
         return await read_body(request.scope["headers"], request.receive, limit)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from router.api.auth import Authenticator
 from router.api.response_headers import JSON_CONTENT_TYPE, RawHeaders, ResponseHeaders
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl, parse_cache_control
-from router.core.endpoints.endpoint import Endpoint
+from router.core.endpoints.endpoint import Endpoint, FileUpload
 from router.core.routing.affinity import SESSION_ID
 from router.core.trace_context import traceparent_of, tracestate_of
 from router.errors import ApiError, internal_error, unavailable
@@ -64,6 +64,7 @@ class InferenceEndpoint:
         `tracer`: None if tracing is off.
         """
         self._endpoint = endpoint
+        self._takes_form = isinstance(endpoint.input, FileUpload)
         self._gateway = gateway
         self._auth = auth
         self._limits = limits
@@ -85,6 +86,8 @@ class InferenceEndpoint:
         )  # fmt: skip
         if traceparent is not None:
             exchange.trace_id, exchange.tracestate = traceparent[3:35], _tracestate(headers)
+        if self._takes_form:
+            exchange.form_type = b",".join([value for name, value in scope["headers"] if name == b"content-type"])
         tracer = self._tracer
         if tracer is not None:
             tracer.start(exchange)

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from router.api.allowed_methods import allowed_methods
 from router.api.auth import Authenticator
 from router.api.metrics_format import prefers_openmetrics
 from router.build_info import build_version
@@ -168,8 +169,19 @@ async def api_error(_: Request, error: Exception) -> Response:
 
 
 async def http_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler for its own 404 and 405, rendered in OpenAI's shape."""
+    """Starlette's handler for its own 404 and 405, rendered in OpenAI's shape. OPTIONS has no handler, so it is a 405.
+
+    `OPTIONS *` asks about the whole server (RFC 9110, section 9.3.7).
+    """
     assert isinstance(error, HTTPException)
+    if request.method == "OPTIONS" and request.scope["path"] == "*":
+        return Response(status_code=204, headers={"allow": "DELETE, GET, HEAD, OPTIONS, POST"})
+    headers = error.headers
+    if error.status_code == 405:
+        # Starlette's own `Allow` has the methods of one route; a path can have several.
+        headers = {"allow": ", ".join(allowed_methods(request.app.routes, request.scope))}
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
     if error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path}."
     else:
@@ -177,7 +189,7 @@ async def http_error(request: Request, error: Exception) -> Response:
     shaped = ApiError(
         error.status_code, message, code="method_not_allowed" if error.status_code == 405 else "not_found"
     )
-    return Response(shaped.body(), error.status_code, error.headers, media_type="application/json")
+    return Response(shaped.body(), error.status_code, headers, media_type="application/json")
 
 
 async def unhandled_error(_: Request, __: Exception) -> Response:

@@ -48,10 +48,13 @@ def with_prompt_log(
     """
     if not settings.router.log_prompts:
         return endpoints
-    return {
+    # An upload has no text to log.
+    logging_endpoints = {
         path: _PromptLoggingEndpoint(ENDPOINT_BY_PATH[path], endpoint, auth, settings, random)
         for path, endpoint in endpoints.items()
+        if path in ENDPOINT_BY_PATH
     }
+    return {**endpoints, **logging_endpoints}
 
 
 def prompt_log_warning(settings: Settings) -> str | None:

@@ -68,7 +68,12 @@ def build_template(kind: ResponseKind) -> HeaderTemplate:
         (b"x-adjusted", ", ".join(kind.adjusted_fields) or None),
     ]  # fmt: skip
     headers = [(name, value.encode().replace(b"%", b"%%")) for name, value in facts if value is not None]
-    headers += _SSE_HEADERS if kind.stream and kind.status == 200 else [JSON_CONTENT_TYPE]
+    if kind.stream and kind.status == 200:
+        headers += _SSE_HEADERS
+    elif kind.media_type is not None and kind.status == 200:
+        headers.append((b"content-type", kind.media_type.encode().replace(b"%", b"%%")))
+    else:
+        headers.append(JSON_CONTENT_TYPE)
     has_key = kind.has_key and cache not in _NO_LOOKUP
     lines = header_lines([(b"x-request-id", b"%b")])
     lines += header_lines([(b"x-cache-key", b"%b")]) if has_key else _EMPTY_CONVERSION

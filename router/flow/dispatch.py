@@ -28,6 +28,7 @@ from router.core.endpoints.engine_errors import (
 )
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.request import engine_body
+from router.core.endpoints.upload import engine_form, longest_answer, media_type
 from router.core.resilience.retry import parse_retry_after
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import UPSTREAM, ApiError, unavailable
@@ -209,6 +210,8 @@ class Dispatcher:
         self, slot: Slot, record: GenerationRecord, request: InferenceRequest
     ) -> tuple[bytes, RecordedResponse | NotStoredReason]:
         with await self._post(slot.engine, record, request, None) as response:
+            if request.form is not None:
+                record.media_type = media_type(response.content_type)
             body, complete = await response.read_up_to(MAX_RESPONSE)
         if not complete:
             raise answer_too_large("The response", MAX_RESPONSE)
@@ -231,7 +234,11 @@ class Dispatcher:
         `head_timeout`: seconds until the response head. None: the total timeout is the only limit. That is so for JSON,
         whose head comes only when the response is complete.
         """
-        total = self._timeouts.total(request.max_tokens, engine.max_model_len)
+        form = request.form
+        if form is None:
+            total = self._timeouts.total(request.max_tokens, engine.max_model_len)
+        else:  # an engine cuts a long file into pieces, so its context does not bound the response
+            total = self._timeouts.total(longest_answer(form), None)
         head_timeout = total if head_timeout is None else head_timeout
         stream_usage = engine.traits.stream_usage
         started_at = time.monotonic()
@@ -265,16 +272,21 @@ class Dispatcher:
         attempt_id = record.engine_request_id if number == 1 else f"{record.engine_request_id}-{number}"
         salt = self._cache_salts.get(record.tenant) if engine.traits.cache_salt else None
         priority = record.priority if engine.traits.priority else None
+        if request.form is None:
+            body = engine_body(request, engine.served_model, salt, stream_usage=stream_usage, priority=priority)
+        else:
+            body = engine_form(request.form, engine.served_model)
         response = await self._client.post(
             engine,
             request.endpoint,
-            engine_body(request, engine.served_model, salt, stream_usage=stream_usage, priority=priority),
+            body,
             request_id=attempt_id,
             traceparent=record.traceparent,
             tracestate=record.tracestate,
             priority=priority or None,
             head_timeout=head_timeout,
             total_timeout=total_timeout,
+            form_type=request.form.content_type if request.form is not None else None,
         )
         if record.trace is not None:
             record.trace.on_response(response)

@@ -38,6 +38,7 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     - `body_allocation`: the memory of the request's body, which is released when the generation ends.
     - `log_odds`: the classifier's score of the prompt, whose sign gives `task`.
     - `speculation`: its steps with a draft, if the engine reported them.
+    - `media_type`: as in Exchange.
     - `choices`: the number that the request asks for; an engine generates them at the same time.
     - `estimated_tokens`: estimated usage, if the engine reported none; see `total_tokens`.
     """
@@ -70,6 +71,7 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     estimated_tokens: int = 0
     speculation: RequestSpeculation | None = None
     choices: int = 1
+    media_type: str | None = None
     not_stored_reason: NotStoredReason | None = None
     error_reason: str | None = None
 
@@ -101,6 +103,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     - `key_id`: identifies the API key that the client sent; see router.api.auth.
     - `body_allocation`: the memory that its body is counted for.
     - `session_id`: the client's X-Session-ID.
+    - `form_type`: the request's Content-Type at an endpoint that takes a form; None at the others.
+    - `media_type`: the Content-Type of a response that is neither JSON nor a stream; else None.
     - `permit`: the reservation of a tenant with limits.
     - `generation_ms`: how long the engine took for the response, which may not have been generated for this request.
     - `age`, and `ttl` (the remaining time to live), are in whole seconds.
@@ -120,6 +124,8 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     trace_id: str | None = None
     trace: RequestTrace | None = None
     session_id: str | None = None
+    form_type: bytes | None = None
+    media_type: str | None = None
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
     permit: Reservation | None = None

@@ -89,7 +89,7 @@ class Gateway:
         self, exchange: Exchange, control: CacheControl, body: bytes, client: DisconnectWatcher
     ) -> GatewayResponse:
         """The response for the client: complete, or a stream in progress. Raises ApiError."""
-        parsed = self._resolver.resolve(exchange.endpoint, exchange.tenant, body, control)
+        parsed = self._resolver.resolve(exchange.endpoint, exchange.tenant, body, control, exchange.form_type)
         exchange.stream, exchange.model = parsed.request.stream, parsed.model.name
         tenant = self._cache_policy.tenants[exchange.tenant]
         bypass, may_store = decide_caching(

@@ -143,7 +143,7 @@ class InFlightRequest:
     def _estimate_tokens(self, result: GenerationResult) -> None:
         if self.request.endpoint.runs_model and not result.prompt_tokens + result.completion_tokens:
             events = self._dropped_events + sum(map(_count_events, self._frames))
-            self.record.estimated_tokens = estimate_tokens(len(self.request.body), events, len(result.body or b""))
+            self.record.estimated_tokens = estimate_tokens(self.request.prompt_size, events, len(result.body or b""))
 
     def _trim_buffer(self) -> None:
         """Drops the frames that all subscribers have read, then overruns the slowest ones while too much is left."""

@@ -30,6 +30,7 @@ ResponseFacts = tuple[
     str | None,
     str | None,
     tuple[str, ...],
+    str | None,
 ]
 """The fields of ResponseKind."""
 
@@ -59,6 +60,7 @@ class ResponseKind(NamedTuple):
     engine: str | None
     fallback_model: str | None
     adjusted_fields: tuple[str, ...]
+    media_type: str | None
 
 
 class RequestKind(NamedTuple):
@@ -97,6 +99,7 @@ def response_facts(exchange: Exchange) -> ResponseFacts:
         exchange.engine,
         exchange.fallback_model,
         exchange.adjusted_fields,
+        exchange.media_type,
     )
 
 

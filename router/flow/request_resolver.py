@@ -7,6 +7,7 @@ from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.request import parse_request
+from router.core.endpoints.upload import parse_upload
 from router.core.routing.classify import task_for
 from router.core.types import AUTO
 from router.errors import unknown_model
@@ -30,10 +31,18 @@ class RequestResolver:
         self._markers = markers
 
     def resolve(
-        self, endpoint: Endpoint, tenant: str, body: bytes, control: CacheControl = NO_DIRECTIVES
+        self,
+        endpoint: Endpoint,
+        tenant: str,
+        body: bytes,
+        control: CacheControl = NO_DIRECTIVES,
+        form_type: bytes | None = None,
     ) -> ParsedRequest:
-        """Raises ApiError for an invalid request (400), and for a model that is unknown or not the tenant's (404)."""
-        request = parse_request(endpoint, body)
+        """Raises ApiError for an invalid request (400), and for a model that is unknown or not the tenant's (404).
+
+        `form_type`: the Content-Type of a form; None for JSON.
+        """
+        request = parse_request(endpoint, body) if form_type is None else parse_upload(endpoint, body, form_type)
         parts = split_parts(request, self._markers)
         # Only `auto` depends on the task. For other models, the classification is left to ParsedRequest.log_odds.
         log_odds = self._log_odds_of(parts.question) if request.model == AUTO else None

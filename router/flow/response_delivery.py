@@ -58,6 +58,7 @@ class ResponseDelivery:
             raise RetryRequest
         record, exchange = inflight.record, self._exchange
         exchange.engine, exchange.fallback_model, exchange.task = record.engine, record.fallback_model, record.task
+        exchange.media_type = record.media_type
         exchange.first_token_at = time.perf_counter()
         if inflight.result is None:
             return None

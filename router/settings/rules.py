@@ -13,6 +13,7 @@ from router.net.redis import url as redis_address
 from router.settings.access_rules import broken_access
 from router.settings.launch_rules import broken_launch
 from router.settings.mistakes import Mistake, Place, hint, written
+from router.settings.origin_rules import broken_origins
 from router.settings.tables import (
     EMBEDDED,
     AuthSettings,
@@ -64,6 +65,7 @@ def _router(router: RouterSettings) -> Iterator[Mistake]:
     if router.max_bodies < router.max_body:
         at_least: Place = ("router", "max_body")
         yield Mistake(("router", "max_bodies"), "must be at least router.max_body", reads=(at_least,))
+    yield from broken_origins(("router", "allowed_origins"), router.allowed_origins)
 
 
 def _cache(cache: CacheSettings) -> Iterator[Mistake]:

@@ -78,6 +78,8 @@ class RouterSettings(Strict, frozen=True):
     log_prompt_chars: Annotated[int, Meta(ge=1, le=100_000)] = 500
     max_body: Bytes = Bytes(4 << 20)
     max_bodies: Bytes = Bytes(256 << 20)
+    max_audio: Bytes = Bytes(25 << 20)
+    allowed_origins: list[str] = []
     explore: Annotated[float, Meta(ge=0, le=1)] = 0.02
     receive: Seconds = Seconds(30)
     send: Seconds = Seconds(60)

@@ -24,11 +24,12 @@ class EngineClient:
     def post(
         self, engine: Engine, endpoint: Endpoint, body: bytes, *, request_id: str, traceparent: str | None,
         head_timeout: float, total_timeout: float, tracestate: str | None = None, priority: int | None = None,
+        form_type: bytes | None = None,
     ) -> Awaitable[EngineResponse]:  # fmt: skip
         """Send a request; returns the response once its head is there. Raises EngineError.
 
         `total_timeout`: seconds until the complete response must be there in any case. `priority`: for vLLM's
-        scheduler; None for the default.
+        scheduler; None for the default. `form_type`: the Content-Type of a form; None for JSON.
         """
         target = engine.target(endpoint.path)
         trace = header_line("traceparent", traceparent) if traceparent is not None else b""
@@ -38,7 +39,7 @@ class EngineClient:
             # Besides the body: the requests of /v1/messages have no such field in vLLM. The header counts more there.
             trace += header_line("x-vllm-priority", str(priority))
         message = b"%b%d\r\n%b%b\r\n%b" % (
-            target.post_prefix,
+            target.post_prefix if form_type is None else target.form_prefix(form_type),
             len(body),
             header_line("x-request-id", request_id),
             trace,

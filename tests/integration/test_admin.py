@@ -81,10 +81,15 @@ async def test_an_admin_key_is_not_a_tenants_key(guarded: RouterServer) -> None:
     assert (await guarded.chat("Hi", headers=ADMIN)).status_code == 401
 
 
-@pytest.mark.parametrize(("method", "path"), PAGES[-3:])
+@pytest.mark.parametrize(("method", "path"), PAGES[-3:-1])
 async def test_an_unknown_page_is_404_with_a_key(guarded: RouterServer, method: str, path: str) -> None:
     answer = await guarded.http.request(method, path, headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+
+
+async def test_a_wrong_method_is_405_with_a_key(guarded: RouterServer) -> None:
+    answer = await guarded.http.post("/admin/cache/stats", headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
 
 
 # -- read -------------------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ async def test_the_model_auto_is_unknown_where_no_model_has_tasks(make_router: M
 async def test_a_wrong_method_is_405_and_names_the_right_one(router: RouterServer, path: str, method: str) -> None:
     answer = await router.http.request(method, path)
     assert error_of(answer, 405)["code"] == "method_not_allowed"
-    assert answer.headers["allow"] == "POST"
+    assert answer.headers["allow"] == "OPTIONS, POST"
 
 
 async def test_a_wrong_method_on_a_page_is_405_and_names_the_right_ones(router: RouterServer) -> None:

@@ -66,6 +66,7 @@ class RouterServer:
             BoundedHttpProtocol,
             timeouts=ClientTimeouts(settings.router.receive, settings.router.send),
             render_error=render,
+            error_headers=self.application.error_headers,
         )
         options: dict[str, Any] = {"http": protocol, "ws": "none", "lifespan": "on", "log_config": None}
         self._config = uvicorn.Config(self.application, access_log=False, server_header=False, **options)

@@ -25,6 +25,7 @@ from router.core.cache.redis_keys import EMPTY_HASH, entry_key
 from router.core.endpoints.endpoint import (
     Conversation,
     EncodedInput,
+    FileUpload,
     InferenceRequest,
     Prompt,
     ScoredInput,
@@ -70,6 +71,9 @@ _ABSENT: Final = object()  # tells a missing field from one that is null
 def split_parts(request: InferenceRequest, markers: ContextMarkers) -> RequestParts:
     """Splits a request into the parts of its key. Raises ApiError (400) above MAX_DOCUMENTS or MAX_PARTS."""
     endpoint, fields = request.endpoint, request.fields
+    if isinstance(endpoint.input, FileUpload):
+        # Without the file: nothing is looked up or stored under this key.
+        return RequestParts([], [], [endpoint.path, fields], "", texts_only=True)
     system: list[Any] = []
     rag: list[Any] = []
     other_fields = fields.copy()

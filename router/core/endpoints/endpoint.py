@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from router.core.endpoints.answer_shapes import AnswerShapes
+from router.core.endpoints.form_data import FormData
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, RequestSpeculation
 from router.core.endpoints.request_fields import RequestFields
 from router.errors import ApiError
@@ -26,7 +27,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     - `stream`: whether the client wants events. Always False at an endpoint that does not stream.
     - `include_usage`: whether the client wants the usage event at the end of its stream.
     - `max_tokens`: the client's limit of the response, in tokens, whatever its name at the endpoint; None without one.
-    - `body`: the client's bytes.
+    - `body`: the client's bytes. `form`: the same, parsed, at an endpoint that takes a file.
     - `priority`: the one that the client asks for, see router.core.quota.priority; None if it asks for none.
     """
 
@@ -40,6 +41,14 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_tokens: int | None
     body: bytes
     priority: int | None = None
+    form: FormData | None = None
+
+    @property
+    def prompt_size(self) -> int:
+        """The bytes that may be text of the prompt, for estimates of its tokens."""
+        if self.form is None:
+            return len(self.body)
+        return sum(part.size for part in self.form.parts if part.filename is None)
 
     @property
     def deterministic(self) -> bool:
@@ -136,7 +145,14 @@ class ScoredInput:
     document_fields: tuple[str, ...]
 
 
-InputLayout = Conversation | Prompt | EncodedInput | TokenizedInput | ScoredInput
+@dataclass(frozen=True, slots=True)
+class FileUpload:
+    """The request is a form with a file in `field`; see router.core.endpoints.upload. Nothing is classified."""
+
+    field: str
+
+
+InputLayout = Conversation | Prompt | EncodedInput | TokenizedInput | ScoredInput | FileUpload
 """Where a request has its input."""
 
 

@@ -86,7 +86,7 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
     try:
         known = msgspec.convert(_with_model(fields, endpoint), endpoint.fields_type)
     except msgspec.ValidationError as error:
-        raise _wrong_type_error(error) from None
+        raise wrong_type_error(error) from None
     if (lacking := known.validate()) is not None:
         raise lacking
     if not (known.model or known.may_omit_model) or len(known.model) > MAX_MODEL_NAME:
@@ -122,7 +122,8 @@ def without_fields(request: InferenceRequest, names: Iterable[str]) -> Inference
     return msgspec.structs.replace(request, fields=fields, body=_encode(rest))
 
 
-def _wrong_type_error(error: msgspec.ValidationError) -> ApiError:
+def wrong_type_error(error: msgspec.ValidationError) -> ApiError:
+    """The 400 for a field that is missing or has a wrong type."""
     # msgspec's messages: "Expected `bool`, got `str` - at `$.stream`" and "Object missing required field `model`",
     # the latter with the path of the object that lacks it.
     text = str(error)

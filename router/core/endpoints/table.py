@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from router.core.endpoints.audio import TRANSCRIPTIONS, TRANSLATIONS
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.classify import CLASSIFY
 from router.core.endpoints.completions import COMPLETIONS
@@ -35,3 +36,6 @@ ENDPOINTS: Final = (
     RERANK_V2,
 )
 ENDPOINT_BY_PATH: Final[Mapping[str, Endpoint]] = {endpoint.path: endpoint for endpoint in ENDPOINTS}
+
+UPLOAD_ENDPOINTS: Final = (TRANSCRIPTIONS, TRANSLATIONS)
+"""Endpoints that take a form with a file: their requests are routed and not cached."""

@@ -14,7 +14,7 @@ LINGER: Final = 1.0
 class EngineResponse:
     """An engine's response from its head on. Closing it stops the engine.
 
-    - `status`, `retry_after`: from the head; None where it has none.
+    - `status`, `retry_after`, `content_type`: from the head; None where it has none.
     - `connect_seconds`: how long its connection took to open; None if another exchange has used it before.
     - `stream_to` passes the body on as it arrives, undecoded.
     - However it ends, complete, failed or cancelled, the connection is released: to the pool if the response is
@@ -33,6 +33,10 @@ class EngineResponse:
     def retry_after(self) -> str | None:
         value = self._require_connection().reader.header(b"retry-after")
         return value.decode("latin-1") if value is not None else None
+
+    @property
+    def content_type(self) -> bytes | None:
+        return self._require_connection().reader.header(b"content-type")
 
     @property
     def connect_seconds(self) -> float | None:

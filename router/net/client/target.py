@@ -23,7 +23,7 @@ class RequestTarget:
     `get_request` is a complete GET request; `post_prefix` is a POST request up to the value of content-length.
     """
 
-    __slots__ = ("get_request", "origin", "post_prefix")
+    __slots__ = ("_post_start", "get_request", "origin", "post_prefix")
 
     def __init__(self, base: str, path: str, *, headers: Mapping[str, str] = _NO_HEADERS, ca_file: str = "") -> None:
         """`headers` are part of every request. Raises ValueError for anything that is not the URL of an HTTP server."""
@@ -43,7 +43,12 @@ class RequestTarget:
             b"".join([header_line(name, value) for name, value in headers.items()]),
         )
         self.get_request = b"GET %b\r\n" % start
-        self.post_prefix = b"POST %bcontent-type: application/json\r\ncontent-length: " % start
+        self._post_start = b"POST %b" % start
+        self.post_prefix = self.form_prefix(b"application/json")
+
+    def form_prefix(self, content_type: bytes) -> bytes:
+        """A POST request with another content type, up to the value of content-length."""
+        return b"%bcontent-type: %b\r\ncontent-length: " % (self._post_start, content_type)
 
 
 def _parts(address: str) -> tuple[str, str, int, str]:

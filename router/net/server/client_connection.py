@@ -28,6 +28,9 @@ class ClientConnection(Protocol):
     def ignore_disconnect(self) -> None:
         """From now on, a disconnect cancels nothing."""
 
+    def add_headers(self, lines: bytes) -> None:
+        """Adds header lines in wire format to the response, whatever it will be. To be called before it starts."""
+
     def start_response(self, status: int, header_bytes: bytes, content_length: int | None) -> None:
         """Starts a response in place of ASGI's `http.response.start`; the body follows with `send`.
 

@@ -25,7 +25,7 @@ from uvicorn.server import ServerState
 from router.net.server.connection_limit import ConnectionLimit
 from router.net.server.cycle import STATUS_LINES, Cycle
 from router.net.server.eager import EagerRunner
-from router.net.server.errors import ProtocolError, RenderError
+from router.net.server.errors import ErrorHeaders, ProtocolError, RenderError
 from router.net.server.request_parser import RequestParser, RequestQueue
 from router.net.server.start_limiter import StartLimiter
 from router.net.server.timeouts import ClientTimeouts
@@ -71,6 +71,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         write_batcher: WriteBatcher | None = None,
         connection_limit: ConnectionLimit | None = None,
         render_error: RenderError,
+        error_headers: ErrorHeaders | None = None,
     ) -> None:
         """uvicorn passes the parameters before `timeouts`; those after it are shared by all connections."""
         self._loop = _loop or asyncio.get_running_loop()
@@ -82,6 +83,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._write_batcher = write_batcher or WriteBatcher()
         self._connection_limit = connection_limit
         self._render_error = render_error
+        self._error_headers = error_headers
         self._keep_alive_timeout = config.timeout_keep_alive
         self._check_interval = min(self._timeouts.receive, self._keep_alive_timeout)
         self._default_headers_source: Any = None
@@ -224,8 +226,9 @@ class BoundedHttpProtocol(asyncio.Protocol):
         cycle = self._parser.receiving_cycle
         # Three cases: a queued request is dropped; the active one gets the error if its response has not started;
         # otherwise the error is in bytes that belong to no request yet.
+        headers = self._parser.partial_headers
         if self._is_unstarted(cycle):
-            self._queue.pop()
+            headers = self._queue.pop()[1]["headers"]
         elif cycle is not None:
             if cycle.response_started:
                 self._close()
@@ -236,16 +239,22 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if self._is_busy():
             self._close_after_responses()  # the error came after the requests that are being answered
         else:
-            self.respond_with_error(error)
+            self.respond_with_error(error, headers)
 
-    def respond_with_error(self, error: ProtocolError) -> None:
+    def respond_with_error(self, error: ProtocolError, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        """`headers`: those of the request, if the application has not seen it."""
         body = self._render_error(error)
+        cycle = self._active_cycle
+        if cycle is not None:
+            extra = cycle.extra_headers
+        else:
+            extra = self._error_headers(headers or []) if self._error_headers is not None else b""
         # The default headers hold `connection: close` while the server drains, and it must not stand there twice.
         lines = [
             STATUS_LINES[error.status],
             self.default_headers()[0].replace(_CONNECTION_CLOSE, b""),
             b"x-request-id: %b\r\ncontent-type: application/json\r\n" % uuid.uuid4().hex.encode("ascii"),
-            b"content-length: %d\r\n%b\r\n" % (len(body), _CONNECTION_CLOSE),
+            b"content-length: %d\r\n%b%b\r\n" % (len(body), extra, _CONNECTION_CLOSE),
         ]
         if error.retry_after is not None:
             lines.insert(1, b"retry-after: %d\r\n" % error.retry_after)

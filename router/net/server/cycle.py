@@ -98,6 +98,7 @@ class Cycle:
         "_writer",
         "cancelled_by_disconnect",
         "disconnected",
+        "extra_headers",
         "keep_alive",
         "response_complete",
         "response_started",
@@ -116,6 +117,7 @@ class Cycle:
         self.response_complete = self.response_started = False  # started: its first bytes are written
         self.disconnected = self.cancelled_by_disconnect = False
         self.task: asyncio.Task[None] | None = None
+        self.extra_headers = b""
         self._connection = connection
         self._writer = connection.writer
         self._is_head_request = is_head_request
@@ -214,6 +216,9 @@ class Cycle:
 
     # -- response ---------------------------------------------------------------------------------------------------
 
+    def add_headers(self, lines: bytes) -> None:
+        self.extra_headers += lines
+
     def start_response(self, status: int, header_bytes: bytes, content_length: int | None) -> None:
         if self._response_head is not None:
             raise RuntimeError("the response has already started")
@@ -222,6 +227,8 @@ class Cycle:
             self.keep_alive = False
         elif not self.keep_alive:
             header_bytes += b"connection: close\r\n"
+        if self.extra_headers:
+            header_bytes += self.extra_headers
         if content_length is not None:
             self._remaining_length = content_length
             header_bytes += b"content-length: %d\r\n" % content_length

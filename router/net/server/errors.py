@@ -21,3 +21,6 @@ class ProtocolError(Exception):
 
 RenderError = Callable[[ProtocolError], bytes]
 """Renders the JSON body of the response to an error."""
+
+ErrorHeaders = Callable[[list[tuple[bytes, bytes]]], bytes]
+"""Gives further header lines for the response to an error, by the request's headers as far as they have arrived."""

@@ -110,6 +110,11 @@ class RequestParser:
         if self._bytes_after_head - self._body_bytes > MAX_HEAD_BYTES + _CHUNK_OVERHEAD_PER_BYTE * self._body_bytes:
             raise _invalid_http()
 
+    @property
+    def partial_headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers that have arrived of a request that is not in the queue yet."""
+        return self._headers
+
     def _reset_parser(self) -> None:
         parser = httptools.HttpRequestParser(self)
         # Otherwise bytes after a request with `Connection: close` are a parse error.
