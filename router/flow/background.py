@@ -17,6 +17,7 @@ from router.shared.inflight_leases import InFlightLeases
 from router.shared.ledger import FLUSH_INTERVAL
 from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits
+from router.upstream.model_lists import AdapterRefresh
 
 _HIT_FLUSH_INTERVAL: Final = 2.0  # seconds
 _ANNOUNCEMENTS_INTERVAL: Final = 2.0  # seconds between two reads, which decide whether a lease has ended
@@ -41,6 +42,7 @@ class BackgroundServices:
         announcements: Announcements,
         invalidation_handler: InvalidationHandler,
         flush_savings: Callable[[], None],
+        adapter_refresh: AdapterRefresh,
     ) -> None:
         """`flush_savings` sends the sums of the savings ledger."""
         self._pipeline = pipeline
@@ -54,6 +56,7 @@ class BackgroundServices:
         self._announcements = announcements
         self._invalidation_handler = invalidation_handler
         self._flush_savings = flush_savings
+        self._adapter_refresh = adapter_refresh
 
     async def start(self) -> None:
         """Connects to Redis and waits for that for a moment. Does not fail if Redis is down; `run` retries."""
@@ -116,6 +119,7 @@ class BackgroundServices:
         self._flush_hits()
         self._flush_savings()
         await self._invalidation_handler.aclose()
+        await self._adapter_refresh.aclose()
         await self._pipeline.aclose()  # sends what is queued
         # Last: until the pipeline is closed, replies make the stream writers send what remains.
         self._leases.stop()

@@ -8,12 +8,13 @@ it missed. Only then it serves from the local cache and lets older in-flight req
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.redis_keys import (
+    ADAPTERS_KEY,
     ANNOUNCEMENTS_KEY,
     DRAINS_KEY,
     PURGE_LOG_KEY,
@@ -53,7 +54,9 @@ class InvalidationHandler:
         drains: Drains,
         announcements: Announcements,
         breakers: Breakers,
+        on_adapters_changed: Callable[[], None],
     ) -> None:
+        """`on_adapters_changed` is called when an administrator has loaded or unloaded an adapter, at any router."""
         self._pipeline = pipeline
         self._local_cache = local_cache
         self._coalescer = coalescer
@@ -63,6 +66,7 @@ class InvalidationHandler:
         self._drains = drains
         self._announcements = announcements
         self._breakers = breakers
+        self._on_adapters_changed = on_adapters_changed
         self._connected = False
         self._needs_read = False  # something may have changed since it was last read
         self._read_task: asyncio.Task[None] | None = None
@@ -102,6 +106,8 @@ class InvalidationHandler:
             self._schedule_read()
         elif key in (DRAINS_KEY, ANNOUNCEMENTS_KEY):
             self._schedule_read()
+        elif key == ADAPTERS_KEY:
+            self._on_adapters_changed()
         elif is_flight_key(key):
             self._leases.on_stream_changed(key)
         elif is_breaker_key(key):

@@ -1,6 +1,6 @@
 """The first steps of every request: parse the body, resolve the model, derive the cache key."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
 from router.core.cache.key import ContextMarkers
@@ -8,7 +8,9 @@ from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.request import parse_request
 from router.core.routing.classify import task_for
+from router.core.routing.traffic_share import request_point
 from router.core.types import AUTO
+from router.flow.cohorts import pick_cohort
 from router.flow.parsed_request import ParsedRequest
 from router.upstream.catalog import Catalog
 
@@ -25,7 +27,12 @@ class RequestResolver:
         self._markers = markers
 
     def resolve(
-        self, endpoint: Endpoint, tenant: str, body: bytes, control: CacheControl = NO_DIRECTIVES
+        self,
+        endpoint: Endpoint,
+        tenant: str,
+        body: bytes,
+        control: CacheControl = NO_DIRECTIVES,
+        session: str | None = None,
     ) -> ParsedRequest:
         """Raises ApiError for an invalid request (400) and for an unknown model (404)."""
         request = parse_request(endpoint, body)
@@ -34,4 +41,19 @@ class RequestResolver:
         log_odds = self._log_odds_of(parts.question) if request.model == AUTO else None
         model = self._catalog.resolve(request.model, task_for(log_odds) if log_odds is not None else None)
         key = derive_cache_key(parts, tenant=tenant, model=model.name, revision=model.revision)
-        return ParsedRequest(request, parts, model, key, control, self._log_odds_of, log_odds)
+        parsed = ParsedRequest(request, parts, model, key, control, self._log_odds_of, log_odds)
+        shares = self._catalog.shares_of(model.configured_name)
+        if shares is not None:
+            self._assign_cohort(parsed, tenant, session, shares)
+        return parsed
+
+    def _assign_cohort(
+        self, parsed: ParsedRequest, tenant: str, session: str | None, shares: Mapping[str, int]
+    ) -> None:
+        """Decides now which engines the request is for: the key must tell what kind of answer it stands for."""
+        model = parsed.model
+        point = request_point(model.configured_name, tenant, session, parsed.key.text)
+        parsed.cohort, parsed.engine_revision = pick_cohort(self._catalog.engines_for(model.name), shares, point)
+        if parsed.engine_revision is not None:
+            revision = model.revision_at(parsed.engine_revision)
+            parsed.key = derive_cache_key(parsed.parts, tenant=tenant, model=model.name, revision=revision)
