@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from starlette.routing import Route
 
+from router.api.adapter_admin import AdapterAdmin
 from router.api.admin import AdminRoutes
 from router.api.admin_access import AdminAccess
 from router.api.auth import AdminAuthenticator
@@ -30,6 +31,8 @@ from router.shared.latest_requests import MAX_REQUESTS
 from router.shared.router_snapshots import RouterSnapshot
 from router.store.admin.scan import RedisClient
 from router.upstream.catalog import Catalog
+from router.upstream.client import EngineClient
+from router.upstream.model_lists import ModelListReader
 
 ADMIN_REDIS_TIMEOUT: Final = 5.0
 """Seconds that Redis has to reply to an admin request."""
@@ -55,6 +58,8 @@ def build_admin(
     pipeline: RedisPipeline,
     clock: RedisClock,
     explainer: Callable[[RedisClient], Explainer],
+    client: EngineClient,
+    model_lists: ModelListReader,
 ) -> Admin:
     # A client of its own: an admin command may be slow, and the pipeline has the short timeout of a look-up.
     redis = open_client(settings.redis_url, timeout=ADMIN_REDIS_TIMEOUT)
@@ -79,6 +84,7 @@ def build_admin(
         redis=redis,
         explainer=explainer(redis),
         engine_admin=EngineAdmin(catalog, drains),
+        adapter_admin=AdapterAdmin(catalog, client, model_lists, redis),
         status_admin=StatusAdmin(reader),
         max_body=settings.router.max_body,
     )

@@ -178,6 +178,8 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         pipeline=pipeline,
         clock=clock,
         explainer=partial(build_explainer, settings, resolver),
+        client=client,
+        model_lists=model_lists,
     )
     # Late: if something above raises, nothing holds a tracer.
     tracer = open_tracer(

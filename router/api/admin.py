@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from router.api.adapter_admin import AdapterAdmin
 from router.api.admin_access import AdminAccess
 from router.api.engine_admin import EngineAdmin
 from router.api.inference import ClientDisconnectedError, read_body
@@ -31,6 +32,7 @@ from router.store.admin.listing import fetch_detail, list_entries
 from router.store.admin.purge import PurgeResult, purge
 from router.store.admin.scan import RedisClient
 from router.store.admin.stats import collect_stats
+from router.upstream.adapter_changes import LOAD_PATH, UNLOAD_PATH
 
 log = logging.getLogger("roundhouse.admin")
 
@@ -61,6 +63,7 @@ class AdminRoutes:
         redis: RedisClient,
         explainer: Explainer,
         engine_admin: EngineAdmin,
+        adapter_admin: AdapterAdmin,
         status_admin: StatusAdmin,
         max_body: int,
     ) -> None:
@@ -68,6 +71,7 @@ class AdminRoutes:
         self._redis = redis
         self._explainer = explainer
         self._engine_admin = engine_admin
+        self._adapter_admin = adapter_admin
         self._status_admin = status_admin
         self._max_body = max_body
 
@@ -86,6 +90,8 @@ class AdminRoutes:
             ("GET", "/admin/engines", self._engine_admin.list_engines),
             ("POST", "/admin/engines/{name}/drain", self._engine_admin.drain),
             ("POST", "/admin/engines/{name}/resume", self._engine_admin.resume),
+            ("POST", LOAD_PATH, self._adapter_admin.load),
+            ("POST", UNLOAD_PATH, self._adapter_admin.unload),
         ]
         routes = [Route(path, self._authenticated(handler), methods=[method]) for method, path, handler in handlers]
         # Without a key, a path that does not exist must look like one that does: 401 for both.

@@ -104,6 +104,10 @@ class Catalog:
             (m for m in candidates if any(e.task == task for e in self._engines_by_model[m.name])), candidates[0]
         )
 
+    def resolve_configured(self, name: str) -> Model | None:
+        """The model of the configuration with this name or alias."""
+        return self._models_by_name.get(name)
+
     def engines_for(self, model: str) -> Sequence[Engine]:
         """The engines of a model, or those that have an adapter; empty for an adapter that no engine has any more."""
         engines = self._engines_by_model.get(model)
