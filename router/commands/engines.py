@@ -48,7 +48,8 @@ _IDLE_POLLS: Final = 3
 EngineNameArgument = Annotated[str, typer.Argument(help="Engine name, as in `roundhouse engines list`.")]
 
 app = typer.Typer(
-    help="List the engines; check them before their start; drain, resume, restart and switch one; show its log; LoRA adapters.",
+    help="List the engines; check them before their start; drain, resume, restart and switch one; show its log; "
+    "change LoRA adapters.",
     no_args_is_help=True,
 )
 app.command(name="list")(list_command)

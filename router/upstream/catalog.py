@@ -9,7 +9,7 @@ import msgspec
 from router.core.types import AUTO, Task
 from router.errors import unknown_model
 from router.shared.announcements import AnnouncedEngine
-from router.upstream.adapters import Adapter, adapter_name, adapter_revision, find_adapters
+from router.upstream.adapters import Adapter, ListedAdapter, adapter_name, adapter_revision, find_adapters
 from router.upstream.engine import Engine
 
 log = logging.getLogger("roundhouse.engines")
@@ -83,6 +83,7 @@ class Catalog:
         self._adapters_by_id: Mapping[str, Model] = {}
         self._engines_by_adapter: Mapping[str, Sequence[Engine]] = {}
         self._adapter_problems: Set[str] = frozenset()
+        self._seen_adapters: list[Sequence[ListedAdapter]] = []
         self.update_adapters()
 
     def resolve(self, name: str, task: Task | None) -> Model:
@@ -118,7 +119,12 @@ class Catalog:
         return self._shares_by_model.get(model)
 
     def update_adapters(self) -> None:
-        """To be called when an engine's `adapters` have changed."""
+        """To be called after each read of a list; does nothing if no engine's `adapters` have changed."""
+        # Not left to the reader: the catalog of a former configuration may have read them, for the same engine object.
+        seen = [engine.adapters for engine in self.engines.values()]
+        if seen == self._seen_adapters:
+            return
+        self._seen_adapters = seen
         listed = [(e.name, e.model, e.adapters) for e in self.engines.values() if e.model in self._engines_by_model]
         found = find_adapters(listed, self._models_by_name.keys() | {AUTO})
         problems = frozenset(found.problems)

@@ -31,13 +31,15 @@ class ModelListReader:
     """Keeps what the engines' lists tell up to date.
 
     - `read_first` is for an engine that comes up: what its list does not tell is unknown from then on.
-    - `refresh` reads the list of an engine that stays up once in REFRESH_INTERVAL, or if the first read failed. A
+    - `refresh` reads the list of an engine that stays up once in `interval`, or if the first read failed. A
       failure changes nothing.
-    - The catalog gets an engine's adapters only if they have changed.
     """
 
-    def __init__(self, catalog: Catalog, client: EngineClient, *, timeout: float = 2.0) -> None:
-        """`timeout` in seconds."""
+    def __init__(
+        self, catalog: Catalog, client: EngineClient, *, timeout: float = 2.0, interval: float = REFRESH_INTERVAL
+    ) -> None:
+        """`timeout` of a read, and `interval` between two of an engine, in seconds."""
+        self._interval = interval
         self._catalog = catalog
         self._client = client
         self._timeout = timeout
@@ -51,7 +53,7 @@ class ModelListReader:
         read_at = self._read_at.get(engine.name)
         if read_at is None:
             await self._read(engine, is_first=True)
-        elif engine.traits.lists_adapters and time.monotonic() - read_at >= REFRESH_INTERVAL:
+        elif engine.traits.lists_adapters and time.monotonic() - read_at >= self._interval:
             await self._read(engine, is_first=False)
 
     async def reread(self, engine: Engine) -> bool:
@@ -85,7 +87,7 @@ class ModelListReader:
                     listed.ignored_adapters,
                 )
             engine.adapters = listed.adapters
-            self._catalog.update_adapters()
+        self._catalog.update_adapters()
         return True
 
 

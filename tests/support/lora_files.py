@@ -14,7 +14,7 @@ def write_lora_adapter(folder: Path, base: Path, seed: int) -> Path:
     config = json.loads((base / "config.json").read_text())
     hidden, head = config["hidden_size"], config["head_dim"]
     outputs = {"q_proj": config["num_attention_heads"] * head, "v_proj": config["num_key_value_heads"] * head}
-    rng = random.Random(seed)  # noqa: S311 - the weights must be reproducible
+    rng = random.Random(seed)
     header: dict[str, object] = {}
     data = b""
     for layer in range(config["num_hidden_layers"]):

@@ -31,7 +31,8 @@ def test_shares_that_cannot_be_given_are_mistakes(settings: list[str], message: 
 
 
 @pytest.mark.parametrize(
-    "settings", [["share = 10", ""], ["share = 100"], ["share = 40", "share = 60"], ["share = 0", ""], ["share = 100", ""]]
+    "settings",
+    [["share = 10", ""], ["share = 100"], ["share = 40", "share = 60"], ["share = 0", ""], ["share = 100", ""]],
 )
 def test_shares_leave_the_rest_to_engines_without_one(settings: list[str]) -> None:
     assert len(parse_config(engines(*settings)).engine) == len(settings)
