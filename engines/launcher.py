@@ -10,7 +10,7 @@ import msgspec
 from engines.placement.ray_request import RayRequest, describe_resources
 from engines.plan import UpPlan
 from engines.spec import EngineSpec, LaunchSpec
-from engines.vllm_command import listen_options, vllm_argv, vllm_env
+from engines.vllm_command import listen_options, lora_modules, vllm_argv, vllm_env
 
 Program = Literal["vllm", "simulator"]
 
@@ -89,8 +89,10 @@ def engine_command(spec: EngineSpec, program: Program, plan: UpPlan) -> EngineCo
 
 def _simulator_argv(spec: EngineSpec, launch: LaunchSpec, draft: str | None) -> list[str]:
     argv = [sys.executable, "-m", "engines.simulator", *listen_options(spec)]
-    argv += ["--model", launch.target, "--served-model-name", spec.served_model, *launch.lora]
+    argv += ["--model", launch.target, "--served-model-name", spec.served_model]
     argv += ["--ttft-ms", str(_TTFT_MS), "--tokens-per-second", str(_TOKENS_PER_SECOND)]
+    if launch.lora:
+        argv += ["--enable-lora", "--lora-modules", *lora_modules(launch)]
     if spec.max_model_len is not None:
         argv += ["--max-model-len", str(spec.max_model_len)]
     if draft is not None:

@@ -82,11 +82,15 @@ def _launch_options(launch: LaunchSpec) -> list[str]:
     options += _switch("enable-chunked-prefill", launch.enable_chunked_prefill)
     options += _option("--chat-template", launch.chat_template)
     if launch.lora:
-        # As JSON, since vLLM reads name=path only if there is no comma in it. A batch may use every adapter.
-        adapters = [json.dumps({"name": name, "path": path}) for name, path in launch.lora.items()]
-        options += ["--enable-lora", "--max-loras", str(len(adapters)), "--lora-modules", *adapters]
+        # A batch may use every adapter.
+        options += ["--enable-lora", "--max-loras", str(len(launch.lora)), "--lora-modules", *lora_modules(launch)]
         options += _option("--max-lora-rank", launch.max_lora_rank)
     return options
+
+
+def lora_modules(launch: LaunchSpec) -> list[str]:
+    # As JSON, since vLLM reads name=path only if there is no comma in it.
+    return [json.dumps({"name": name, "path": path}) for name, path in launch.lora.items()]
 
 
 def _option(name: str, value: str | float | None) -> list[str]:

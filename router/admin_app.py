@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from starlette.routing import Route
 
+from router.api.adapter_admin import AdapterAdmin
 from router.api.admin import AdminRoutes
 from router.api.admin_access import AdminAccess
 from router.api.auth import AdminAuthenticator
@@ -32,6 +33,8 @@ from router.shared.router_snapshots import RouterSnapshot
 from router.shared.stored_keys import StoredKeys
 from router.store.admin.scan import RedisClient
 from router.upstream.catalog import Catalog
+from router.upstream.client import EngineClient
+from router.upstream.model_lists import ModelListReader
 
 ADMIN_REDIS_TIMEOUT: Final = 5.0
 """Seconds that Redis has to reply to an admin request."""
@@ -58,6 +61,8 @@ def build_admin(
     clock: RedisClock,
     stored_keys: StoredKeys,
     explainer: Callable[[RedisClient], Explainer],
+    client: EngineClient,
+    model_lists: ModelListReader,
 ) -> Admin:
     # A client of its own: an admin command may be slow, and the pipeline has the short timeout of a look-up.
     redis = open_client(settings.redis_url, timeout=ADMIN_REDIS_TIMEOUT)
@@ -85,6 +90,7 @@ def build_admin(
         explainer=explainer(redis),
         engine_admin=EngineAdmin(catalog, drains),
         key_admin=KeyAdmin(settings, redis),
+        adapter_admin=AdapterAdmin(catalog, client, model_lists, redis),
         status_admin=StatusAdmin(reader),
         max_body=settings.router.max_body,
     )

@@ -70,6 +70,7 @@ from router.tracing.otlp import OpenExporter, open_tracer
 from router.upstream.catalog import Catalog
 from router.upstream.client import EngineClient
 from router.upstream.configured_catalog import build_catalog
+from router.upstream.model_lists import AdapterRefresh, ModelListReader
 from router.upstream.probe import EngineProbe
 
 
@@ -143,6 +144,8 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         random=process_state.random,
         affinity_names={name: sharing_group_name(name, group) for name, group in groups(settings).items()},
     )
+    model_lists = ModelListReader(catalog, client)
+    adapter_refresh = AdapterRefresh(catalog, model_lists)
     gateway, coalescer, background_services = _build_gateway(
         settings,
         backend,
@@ -161,10 +164,12 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         drains,
         announcements,
         stored_keys,
+        adapter_refresh,
     )
     probe = EngineProbe(
         catalog,
         client,
+        model_lists=model_lists,
         on_round=partial(
             on_probe_round,
             selector,
@@ -188,6 +193,8 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         clock=clock,
         stored_keys=stored_keys,
         explainer=partial(build_explainer, settings, resolver),
+        client=client,
+        model_lists=model_lists,
     )
     # Late: if something above raises, nothing holds a tracer.
     tracer = open_tracer(
@@ -275,6 +282,7 @@ def _build_gateway(
     drains: Drains,
     announcements: Announcements,
     stored_keys: StoredKeys,
+    adapter_refresh: AdapterRefresh,
 ) -> tuple[Gateway, Coalescer, BackgroundServices]:
     cache, timeouts = settings.cache, settings.timeouts
     hit_counter = HitCounter()
@@ -289,6 +297,7 @@ def _build_gateway(
             health,
             max_entry=cache.max_entry,
             cache_salts=cache_salts,
+            on_adapter_not_served=adapter_refresh.request,
         ),
         on_abandon=cache.on_abandon,
         abandon_timeout=cache.abandon,
@@ -341,6 +350,7 @@ def _build_gateway(
         announcements=announcements,
         breakers=breakers,
         stored_keys=stored_keys,
+        on_adapters_changed=adapter_refresh.request,
     )
     listener = Listener(
         backend,
@@ -355,7 +365,7 @@ def _build_gateway(
         pipeline=pipeline, purges=purges, leases=leases, listener=listener, coalescer=coalescer,
         hit_counter=hit_counter, tenant_limits=tenant_limits, drains=drains,
         announcements=announcements, stored_keys=stored_keys, invalidation_handler=invalidation_handler,
-        flush_savings=partial(telemetry.flush_savings, pipeline, clock.now),
+        flush_savings=partial(telemetry.flush_savings, pipeline, clock.now), adapter_refresh=adapter_refresh,
     )  # fmt: skip
     return gateway, coalescer, background_services
 

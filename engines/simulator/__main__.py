@@ -1,8 +1,10 @@
 """The command line: `python -m engines.simulator --model NAME`."""
 
 import argparse
+import os
 from typing import get_args
 
+from engines.simulator.adapters import parse_module
 from engines.simulator.server import run
 from engines.simulator.settings import PoolingTask, SimulatorSettings, SpecDecodeMetricsLevel
 
@@ -36,6 +38,13 @@ def main() -> None:
     parser.add_argument("--speech", action="store_true", help="a model for speech: the audio endpoints")
     parser.add_argument("--enable-auto-tool-choice", action="store_true")
     parser.add_argument("--generations", help="a log file, one line per generation; see docs/simulator.md")
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--lora-modules", nargs="+", default=[], help="adapters: name=path, or JSON as for vLLM")
+    parser.add_argument(
+        "--allow-runtime-lora-updating", action="store_true",
+        default=os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "0").strip().lower() in ("1", "true"),
+        help="serve /v1/load_lora_adapter and /v1/unload_lora_adapter, as with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
+    )  # fmt: skip
     parser.add_argument("--log-level", default="warning", choices=["critical", "error", "warning", "info", "debug"])
     options = parser.parse_args()
     try:
@@ -60,6 +69,9 @@ def main() -> None:
             num_labels=options.num_labels,
             speech=options.speech,
             generations=options.generations,
+            enable_lora=options.enable_lora,
+            lora_modules=tuple(parse_module(text) for text in options.lora_modules),
+            allow_runtime_lora_updating=options.allow_runtime_lora_updating,
         )
     except ValueError as error:
         parser.error(str(error))

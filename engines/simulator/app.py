@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from engines.simulator.adapters import AdapterRegistry, adapter_routes
 from engines.simulator.apis import APIS
 from engines.simulator.bodies import models_body
 from engines.simulator.control import control_routes
@@ -36,6 +37,7 @@ def create_app(settings: SimulatorSettings) -> Starlette:
     engine = EngineCore(settings, time.monotonic)
     fault_registry, request_log = FaultRegistry(), RequestLog()
     generation_log = None if settings.generations is None else GenerationLog(Path(settings.generations), time.monotonic)
+    adapters = AdapterRegistry(settings)
     registry = CollectorRegistry()
     GCCollector(registry)
     PlatformCollector(registry)
@@ -49,7 +51,7 @@ def create_app(settings: SimulatorSettings) -> Starlette:
     )
 
     async def models(_: Request) -> Response:
-        return _json(models_body(settings, int(time.time())))
+        return _json(models_body(settings, adapters.list_adapters(), int(time.time())))
 
     async def version(_: Request) -> Response:
         return _json({"version": VLLM_VERSION})
@@ -84,7 +86,7 @@ def create_app(settings: SimulatorSettings) -> Starlette:
         api_routes += [
             Route(
                 api.path,
-                GenerationEndpoint(api, engine, fault_registry, request_log, generation_log, time.time),
+                GenerationEndpoint(api, engine, adapters, fault_registry, request_log, generation_log, time.time),
                 methods=["POST"],
             )
             for api in APIS
@@ -99,6 +101,8 @@ def create_app(settings: SimulatorSettings) -> Starlette:
         )
         for api in _json_apis(settings)
     ]
+    if settings.allow_runtime_lora_updating:
+        api_routes += adapter_routes(adapters)
     return Starlette(
         routes=[
             *api_routes,

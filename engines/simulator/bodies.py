@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Iterable
 
+from engines.simulator.adapters import LoadedAdapter
 from engines.simulator.answers import TokenKind
 from engines.simulator.engine import Delta
 from engines.simulator.frames import Envelope, finish_reason, tool_call_id, usage_object
@@ -164,22 +165,24 @@ def _token_ids(choice: ChoiceAccumulator) -> list[int]:
     return [token_id(text) for text in choice.texts]
 
 
-def models_body(settings: SimulatorSettings, created: int) -> Json:
+def models_body(settings: SimulatorSettings, adapters: Iterable[LoadedAdapter], created: int) -> Json:
+    models = [_model(name, settings.model, None, settings.context_length, created) for name in settings.model_names]
     return {
         "object": "list",
-        "data": [
-            {
-                "id": name,
-                "object": "model",
-                "created": created,
-                "owned_by": "vllm",
-                "root": settings.model,
-                "parent": None,
-                "max_model_len": settings.context_length,
-                "permission": [_permission(created)],
-            }
-            for name in settings.model_names
-        ],
+        "data": [*models, *(_model(each.name, each.path, each.base, None, created) for each in adapters)],
+    }
+
+
+def _model(name: str, root: str, parent: str | None, max_model_len: int | None, created: int) -> Json:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "vllm",
+        "root": root,
+        "parent": parent,
+        "max_model_len": max_model_len,
+        "permission": [_permission(created)],
     }
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 
+from engines.simulator.adapters import AdapterRegistry
 from engines.simulator.apis import GenerationApi
 from engines.simulator.bodies import ChoiceAccumulator
 from engines.simulator.endpoint import SimulatorEndpoint, apply_fault, drop_before_headers
@@ -24,6 +26,7 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
         self,
         api: GenerationApi,
         engine: EngineCore,
+        adapters: AdapterRegistry,
         fault_registry: FaultRegistry,
         request_log: RequestLog,
         generation_log: GenerationLog | None,
@@ -32,10 +35,12 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
         super().__init__(fault_registry, request_log, generation_log)
         self._api = api
         self._engine = engine
+        self._adapters = adapters
         self._now = now
 
     def _parse_request(self, body: Body) -> GenerationRequest:
-        return self._api.parse_request(body, self._engine.settings)
+        settings = self._adapters.settings_for(body.get("model"))
+        return replace(self._api.parse_request(body, settings), served_name=settings.model_names[0])
 
     def _error_body(self, rejection: Rejection) -> object:
         return self._api.error_body(rejection)
@@ -45,7 +50,7 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
     ) -> None:
         settings = self._engine.settings
         name = self._api.make_id(request, headers)
-        envelope = Envelope(name, int(self._now()), settings.model_names[0], settings.fingerprint)
+        envelope = Envelope(name, int(self._now()), request.served_name, settings.fingerprint)
         send = self._send_stream if request.stream else self._send_json
         try:
             with self._request_log.track_generation():

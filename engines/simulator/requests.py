@@ -100,6 +100,8 @@ class GenerationRequest:
     """Hash of the model and of the other fields that select the generated text, without the prompt."""
     salt: int
     """Hash of `cache_salt`, which separates prefix caches."""
+    served_name: str = ""
+    """The model's name in the response."""
     original: Mapping[str, Any] = field(default_factory=dict)
     """The fields of the body, for an API whose response repeats them."""
 

@@ -1,6 +1,6 @@
 """The configuration of one simulated engine: its model, its speed and its size."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from xxhash import xxh32_hexdigest
@@ -53,10 +53,18 @@ class SimulatorSettings:
     """Serves the audio endpoints only, as vLLM does for a model such as Whisper."""
     generations: str | None = None
     """Path of the generation log; None for none."""
+    # Not in `repr`, so not in the fingerprint: in vLLM, adapters do not change it.
+    enable_lora: bool = field(default=False, repr=False)
+    lora_modules: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Name and path of the adapters that are loaded at the start."""
+    allow_runtime_lora_updating: bool = field(default=False, repr=False)
+    """Whether adapters can be loaded and unloaded (vLLM's VLLM_ALLOW_RUNTIME_LORA_UPDATING)."""
 
     def __post_init__(self) -> None:
         if self.kv_blocks < 2:
             raise ValueError("a KV cache needs at least 2 blocks, since vLLM keeps one for itself")
+        if self.lora_modules and not self.enable_lora:
+            raise ValueError("lora_modules requires enable_lora")
         if self.per_request_spec_decode_metrics != "none" and self.draft is None:
             raise ValueError("per_request_spec_decode_metrics requires a draft")
         if self.max_model_len is not None and self.max_model_len > self.kv_tokens:

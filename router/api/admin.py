@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from router.api.adapter_admin import AdapterAdmin
 from router.api.admin_access import AdminAccess
 from router.api.allowed_methods import FallbackRoute, allowed_methods
 from router.api.engine_admin import EngineAdmin
@@ -34,6 +35,7 @@ from router.store.admin.listing import fetch_detail, list_entries
 from router.store.admin.purge import PurgeResult, purge
 from router.store.admin.scan import RedisClient
 from router.store.admin.stats import collect_stats
+from router.upstream.adapter_changes import LOAD_PATH, UNLOAD_PATH
 
 log = logging.getLogger("roundhouse.admin")
 
@@ -65,6 +67,7 @@ class AdminRoutes:
         explainer: Explainer,
         engine_admin: EngineAdmin,
         key_admin: KeyAdmin,
+        adapter_admin: AdapterAdmin,
         status_admin: StatusAdmin,
         max_body: int,
     ) -> None:
@@ -73,6 +76,7 @@ class AdminRoutes:
         self._explainer = explainer
         self._engine_admin = engine_admin
         self._key_admin = key_admin
+        self._adapter_admin = adapter_admin
         self._status_admin = status_admin
         self._max_body = max_body
 
@@ -95,6 +99,8 @@ class AdminRoutes:
             ("GET", "/admin/keys", self._key_admin.list),
             ("POST", "/admin/keys", self._key_admin.create),
             ("DELETE", "/admin/keys/{key}", self._key_admin.revoke),
+            ("POST", LOAD_PATH, self._adapter_admin.load),
+            ("POST", UNLOAD_PATH, self._adapter_admin.unload),
         ]
         routes = [Route(path, self._authenticated(handler), methods=[method]) for method, path, handler in handlers]
         # Without a key, a path that does not exist must look like one that does: 401 for both.

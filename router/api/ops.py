@@ -91,6 +91,7 @@ class OpsRoutes:
             "created": self._created,
             "owned_by": "roundhouse",
             "root": model.name if model is not None else None,
+            "parent": model.adapter.base if model is not None and model.adapter is not None else None,
             "max_model_len": max(known) if known else None,
         }
 

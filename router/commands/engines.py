@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from msgspec.structs import replace
 
+from router.commands.adapters import app as adapters
 from router.commands.console import (
     EXIT_USAGE,
     ConfigOption,
@@ -47,10 +48,12 @@ _IDLE_POLLS: Final = 3
 EngineNameArgument = Annotated[str, typer.Argument(help="Engine name, as in `roundhouse engines list`.")]
 
 app = typer.Typer(
-    help="List the engines; check them before their start; drain, resume, restart and switch one; show its log.",
+    help="List the engines; check them before their start; drain, resume, restart and switch one; show its log; "
+    "change LoRA adapters.",
     no_args_is_help=True,
 )
 app.command(name="list")(list_command)
+app.add_typer(adapters, name="adapters")
 for command in (logs, switch, rollback):
     app.command()(command)
 

@@ -18,6 +18,7 @@ from router.shared.ledger import FLUSH_INTERVAL
 from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits
 from router.shared.stored_keys import StoredKeys
+from router.upstream.model_lists import AdapterRefresh
 
 _HIT_FLUSH_INTERVAL: Final = 2.0  # seconds
 _ANNOUNCEMENTS_INTERVAL: Final = 2.0  # seconds between two reads, which decide whether a lease has ended
@@ -43,6 +44,7 @@ class BackgroundServices:
         stored_keys: StoredKeys,
         invalidation_handler: InvalidationHandler,
         flush_savings: Callable[[], None],
+        adapter_refresh: AdapterRefresh,
     ) -> None:
         """`flush_savings` sends the sums of the savings ledger."""
         self._pipeline = pipeline
@@ -57,6 +59,7 @@ class BackgroundServices:
         self._stored_keys = stored_keys
         self._invalidation_handler = invalidation_handler
         self._flush_savings = flush_savings
+        self._adapter_refresh = adapter_refresh
 
     async def start(self) -> None:
         """Connects to Redis and waits for that for a moment. Does not fail if Redis is down; `run` retries."""
@@ -123,6 +126,7 @@ class BackgroundServices:
         await self._invalidation_handler.aclose()
         self._stored_keys.flush_used()
         self._stored_keys.withdraw()
+        await self._adapter_refresh.aclose()
         await self._pipeline.aclose()  # sends what is queued
         # Last: until the pipeline is closed, replies make the stream writers send what remains.
         self._leases.stop()

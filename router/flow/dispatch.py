@@ -68,8 +68,11 @@ class Dispatcher:
         *,
         max_entry: int,
         cache_salts: Mapping[str, str] = MappingProxyType({}),
+        on_adapter_not_served: Callable[[], None] = lambda: None,
     ) -> None:
         """`max_entry`: bytes of an entry at most; a larger response is not recorded.
+
+        `on_adapter_not_served` is called when an engine does not have the adapter that it has listed.
 
         `cache_salts`: by tenant, the salt of its prompts in the engines' prefix caches; see core.endpoints.cache_salt.
         """
@@ -80,6 +83,7 @@ class Dispatcher:
         self._max_entry = max_entry
         self._shapes = AnswerShapes()
         self._cache_salts = cache_salts
+        self._on_adapter_not_served = on_adapter_not_served
 
     def start_stream(
         self, record: GenerationRecord, request: InferenceRequest, engines: Sequence[Engine], publish: Publish
@@ -132,7 +136,9 @@ class Dispatcher:
                     if permit is not None and (not permit.probe or await permit.claim_probe()):
                         record.attempts += 1
                         record.engine = engine.name
-                        record.fallback_model = engine.model if engine.model != record.model else None
+                        requested = record.model if record.adapter is None else record.adapter.base
+                        record.fallback_model = engine.model if engine.model != requested else None
+                        record.has_other_revision = engine.revision != record.engine_revision
                         record.sent_at = now = time.perf_counter()
                         record.energy = engine.energy.start(now) if engine.announced is not None else None
                         record.dispatched_at = record.dispatched_at or now  # of the first attempt
@@ -150,6 +156,8 @@ class Dispatcher:
                             if _lacks_endpoint(error)
                             else error.refusal
                         )
+                        if record.adapter is not None:
+                            self._on_adapter_not_served()
                     else:
                         last_error = error
                     attempts.record_failure(engine, error)
@@ -272,10 +280,11 @@ class Dispatcher:
         attempt_id = record.engine_request_id if number == 1 else f"{record.engine_request_id}-{number}"
         salt = self._cache_salts.get(record.tenant) if engine.traits.cache_salt else None
         priority = record.priority if engine.traits.priority else None
+        model = engine.served_model if record.adapter is None else record.adapter.id
         if request.form is None:
-            body = engine_body(request, engine.served_model, salt, stream_usage=stream_usage, priority=priority)
+            body = engine_body(request, model, salt, stream_usage=stream_usage, priority=priority)
         else:
-            body = engine_form(request.form, engine.served_model)
+            body = engine_form(request.form, model)
         response = await self._client.post(
             engine,
             request.endpoint,

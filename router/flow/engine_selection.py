@@ -19,7 +19,10 @@ from router.core.routing.draft_stats import DraftStats, MeasuredGeneration, unsu
 from router.core.routing.ranking import rank_engines, task_distance
 from router.core.routing.score_bins import TASKS, score_bin
 from router.core.routing.step_rates import load_level
+from router.core.routing.traffic_share import REST
 from router.core.types import Task
+from router.errors import unknown_model
+from router.flow.cohorts import split_by_cohort
 from router.flow.exchange import GenerationRecord
 from router.flow.parsed_request import ParsedRequest
 from router.upstream.catalog import Catalog
@@ -87,6 +90,8 @@ class EngineSelector:
             serving = self._with_endpoint(serving, request.endpoint.path)
             if not serving:
                 raise unsupported_endpoint(parsed.model.name, request.endpoint.path)
+        if not any(serving):  # an adapter that its last engine has lost since the request was parsed
+            raise unknown_model(request.model)
         able = [
             long_enough
             for engines in serving
@@ -106,7 +111,12 @@ class EngineSelector:
         explore = session is None and self._random() < self._exploration_rate
         deviations = self._draw_deviations(able) if session is None and self._exploration_rate > 0 else {}
         return Selection(
-            lambda: [e for engines in able for e in self._rank(engines, parsed, tenant, session, explore, deviations)],
+            lambda: [
+                engine
+                for engines in able
+                for cohort in self._cohorts(engines, parsed)
+                for engine in self._rank(cohort, parsed, tenant, session, explore, deviations)
+            ],
             without_fields(request, adjusted) if adjusted else request,
             adjusted,
         )
@@ -116,6 +126,15 @@ class EngineSelector:
         now = self._clock()
         having = [[engine for engine in engines if not engine.unserved_paths.has(path, now)] for engines in serving]
         return [engines for engines in having if engines]
+    def _cohorts(self, engines: Sequence[Engine], parsed: ParsedRequest) -> Sequence[Sequence[Engine]]:
+        """The engines of one model, those that the request is for first; each part is ranked on its own."""
+        model = engines[0].model
+        shares = self._catalog.shares_of(model)
+        if shares is None:
+            return (engines,)
+        # A fallback has cohorts of its own.
+        cohort = parsed.cohort if model == parsed.model.configured_name else None
+        return split_by_cohort(engines, shares, REST if cohort is None else cohort)
 
     def _draw_deviations(self, serving: Sequence[Sequence[Engine]]) -> Mapping[str, float]:
         """By family, a number of the standard normal distribution."""

@@ -13,6 +13,7 @@ from router.flow.body_budget import BodyAllocation
 from router.flow.request_trace import GenerationTrace, RequestTrace
 from router.flow.result import LOST
 from router.shared.rate_limits import Reservation
+from router.upstream.adapters import Adapter
 from router.upstream.energy import EnergyReading
 
 RequestOutcome = Literal["complete", "refused", "failed", "left"]
@@ -33,7 +34,9 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     - `attempts`: those at engines, so far. `failed_attempts`: as (engine, reason).
     - `dispatched_at`: when the first attempt was sent. `sent_at`: when the one that is at `engine` was sent; None while
       there is none, and after it has failed. `energy`: the engine's meter at that time.
+    - `model`: the name in metrics. `adapter`: None for a model of the configuration.
     - `fallback_model`: the model of `engine`, if it is not the requested one.
+    - `engine_revision`: see ParsedRequest. `has_other_revision`: `engine` has another one.
     - `error_reason`: None if the generation succeeded.
     - `body_allocation`: the memory of the request's body, which is released when the generation ends.
     - `log_odds`: the classifier's score of the prompt, whose sign gives `task`.
@@ -53,6 +56,9 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     key_id: str | None = None
     priority: int = 0
     model: str
+    adapter: Adapter | None = None
+    engine_revision: str | None = None
+    has_other_revision: bool = False
     task: Task
     log_odds: float = 0.0
     stream: bool

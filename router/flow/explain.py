@@ -180,7 +180,7 @@ def _explain_absence(nearest: NearestEntry) -> tuple[MissReason, str]:
 
 
 def _key_parts(parsed: ParsedRequest) -> list[KeyPart]:
-    parts, key, revision = parsed.parts, parsed.key.parts, parsed.model.revision
+    parts, key, revision = parsed.parts, parsed.key.parts, parsed.model.revision_at(parsed.engine_revision)
     model_text = f"`{parsed.request.model}`" + (f", revision {revision!r}" if revision else "")
     system_text = (
         f"{sum(map(len, parts.system))} characters of system text" if key.system != EMPTY_HASH else "no system text"

@@ -89,8 +89,10 @@ class Gateway:
         self, exchange: Exchange, control: CacheControl, body: bytes, client: DisconnectWatcher
     ) -> GatewayResponse:
         """The response for the client: complete, or a stream in progress. Raises ApiError."""
-        parsed = self._resolver.resolve(exchange.endpoint, exchange.tenant, body, control, exchange.form_type)
-        exchange.stream, exchange.model = parsed.request.stream, parsed.model.name
+        parsed = self._resolver.resolve(
+            exchange.endpoint, exchange.tenant, body, control, form_type=exchange.form_type, session=exchange.session_id
+        )
+        exchange.stream, exchange.model = parsed.request.stream, parsed.model.reported_name
         tenant = self._cache_policy.tenants[exchange.tenant]
         bypass, may_store = decide_caching(
             parsed.request,
@@ -170,7 +172,7 @@ class Gateway:
 
     def _is_servable(self, lookup: Stale, parsed: ParsedRequest) -> bool:
         # A brownout counts as an error.
-        return not lookup.if_error or self._brownout.prefers_stale(parsed.model.name)
+        return not lookup.if_error or self._brownout.prefers_stale(parsed.model.configured_name)
 
     async def _lookup_again(self, trace: RequestTrace | None, parsed: ParsedRequest) -> Lookup:
         started_at = time.perf_counter()
@@ -298,7 +300,9 @@ class Gateway:
             tenant=exchange.tenant,
             key_id=exchange.key_id,
             priority=self._rules.priority(exchange.tenant, parsed.request.priority),
-            model=parsed.model.name,
+            model=parsed.model.reported_name,
+            adapter=parsed.model.adapter,
+            engine_revision=parsed.engine_revision,
             task=parsed.task,
             log_odds=parsed.log_odds,
             stream=parsed.request.stream,

@@ -29,6 +29,8 @@ async def run_generation(
         return GenerationResult(complete=False, error=error, error_reason=error.code or error.kind)
     if inflight.record.fallback_model is not None and isinstance(recorded, RecordedResponse):
         recorded = NotStoredReason.FALLBACK  # the key stands for the requested model's response
+    if inflight.record.has_other_revision and isinstance(recorded, RecordedResponse):
+        recorded = NotStoredReason.REVISION
     if isinstance(recorded, NotStoredReason):
         inflight.record.not_stored_reason = recorded
     elif recorded is not None and store_response is not None:

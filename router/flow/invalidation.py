@@ -8,12 +8,13 @@ it missed. Only then it serves from the local cache and lets older in-flight req
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.redis_keys import (
+    ADAPTERS_KEY,
     ANNOUNCEMENTS_KEY,
     DRAINS_KEY,
     KEYS_RECORDS_KEY,
@@ -56,7 +57,9 @@ class InvalidationHandler:
         announcements: Announcements,
         breakers: Breakers,
         stored_keys: StoredKeys,
+        on_adapters_changed: Callable[[], None],
     ) -> None:
+        """`on_adapters_changed` is called when an administrator has loaded or unloaded an adapter, at any router."""
         self._pipeline = pipeline
         self._local_cache = local_cache
         self._coalescer = coalescer
@@ -67,6 +70,7 @@ class InvalidationHandler:
         self._announcements = announcements
         self._breakers = breakers
         self._stored_keys = stored_keys
+        self._on_adapters_changed = on_adapters_changed
         self._connected = False
         self._needs_read = False  # something may have changed since it was last read
         self._read_task: asyncio.Task[None] | None = None
@@ -106,6 +110,8 @@ class InvalidationHandler:
             self._schedule_read()
         elif key in (DRAINS_KEY, ANNOUNCEMENTS_KEY, KEYS_RECORDS_KEY):
             self._schedule_read()
+        elif key == ADAPTERS_KEY:
+            self._on_adapters_changed()
         elif is_flight_key(key):
             self._leases.on_stream_changed(key)
         elif is_breaker_key(key):

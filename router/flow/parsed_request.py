@@ -17,6 +17,10 @@ from router.upstream.catalog import Model
 class ParsedRequest(msgspec.Struct):
     """`log_odds`, `task`, `fingerprint` and `part_hashes` are computed at their first use: a cache hit needs none of
     them.
+
+    - `cohort`: the engines that it is for, see core.routing.traffic_share; None where the model's engines have no
+      shares.
+    - `engine_revision`: the own revision of these engines, which the key stands for; None for the model's.
     """
 
     request: InferenceRequest
@@ -26,6 +30,8 @@ class ParsedRequest(msgspec.Struct):
     control: CacheControl
     _log_odds_of: Callable[[str], float]
     _log_odds: float | None
+    cohort: str | None = None
+    engine_revision: str | None = None
     _fingerprint: Fingerprint | None = None
     _part_hashes: PartHashes | None = None
 

@@ -1,6 +1,6 @@
 """The first steps of every request: parse the body, resolve the model, derive the cache key."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
 from router.core.cache.key import ContextMarkers
@@ -9,8 +9,10 @@ from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.request import parse_request
 from router.core.endpoints.upload import parse_upload
 from router.core.routing.classify import task_for
+from router.core.routing.traffic_share import request_point
 from router.core.types import AUTO
 from router.errors import unknown_model
+from router.flow.cohorts import pick_cohort
 from router.flow.parsed_request import ParsedRequest
 from router.flow.tenant_rules import TenantRules
 from router.upstream.catalog import Catalog
@@ -37,6 +39,7 @@ class RequestResolver:
         body: bytes,
         control: CacheControl = NO_DIRECTIVES,
         form_type: bytes | None = None,
+        session: str | None = None,
     ) -> ParsedRequest:
         """Raises ApiError for an invalid request (400), and for a model that is unknown or not the tenant's (404).
 
@@ -49,7 +52,22 @@ class RequestResolver:
         access = self._rules.access(tenant)
         model = self._catalog.resolve(request.model, task_for(log_odds) if log_odds is not None else None, access)
         # Before any look-up: what is stored for a model that the tenant may not use any more is not served either.
-        if access is not None and not access.allows(model.name, model.aliases):
+        if access is not None and not access.allows(model.public_name, model.aliases):
             raise unknown_model(request.model, reason="model_not_allowed")
         key = derive_cache_key(parts, tenant=tenant, model=model.name, revision=model.revision)
-        return ParsedRequest(request, parts, model, key, control, self._log_odds_of, log_odds)
+        parsed = ParsedRequest(request, parts, model, key, control, self._log_odds_of, log_odds)
+        shares = self._catalog.shares_of(model.configured_name)
+        if shares is not None:
+            self._assign_cohort(parsed, tenant, session, shares)
+        return parsed
+
+    def _assign_cohort(
+        self, parsed: ParsedRequest, tenant: str, session: str | None, shares: Mapping[str, int]
+    ) -> None:
+        """Decides now which engines the request is for: the key must tell what kind of answer it stands for."""
+        model = parsed.model
+        point = request_point(model.configured_name, tenant, session, parsed.key.text)
+        parsed.cohort, parsed.engine_revision = pick_cohort(self._catalog.engines_for(model.name), shares, point)
+        if parsed.engine_revision is not None:
+            revision = model.revision_at(parsed.engine_revision)
+            parsed.key = derive_cache_key(parsed.parts, tenant=tenant, model=model.name, revision=revision)

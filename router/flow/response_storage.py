@@ -48,7 +48,7 @@ class ResponseStorage:
                 digest=parsed.key.digest,
                 body=recorded.body,
                 stream=recorded.stream,
-                model=record.model,
+                model=parsed.model.name,
                 engine=record.engine,
                 task=record.task,
                 created=int(1000 * self._clock()) / 1000,
@@ -61,7 +61,8 @@ class ResponseStorage:
                 question=parsed.fingerprint.question,
                 params=parsed.fingerprint.params,
             )
-            sample = self._recent_prompts.sample(parsed.request, record)
+            # A new engine of the model is warmed up with these requests, and it need not have the adapter.
+            sample = self._recent_prompts.sample(parsed.request, record) if record.adapter is None else None
             if record.trace is not None:
                 record.trace.start_write()
             on_written = partial(self._on_written, parsed.part_hashes, sample, record.trace)

@@ -27,13 +27,17 @@ class TenantRules:
 
     def allows(self, tenant: str, model: Model) -> bool:
         access = self._access.get(tenant)
-        return access is None or access.allows(model.name, model.aliases)
+        return access is None or access.allows(model.public_name, model.aliases)
 
     def allowed_models(self, tenant: str, models: Sequence[str]) -> Sequence[str]:
-        """Of the models that may generate a response, by name, those that the tenant may use."""
+        """Of the models that may generate a response, by name, those that the tenant may use.
+
+        An adapter is kept: it has no fallbacks, so it is the requested model, whose access has been checked.
+        """
         if tenant not in self._access:
             return models
-        return [name for name in models if self.allows(tenant, self._catalog.resolve(name, None))]
+        configured = ((name, self._catalog.resolve_configured(name)) for name in models)
+        return [name for name, model in configured if model is None or self.allows(tenant, model)]
 
     def priority(self, tenant: str, requested: int | None) -> int:
         return self._priorities.get(tenant, self._default_priority).apply(requested)

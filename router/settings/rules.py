@@ -14,6 +14,7 @@ from router.settings.access_rules import broken_access
 from router.settings.launch_rules import broken_launch
 from router.settings.mistakes import Mistake, Place, hint, written
 from router.settings.origin_rules import broken_origins
+from router.settings.share_rules import broken_shares
 from router.settings.tables import (
     EMBEDDED,
     AuthSettings,
@@ -51,6 +52,7 @@ def broken(settings: Settings) -> Iterator[Mistake]:
     yield from _tenants(settings.tenant)
     yield from _models(settings.model, {engine.model for engine in settings.engine})
     yield from _engines(settings.engine, [model.name for model in settings.model])
+    yield from broken_shares(settings.engine)
     yield from _breaker(settings.breaker)
     yield from _timeouts(settings.timeouts)
     yield from _watchdog(settings.watchdog)

@@ -189,7 +189,10 @@ class LaunchSettings(Strict, frozen=True):
 
 
 class EngineSettings(Strict, frozen=True):
-    """`kind`, `health`, `stream_usage` and `ends_without_done`: None is found out, see router.upstream.engine_kinds."""
+    """`kind`, `health`, `stream_usage` and `ends_without_done`: None is found out, see router.upstream.engine_kinds.
+
+    `share`, `revision`: see core.routing.traffic_share.
+    """
 
     name: Name
     model: str
@@ -208,6 +211,8 @@ class EngineSettings(Strict, frozen=True):
     served_model: str | None = None
     max_model_len: Count | None = None
     max_in_flight: Count | None = None
+    share: Annotated[int, Meta(ge=0, le=100)] | None = None
+    revision: str | None = None
     launch: LaunchSettings | None = None
 
     @property

@@ -1,7 +1,7 @@
-"""The models of the configuration, their engines, and the engines' current state."""
+"""The models of the configuration and the engines' adapters, the engines, and the engines' current state."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from typing import Final
 
 import msgspec
@@ -10,6 +10,7 @@ from router.core.quota.model_access import ModelAccess
 from router.core.types import AUTO, Task
 from router.errors import bad_request, unknown_model
 from router.shared.announcements import AnnouncedEngine
+from router.upstream.adapters import Adapter, ListedAdapter, adapter_name, adapter_revision, find_adapters
 from router.upstream.engine import Engine
 
 log = logging.getLogger("roundhouse.engines")
@@ -17,11 +18,15 @@ log = logging.getLogger("roundhouse.engines")
 MAX_FALLBACKS: Final = 3
 """Maximum length of a fallback chain, without the requested model itself."""
 
+MAX_REPORTED: Final = 100
+"""Adapters with a label of their own in metrics; further ones have their base model's."""
+
 
 class Model(msgspec.Struct, frozen=True):
     """A model as clients know it. `auto`: the tasks for which a request for the model `auto` may get it.
 
-    `fallback`: the name of the model that answers if no engine of this one can.
+    `fallback`: the name of the model that answers if no engine of this one can. `adapter`: None for a model of the
+    configuration. `label`: what metrics and log lines have in place of the name of an adapter, if anything.
     """
 
     name: str
@@ -29,12 +34,43 @@ class Model(msgspec.Struct, frozen=True):
     aliases: tuple[str, ...] = ()
     auto: tuple[Task, ...] = ()
     fallback: str | None = None
+    adapter: Adapter | None = None
+    label: str | None = None
+
+    @property
+    def public_name(self) -> str:
+        """The name by which clients know it, besides its aliases."""
+        return self.name if self.adapter is None else self.adapter.id
+
+    @property
+    def configured_name(self) -> str:
+        """The model of the configuration that it is, or that it is an adapter of."""
+        return self.name if self.adapter is None else self.adapter.base
+
+    @property
+    def reported_name(self) -> str:
+        """The name in metrics and log lines."""
+        return self.label or self.name
+
+    def revision_at(self, engine_revision: str | None) -> str:
+        """The revision of what an engine answers with. `engine_revision`: the engine's own; None for the model's."""
+        if engine_revision is None:
+            return self.revision
+        return engine_revision if self.adapter is None else adapter_revision(engine_revision, self.adapter)
 
 
 class Catalog:
-    """All models and engines, by name. Built at start-up; requests never add to it."""
+    """All models and engines, by name. Requests never add to it; engines add the adapters that they list.
 
-    def __init__(self, models: Sequence[Model], engines: Sequence[Engine]) -> None:
+    `reported_adapters`: the adapters that have a label of their own in metrics, which are MAX_REPORTED at most since
+    the start of the process.
+    """
+
+    def __init__(
+        self, models: Sequence[Model], engines: Sequence[Engine], reported_adapters: set[str] | None = None
+    ) -> None:
+        """`reported_adapters`: of the catalog that this one replaces."""
+        self.reported_adapters = reported_adapters if reported_adapters is not None else set()
         self.models = list(models)
         self.engines = {engine.name: engine for engine in engines}
         self._models_by_name = {name: model for model in models for name in (model.name, *model.aliases)}
@@ -42,6 +78,14 @@ class Catalog:
         self._fallback_chains = {model.name: _fallback_chain(model.name, fallbacks) for model in models}
         self._engines_by_model = {model.name: [e for e in engines if e.model == model.name] for model in models}
         self._families_by_model = {name: frozenset(e.family for e in es) for name, es in self._engines_by_model.items()}
+        shares = {name: {e.family: e.share for e in es if e.share is not None} for name, es in
+                  self._engines_by_model.items()}  # fmt: skip
+        self._shares_by_model: Mapping[str, Mapping[str, int]] = {name: each for name, each in shares.items() if each}
+        self._adapters_by_id: Mapping[str, Model] = {}
+        self._engines_by_adapter: Mapping[str, Sequence[Engine]] = {}
+        self._adapter_problems: Set[str] = frozenset()
+        self._seen_adapters: list[Sequence[ListedAdapter]] = []
+        self.update_adapters()
 
     def resolve(self, name: str, task: Task | None, access: ModelAccess | None = None) -> Model:
         """The model that a client's name stands for. Raises ApiError (404) for an unknown name.
@@ -54,7 +98,7 @@ class Catalog:
         models with `access` count; None: all. Other names ignore the task and `access`.
         """
         if name != AUTO:
-            model = self._models_by_name.get(name)
+            model = self._models_by_name.get(name) or self._adapters_by_id.get(name)
             if model is None:
                 return self._only_model(name)
             return model
@@ -74,8 +118,50 @@ class Catalog:
             raise bad_request(message, param="model", code="model_required")
         return self.models[0]
 
+    def resolve_configured(self, name: str) -> Model | None:
+        """The model of the configuration with this name or alias."""
+        return self._models_by_name.get(name)
+
     def engines_for(self, model: str) -> Sequence[Engine]:
-        return self._engines_by_model[model]
+        """The engines of a model, or those that have an adapter; empty for an adapter that no engine has any more."""
+        engines = self._engines_by_model.get(model)
+        return engines if engines is not None else self._engines_by_adapter.get(model, ())
+
+    def shares_of(self, model: str) -> Mapping[str, int] | None:
+        """The shares of the families of a model of the configuration; None if no engine has one."""
+        return self._shares_by_model.get(model)
+
+    def update_adapters(self) -> None:
+        """To be called after each read of a list; does nothing if no engine's `adapters` have changed."""
+        # Not left to the reader: the catalog of a former configuration may have read them, for the same engine object.
+        seen = [engine.adapters for engine in self.engines.values()]
+        if seen == self._seen_adapters:
+            return
+        self._seen_adapters = seen
+        listed = [(e.name, e.model, e.adapters) for e in self.engines.values() if e.model in self._engines_by_model]
+        found = find_adapters(listed, self._models_by_name.keys() | {AUTO})
+        problems = frozenset(found.problems)
+        for problem in sorted(problems - self._adapter_problems):
+            log.warning("%s", problem)
+        self._adapter_problems = problems
+        revisions = {model.name: model.revision for model in self.models}
+        adapters: dict[str, Model] = {}
+        engines: dict[str, Sequence[Engine]] = {}
+        for adapter, names in found.engines.items():
+            name = adapter_name(adapter.base, adapter.id)
+            revision = adapter_revision(revisions[adapter.base], adapter)
+            adapters[adapter.id] = Model(name, revision, adapter=adapter, label=self._adapter_label(name, adapter))
+            engines[name] = [self.engines[each] for each in names]
+        for adapter_id in sorted(adapters.keys() ^ self._adapters_by_id.keys()):
+            log.info("adapter %r is %s", adapter_id, "available" if adapter_id in adapters else "no longer available")
+        self._adapters_by_id, self._engines_by_adapter = adapters, engines
+
+    def _adapter_label(self, name: str, adapter: Adapter) -> str:
+        # Engines name the adapters, so without a bound they could create any number of series.
+        if name not in self.reported_adapters and len(self.reported_adapters) >= MAX_REPORTED:
+            return adapter.base
+        self.reported_adapters.add(name)
+        return name
 
     def families_for(self, model: str) -> frozenset[str]:
         return self._families_by_model[model]
@@ -85,6 +171,7 @@ class Catalog:
         models = [model for model in self.models if access is None or access.allows(model.name, model.aliases)]
         allowed = {model.name for model in models}
         yield from ((name, model) for name, model in self._models_by_name.items() if model.name in allowed)
+        yield from ((id_, model) for id_, model in self._adapters_by_id.items() if access is None or access.allows(id_))
         if any(model.auto for model in models):
             yield AUTO, None
 
@@ -101,8 +188,11 @@ class Catalog:
             engine.set_announced(announced.get(engine.name))
 
     def fallback_chain(self, model: str) -> Sequence[str]:
-        """A model and its fallbacks in their order; at most MAX_FALLBACKS, none twice."""
-        return self._fallback_chains[model]
+        """A model and its fallbacks in their order; at most MAX_FALLBACKS, none twice.
+
+        An adapter has no fallback: its base model would answer something else.
+        """
+        return self._fallback_chains.get(model) or (model,)
 
     def ready(self, takes_work: Callable[[str], bool]) -> bool:
         """Whether each model, or a fallback of it, has an engine that is up, not drained, and takes work."""

@@ -53,6 +53,18 @@ class EngineClient:
             total_timeout=total_timeout,
         )
 
+    def post_json(self, engine: Engine, path: str, body: bytes, *, timeout: float) -> Awaitable[EngineResponse]:
+        """Post to one of an engine's own paths, such as /v1/load_lora_adapter. Raises EngineError."""
+        target = engine.target(path)
+        message = b"%b%d\r\n\r\n%b" % (target.post_prefix, len(body), body)
+        return self._transport.send(
+            target.origin,
+            message,
+            connect_timeout=self._connect_timeout,
+            head_timeout=timeout,
+            total_timeout=timeout,
+        )
+
     def get(self, engine: Engine, path: str, *, timeout: float) -> Awaitable[EngineResponse]:
         """Request one of an engine's own paths, such as /health. Raises EngineError."""
         target = engine.target(path)

@@ -1,6 +1,6 @@
 """The catalog that the settings describe."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, overload
 from urllib.parse import urlsplit
 
@@ -26,6 +26,7 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
     name and URL but other settings inherits the state of the old one.
     """
     models = [Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto), m.fallback) for m in settings.model]
+    revisions = {model.name: model.revision for model in settings.model}
     engines = []
     for engine in settings.engine:
         many = len(engine.addresses) > 1
@@ -35,6 +36,7 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
             previous = old[1].engines.get(name) if old is not None else None
             if previous is not None and unchanged:
                 previous.baseline = _baseline(engine, settings.engine)
+                previous.revision = _own_revision(engine, revisions)
                 engines.append(previous)
                 continue
             created = Engine(
@@ -54,11 +56,17 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
                 kind="vllm" if engine.launch is not None else engine.kind,
                 stated_traits=stated_traits(engine),
                 share_of_unbounded=share_of_worker(UNBOUNDED_IN_FLIGHT, settings.router.workers),
+                share=engine.share,
+                revision=_own_revision(engine, revisions),
             )
             if previous is not None and previous.url == url:
                 created.inherit_state(previous)
             engines.append(created)
-    return Catalog(models, engines)
+    return Catalog(models, engines, old[1].reported_adapters if old is not None else None)
+
+
+def _own_revision(engine: EngineSettings, revisions: Mapping[str, str]) -> str | None:
+    return engine.revision if engine.revision != revisions[engine.model] else None
 
 
 def _baseline(engine: EngineSettings, engines: Sequence[EngineSettings]) -> str | None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from router.core.types import EngineTask, Task
 from router.net.client.target import RequestTarget
 from router.settings.tables import EngineKind
 from router.shared.announcements import AnnouncedEngine
+from router.upstream.adapters import ListedAdapter
 from router.upstream.energy import EnergyMeter
 from router.upstream.engine_kinds import traits_of
 from router.upstream.unserved_paths import UnservedPaths
@@ -70,6 +71,9 @@ class Engine:
     - `energy`: what its requests take of its power, if its launcher reports that.
     - `unserved_paths`: the endpoints that it does not have, as far as it has told.
     - `kind`: the server that it is; None is unknown. `traits`: what is known of it, see `learn`.
+    - `adapters`: those that it listed last; they stay while it is down.
+    - `share`: the percentage of the model's requests that its family gets; None for a part of the rest.
+    - `revision`: what its weights are, if that is not the model's revision.
     """
 
     __slots__ = (
@@ -81,6 +85,7 @@ class Engine:
         "_share_of_unbounded",
         "_stated_traits",
         "_targets",
+        "adapters",
         "announced",
         "baseline",
         "draft",
@@ -98,7 +103,9 @@ class Engine:
         "model",
         "name",
         "on_slot_freed",
+        "revision",
         "served_model",
+        "share",
         "task",
         "tokens_per_step_by_bin",
         "traits",
@@ -126,6 +133,8 @@ class Engine:
         ca_file: str | None = None,
         kind: EngineKind | None = None,
         stated_traits: Mapping[str, Any] = _NONE_STATED,
+        share: int | None = None,
+        revision: str | None = None,
     ) -> None:
         """`max_in_flight`: maximum number of concurrent requests from this process; None is no limit.
 
@@ -165,6 +174,9 @@ class Engine:
         self.up: bool | None = None
         self.drained = False
         self.gauges = EngineGauges()
+        self.adapters: Sequence[ListedAdapter] = ()
+        self.share = share
+        self.revision = revision
 
     def target(self, path: str) -> RequestTarget:
         # There are few paths, so the dictionary stays small.
@@ -260,6 +272,7 @@ class Engine:
         self.learn_kind(previous.kind)
         self.drafts, self.has_draft = previous.drafts, self.has_draft or previous.has_draft
         self.tokens_per_step_by_bin = previous.tokens_per_step_by_bin
+        self.adapters = previous.adapters
         if self.discovers_max_model_len:
             self.max_model_len = previous.max_model_len
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from router.settings.tables import EngineKind, EngineSettings
+from router.upstream.adapters import MAX_ADAPTERS, ListedAdapter, is_valid
 
 
 class EngineTraits(msgspec.Struct, frozen=True):
@@ -22,6 +23,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
     - `ends_without_done`: a stream whose choices all have a finish reason is complete without `[DONE]`.
     - `cache_salt`: it takes the field `cache_salt`, which isolates tenants in its prefix cache.
     - `priority`: it runs vLLM's priority scheduler, so it takes the field `priority`.
+    - `lists_adapters`: its /v1/models lists LoRA adapters, with their base model as `parent`.
     - `check_interval`: the least time between two checks in seconds; a hosted API counts them as requests.
     """
 
@@ -31,6 +33,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
     ends_without_done: bool = True
     cache_salt: bool = True
     priority: bool = False
+    lists_adapters: bool = True
     check_interval: float = 0.0
 
 
@@ -41,10 +44,12 @@ _TRAITS: Final[Mapping[EngineKind, EngineTraits]] = MappingProxyType(
     {
         "vllm": EngineTraits(ends_without_done=False),
         "sglang": EngineTraits(ends_without_done=False, cache_salt=False),
-        "llama.cpp": EngineTraits(cache_salt=False),
-        "ollama": EngineTraits(health=MODELS_PATH, has_metrics=False, cache_salt=False),
-        "tgi": EngineTraits(cache_salt=False),
-        "openai": EngineTraits(health=MODELS_PATH, has_metrics=False, cache_salt=False, check_interval=30.0),
+        "llama.cpp": EngineTraits(cache_salt=False, lists_adapters=False),
+        "ollama": EngineTraits(health=MODELS_PATH, has_metrics=False, cache_salt=False, lists_adapters=False),
+        "tgi": EngineTraits(cache_salt=False, lists_adapters=False),
+        "openai": EngineTraits(
+            health=MODELS_PATH, has_metrics=False, cache_salt=False, lists_adapters=False, check_interval=30.0
+        ),
     }
 )
 # Sources: `owned_by` of the models in vLLM's and SGLang's protocol.py, llama.cpp's server, Ollama's OpenAI API.
@@ -76,6 +81,8 @@ class _ModelMeta(msgspec.Struct):
 class _ModelInfo(msgspec.Struct):
     id: str
     owned_by: str | None = None
+    root: str | None = None
+    parent: str | None = None
     max_model_len: int | None = None
     meta: _ModelMeta | None = None
 
@@ -88,10 +95,16 @@ _decode_model_list = msgspec.json.Decoder(_ModelList).decode
 
 
 class ListedModel(msgspec.Struct, frozen=True):
-    """What /v1/models tells of a model and its server; None is unknown. `max_model_len`: the context in tokens."""
+    """What /v1/models tells of a model and its server; None is unknown.
+
+    `max_model_len`: the context in tokens. `adapters`: those of the model; `ignored_adapters` counts further ones,
+    which are beyond the bounds of router.upstream.adapters.
+    """
 
     kind: EngineKind | None = None
     max_model_len: int | None = None
+    adapters: tuple[ListedAdapter, ...] = ()
+    ignored_adapters: int = 0
 
 
 def parse_model_list(page: bytes, served_model: str) -> ListedModel:
@@ -104,4 +117,11 @@ def parse_model_list(page: bytes, served_model: str) -> ListedModel:
     if model is None:
         return ListedModel()
     length = model.max_model_len or (model.meta.n_ctx if model.meta is not None else None)
-    return ListedModel(_KIND_BY_OWNER.get(model.owned_by or ""), length if length is not None and length > 0 else None)
+    kind = _KIND_BY_OWNER.get(model.owned_by or "")
+    # An engine whose own model is an adapter has no others: they belong to that one's base model.
+    listed = [] if model.parent else [ListedAdapter(each.id, each.root or "") for each in models if each.parent]
+    valid = {adapter.id: adapter for adapter in listed if is_valid(adapter)}
+    adapters = tuple(valid.values())[:MAX_ADAPTERS]
+    return ListedModel(
+        kind, length if length is not None and length > 0 else None, adapters, len(listed) - len(adapters)
+    )

@@ -12,7 +12,8 @@ from router.upstream.catalog import Catalog
 from router.upstream.client import EngineClient
 from router.upstream.engine import Engine, EngineGauges
 from router.upstream.engine_gauges import parse_gauges
-from router.upstream.engine_kinds import MODELS_PATH, parse_model_list
+from router.upstream.engine_kinds import MODELS_PATH
+from router.upstream.model_lists import ModelListReader
 
 log = logging.getLogger("roundhouse.engines")
 
@@ -41,6 +42,7 @@ class EngineProbe:
         interval: float = 2.0,
         timeout: float = 2.0,
         on_round: Callable[[], None] = lambda: None,
+        model_lists: ModelListReader | None = None,
     ) -> None:
         """`interval` between two rounds and `timeout` per engine, in seconds."""
         self._catalog = catalog
@@ -49,7 +51,7 @@ class EngineProbe:
         self._timeout = timeout
         self._on_round = on_round
         self.last_check: float | None = None
-        self._awaiting_model_list = set(catalog.engines)  # not yet read since the engine came up
+        self._model_lists = model_lists or ModelListReader(catalog, client, timeout=timeout)
         self._last_checks: dict[str, tuple[float, bool]] = {}  # when it was, and whether the engine was up
         self._refused: set[str] = set()  # engines that refuse the router's credentials, which is logged once
 
@@ -80,10 +82,10 @@ class EngineProbe:
             log.debug("engine %s: %s", engine.name, error)
             if isinstance(error, EngineError) and error.reason == "local":
                 return  # no request was sent, so the engine's state is unchanged
-        if not (up and engine.up):
-            self._awaiting_model_list.add(engine.name)  # what comes up may differ
-        if up and engine.name in self._awaiting_model_list:
-            await self._read_model_list(engine)
+        if up and engine.up:
+            await self._model_lists.refresh(engine)
+        elif up:
+            await self._model_lists.read_first(engine)  # what comes up may differ
         self._last_checks[engine.name] = (now, up)
         engine.update_status(up=up)
         engine.update_gauges(gauges)
@@ -112,20 +114,6 @@ class EngineProbe:
         if status in _NO_SUCH_PATH:
             engine.learn(has_metrics=False)
         return parse_gauges(page.decode("utf-8", "replace"))
-
-    async def _read_model_list(self, engine: Engine) -> None:
-        try:
-            status, page = await self._fetch(engine, MODELS_PATH, time.monotonic() + self._timeout)
-        except EngineError as error:
-            log.debug("cannot read the models of engine %s: %s", engine.name, error)
-            if error.reason != "too-large":  # it would be at the next check, too
-                return
-            status, page = _OK, b""
-        listed = parse_model_list(page if status == _OK else b"", engine.served_model)
-        engine.learn_kind(listed.kind)
-        if engine.discovers_max_model_len:
-            engine.max_model_len = listed.max_model_len
-        self._awaiting_model_list.discard(engine.name)
 
     async def _fetch(self, engine: Engine, path: str, deadline: float) -> tuple[int, bytes]:
         with await self._client.get(engine, path, timeout=deadline - time.monotonic()) as response:

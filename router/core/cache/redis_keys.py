@@ -8,6 +8,7 @@
     rh:1:hits:{tenant}                                         hit counts of entries, a sorted set
     rh:1:drain:engines                                         the drained engines, a hash
     rh:1:engine:announced                                      the engines that announce themselves, a hash
+    rh:1:engine:adapters                                       when an adapter was last loaded or unloaded
     rh:1:breaker:{engine}                                      the state of an engine's breaker
     rh:1:breaker:{engine}:probe                                the claim on the one request of a half-open breaker
     rh:1:limit:{tenant}                                        the recent usage of a tenant with limits, JSON
@@ -51,6 +52,7 @@ _DRAIN_PREFIX: Final = KEY_PREFIX + "drain:"
 DRAINS_KEY: Final = _DRAIN_PREFIX + "engines"
 _ENGINE_PREFIX: Final = KEY_PREFIX + "engine:"
 ANNOUNCEMENTS_KEY: Final = _ENGINE_PREFIX + "announced"
+ADAPTERS_KEY: Final = _ENGINE_PREFIX + "adapters"
 _CLAIM_PREFIX: Final = KEY_PREFIX + "claim:"
 _FLIGHT_PREFIX: Final = KEY_PREFIX + "flight:"
 _HITS_PREFIX: Final = KEY_PREFIX + "hits:"

@@ -172,5 +172,5 @@ def test_a_simulated_engine_speculates_as_the_real_one_would(launch: dict[str, A
 
 def test_a_simulated_engine_serves_the_adapters_of_the_real_one() -> None:
     argv = launched(engine(lora={"sql": "/a"}), program="simulator").argv
-    names = argv.index("--served-model-name")
-    assert argv[names + 1 : names + 4] == ["org/M", "sql", "--ttft-ms"]
+    modules = argv.index("--lora-modules")
+    assert argv[modules - 1 : modules + 2] == ["--enable-lora", "--lora-modules", '{"name": "sql", "path": "/a"}']

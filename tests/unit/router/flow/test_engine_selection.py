@@ -11,6 +11,7 @@ from router.core.endpoints.recorded_response import RequestSpeculation
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.routing.draft_stats import DraftStats
 from router.core.routing.speeds import MIN_GENERATIONS
+from router.core.routing.traffic_share import REST
 from router.core.types import Task
 from router.errors import ApiError
 from router.flow.engine_selection import EngineSelector
@@ -361,3 +362,67 @@ def test_whether_a_draft_pays_is_unknown_beside_a_faster_engine_that_is_not_the_
     harness.chooser.on_probe_round()
     assert harness.engines["a"].drafts["code"].pays is None
     assert harness.engines["b"].drafts["code"].pays is None
+
+
+# -- shares -----------------------------------------------------------------------------------------------------------
+
+
+def canary_harness(share: int = 10, **options: Any) -> SelectionHarness:
+    return SelectionHarness(
+        engine("stable-1", speculates=False), engine("stable-2", speculates=False),
+        engine("canary", speculates=False, share=share), **options,
+    )  # fmt: skip
+
+
+def order_of(harness: SelectionHarness, cohort: str, session: str | None = None) -> list[str]:
+    parsed = chat()
+    parsed.cohort = cohort
+    return [engine.name for engine in harness.chooser.select(parsed, "acme", session).order_engines()]
+
+
+def test_a_request_goes_to_the_engines_of_its_cohort_first() -> None:
+    harness = canary_harness()
+    assert order_of(harness, "canary") == ["canary", "stable-1", "stable-2"]
+    assert order_of(harness, REST) == ["stable-1", "stable-2", "canary"]
+    harness.engines["stable-1"].in_flight = 3
+    assert order_of(harness, REST) == ["stable-2", "stable-1", "canary"]
+
+
+def test_exploration_and_affinity_stay_within_a_cohort() -> None:
+    harness = canary_harness(explore=1.0)
+    harness.random_value = 0.0  # every request explores
+    harness.generated("stable-1", 50)  # so `canary` and `stable-2` are the least measured
+    assert order_of(harness, REST)[0] == "stable-2"
+    assert order_of(harness, "canary")[0] == "canary"
+    assert {order_of(harness, REST, f"session-{number}")[0] for number in range(40)} == {"stable-1", "stable-2"}
+
+
+def test_a_standby_is_left_out_while_another_engine_is_up() -> None:
+    harness = canary_harness(share=0)
+    assert order_of(harness, REST) == ["stable-1", "stable-2"]
+    harness.engines["stable-1"].up = False
+    harness.engines["stable-2"].drained = True
+    assert order_of(harness, REST) == ["stable-1", "canary"]
+
+
+def test_a_tenth_of_the_requests_is_for_an_engine_with_a_share_of_10() -> None:
+    engines = [engine("stable", speculates=False), engine("canary", speculates=False, share=10)]
+    resolver = RequestResolver(catalog=Catalog([MODEL], engines), log_odds_of=lambda _: 0.0, markers=ContextMarkers())
+    messages = [{"role": "user", "content": "Hi"}]
+    bodies = [json.dumps({"model": "llama", "messages": messages, "seed": n}).encode() for n in range(3000)]
+    cohorts = [
+        resolver.resolve(CHAT, "acme", body, session=session)
+        for n, body in enumerate(bodies)
+        for session in (None, f"session-{n}")
+    ]
+    for kind in (cohorts[::2], cohorts[1::2]):  # four standard deviations
+        assert sum(each.cohort == "canary" for each in kind) / 3000 == pytest.approx(0.1, abs=0.022)
+
+
+def test_a_model_whose_last_engine_has_lost_the_adapter_is_unknown() -> None:
+    harness = canary_harness()
+    parsed = chat()
+    parsed.model = Model("gone", "1")
+    with pytest.raises(ApiError) as caught:
+        harness.chooser.select(parsed, "acme", None)
+    assert caught.value.code == "model_not_found"

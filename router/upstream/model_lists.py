@@ -1,0 +1,128 @@
+"""Reads the engines' /v1/models: their kind, their context length, and their LoRA adapters."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from router.net.client.errors import EngineError
+from router.net.tasks import cancel_and_wait
+from router.upstream.catalog import Catalog
+from router.upstream.client import EngineClient
+from router.upstream.engine import Engine
+from router.upstream.engine_kinds import MODELS_PATH, parse_model_list
+
+log = logging.getLogger("roundhouse.engines")
+
+MAX_LIST: Final = 4 << 20
+"""Bytes of a list that are read."""
+
+REFRESH_INTERVAL: Final = 10.0
+"""Seconds between two reads of an engine that is up, whose adapters may have changed without this router."""
+
+MIN_REREAD_INTERVAL: Final = 1.0
+"""Seconds between the starts of two rereads: clients can cause them by requests for an adapter that is gone."""
+
+_OK: Final = 200
+
+
+class ModelListReader:
+    """Keeps what the engines' lists tell up to date.
+
+    - `read_first` is for an engine that comes up: what its list does not tell is unknown from then on.
+    - `refresh` reads the list of an engine that stays up once in `interval`, or if the first read failed. A
+      failure changes nothing.
+    """
+
+    def __init__(
+        self, catalog: Catalog, client: EngineClient, *, timeout: float = 2.0, interval: float = REFRESH_INTERVAL
+    ) -> None:
+        """`timeout` of a read, and `interval` between two of an engine, in seconds."""
+        self._interval = interval
+        self._catalog = catalog
+        self._client = client
+        self._timeout = timeout
+        self._read_at: dict[str, float] = {}  # by engine; it is missing until the list was read since it came up
+
+    async def read_first(self, engine: Engine) -> None:
+        self._read_at.pop(engine.name, None)
+        await self._read(engine, is_first=True)
+
+    async def refresh(self, engine: Engine) -> None:
+        read_at = self._read_at.get(engine.name)
+        if read_at is None:
+            await self._read(engine, is_first=True)
+        elif engine.traits.lists_adapters and time.monotonic() - read_at >= self._interval:
+            await self._read(engine, is_first=False)
+
+    async def reread(self, engine: Engine) -> bool:
+        """Reads the adapters now; returns whether that was possible."""
+        return await self._read(engine, is_first=False)
+
+    async def _read(self, engine: Engine, *, is_first: bool) -> bool:
+        now = time.monotonic()
+        try:
+            with await self._client.get(engine, MODELS_PATH, timeout=self._timeout) as response:
+                status, page = response.status, await response.read(MAX_LIST)
+        except EngineError as error:
+            log.debug("cannot read the models of engine %s: %s", engine.name, error)
+            if error.reason != "too-large" or not is_first:  # it would be at the next check, too
+                return False
+            status, page = _OK, b""
+        if status != _OK:
+            if not is_first:
+                return False
+            page = b""
+        listed = parse_model_list(page, engine.served_model)
+        engine.learn_kind(listed.kind)
+        if engine.discovers_max_model_len:
+            engine.max_model_len = listed.max_model_len
+        self._read_at[engine.name] = now
+        if listed.adapters != engine.adapters:
+            if listed.ignored_adapters:
+                log.warning(
+                    "engine %s: %d listed adapters are ignored: too many, too long, or unprintable",
+                    engine.name,
+                    listed.ignored_adapters,
+                )
+            engine.adapters = listed.adapters
+        self._catalog.update_adapters()
+        return True
+
+
+class AdapterRefresh:
+    """Reads the lists of all engines at once, out of turn, in a task of its own.
+
+    - `request` never waits. A read that begins after it tells the state after it.
+    - Reads start at most once in MIN_REREAD_INTERVAL, however often they are requested.
+    """
+
+    def __init__(
+        self, catalog: Catalog, reader: ModelListReader, *, on_read: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_read` is called after each read."""
+        self._catalog = catalog
+        self._reader = reader
+        self._on_read = on_read
+        self._is_requested = False
+        self._started_at: float | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def request(self) -> None:
+        self._is_requested = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._read_while_requested())
+
+    async def aclose(self) -> None:
+        await cancel_and_wait(self._task)
+
+    async def _read_while_requested(self) -> None:
+        while self._is_requested:
+            if self._started_at is not None:
+                await asyncio.sleep(self._started_at + MIN_REREAD_INTERVAL - time.monotonic())
+            self._is_requested = False  # before the read: a request during the read causes another one
+            self._started_at = time.monotonic()
+            engines = [each for each in self._catalog.engines.values() if each.up and each.traits.lists_adapters]
+            await asyncio.gather(*map(self._reader.reread, engines))
+            self._on_read()

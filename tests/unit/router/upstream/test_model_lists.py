@@ -1,0 +1,138 @@
+"""When the engines' lists of models are read, and what a failure changes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from router.net.client.transport import HTTPTransport
+from router.upstream.adapters import ListedAdapter
+from router.upstream.catalog import Catalog, Model
+from router.upstream.client import EngineClient
+from router.upstream.engine import Engine
+from router.upstream.model_lists import AdapterRefresh, ModelListReader
+from router.upstream.probe import EngineProbe
+from tests.support.simulated_engine import SimulatedEngine
+from tests.support.waiting import TEST_TIMEOUT
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SQL = ListedAdapter("sql", "/a")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client() -> AsyncIterator[EngineClient]:
+    opened = EngineClient(HTTPTransport(), connect_timeout=5)
+    yield opened
+    await opened.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def simulated() -> AsyncIterator[SimulatedEngine]:
+    async with SimulatedEngine("m", enable_lora=True, allow_runtime_lora_updating=True) as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def engine(simulated: SimulatedEngine) -> Engine:
+    """Has the adapter `sql`, and is not yet known to be up."""
+    if not simulated.is_running:
+        await simulated.start()
+    await change(simulated, "load", lora_path=SQL.root, load_inplace=True)
+    return Engine(name="a", model="m", task="any", url=simulated.url, served_model="m")
+
+
+async def change(simulated: SimulatedEngine, what: str, **fields: object) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        body = {"lora_name": SQL.id, **fields}
+        (await client.post(f"{simulated.url}/v1/{what}_lora_adapter", json=body)).raise_for_status()
+
+
+def catalog_of(engine: Engine) -> Catalog:
+    return Catalog([Model("m", "1")], [engine])
+
+
+async def test_an_engine_that_stays_up_is_read_again_after_the_interval(
+    client: EngineClient, simulated: SimulatedEngine, engine: Engine
+) -> None:
+    catalog = catalog_of(engine)
+    patient, eager = (
+        EngineProbe(catalog, client, model_lists=ModelListReader(catalog, client, interval=interval))
+        for interval in (3600.0, 0.0)
+    )
+    await patient.check()
+    await patient.check()
+    await eager.check()
+    assert engine.adapters == (SQL,)
+    await change(simulated, "unload")
+    await patient.check()
+    assert engine.adapters == (SQL,)
+    await eager.check()
+    assert engine.adapters == ()
+    assert "sql" not in dict(catalog.named_models())
+
+
+async def test_an_engine_that_is_down_or_fails_to_answer_keeps_its_adapters(
+    client: EngineClient, simulated: SimulatedEngine, engine: Engine
+) -> None:
+    catalog = catalog_of(engine)
+    lists = ModelListReader(catalog, client, interval=0)
+    probe = EngineProbe(catalog, client, model_lists=lists)
+    await probe.check()
+    await simulated.kill()
+    assert not await lists.reread(engine)
+    await probe.check()
+    assert (engine.up, engine.adapters, engine.max_model_len) == (False, (SQL,), 8192)
+    await simulated.start()  # without the adapter
+    await probe.check()
+    assert (engine.up, engine.adapters) == (True, ())
+
+
+async def test_a_catalog_learns_what_the_reader_of_another_catalog_has_read_for_the_same_engine(
+    client: EngineClient, engine: Engine
+) -> None:
+    old, new = catalog_of(engine), catalog_of(engine)
+    await ModelListReader(old, client).reread(engine)
+    await ModelListReader(new, client).reread(engine)
+    assert "sql" in dict(new.named_models())
+
+
+async def test_an_api_that_has_no_adapters_is_not_asked_again(client: EngineClient, engine: Engine) -> None:
+    hosted = Engine(name="a", model="m", task="any", url=engine.url, served_model="m", kind="openai")
+    catalog = catalog_of(hosted)
+    lists = ModelListReader(catalog, client, interval=0)
+    await lists.read_first(hosted)
+    hosted.adapters = ()
+    await lists.refresh(hosted)
+    assert hosted.adapters == ()
+
+
+async def test_a_refresh_reads_all_engines_that_are_up_and_not_more_often_than_once_in_a_second(
+    client: EngineClient, engine: Engine
+) -> None:
+    engine.up = True
+    down = Engine(name="b", model="m", task="any", url=engine.url, served_model="m")
+    down.up = False
+    catalog = Catalog([Model("m", "1")], [engine, down])
+    reads: list[float] = []
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_read() -> None:
+        reads.append(loop.time())
+        if len(reads) == 2:
+            done.set()
+        elif len(reads) == 1:
+            for _ in range(5):
+                refresh.request()
+
+    refresh = AdapterRefresh(catalog, ModelListReader(catalog, client), on_read=on_read)
+    refresh.request()
+    async with asyncio.timeout(TEST_TIMEOUT):
+        await done.wait()
+    assert (engine.adapters, down.adapters) == ((SQL,), ())
+    assert reads[1] - reads[0] > 0.5
+    await refresh.aclose()
+    assert len(reads) == 2
