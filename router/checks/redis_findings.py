@@ -10,6 +10,7 @@ from router.checks.redis_rights import NEEDED_COMMANDS
 SETTING: Final = "cache.url"
 _OLDEST: Final = (6, 2)
 _CLOCK_TOLERANCE: Final = 5.0  # seconds
+_MOST_PATTERNS: Final = 3
 _USES: Final = {command.name: command.use for command in NEEDED_COMMANDS}
 
 
@@ -52,16 +53,21 @@ def _rights(what: str, server: ServerFacts) -> Iterator[Finding]:
             note = f"its user may not use {', '.join(names)}{consequence}"
             yield wrong(what, SETTING, _grant(note, *(f"+{name}" for name in names)), level)
     if server.hidden_keys:
-        note = f"its user may not access the keys {', '.join(server.hidden_keys)}"
+        note = f"its user may not access the keys {_shortened(server.hidden_keys)}"
         yield wrong(what, SETTING, _grant(note, "~rh:1:*"))
     if server.protected_keys:
-        note = f"its user may not write the keys {', '.join(server.protected_keys)}"
+        note = f"its user may not write the keys {_shortened(server.protected_keys)}"
         yield wrong(what, SETTING, _grant(note, "~rh:1:*"))
     if not server.hears_channels:
         yield wrong(what, SETTING, _grant("its user may not use the channels rh:1:process:*", "&rh:1:*"))
     if server.untried:
         note = f"Redis before 7.0 does not tell whether its user may use {', '.join(server.untried)}; it is needed"
         yield Finding(what, note)
+
+
+def _shortened(patterns: tuple[str, ...]) -> str:
+    more = len(patterns) - _MOST_PATTERNS
+    return ", ".join(patterns[:_MOST_PATTERNS]) + (f" and {more} other kinds" if more > 0 else "")
 
 
 def _grant(note: str, *rules: str) -> Problem:

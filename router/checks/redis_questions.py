@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError, ResponseError
 
 from router.checks.finding import Problem
 from router.checks.redis_facts import ServerFacts
@@ -28,6 +28,8 @@ from router.net.redis.errors import REDIS_ERRORS
 from router.net.redis.url import HostPort, RedisUrl
 
 _SUBSCRIBE: Final = "subscribe"
+_REPLIES: Final = (ResponseError, AuthenticationError, BusyLoadingError)
+"""redis-py's exceptions for error replies: the server understood the router."""
 
 
 class CannotAskError(Exception):
@@ -49,7 +51,7 @@ async def connected(
         yield connection
     except REDIS_ERRORS as error:
         speaks = _speaks_plain if address.tls else _speaks_tls
-        if host is not None and await speaks(host, timeout):
+        if host is not None and not isinstance(error, _REPLIES) and await speaks(host, timeout):
             raise CannotAskError(other_protocol(tls=address.tls)) from error
         raise CannotAskError(explain_connection(error, timeout)) from error
     finally:
