@@ -3,7 +3,6 @@
 import re
 from collections.abc import AsyncIterator
 from itertools import takewhile
-from pathlib import Path
 from typing import Final
 
 import pytest
