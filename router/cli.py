@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -81,21 +82,24 @@ def check(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False
     """Read the configuration, connect to everything in it, and report what is wrong."""
     settings = load_settings(config)
     from router.check import check_all
+    from router.checks.finding import Finding, Problem, wrong
 
     findings = asyncio.run(check_all(settings))
     from router.flow.tenant_rules import unmatched_models
 
     notes = [*settings.not_yet(), *unmatched_models(settings)]
-    findings += [{"what": "configuration", "ok": True, "note": line} for line in notes]
-    if (problem := missing_extra(settings)) is not None:
-        findings.append({"what": "configuration", "ok": False, "note": problem})
+    findings += [Finding("configuration", line, "warning") for line in notes]
+    if (missing := missing_extra(settings)) is not None:
+        setting, _, note = missing.partition(": ")
+        findings.append(wrong("configuration", setting, Problem(*note.split("; ", 1))))
     if as_json:
-        typer.echo(json.dumps({"ok": all(f["ok"] for f in findings), "findings": findings}, indent=2))
+        report = {"ok": all(f.ok for f in findings), "findings": [f.as_json() for f in findings]}
+        typer.echo(json.dumps(report, indent=2))
     else:
         typer.echo(f"ok    {config}: {len(settings.model)} models, {len(settings.engine)} engines")
-        for finding in findings:
-            typer.echo(f"{'ok   ' if finding['ok'] else 'FAIL '} {finding['what']}: {finding['note']}")
-    if not all(finding["ok"] for finding in findings):
+        for line in chain.from_iterable(finding.lines() for finding in findings):
+            typer.echo(line)
+    if not all(finding.ok for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from router.check import check_all
+from router.checks.pages import CHECK_TIMEOUT
 from router.net.client.errors import unreachable
 from router.net.client.transport import HTTPTransport
 from router.settings import parse
@@ -17,16 +18,20 @@ from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, router_config
 
+NOTHING = "nothing listens there; start it, or correct the URL"
+HOST = "its host name is unknown; correct the host of the URL"
+
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def note(redis_server: RedisServer, url: str, settings: str = "") -> tuple[bool, str]:
-    """What is found about the engine."""
+async def note(
+    redis_server: RedisServer, url: str, settings: str = "", timeout: float = CHECK_TIMEOUT
+) -> tuple[bool, str]:
+    """What is found about the engine, and what to do."""
     text = router_config(redis_server.url, {"foreign": ("llama", "any", url)}, rest=settings)
-    redis, engine = await check_all(parse(text, {}))
-    assert redis["ok"]
-    assert engine["what"] == f"engine foreign at {url}"
-    return engine["ok"], engine["note"]
+    findings = await check_all(parse(text, {}), timeout=timeout)
+    (engine,) = (finding for finding in findings if finding.what == f"engine foreign at {url}")
+    return engine.ok, engine.note + (f"; {engine.fix}" if engine.fix is not None else "")
 
 
 async def test_an_engine_that_serves_the_model_is_fine_and_its_kind_is_told(redis_server: RedisServer) -> None:
@@ -36,24 +41,28 @@ async def test_an_engine_that_serves_the_model_is_fine_and_its_kind_is_told(redi
 
 async def test_a_missing_or_wrong_key_is_named(redis_server: RedisServer) -> None:
     async with served(ForeignEngine(api_key="sk-secret")) as url:
-        assert await note(redis_server, url) == (False, "refuses the key with status 401; set api_key")
+        assert await note(redis_server, url) == (
+            False,
+            "refuses the router with status 401; set api_key to a key that it accepts",
+        )
         ok, text = await note(redis_server, url, 'api_key = "sk-wrong"')
-        assert not ok
-        assert "sk-" not in text
+        assert (ok, text) == (False, "refuses the router with status 401; correct api_key to a key that it accepts")
 
 
 async def test_another_model_and_a_wrong_path_are_named(redis_server: RedisServer) -> None:
     engine = ForeignEngine(paths={"/v1/models": '{"data": [{"id": "other"}]}'})
     async with served(engine) as url:
-        assert await note(redis_server, url) == (False, f"serves other but not '{LLAMA}' (served_model)")
+        ok, text = await note(redis_server, url)
+        assert not ok
+        assert text.startswith(f"serves other but not '{LLAMA}'; set it to a name that the engine serves")
         wrong_path = await note(redis_server, f"{url}/openai")
-        assert wrong_path == (False, "has no /v1/models (status 404); is the path of the URL right?")
+        assert wrong_path == (False, "has no /v1/models (status 404); correct the path of the URL")
 
 
 async def test_a_closed_port_an_unknown_host_and_a_missing_socket_are_named(redis_server: RedisServer) -> None:
-    assert await note(redis_server, f"http://127.0.0.1:{free_port()}") == (False, "nothing listens there")
-    assert await note(redis_server, "unix:///no/such/engine.sock") == (False, "nothing listens there")
-    assert await note(redis_server, "http://engine.invalid:8000") == (False, "its host name is unknown")
+    assert await note(redis_server, f"http://127.0.0.1:{free_port()}") == (False, NOTHING)
+    assert await note(redis_server, "unix:///no/such/engine.sock") == (False, NOTHING)
+    assert await note(redis_server, "http://engine.invalid:8000") == (False, HOST)
 
 
 @needs_openssl
@@ -65,7 +74,7 @@ async def test_tls_problems_are_named(redis_server: RedisServer, tmp_path: Path)
         assert text.endswith("set ca_file to its authority's certificate")
     async with served(ForeignEngine()) as url:
         not_tls = await note(redis_server, url.replace("http", "https"))
-        assert not_tls == (False, "does not speak TLS; is the URL http:// rather than https://?")
+        assert not_tls == (False, "does not speak TLS; write http:// in place of https://")
 
 
 @needs_openssl
@@ -86,13 +95,18 @@ async def test_a_certificate_for_another_host_and_one_that_has_expired_are_told_
         raise failure
 
     monkeypatch.setattr(HTTPTransport, "send", fail)  # openssl makes no certificate that has expired
-    assert await note(redis_server, url) == (False, "its certificate is not valid now (certificate has expired)")
+    ok, text = await note(redis_server, url)
+    assert not ok
+    assert text.startswith("its certificate is not valid now (certificate has expired); renew the certificate")
 
 
 @pytest.mark.parametrize("page", ['{"data": [{"id": 1}]}', "[" * 100_000, '{"data": 1}', "null"])
 async def test_a_page_that_is_no_list_of_models_is_named(redis_server: RedisServer, page: str) -> None:
     async with served(ForeignEngine(paths={"/v1/models": page})) as url:
-        assert await note(redis_server, url) == (False, "status 200 without a list of models")
+        assert await note(redis_server, url) == (
+            False,
+            "status 200 without a list of models; point the URL at a server with OpenAI's API",
+        )
 
 
 async def test_a_long_list_of_models_is_shortened_and_safe_for_a_terminal(redis_server: RedisServer) -> None:
@@ -101,12 +115,10 @@ async def test_a_long_list_of_models_is_shortened_and_safe_for_a_terminal(redis_
         ok, text = await note(redis_server, url)
         assert not ok
         assert text.startswith("serves '\\x1b[2J', model-0, ")
-        assert text.endswith(f"model-8 and 491 more but not '{LLAMA}' (served_model)")
+        assert f"model-8 and 491 more but not '{LLAMA}'; " in text
 
 
-async def test_a_server_that_never_answers_is_named(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.check.CHECK_TIMEOUT", 0.1)
-
+async def test_a_server_that_never_answers_is_named(redis_server: RedisServer) -> None:
     async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
@@ -114,4 +126,4 @@ async def test_a_server_that_never_answers_is_named(redis_server: RedisServer, m
     server = await asyncio.start_server(hold, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        assert await note(redis_server, url) == (False, "does not answer within 0.1 s")
+        assert await note(redis_server, url, timeout=0.1) == (False, "does not answer within 0.1 s; " + NOTHING[23:])

@@ -91,8 +91,8 @@ async def test_check_reports_that_the_server_is_a_replica(
 ) -> None:
     text = router_config(f"redis://127.0.0.1:{servers[1].port}", engines.as_config())
     (finding, *_) = await check_all(parse(text, {}))
-    assert (finding["what"], finding["ok"]) == ("redis", False)
-    assert "read-only replica" in finding["note"]
+    assert (finding.what, finding.level) == ("redis", "error")
+    assert "read-only replica" in finding.note
 
 
 async def test_a_user_without_the_right_to_query_the_role_connects_nevertheless(own_redis: RedisServer) -> None:

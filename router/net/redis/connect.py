@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import redis.asyncio as aioredis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError
@@ -37,6 +37,22 @@ def open_client(url: str, *, timeout: float) -> RedisPyClient:
         **_connection_options(address, timeout),
         **tls,
     )
+
+
+def new_connection(
+    address: RedisUrl, host: HostPort | None, *, timeout: float, to_sentinel: bool = False
+) -> AbstractConnection:
+    """A connection, which is not open yet, to one server of a URL; to its socket if `host` is None.
+
+    `timeout` in seconds, to connect and per reply. `to_sentinel`: it logs in with the user of the Sentinels.
+    """
+    options = _sentinel_options(address, timeout) if to_sentinel else _connection_options(address, timeout)
+    database = 0 if to_sentinel else address.db
+    if host is None:
+        return UnixDomainSocketConnection(path=address.path, db=database, **options)
+    if address.tls:
+        return SSLConnection(host=host[0], port=host[1], db=database, **options, **dict[str, Any](address.tls_options))
+    return Connection(host=host[0], port=host[1], db=database, **options)
 
 
 def open_backend(url: str, *, timeout: float, unused_key: str) -> RedisBackend:
@@ -95,13 +111,14 @@ class _TLSPrimaryConnection(SSLConnection, _PrimaryConnection):
 def _sentinel_pool(address: RedisUrl, timeout: float) -> SentinelPool:
     tls: dict[str, Any] = {"ssl": True, **address.tls_options} if address.tls else {}
     # Half of the time is for the Sentinels, the other half for the master.
-    sentinel_options = _connection_options(address, timeout / 2) | {
-        "username": address.sentinel_username,
-        "password": address.sentinel_password,
-    }
-    sentinels = ParallelSentinel(address.hosts, sentinel_kwargs={**sentinel_options, **tls})
+    sentinels = ParallelSentinel(address.hosts, sentinel_kwargs={**_sentinel_options(address, timeout / 2), **tls})
     options = {**_connection_options(address, timeout), **tls, "db": address.db}
     return SentinelPool(address.service, sentinels, **options)  # type: ignore[no-untyped-call]
+
+
+def _sentinel_options(address: RedisUrl, timeout: float) -> dict[str, Any]:
+    login = {"username": address.sentinel_username, "password": address.sentinel_password}
+    return _connection_options(address, timeout) | login
 
 
 def _connection_options(address: RedisUrl, timeout: float) -> dict[str, Any]:

@@ -1,0 +1,127 @@
+"""Every example of docs/clients.md, run as it stands: its first request is a miss, its second a hit.
+
+An example whose package is not installed is skipped. `make test-clients` installs them all, and then none may be.
+"""
+
+import asyncio
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from router.api.auth import hash_key
+from tests.support.paths import ROOT
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import EngineSet, MakeRouter, router_config
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PAGE_URL: Final = "http://127.0.0.1:8080"
+TENANT: Final = f'[auth]\nmode = "keys"\n[[tenant]]\nname = "acme"\nkeys = ["{hash_key(b"sk-acme")}"]\n'
+PYTHON: Final = os.environ.get("ROUNDHOUSE_CLIENTS_PYTHON")
+"""An interpreter that has the packages; by default that of the tests."""
+
+NODE_FOLDER: Final = os.environ.get("ROUNDHOUSE_CLIENTS_NODE")
+"""A folder with node_modules; by default the project's."""
+
+MISSING: Final = re.compile(r"No module named '([\w.]+)'|Cannot find package '([@\w/.-]+)'")
+BETWEEN_RUNS: Final = "--- the same again ---"
+TIMEOUT: Final = 60.0
+"""Seconds; LlamaIndex alone is imported for several on a busy machine."""
+
+
+class Example(NamedTuple):
+    name: str
+    language: str
+    code: str
+
+
+def examples() -> Iterator[Example]:
+    heading = ""
+    counts: dict[str, int] = {}
+    page = (ROOT / "docs/clients.md").read_text(encoding="utf-8")
+    for match in re.finditer(r"^## ([^\n]+)$|^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        if match[1] is not None:
+            heading = match[1]
+            continue
+        counts[heading] = counts.get(heading, 0) + 1
+        yield Example(f"{heading}, {counts[heading]}", match[2], match[3])
+
+
+EXAMPLES: Final = list(examples())
+
+
+def commands(example: Example, code: str) -> list[list[str]]:
+    """Two runs of the example; two in one process for Python, where most of the time is for imports."""
+    match example.language:
+        case "sh":
+            return [["bash", "-c", code]] * 2
+        case "python":
+            twice = f"for _ in range(2):\n    exec({code!r}, {{}})\n    print({BETWEEN_RUNS!r})\n"
+            return [[PYTHON or sys.executable, "-W", "ignore", "-c", twice]]
+        case "js":
+            return [["node", "--input-type=module", "-e", code]] * 2
+    raise AssertionError(f"{example.name}: nothing runs {example.language}")
+
+
+async def run_twice(example: Example, url: str, folder: Path) -> list[str]:
+    """The output of each run. Skips the test if a program or a package is missing."""
+    outputs = [
+        await run(command, folder) for command in commands(example, example.code.replace(PAGE_URL, url))
+    ]  # fmt: skip
+    return outputs[0].split(BETWEEN_RUNS)[:2] if len(outputs) == 1 else outputs
+
+
+async def run(command: list[str], folder: Path) -> str:
+    if shutil.which(command[0]) is None:
+        leave_out(f"{command[0]} is not installed")
+    # No proxy of this machine, no settings of a user, nothing sent to anybody else.
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "NO_PROXY": "*", "AI_SDK_LOG_WARNINGS": "false"}
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=NODE_FOLDER or ROOT, env=environment, stdout=pipe, stderr=pipe
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            out, err = await process.communicate()
+    except BaseException:
+        process.kill()
+        raise
+    if process.returncode and (missing := MISSING.search(err.decode())):
+        leave_out(f"{missing[1] or missing[2]} is not installed")
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+def leave_out(reason: str) -> None:
+    if PYTHON or NODE_FOLDER:
+        pytest.fail(reason)
+    pytest.skip(f"{reason}; make test-clients installs it")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+async def test_an_example_of_the_page_misses_and_then_hits(
+    redis_server: RedisServer, redis: Any, engines: EngineSet, make_router: MakeRouter, tmp_path: Path, example: Example
+) -> None:
+    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=TENANT))
+    first, second = [output.strip() for output in await run_twice(example, router.url, tmp_path)]
+    statuses = [re.findall(r"\b(?:MISS|HIT|BYPASS|COALESCED|STALE)\b", output) for output in (first, second)]
+    assert statuses == [["MISS"], ["HIT"]]
+    assert first.replace("MISS", "HIT") == second, "the answer is the same"
+    (key,) = [key async for key in redis.scan_iter("rh:1:acme:*")]
+    if "X-Cache-TTL" in example.code:
+        assert 0 < await redis.ttl(key) <= 3600
+    assert ("documents" in example.code) is (key.split(":")[5] != "0" * 16)
+
+
+async def test_the_page_has_an_example_for_each_client() -> None:
+    seen = {example.name.rpartition(",")[0] for example in EXAMPLES}
+    assert seen == {
+        "curl", "OpenAI for Python", "OpenAI for JavaScript", "LangChain", "LlamaIndex", "Vercel's AI SDK",
+        "Anthropic's SDKs",
+    }  # fmt: skip

@@ -1,0 +1,141 @@
+"""The list of commands that the router's user of Redis needs is what routers really send, and `check` knows each."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from router.api.auth import hash_key
+from router.check import check_all
+from router.checks.redis_rights import NEEDED_COMMANDS
+from router.settings import parse
+from tests.support.cli_helpers import run_cli
+from tests.support.paths import ROOT
+from tests.support.redis_deployments import MINIMAL_ACL, Deployment, SentinelGroup
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import RouterServer, router_config
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
+from tests.support.streaming_client import open_stream
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+RULES: Final = [command.rule for command in NEEDED_COMMANDS]
+ADMIN: Final = {"authorization": "Bearer admin-key"}
+REST: Final = (
+    f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\n[[tenant]]\nname = "default"\nrequests_per_minute = 1000\n'
+)
+ANSWER: Final = (ROLE_FRAME + chat_frame(content="one "), chat_frame(content="", finish="stop") + DONE_FRAME)
+SENT_BY_TESTS: Final = {"config|resetstat", "client|setinfo", "client|maint_notifications", "select"}
+"""By the tests, by redis-py without being asked for it, and SELECT, which no database but 0 needs."""
+
+
+async def test_the_list_is_the_one_of_the_documentation_and_of_the_tests() -> None:
+    page = (ROOT / "docs/deploying.md").read_text(encoding="utf-8")
+    (line,) = (line for line in page.splitlines() if line.startswith("ACL SETUSER roundhouse "))
+    assert [rule for rule in line.split() if rule.startswith("+")] == RULES
+    assert [rule for rule in MINIMAL_ACL if rule.startswith("+")] == RULES
+
+
+async def test_routers_and_commands_send_everything_that_is_on_the_list_and_nothing_else(
+    own_redis: RedisServer, tmp_path: Path
+) -> None:
+    await own_redis.start()
+    await own_redis.command("CONFIG", "RESETSTAT")
+    engine = ScriptedEngine(*ANSWER, paced=True)
+    await engine.start()
+    text = router_config(own_redis.url, {"scripted": ("llama", "any", engine.url)}, rest=REST)
+    file = tmp_path / "roundhouse.toml"
+    file.write_text(text)
+    async with RouterServer(text) as first, RouterServer(text) as second:
+        await share_a_generation(first, second, engine)
+        await eventually(lambda: is_hit(second))
+        await administrate(second)
+        for command in ("drain", "resume"):
+            page = f"/admin/engines/scripted/{command}"
+            assert (await first.http.post(page, headers=ADMIN)).status_code == 200
+        for arguments in (["top"], ["export", tmp_path / "entries"], ["import", tmp_path / "entries"]):
+            result = await run_cli("cache", *arguments, "--config", file)
+            assert result.code == 0, result.stderr
+        purge = await second.http.post("/admin/cache/purge", json={"all": True}, headers=ADMIN)
+        assert purge.status_code == 200
+    await engine.stop()
+    expected = {command.name for command in NEEDED_COMMANDS if command.use in ("requests", "administration")}
+    assert await commands_used(own_redis) == expected - {"wait"}  # which is for replicas
+
+
+async def test_a_deployment_gets_no_command_that_is_not_on_the_list(deployment: Deployment) -> None:
+    text = router_config(deployment.url, {"nobody": ("llama", "any", "http://127.0.0.1:1")}, rest=REST)
+    primaries = await deployment.primaries()
+    for server in primaries:
+        await server.command("CONFIG", "RESETSTAT")
+    async with RouterServer(text) as router:
+        await eventually(lambda: reports_redis(router))
+        assert (await router.http.get("/admin/cache/stats", headers=ADMIN)).status_code == 200
+    used: set[str] = set()
+    for server in primaries:
+        used |= await commands_used(server)
+    sent_by_servers = {"replconf", "psync", "sentinel", "ping", "publish", "subscribe", "config|rewrite"}
+    assert used - sent_by_servers <= {command.name for command in NEEDED_COMMANDS}
+    assert "role" in used or not isinstance(deployment, SentinelGroup)
+
+
+@pytest.mark.parametrize("command", [command for command in NEEDED_COMMANDS if command.use != "cluster"])
+async def test_check_names_a_command_that_the_user_may_not_use(redis_server: RedisServer, command: Any) -> None:
+    if command.name in ("role", "hello"):
+        pytest.skip("only with Sentinels; without HELLO there is no connection")
+    user = f"without-{command.name.partition('|')[0]}"
+    await redis_server.command("ACL", "SETUSER", user, "on", ">pw", "~rh:1:*", "&rh:1:*", "-@all", *RULES)
+    await redis_server.command("ACL", "SETUSER", user, f"-{command.name}")
+    url = redis_server.url.replace("unix://", f"unix://{user}:pw@")
+    findings = await check_all(parse(router_config(url, {"one": ("llama", "any", "http://127.0.0.1:1")}), {}))
+    await redis_server.command("ACL", "DELUSER", user)
+    (finding,) = (finding for finding in findings if finding.setting == "cache.url")
+    assert finding.fix is not None
+    assert f"+{command.name}" in finding.fix.split()
+    assert finding.level == ("warning" if command.use == "administration" else "error")
+
+
+async def test_check_changes_nothing_in_redis(own_redis: RedisServer) -> None:
+    await own_redis.start()
+    await own_redis.command("RPUSH", "rh:1:requests:latest", "row")
+    await own_redis.command("SET", "rh:1:watched", "1")
+    text = router_config(own_redis.url, {"one": ("llama", "any", "http://127.0.0.1:1")})
+    findings = await check_all(parse(text, {}))
+    assert all(finding.ok for finding in findings if finding.what == "redis")
+    assert await own_redis.command("DBSIZE") == 2
+    assert (await own_redis.command("INFO", "persistence"))["rdb_changes_since_last_save"] == 2  # RPUSH and SET
+
+
+async def share_a_generation(first: RouterServer, second: RouterServer, engine: ScriptedEngine) -> None:
+    async with open_stream(first, "x") as leading:
+        await leading.read_until_text("one ")
+        async with open_stream(second, "x") as following:
+            await following.read_until_text("one ")
+            assert following.headers["x-cache"] == "COALESCED"
+            engine.chunk_permits.release()
+            await following.read_to_end()
+        await leading.read_to_end()
+
+
+async def administrate(router: RouterServer) -> None:
+    for page in ("cache/stats", "cache/entries", "status", "requests", "history?minutes=2"):
+        answer = await router.http.get(f"/admin/{page}", headers=ADMIN)
+        assert answer.status_code == 200, (page, answer.text)
+    key = (await router.chat("x")).headers["x-cache-key"]
+    assert (await router.http.get(f"/admin/cache/entries/{key}", headers=ADMIN)).status_code == 200
+    assert (await router.http.delete(f"/admin/cache/entries/{key}", headers=ADMIN)).status_code == 200
+
+
+async def commands_used(server: RedisServer) -> set[str]:
+    stats = await server.command("INFO", "commandstats")
+    return {name.removeprefix("cmdstat_") for name in stats} - SENT_BY_TESTS
+
+
+async def is_hit(router: RouterServer) -> bool:
+    return (await router.chat("x")).headers["x-cache"] == "HIT"
+
+
+async def reports_redis(router: RouterServer) -> bool:
+    return bool((await router.http.get("/healthz")).json()["redis"] == "up")

@@ -1,0 +1,37 @@
+"""The trials of rights."""
+
+import pytest
+
+from router.checks.redis_rights import NEEDED_COMMANDS, parse_refusal, sample_keys
+from router.core.cache.redis_keys import KEY_PREFIX, RESERVED_TENANT_NAMES
+
+
+def test_every_kind_of_key_is_tried() -> None:
+    kinds = {key.removeprefix(KEY_PREFIX).partition(":")[0] for _, key in sample_keys(["acme"])}
+    assert kinds == {*RESERVED_TENANT_NAMES, "acme"}
+
+
+def test_no_command_is_on_the_list_twice() -> None:
+    names = [command.name for command in NEEDED_COMMANDS]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("text", "of"),
+    [
+        ("this user has no permissions to run the 'client|tracking' command", "command"),  # Redis 7.0
+        ("this user has no permissions to run the 'client' command or its subcommand", "command"),  # Redis 6.2
+        ("User app has no permissions to run the 'get' command", "command"),  # Redis 7.2
+        ("this user has no permissions to access one of the keys used as arguments", "key"),
+        ("No permissions to access a key", "key"),  # Redis 7.2
+        ("this user has no permissions to access one of the channels used as arguments", "channel"),
+        ("ERR The user executing the script can't run this command or subcommand", "command"),
+        ("Write commands are not allowed from read-only scripts.", None),
+        ("MOVED 1234 127.0.0.1:7001", None),
+        ("wrong number of arguments for 'hset' command", None),
+    ],
+)
+def test_only_a_lack_of_rights_is_a_refusal(text: str, of: str | None) -> None:
+    refusal = parse_refusal(Exception(text))
+    assert (refusal.of if refusal is not None else None) == of
+    assert parse_refusal(text.encode()) is None
