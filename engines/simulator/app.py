@@ -27,7 +27,6 @@ from engines.simulator.request_log import RequestLog
 from engines.simulator.scoring import SCORING_APIS
 from engines.simulator.settings import VLLM_VERSION, SimulatorSettings
 from engines.simulator.tokenizing import COUNT_TOKENS_API, TOKENIZER_APIS
-from engines.simulator.tokens import encode_text
 from engines.simulator.transcripts import TRANSCRIPT_APIS, TranscriptEndpoint
 
 _VARY = {"Vary": "Origin"}
@@ -77,7 +76,7 @@ def create_app(settings: SimulatorSettings) -> Starlette:
         api_routes += [
             Route(
                 api.path,
-                TranscriptEndpoint(api, engine, fault_registry, request_log, generation_log, time.time),
+                TranscriptEndpoint(api, engine, adapters, fault_registry, request_log, generation_log, time.time),
                 methods=["POST"],
             )
             for api in TRANSCRIPT_APIS
@@ -95,7 +94,7 @@ def create_app(settings: SimulatorSettings) -> Starlette:
         Route(
             api.path,
             JsonEndpoint(
-                api, settings, engine.counters, fault_registry, request_log, generation_log, time.monotonic, time.time
+                api, adapters, engine.counters, fault_registry, request_log, generation_log, time.monotonic, time.time
             ),
             methods=["POST"],
         )

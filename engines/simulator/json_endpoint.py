@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from engines.simulator.adapters import AdapterRegistry
 from engines.simulator.counters import EngineCounters, SequenceTimes
 from engines.simulator.endpoint import SimulatorEndpoint, apply_fault, drop_before_headers
 from engines.simulator.engine import EngineFailedError
@@ -46,19 +47,19 @@ class JsonEndpoint(SimulatorEndpoint[JsonRequest]):
     """An ASGI app for one of these endpoints. `clock` gives monotonic seconds, `now` seconds since the epoch."""
 
     def __init__(
-        self, api: JsonApi, settings: SimulatorSettings, counters: EngineCounters, fault_registry: FaultRegistry,
+        self, api: JsonApi, adapters: AdapterRegistry, counters: EngineCounters, fault_registry: FaultRegistry,
         request_log: RequestLog, generation_log: GenerationLog | None, clock: Callable[[], float],
         now: Callable[[], float],
     ) -> None:  # fmt: skip
         super().__init__(fault_registry, request_log, generation_log)
         self._api = api
-        self._settings = settings
+        self._adapters = adapters
         self._counters = counters
         self._clock = clock
         self._now = now
 
     def _parse_request(self, body: Body) -> JsonRequest:
-        return self._api.parse(body, self._settings)
+        return self._api.parse(body, self._adapters.settings_for(body.get("model")))
 
     def _error_body(self, rejection: Rejection) -> object:
         return self._api.error_body(rejection)

@@ -126,6 +126,7 @@ class EngineSelector:
         now = self._clock()
         having = [[engine for engine in engines if not engine.unserved_paths.has(path, now)] for engines in serving]
         return [engines for engines in having if engines]
+
     def _cohorts(self, engines: Sequence[Engine], parsed: ParsedRequest) -> Sequence[Sequence[Engine]]:
         """The engines of one model, those that the request is for first; each part is ranked on its own."""
         model = engines[0].model

@@ -261,6 +261,8 @@ def test_a_script_keeps_the_latest_use_of_each_key(both: ClientFactory) -> None:
     fields, left = client.send_commands(("HGETALL", "u"), ("PTTL", "u"))
     assert fields == {b"a": b"9", b"b": b"5"}
     assert 0 < left <= 60_000
+
+
 # Instants around the ends of months and of leap years, and anywhere in two centuries.
 instants = st.one_of(
     st.sampled_from([68169599, 68169600, 951782399, 951782400, 951868800, 4107542399, 4107542400, 1798761599]),

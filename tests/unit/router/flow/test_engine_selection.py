@@ -407,7 +407,9 @@ def test_a_standby_is_left_out_while_another_engine_is_up() -> None:
 
 def test_a_tenth_of_the_requests_is_for_an_engine_with_a_share_of_10() -> None:
     engines = [engine("stable", speculates=False), engine("canary", speculates=False, share=10)]
-    resolver = RequestResolver(catalog=Catalog([MODEL], engines), log_odds_of=lambda _: 0.0, markers=ContextMarkers())
+    catalog = Catalog([MODEL], engines)
+    rules = TenantRules(catalog, {}, {})
+    resolver = RequestResolver(catalog=catalog, log_odds_of=lambda _: 0.0, markers=ContextMarkers(), rules=rules)
     messages = [{"role": "user", "content": "Hi"}]
     bodies = [json.dumps({"model": "llama", "messages": messages, "seed": n}).encode() for n in range(3000)]
     cohorts = [
