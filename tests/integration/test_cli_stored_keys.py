@@ -72,7 +72,7 @@ async def test_wrong_use_is_an_error_of_one_line(file: Path, arguments: list[str
 
 
 async def test_no_key_is_made_where_no_router_would_ask_for_it(file: Path) -> None:
-    text = re.sub(r'(?m)^(mode|keys) = .*\n', "", file.read_text())
+    text = re.sub(r"(?m)^(mode|keys) = .*\n", "", file.read_text())
     for mode in ("", 'mode = "open"\n', 'mode = "header"\n'):
         file.write_text(text.replace("[auth]\n", f"[auth]\n{mode}"))
         result = await keys(file, "new", "--tenant", "acme", "--name", "ci")
