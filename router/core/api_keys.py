@@ -107,8 +107,8 @@ def merge_records(
 ) -> tuple[dict[str, KeyRecord], list[KeyRecord]]:
     """All records by id, and those that Redis (`stored`) has lost, in whole or in part.
 
-    A revoked record replaces one that is not; otherwise Redis decides. What it has is kept also if it is obsolete: `now`
-    may be wrong, and be corrected later.
+    A revoked record replaces one that is not; otherwise Redis decides. What it has is kept even if it is obsolete:
+    `now` may be wrong, and be corrected later.
     """
     merged = dict(stored)
     lost = []
