@@ -28,7 +28,8 @@ from router.errors import ApiError
 from router.settings import DEFAULT_PATH, Settings
 
 if TYPE_CHECKING:  # imported by the commands, since it would slow all others down
-    from router.store.admin.keys import Confirmation, KeyRow
+    from router.store.admin.key_confirmation import Confirmation
+    from router.store.admin.keys import KeyRow
 
 MAX_KEY_BYTES: Final = 4096
 """Bytes; a longer key would risk the limits on request headers."""

@@ -105,9 +105,10 @@ def decode_record(id_: bytes, value: bytes) -> KeyRecord | None:
 def merge_records(
     known: Mapping[str, KeyRecord], stored: Mapping[str, KeyRecord], now: float
 ) -> tuple[dict[str, KeyRecord], list[KeyRecord]]:
-    """All records by id, without obsolete ones, and those that Redis (`stored`) has lost, in whole or in part.
+    """All records by id, and those that Redis (`stored`) has lost, in whole or in part.
 
-    A revoked record replaces one that is not; otherwise Redis decides.
+    A revoked record replaces one that is not; otherwise Redis decides. What it has is kept even if it is obsolete:
+    `now` may be wrong, and be corrected later.
     """
     merged = dict(stored)
     lost = []
@@ -116,7 +117,7 @@ def merge_records(
         if _is_lost(record, now) if other is None else _is_revocation_lost(record, other):
             merged[id_] = record
             lost.append(record)
-    return {id_: record for id_, record in merged.items() if not record.is_obsolete(now)}, lost
+    return merged, lost
 
 
 def _is_lost(record: KeyRecord, now: float) -> bool:

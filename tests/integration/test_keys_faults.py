@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.core.cache.redis_keys import KEYS_RECORDS_KEY
+from router.core.cache.redis_keys import KEYS_APPLIED_KEY, KEYS_RECORDS_KEY
 from tests.support.fault_proxy import FaultProxy
 from tests.support.key_routers import CONFIGURED_KEY, KEYS_CONFIG, create, listed, revoke, statuses, use
 from tests.support.redis_process import RedisServer
@@ -134,17 +134,22 @@ async def test_every_worker_refuses_a_key_once_it_is_revoked(
     own_redis: RedisServer, tmp_path: Path, engines: EngineSet
 ) -> None:
     await own_redis.start()
-    served = RouterProcess(tmp_path, config_for(own_redis.url, engines).replace("[router]", "[router]\nworkers = 3"))
+    served = RouterProcess(tmp_path, config_for(own_redis.url, engines).replace("[router]", "[router]\nworkers = 2"))
     served.start()
+
+    async def both_are_up() -> bool:
+        return len(await own_redis.command("HKEYS", KEYS_APPLIED_KEY)) == 2
+
     try:
-        await served.wait_until_ready()
+        await served.wait_until_ready()  # of one worker
+        await eventually(both_are_up)
         for number in range(3):
             async with http_client(served.url) as http:
                 made = await create(http, f"ci-{number}")
-                assert made["routers"] == {"confirmed": 3, "unconfirmed": []}
+                assert made["routers"] == {"confirmed": 2, "unconfirmed": []}
                 assert await _statuses_of_new_connections(served, made["key"]) == {200}
                 revoked = (await revoke(http, made["key_id"])).raise_for_status().json()
-                assert revoked["routers"] == {"confirmed": 3, "unconfirmed": []}
+                assert revoked["routers"] == {"confirmed": 2, "unconfirmed": []}
                 assert await _statuses_of_new_connections(served, made["key"]) == {401}
     finally:
         served.kill()
@@ -153,7 +158,7 @@ async def test_every_worker_refuses_a_key_once_it_is_revoked(
 async def _statuses_of_new_connections(served: RouterProcess, key: str) -> set[int]:
     """Of requests over connections of their own, so that every worker answers some."""
     found = set()
-    for _ in range(9):
+    for _ in range(6):
         async with http_client(served.url) as http:
             found.add((await use(http, key)).status_code)
     return found

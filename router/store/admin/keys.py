@@ -1,14 +1,6 @@
-"""Creates, lists and revokes the API keys that live in Redis.
+"""Creates, lists and revokes the API keys that live in Redis; see key_confirmation for when a change is in effect."""
 
-A change is confirmed by the routers: each process publishes the version of the records that it applies, and the change
-waits until every process that is present applies its version. So after a key was revoked, the next request is refused
-at every router that has confirmed it. A process that does not answer in time is named; it applies the change as soon as
-it reaches Redis.
-"""
-
-import asyncio
 import secrets
-import time
 from collections.abc import Collection, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -42,22 +34,11 @@ from router.shared.key_records import (
     remove_records_command,
     withdraw_command,
 )
+from router.store.admin.key_confirmation import Confirmation, wait_for_routers
 from router.store.admin.scan import RedisClient, execute_commands, read_redis_clock
 from router.units import Seconds, parse_quantity
 
-CONFIRMATION_TIMEOUT: Final = 3.0
-"""Seconds that the routers have to confirm a change; they usually take some milliseconds."""
-
-_POLL_INTERVAL: Final = 0.02  # seconds
-_MAX_LISTED: Final = 100  # processes that did not confirm
 _MAX_REMOVED: Final = 500  # records in one command
-
-
-class Confirmation(msgspec.Struct, frozen=True):
-    """How many router processes apply a change; `unconfirmed`: those of which that is not known, as HOST:PID."""
-
-    confirmed: int
-    unconfirmed: tuple[str, ...] = ()
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,20 +221,7 @@ async def _write(client: RedisClient, record: KeyRecord, state: _State) -> Confi
         raise RedisBackendError("the key of the records has a value of another type")
     if not reply[0] and record.revoked is None:
         raise ApiError(409, "Another key got the same id at this moment; create one again.", code="key_exists")
-    return await _wait_for_routers(client, int(reply[1]))
-
-
-async def _wait_for_routers(client: RedisClient, version: int) -> Confirmation:
-    deadline = time.monotonic() + CONFIRMATION_TIMEOUT
-    now = (await read_redis_clock(client)).now()
-    while True:
-        (reply,) = await execute_commands(client, [read_presences_command()])
-        present = [each for each in decode_presences(reply).values() if abs(now - each.at) <= PRESENCE_LIFETIME]
-        waiting = [each for each in present if each.version < version]
-        if not waiting or time.monotonic() >= deadline:
-            names = sorted(f"{each.host}:{each.pid}" for each in waiting)
-            return Confirmation(len(present) - len(waiting), tuple(names[:_MAX_LISTED]))
-        await asyncio.sleep(_POLL_INTERVAL)
+    return await wait_for_routers(client, int(reply[1]))
 
 
 def parse_expiry(value: Any) -> float | None:

@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.api.auth import AdminAuthenticator, Authenticator, Headers, hash_key
 from router.core.api_keys import KeyRecord
@@ -269,13 +270,14 @@ def test_until_redis_was_read_an_unknown_key_is_not_called_invalid() -> None:
 
 @pytest.mark.parametrize("ended", [{}, {"revoked": 1.0}, {"expires": 1.0}])
 def test_a_router_without_a_mode_is_not_open_if_redis_has_keys(ended: dict[str, float]) -> None:
+    stored = replace(record(b"ci-key"), **ended)
     authenticator = stored_authenticator(Clock(), "open", guarded=True)
-    authenticator.set_stored_keys([record(b"ci-key", "gone", **ended)])
+    authenticator.set_stored_keys([stored])
     assert status(authenticator, b"ci-key") == (503, "auth_mode_unset")
     with pytest.raises(ApiError):
         authenticator.authenticate([])
     open_ = stored_authenticator(Clock(), "open")
-    open_.set_stored_keys([record(b"ci-key", **ended)])
+    open_.set_stored_keys([stored])
     assert status(open_, b"any") == (200, None)
 
 

@@ -40,7 +40,7 @@ class Process:
         self.used: list[str] = []
         self.valid: set[str] = set()
         self.changes = 0
-        self.keys = StoredKeys(
+        self.keys: StoredKeys = StoredKeys(
             pipeline,
             self._on_change,
             clock=lambda: NOW,
