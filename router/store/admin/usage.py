@@ -5,7 +5,7 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from router.core.quota.usage_period import usage_days
+from router.store.admin.usage_period import usage_days
 from router.errors import bad_request
 from router.shared import ledger, usage
 from router.shared.daily_sums import RETENTION_DAYS, utc_day

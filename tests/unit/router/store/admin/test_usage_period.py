@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.core.quota.usage_period import usage_days
+from router.store.admin.usage_period import usage_days
 from router.errors import ApiError
 
 TODAY = "2028-03-01"
