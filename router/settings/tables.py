@@ -131,7 +131,7 @@ class TenantSettings(Strict, frozen=True):
     tokens_per_month: Amount | None = None
     gpu_seconds_per_day: Amount | None = None
     gpu_seconds_per_month: Amount | None = None
-    models: Annotated[list[ModelPattern], Meta(max_length=1000)] | None = None
+    models: list[ModelPattern] | None = None
     highest_priority: Priority | None = None
     priority: Priority | None = None
     ttl: Seconds | None = None

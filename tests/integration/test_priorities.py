@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,7 +55,7 @@ async def test_an_engine_with_the_priority_scheduler_gets_what_the_tenant_may_ha
         ("batch", None, 10), ("batch", -3, 10), ("batch", 20, 20), ("urgent", None, -5), ("urgent", -100, -10),
         ("urgent", 3, 3), ("free", None, None), ("free", -1, None), ("free", 2, 2),
     ):  # fmt: skip
-        fields = {"priority": asked} if asked is not None else {}
+        fields: dict[str, Any] = {"priority": asked} if asked is not None else {}
         header = str(sent) if sent else None
         assert await sent_priority(router, engines, tenant, **fields) == (sent, header), (tenant, asked)
 
@@ -106,8 +107,12 @@ async def test_the_queue_of_the_router_serves_the_highest_priority_first(scripte
             return len(engine.bodies) == 1 and (await router.metrics())['llm_requests_queued{model="llama"}'] == waiting
 
         await eventually(is_queued)
+
+    def is_sent(count: int) -> bool:
+        return len(engine.bodies) == count
+
     for count in range(1, 7):
-        await eventually(lambda count=count: len(engine.bodies) == count)
+        await eventually(partial(is_sent, count))
         engine.chunk_permits.release()
     await asyncio.gather(*asked)
     order = [json.loads(body)["messages"][0]["content"] for body in engine.bodies]

@@ -9,12 +9,12 @@ day at most is kept for the day it stands for, so that a clock that jumps over m
 One that is further ahead was counted with a wrong clock: what was used then counts for the present day and month.
 """
 
-import datetime as dt
 from math import ceil
 from typing import Final, Literal
 
 import msgspec
 
+from router.core.quota.calendar_days import date_of, first_day_of
 from router.errors import ApiError
 
 BudgetKind = Literal["tokens_per_day", "tokens_per_month", "gpu_seconds_per_day", "gpu_seconds_per_month"]
@@ -77,12 +77,12 @@ class BudgetUse(msgspec.Struct, frozen=True, kw_only=True):
             case "gpu_seconds_per_month":
                 return self.month_gpu_ms / 1000
 
-    def resets_at(self, kind: BudgetKind) -> int:
-        """Seconds since the epoch at which the period of a budget ends."""
+    def resets_on(self, kind: BudgetKind) -> int:
+        """The day with whose beginning a budget starts anew, as in `day`."""
         if kind.endswith("_day"):
-            return (self.day + 1) * DAY
+            return self.day + 1
         year, month = divmod(self.month + 1, 12)
-        return int(dt.datetime(year, month + 1, 1, tzinfo=dt.UTC).timestamp())
+        return first_day_of(year, month + 1)
 
 
 class BudgetStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class BudgetStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 def month_of(day: int) -> int:
     """The month of a day, both as in BudgetUse."""
-    date = dt.date(1970, 1, 1) + dt.timedelta(days=day)
+    date = date_of(day)
     return date.year * 12 + date.month - 1
 
 
@@ -130,7 +130,7 @@ def budget_status(budget: Budget, use: BudgetUse) -> list[BudgetStatus]:
             limit=limit,
             used=round(use.used(kind), 3),
             remaining=round(max(0.0, limit - use.used(kind)), 3),
-            resets_at=dt.datetime.fromtimestamp(use.resets_at(kind), dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            resets_at=f"{date_of(use.resets_on(kind))}T00:00:00Z",
         )
         for kind, limit in _limits(budget)
         if limit is not None
@@ -143,7 +143,7 @@ def budget_error(budget: Budget, use: BudgetUse) -> ApiError | None:
     exceeded = [kind for kind, limit in _limits(budget) if limit is not None and use.used(kind) >= limit]
     if not exceeded:
         return None
-    kind = max(exceeded, key=use.resets_at)
+    kind = max(exceeded, key=use.resets_on)
     (status,) = [status for status in budget_status(budget, use) if status.budget == kind]
     what = kind.replace("gpu", "GPU").replace("_", " ")
     return ApiError(
@@ -151,7 +151,7 @@ def budget_error(budget: Budget, use: BudgetUse) -> ApiError | None:
         f"You exceeded your current quota: {status.limit} {what}. It resets at {status.resets_at}.",
         kind=INSUFFICIENT_QUOTA,
         code=INSUFFICIENT_QUOTA,
-        retry_after=max(1, ceil(use.resets_at(kind) - use.now)),
+        retry_after=max(1, ceil(use.resets_on(kind) * DAY - use.now)),
         reason=f"{kind}_budget",
     )
 

@@ -5,11 +5,11 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from router.core.quota.usage_period import usage_days
 from router.errors import bad_request
 from router.shared import ledger, usage
 from router.shared.daily_sums import RETENTION_DAYS, utc_day
 from router.store.admin.scan import BATCH_SIZE, RedisClient, execute_commands, read_redis_clock
+from router.store.admin.usage_period import usage_days
 
 Dimension = Literal["day", "tenant", "key", "model"]
 

@@ -197,3 +197,9 @@ def test_a_cache_size_in_bytes_is_not_replaced_by_one_in_whole_gibibytes(args: l
 def test_the_environment_of_the_configuration_overrides() -> None:
     env = vllm_env(spec(LaunchSpec(target="org/M", env={"VLLM_CPU_KVCACHE_SPACE": "40", "A": "b"})), cpu=True)
     assert (env["VLLM_CPU_KVCACHE_SPACE"], env["A"]) == ("40", "b")
+
+
+def test_the_scheduling_policy_is_passed_only_if_it_is_set() -> None:
+    launch = LaunchSpec(target="org/model")
+    assert option(vllm_argv(spec(launch, scheduling="priority"), "python"), "--scheduling-policy") == "priority"
+    assert "--scheduling-policy" not in vllm_argv(spec(launch), "python")

@@ -49,7 +49,7 @@ def test_a_clock_that_jumps_over_midnight_and_back_gives_no_second_budget() -> N
     use = use_at(use, at("2026-12-01T00:01:00")).plus(7, 0)
     use = use_at(use, at("2026-11-30T23:58:00"))
     assert amounts(use) == (7, 7), "it is still the day and the month that had begun"
-    assert use.resets_at("tokens_per_day") == at("2026-12-02T00:00:00")
+    assert use.resets_on("tokens_per_day") * DAY == at("2026-12-02T00:00:00")
     assert amounts(use_at(use.plus(1, 0), at("2026-12-01T00:02:00"))) == (8, 8)
 
 
@@ -64,7 +64,7 @@ def test_months_are_those_of_the_calendar(day: int, later: int) -> None:
     date = dt.date(1970, 1, 1) + dt.timedelta(days=day)
     assert divmod(month_of(day), 12) == (date.year, date.month - 1)
     use = use_at(None, day * DAY)
-    end = dt.datetime.fromtimestamp(use.resets_at("tokens_per_month"), dt.UTC)
+    end = dt.datetime.fromtimestamp(use.resets_on("tokens_per_month") * DAY, dt.UTC)
     assert (end.day, end.hour, end.minute, end.second) == (1, 0, 0, 0)
     assert month_of(int(end.timestamp()) // DAY) == use.month + 1
     assert month_of(int(end.timestamp()) // DAY - 1) == use.month

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from router.core.quota.usage_period import usage_days
 from router.errors import ApiError
+from router.store.admin.usage_period import usage_days
 
 TODAY = "2028-03-01"
 
