@@ -132,11 +132,11 @@ async def test_a_client_that_leaves_ends_the_generation(site: Site) -> None:
 
 
 class Outcome(NamedTuple):
-    """How a request ended. `begun`: the client had the head of the response before the router was stopped."""
+    """How a request ended. `carried`: it was sent before the router was stopped, and its response began."""
 
     number: int
     streams: bool
-    begun: bool
+    carried: bool
     complete: bool
     error: str
 
@@ -160,17 +160,18 @@ class Load:
     async def _ask(self, *, streams: bool) -> None:
         while not self._ending:
             self._number += 1
-            number, begun, complete, error = self._number, False, False, ""
+            number, carried, complete, error = self._number, False, False, ""
+            sent_before = not self.stopped
             body = chat_body(f"[[sim:tokens n=20]] Question {number} behind {self._name}?", stream=streams)
             try:
                 async with self._http.stream("POST", CHAT, json=body) as answer:
-                    begun = not self.stopped
+                    carried = sent_before
                     content = await answer.aread()
                 complete = answer.status_code == 200 and (not streams or content.endswith(DONE_FRAME))
                 error = "" if complete else f"{answer.status_code} {content[-200:]!r}"
             except httpx.TransportError as failure:
                 error = repr(failure)
-            self.outcomes.append(Outcome(number, streams, begun, complete, error))
+            self.outcomes.append(Outcome(number, streams, carried, complete, error))
 
 
 async def generations(router: RouterProcess) -> int:
@@ -203,7 +204,7 @@ async def test_a_router_that_is_killed_under_load_takes_with_it_only_what_it_car
     outcomes = await under_load(own_site, signal.SIGKILL)
     lost = [outcome for outcome in outcomes if not outcome.complete]
     if own_site.proxy.name in REPEATS_POSTS:
-        assert [outcome for outcome in lost if not (outcome.streams and outcome.begun)] == []
+        assert [outcome for outcome in lost if not (outcome.streams and outcome.carried)] == []
     # Its share of the twelve requests at a time; with the other proxies, those without a response, too.
     assert len(lost) <= 12
     assert len(outcomes) - len(lost) >= 48
