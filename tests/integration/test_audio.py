@@ -69,11 +69,14 @@ async def client(router: RouterServer) -> AsyncIterator[openai.AsyncOpenAI]:
 
 def sdk(router: RouterServer, key: str = "none") -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
-        base_url=f"{router.url}/v1", api_key=key, max_retries=0, http_client=httpx.AsyncClient(verify=False)
+        base_url=f"{router.url}/v1",
+        api_key=key,
+        max_retries=0,
+        http_client=openai.DefaultAsyncHttpxClient(verify=False, trust_env=False),
     )
 
 
-def form(file: bytes | None = None, **fields: str) -> dict[str, Any]:
+def form(file: bytes | None = None, /, **fields: str) -> dict[str, Any]:
     """The arguments of httpx for a form."""
     data = {"model": "whisper", **fields}
     return {"data": data, "files": {"file": ("speech.wav", speech() if file is None else file, "audio/wav")}}

@@ -34,7 +34,8 @@ async def open_to(
 
 def allowed_origin(answer: httpx.Response) -> str | None:
     assert "access-control-allow-credentials" not in answer.headers
-    return answer.headers.get("access-control-allow-origin")
+    origin: str | None = answer.headers.get("access-control-allow-origin")
+    return origin
 
 
 async def test_by_default_no_response_mentions_cors(router: RouterServer) -> None:

@@ -29,6 +29,7 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "engine": {"engine": "e0"},
     "fallback_model": {"fallback_model": "phi"},
     "adjusted_fields": {"adjusted_fields": ("min_p",)},
+    "media_type": {"media_type": "text/vtt"},
     "tenant": {"tenant": "acme"},
     "path": {"endpoint": MESSAGES},
     "model": {"model": "llama"},
