@@ -19,6 +19,7 @@ from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine, EngineGauges
+from router.upstream.unserved_paths import MEMORY
 
 MODEL = Model("llama", "1")
 LOG_ODDS = {"code": 4.0, "chat": -4.0}
@@ -358,3 +359,25 @@ def test_whether_a_draft_pays_is_unknown_beside_a_faster_engine_that_is_not_the_
     harness.chooser.on_probe_round()
     assert harness.engines["a"].drafts["code"].pays is None
     assert harness.engines["b"].drafts["code"].pays is None
+
+
+def test_an_engine_without_the_endpoint_is_left_out_until_it_is_asked_again() -> None:
+    first, second = draftless("first"), draftless("second")
+    harness = SelectionHarness(first, second)
+    path = CHAT.path
+    first.note_unserved(path, harness.now)
+    assert harness.order() == ["second"]
+    first.note_unserved("/score", harness.now)
+    second.note_unserved("/score", harness.now)
+    assert harness.order() == ["second"], "another path says nothing of this one"
+    second.note_unserved(path, harness.now)
+    with pytest.raises(ApiError) as caught:
+        harness.order()
+    assert (caught.value.status, caught.value.code) == (404, "unsupported_endpoint")
+    assert caught.value.message == f"The engines of the model `llama` do not serve {path}."
+    harness.now += MEMORY
+    assert sorted(harness.order()) == ["first", "second"]
+
+
+def draftless(name: str) -> Engine:
+    return Engine(name=name, model="llama", task="any", url="http://127.0.0.1:1", served_model="m")
