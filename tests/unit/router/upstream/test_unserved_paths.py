@@ -22,6 +22,10 @@ def test_a_path_is_remembered_for_a_while_after_the_last_answer() -> None:
 def test_a_path_that_is_missing_again_after_a_while_is_not_the_first_answer() -> None:
     paths = UnservedPaths()
     assert [paths.add("/score", time) for time in (0.0, 2 * MEMORY)] == [True, False]
+    paths.discard("/score")
+    paths.discard("/rerank")
+    assert not paths.has("/score", 2 * MEMORY)
+    assert paths.add("/score", 2 * MEMORY)
     paths.clear()
     assert not paths.has("/score", 2 * MEMORY)
     assert paths.add("/score", 2 * MEMORY)
