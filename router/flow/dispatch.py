@@ -255,7 +255,7 @@ class Dispatcher:
             if not is_not_served(response.status):
                 raise failure.refusal
             if response.status == 404 and _lacks_endpoint(failure):
-                engine.note_unserved(request.endpoint.path, time.monotonic())
+                engine.note_unserved(request.endpoint.path, time.perf_counter())
         raise failure
 
     async def _send(
