@@ -252,6 +252,8 @@ class Dispatcher:
         started_at = time.monotonic()
         response = await self._send(engine, record, request, head_timeout, total, stream_usage=stream_usage)
         if response.status == 200:
+            if engine.unserved_paths:
+                engine.unserved_paths.discard(request.endpoint.path)
             return response
         failure, error_body = await self._read_failure(engine, response)
         if stream_usage and failure.refusal is not None and _may_refuse_usage_option(engine, request, error_body):
@@ -267,8 +269,8 @@ class Dispatcher:
         if failure.refusal is not None:
             if not is_not_served(response.status):
                 raise failure.refusal
-            if _lacks_endpoint(failure):
-                engine.note_unserved(request.endpoint.path, time.monotonic())
+            if response.status == 404 and _lacks_endpoint(failure):
+                engine.note_unserved(request.endpoint.path, time.perf_counter())
         raise failure
 
     async def _send(

@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.engine_errors import unsupported_endpoint
 from router.core.endpoints.request import without_fields
 from router.core.routing.affinity import affinity_key
 from router.core.routing.context_length import TokenBounds, check_fit, context_length_error, min_context, token_bounds
@@ -81,17 +80,17 @@ class EngineSelector:
     def select(self, parsed: ParsedRequest, tenant: str, session: str | None, models: Sequence[str] = ()) -> Selection:
         """The engines of `models` in this order (by default, of the request's model).
 
-        Raises ApiError: 404 if it is known that none of them has the endpoint; 400 for a request that exceeds the
-        context length of all of them.
+        Raises ApiError (400) for a request that exceeds the context length of all of them.
         """
         request, min_length = parsed.request, min_context(parsed.request)
         serving = [self._catalog.engines_for(model) for model in models or (parsed.model.name,)]
-        if any(engine.unserved_paths for engines in serving for engine in engines):
-            serving = self._with_endpoint(serving, request.endpoint.path)
-            if not serving:
-                raise unsupported_endpoint(parsed.model.name, request.endpoint.path)
         if not any(serving):  # an adapter that its last engine has lost since the request was parsed
             raise unknown_model(request.model)
+        max_engines = None
+        if any(engine.unserved_paths for engines in serving for engine in engines):
+            having = self._with_endpoint(serving, request.endpoint.path)
+            # If none has it, one is asked: its 404 is the answer, unless it has the endpoint by now.
+            serving, max_engines = (having, None) if having else (serving, 1)
         able = [
             long_enough
             for engines in serving
@@ -116,7 +115,7 @@ class EngineSelector:
                 for engines in able
                 for cohort in self._cohorts(engines, parsed)
                 for engine in self._rank(cohort, parsed, tenant, session, explore, deviations)
-            ],
+            ][:max_engines],
             without_fields(request, adjusted) if adjusted else request,
             adjusted,
         )

@@ -3,13 +3,13 @@
 from typing import Final
 
 MEMORY: Final = 60.0
-"""Seconds until an engine is asked again: it may be another server by then, without having been seen down."""
+"""Seconds for which other engines are preferred. It may be another server by then, without having been seen down."""
 
 
 class UnservedPaths:
     """The paths to which an engine has answered that it has no such route.
 
-    - A path counts for MEMORY after the last such answer, or until `clear`.
+    - A path counts for MEMORY after the last such answer, or until `discard` or `clear`.
     - Times are seconds of a monotonic clock.
     """
 
@@ -30,6 +30,10 @@ class UnservedPaths:
     def __bool__(self) -> bool:
         """False if there are none, which is the common case."""
         return bool(self._until)
+
+    def discard(self, path: str) -> None:
+        """The engine has answered at this path."""
+        self._until.pop(path, None)
 
     def clear(self) -> None:
         self._until.clear()

@@ -1,4 +1,4 @@
-"""Makes a cross-encoder of a small Llama: `python -m tests.support.tiny_reranker MODEL FOLDER`, where vLLM is installed.
+"""Makes a cross-encoder of a small Llama: `python -m tests.support.tiny_reranker MODEL FOLDER`, in the Python of vLLM.
 
 Its scores mean nothing, but they are those of one model, and vLLM serves it with `--runner pooling`. It takes seconds,
 since nothing is trained.

@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import msgspec
 
+from router.core.endpoints.score_text import score_lines
+
 LabeledText = tuple[str, str]
 """The label of a piece of an answer, empty for its plain text; and its text."""
 
@@ -52,10 +54,12 @@ def _labeled_texts(answer: Any) -> Iterator[LabeledText]:
         case {"content": list(blocks)}:
             for block in blocks:
                 yield from _item_texts(block)
-        case {"data": list(data)}:
+        case {"data": [{"embedding": _}, *_] as data}:
             yield from _embedding_texts(data)
         case {"text": str(text)}:  # the body beside a lossy stream, see stream_encoding
             yield "", text
+        case _:
+            yield "", "\n".join(score_lines(answer))
 
 
 def _choice_texts(choice: Any) -> Iterator[LabeledText]:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import pytest_asyncio
@@ -38,7 +38,7 @@ class Engines(NamedTuple):
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def engines() -> AsyncIterator[Engines]:
-    pooling = {"model": "tiny", "max_model_len": 1024, "runner": "pooling"}
+    pooling: dict[str, Any] = {"model": "tiny", "max_model_len": 1024, "runner": "pooling"}
     async with (
         SimulatedEngine(model="tiny", max_model_len=1024) as generate,
         SimulatedEngine(**pooling) as embed,

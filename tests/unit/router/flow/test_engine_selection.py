@@ -21,6 +21,7 @@ from router.flow.request_resolver import RequestResolver
 from router.flow.tenant_rules import TenantRules
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine, EngineGauges
+from router.upstream.unserved_paths import MEMORY
 
 MODEL = Model("llama", "1")
 LOG_ODDS = {"code": 4.0, "chat": -4.0}
@@ -428,3 +429,20 @@ def test_a_model_whose_last_engine_has_lost_the_adapter_is_unknown() -> None:
     with pytest.raises(ApiError) as caught:
         harness.chooser.select(parsed, "acme", None)
     assert caught.value.code == "model_not_found"
+def test_an_engine_without_the_endpoint_is_left_out_until_it_is_asked_again() -> None:
+    first, second = draftless("first"), draftless("second")
+    harness = SelectionHarness(first, second)
+    path = CHAT.path
+    first.note_unserved(path, harness.now)
+    assert harness.order() == ["second"]
+    first.note_unserved("/score", harness.now)
+    second.note_unserved("/score", harness.now)
+    assert harness.order() == ["second"], "another path says nothing of this one"
+    second.note_unserved(path, harness.now)
+    assert len(harness.order()) == 1, "one is asked for all"
+    harness.now += MEMORY
+    assert sorted(harness.order()) == ["first", "second"]
+
+
+def draftless(name: str) -> Engine:
+    return Engine(name=name, model="llama", task="any", url="http://127.0.0.1:1", served_model="m")

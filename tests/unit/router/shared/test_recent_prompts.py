@@ -21,6 +21,7 @@ from router.shared.recent_prompts import (
     decode_prompts,
     read_prompts_command,
 )
+from tests.support.factories import count_tokens, rerank, tokenize
 
 CHAT = next(endpoint for endpoint in ENDPOINTS if endpoint.path == "/v1/chat/completions")
 
@@ -81,6 +82,12 @@ def test_nothing_is_sampled_if_it_is_off_or_too_large_or_of_an_unknown_engine(
     kept: int, question: str, engine: str | None
 ) -> None:
     assert recent_prompts(kept=kept).sample(request(question), generation(engine=engine)) is None
+
+
+def test_requests_for_the_tokenizer_warm_nothing_up_and_are_not_sampled() -> None:
+    assert recent_prompts().sample(tokenize(), generation()) is None
+    assert recent_prompts().sample(count_tokens(), generation()) is None
+    assert recent_prompts().sample(rerank(), generation()) is not None
 
 
 def test_a_sample_is_lost_while_redis_is_down() -> None:

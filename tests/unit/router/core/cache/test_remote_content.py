@@ -8,7 +8,19 @@ from router.core.cache.cache_control import NO_DIRECTIVES
 from router.core.cache.policy import CacheDecision, decide_caching
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.types import BypassReason
-from tests.support.factories import chat, completion, embeddings, messages, request_parts, responses
+from tests.support.factories import (
+    chat,
+    classify,
+    completion,
+    count_tokens,
+    embeddings,
+    messages,
+    request_parts,
+    rerank,
+    responses,
+    score,
+    tokenize,
+)
 
 URL, DATA = "https://example.com/cat.png", "data:image/png;base64,AAAA"
 
@@ -21,7 +33,19 @@ def result(*parts: Any) -> Any:
     return {"type": "tool_result", "tool_use_id": "a", "content": [*parts]}
 
 
+def content_of(*parts: Any) -> Any:
+    return {"content": [{"type": "text", "text": "A cat"}, *parts]}
+
+
 REMOTE: list[InferenceRequest] = [
+    rerank(documents=["a", content_of({"type": "image_url", "image_url": {"url": URL}})]),
+    rerank(documents=content_of({"type": "image_url", "image_url": URL})),
+    rerank(query=content_of({"type": "video_url", "video_url": {"url": URL}})),
+    score(queries=[content_of({"type": "image_url", "image_url": {"url": URL}}), "b"]),
+    score(documents=None, items=["a", content_of({"image_url": URL})]),
+    tokenize(messages=conversation_of({"type": "image_url", "image_url": {"url": URL}})),
+    classify(messages=conversation_of({"type": "image_url", "image_url": {"url": URL}}), input=None),
+    count_tokens(messages=conversation_of({"type": "image", "source": {"type": "url", "url": URL}})),
     chat(messages=conversation_of({"type": "image_url", "image_url": {"url": URL, "detail": "low"}})),
     chat(messages=conversation_of({"type": "image_url", "image_url": URL})),
     chat(messages=conversation_of({"image_url": URL})),
@@ -64,6 +88,9 @@ REMOTE: list[InferenceRequest] = [
     messages(messages=conversation_of({"type": "container_upload", "file_id": "file_1"})),
 ]
 INLINE: list[InferenceRequest] = [
+    rerank(documents=["https://example.com/cat.png", content_of({"type": "image_url", "image_url": {"url": DATA}})]),
+    score(queries=content_of(), documents=[{"id": "file-1", "text": URL}]),
+    tokenize(prompt=URL),
     chat(),
     completion(prompt=URL),
     embeddings(input=[1, 2, 3]),

@@ -11,9 +11,22 @@ from router.core.routing.context_length import (
     TokenBounds,
     check_fit,
     context_length_error,
+    min_context,
     token_bounds,
 )
-from tests.support.factories import chat, completion, conversation, embeddings, messages, responses
+from tests.support.factories import (
+    chat,
+    classify,
+    completion,
+    conversation,
+    count_tokens,
+    detokenize,
+    embeddings,
+    messages,
+    rerank,
+    responses,
+    tokenize,
+)
 
 
 def test_a_prompt_has_at_most_as_many_tokens_as_bytes() -> None:
@@ -117,3 +130,18 @@ def test_a_refusal_is_worded_as_openais(inference_request: InferenceRequest, par
 @pytest.mark.parametrize("value", [None, 0, -1])
 def test_an_invalid_token_limit_counts_as_zero(value: Any) -> None:
     assert token_bounds(chat(max_tokens=value)).completion == 0
+
+
+@pytest.mark.parametrize(
+    "inference_request",
+    [detokenize(tokens=[1] * 99), tokenize(prompt="x" * 99), count_tokens(max_tokens=99), rerank(documents=["x"] * 99)],
+    ids=["detokenize", "tokenize", "count_tokens", "rerank"],
+)
+def test_no_context_is_too_short_for_the_tokenizer_and_for_many_documents(inference_request: InferenceRequest) -> None:
+    bounds = token_bounds(inference_request)
+    assert (bounds.min_prompt, bounds.completion, min_context(inference_request)) == (0, 0, 0)
+
+
+def test_token_ids_to_classify_must_fit() -> None:
+    assert min_context(classify(input=[1] * 99)) == 99
+    assert min_context(classify(input=[1] * 99, truncate_prompt_tokens=5)) == 0
