@@ -1,7 +1,6 @@
 """`roundhouse init`: a file for engines that run."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,9 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 
 @pytest.fixture
-def key(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("TEST_ENGINE_KEY", "sk-hunter2")
-    yield "sk-hunter2"
+    return "sk-hunter2"
 
 
 async def test_it_asks_the_engines_and_the_file_passes_the_check(
@@ -99,18 +98,20 @@ async def test_on_a_terminal_it_asks_for_engines_key_and_redis(
     redis_server: RedisServer, tmp_path: Path, key: str
 ) -> None:
     path = tmp_path / "roundhouse.toml"
-    async with served(engine_of(LLAMA, api_key=key)) as url:
-        async with TerminalCommand("init", "-o", path, env={"TEST_ENGINE_KEY": os.environ["TEST_ENGINE_KEY"]}) as shown:
-            for question, reply in (
-                ("URL of an engine [http://127.0.0.1:8000]: ", url),
-                ("Another engine (Enter for none): ", "nonsense"),
-                ("expected another URL", ""),
-                ("environment variable with it [VLLM_API_KEY]: ", "TEST_ENGINE_KEY"),
-                ("Redis [redis://127.0.0.1:6379]: ", redis_server.url),
-            ):
-                await shown.shows(question)
-                shown.press(f"{reply}\r".encode())
-            assert await shown.exit_code() == 0
+    async with (
+        served(engine_of(LLAMA, api_key=key)) as url,
+        TerminalCommand("init", "-o", path, env={"TEST_ENGINE_KEY": os.environ["TEST_ENGINE_KEY"]}) as shown,
+    ):
+        for question, reply in (
+            ("URL of an engine [http://127.0.0.1:8000]: ", url),
+            ("Another engine (Enter for none): ", "nonsense"),
+            ("expected another URL", ""),
+            ("environment variable with it [VLLM_API_KEY]: ", "TEST_ENGINE_KEY"),
+            ("Redis [redis://127.0.0.1:6379]: ", redis_server.url),
+        ):
+            await shown.shows(question)
+            shown.press(f"{reply}\r".encode())
+        assert await shown.exit_code() == 0
     settings = load(path)
     assert (settings.cache.url, settings.engine[0].api_key) == (redis_server.url, key)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.pid_file import PidFile, running_pid
+from router.pid_file import running_pid
 from tests.support.cli_helpers import CommandResult, run_cli
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.waiting import eventually
@@ -125,17 +125,3 @@ async def test_a_router_that_can_write_no_pid_file_serves(serve: Any, config: st
     (tmp_path / "file").touch()
     served = await serve(config.replace("[router]", f'[router]\npid_file = "{tmp_path}/file/router.pid"'))
     await eventually(lambda: "there is no pid file, so `roundhouse reload`" in served.log.read_text())
-
-
-def test_a_file_that_another_holds_is_refused(tmp_path: Path) -> None:
-    first = PidFile(tmp_path / "router-1.pid")
-    try:
-        with pytest.raises(BlockingIOError):
-            PidFile(tmp_path / "router-1.pid")
-        other = PidFile(tmp_path / "router-2.pid")
-        assert running_pid(first.path) == os.getpid()
-        other.close()
-    finally:
-        first.close()
-    assert list(tmp_path.iterdir()) == []
-    assert running_pid(first.path) is None

@@ -15,6 +15,7 @@ import pytest_asyncio
 from tests.support.cli_helpers import run_cli
 from tests.support.first_steps import engine_of
 from tests.support.foreign_engine import ForeignEngine, served
+from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import ROUNDHOUSE, http_client
@@ -35,7 +36,7 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}"
         self._log = folder / "serve.log"
         argv = [*ROUNDHOUSE, "serve", "--port", str(self.port), *options]
-        environment = {**os.environ, "PYTHONPATH": os.getcwd(), "ROUNDHOUSE_ROUTER_DRAIN": "0", **(env or {})}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "ROUNDHOUSE_ROUTER_DRAIN": "0", **(env or {})}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=log, env=environment)
 
