@@ -1,7 +1,6 @@
 """`roundhouse reload`, and the pid file by which it finds the router."""
 
 import asyncio
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,8 +92,10 @@ async def test_the_file_is_removed_at_the_end_and_a_stale_one_is_recognised(
     assert running_pid(pid_file) == served.process.pid
     served.kill()
     # A process id that another process has got since: the lock tells, and nothing is signalled.
-    pid_file.write_text(f"{os.getpid()}\n")
+    other = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
+    pid_file.write_text(f"{other.pid}\n")
     stale = await reload(served)
+    assert (await other.communicate(), other.returncode) == ((None, None), 0)
     assert (stale.code, stale.stdout) == (1, "")
     assert stale.stderr.startswith(f"roundhouse: no router runs with {pid_file}")
     served.start()
