@@ -56,7 +56,7 @@ def init(
     check_engine_urls(urls)
     check_api_key_env(api_key_env)
     answers = _ask(urls, api_key_env)
-    if asks and api_key_env is None and any("status 401" in (answer.problem or "") for answer in answers):
+    if asks and api_key_env is None and any(answer.wants_key for answer in answers):
         api_key_env = _prompt_for_variable()
         answers = _ask(urls, api_key_env)
     if redis is None:
@@ -85,7 +85,7 @@ def _report(found: Plan, api_key_env: str | None) -> None:
         print_err(f"roundhouse: {note}")
     for answer in found.unknown:
         print_err(f"roundhouse: the engine at {answer.url} {answer.problem}; complete the file where it says so")
-    if api_key_env is None and any("status 401" in (answer.problem or "") for answer in found.unknown):
+    if api_key_env is None and any(answer.wants_key for answer in found.unknown):
         print_err(f"roundhouse: name the variable with the engines' key: --api-key-env {_DEFAULT_KEY_VARIABLE}")
     if api_key_env is not None and not os.environ.get(api_key_env):
         print_err(f"roundhouse: the environment variable {api_key_env} is not set; the router needs it to start")

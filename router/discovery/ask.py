@@ -63,7 +63,8 @@ async def _ask(transport: HTTPTransport, url: str, headers: Mapping[str, str]) -
     except EngineError as error:
         return Answer(url, problem=_in_words(error), retry=not isinstance(error.__cause__, ssl.SSLError))
     if status in (401, 403):
-        return Answer(url, problem=f"refuses the {'key' if headers else 'request without a key'} with status {status}")
+        what = "key" if headers else "request without a key"
+        return Answer(url, problem=f"refuses the {what} with status {status}", wants_key=True)
     models = read_models(page) if status == _OK else None
     if models is None:
         # vLLM listens before it has its routes; a proxy in front of it gives 502 or 503 until it is up.

@@ -19,12 +19,16 @@ _NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9._-]+")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What an engine said: its models, or in words why it said nothing. `retry`: whether it may answer later."""
+    """What an engine said: its models, or in words why it said nothing.
+
+    `retry`: whether it may answer later; `wants_key`: whether it refused the request for want of a key.
+    """
 
     url: str
     models: tuple[ServedModel, ...] = ()
     problem: str | None = None
     retry: bool = False
+    wants_key: bool = False
 
 
 class PlannedEngine(msgspec.Struct, frozen=True):
@@ -81,9 +85,7 @@ def _chosen(answer: Answer, wanted: Sequence[str], notes: list[str]) -> Iterable
         notes.append(f"{answer.url} serves models whose names cannot be configured; they are left out")
     chosen = [model for model in usable if not wanted or {model.name, *model.other_names} & set(wanted)]
     if len(chosen) > MAX_MODELS:
-        notes.append(
-            f"{answer.url} serves {len(chosen)} models; the first {MAX_MODELS} are taken, name others by --model"
-        )
+        notes.append(f"{answer.url} serves {len(chosen)} models; {MAX_MODELS} are taken: choose with --model")
     return chosen[:MAX_MODELS]
 
 

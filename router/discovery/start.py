@@ -30,7 +30,13 @@ async def settings_of_engines(
     answers = await wait_for_engines(options.engine, headers, seconds=options.wait, report=report)
     found = plan(answers, options.model)
     if found.unknown:
-        raise DiscoveryError(*[f"the engine at {answer.url} {answer.problem}" for answer in found.unknown])
+        hint = "" if key else "; see --api-key-env"
+        raise DiscoveryError(
+            *[
+                f"the engine at {answer.url} {answer.problem}{hint if answer.wants_key else ''}"
+                for answer in found.unknown
+            ]
+        )
     if not found.models:
         raise DiscoveryError(*(found.notes or ("the engines serve no model",)))
     for note in found.notes:

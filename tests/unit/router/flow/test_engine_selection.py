@@ -429,6 +429,8 @@ def test_a_model_whose_last_engine_has_lost_the_adapter_is_unknown() -> None:
     with pytest.raises(ApiError) as caught:
         harness.chooser.select(parsed, "acme", None)
     assert caught.value.code == "model_not_found"
+
+
 def test_an_engine_without_the_endpoint_is_left_out_until_it_is_asked_again() -> None:
     first, second = draftless("first"), draftless("second")
     harness = SelectionHarness(first, second)

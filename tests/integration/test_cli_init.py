@@ -1,0 +1,126 @@
+"""`roundhouse init`: a file for engines that run."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from router.settings import load
+from tests.support.cli_helpers import run_cli
+from tests.support.first_steps import engine_of
+from tests.support.foreign_engine import served
+from tests.support.ports import free_port
+from tests.support.redis_process import RedisServer
+from tests.support.terminal import TerminalCommand
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("TEST_ENGINE_KEY", "sk-hunter2")
+    return "sk-hunter2"
+
+
+async def test_it_asks_the_engines_and_the_file_passes_the_check(
+    redis_server: RedisServer, tmp_path: Path, key: str
+) -> None:
+    path = tmp_path / "roundhouse.toml"
+    async with served(engine_of(LLAMA, api_key=key)) as one, served(engine_of(LLAMA, "phi", api_key=key)) as two:
+        options = ["--engine", one, "--engine", two, "--redis", redis_server.url, "--api-key-env", "TEST_ENGINE_KEY"]
+        result = await run_cli("init", "-o", path, *options)
+        assert (result.code, result.stdout) == (0, "")
+        assert f"llama-3.1-8b-instruct: {LLAMA} at {one}, {two} (vllm)" in result.stderr
+        assert f"wrote {path}" in result.stderr
+        settings = load(path)
+        assert [(model.name, model.aliases) for model in settings.model] == [
+            ("llama-3.1-8b-instruct", [LLAMA]),
+            ("phi", []),
+        ]
+        assert [engine.addresses for engine in settings.engine] == [[one, two], [two]]
+        assert key not in path.read_text()
+        check = await run_cli("check", "-c", path)
+        assert (check.code, check.stderr) == (0, "")
+
+
+async def test_a_file_is_overwritten_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "roundhouse.toml"
+    path.write_text("mine")
+    async with served(engine_of("llama")) as url:
+        arguments = ["init", "--config", path, "--engine", url, "--redis", "redis://127.0.0.1:1"]
+        refused = await run_cli(*arguments)
+        assert (refused.code, path.read_text()) == (2, "mine")
+        assert refused.stderr == f"roundhouse: {path} exists already; --force overwrites it\n"
+        forced = await run_cli(*arguments, "--force")
+        assert forced.code == 0
+        assert "Redis at redis://127.0.0.1:1 does not answer" in forced.stderr
+    assert [model.name for model in load(path).model] == ["llama"]
+
+
+async def test_an_engine_that_is_down_and_one_that_wants_a_key_are_told_and_commented(tmp_path: Path) -> None:
+    path = tmp_path / "roundhouse.toml"
+    down = f"http://127.0.0.1:{free_port()}"
+    async with served(engine_of("llama", api_key="k")) as closed, served(engine_of("phi")) as up:
+        options = [option for url in (down, closed, up) for option in ("--engine", url)]
+        result = await run_cli("init", "-o", path, *options, "--redis", "embedded")
+    assert result.code == 0
+    assert f"the engine at {down} does not listen" in result.stderr
+    assert f"the engine at {closed} refuses the request without a key with status 401" in result.stderr
+    assert "--api-key-env VLLM_API_KEY" in result.stderr
+    assert '"embedded" is the Redis that `roundhouse up` starts' in result.stderr
+    assert [engine.addresses for engine in load(path).engine] == [[up]]
+    assert f"# When this file was written, the engine at {down} could not be asked" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--engine: name at least one engine"),
+        (["--engine", "ftp://h"], "--engine: expected http://HOST:PORT"),
+        (["--engine", "http://user:hunter2@h"], "--engine: expected http://HOST:PORT"),
+        (["--engine", "http://h", "--engine", "http://h/"], "--engine: the same URL twice"),
+        (["--engine", "http://h", "--api-key-env", "sk-hunter2"], "--api-key-env: expected the name of an environment"),
+        (["--engine", "http://127.0.0.1:1", "--redis", "memory://hunter2"], "--redis: memory:// is not supported"),
+    ],
+)
+async def test_wrong_options_are_one_line_and_write_nothing(tmp_path: Path, options: list[str], message: str) -> None:
+    path = tmp_path / "roundhouse.toml"
+    result = await run_cli("init", "-o", path, *options)
+    assert (result.code, result.stdout, path.exists()) == (2, "", False)
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"roundhouse: {message}")
+    assert "hunter2" not in line
+
+
+async def test_on_a_terminal_it_asks_for_engines_key_and_redis(
+    redis_server: RedisServer, tmp_path: Path, key: str
+) -> None:
+    path = tmp_path / "roundhouse.toml"
+    async with (
+        served(engine_of(LLAMA, api_key=key)) as url,
+        TerminalCommand("init", "-o", path, env={"TEST_ENGINE_KEY": os.environ["TEST_ENGINE_KEY"]}) as shown,
+    ):
+        for question, reply in (
+            ("URL of an engine [http://127.0.0.1:8000]: ", url),
+            ("Another engine (Enter for none): ", "nonsense"),
+            ("expected another URL", ""),
+            ("environment variable with it [VLLM_API_KEY]: ", "TEST_ENGINE_KEY"),
+            ("Redis [redis://127.0.0.1:6379]: ", redis_server.url),
+        ):
+            await shown.shows(question)
+            shown.press(f"{reply}\r".encode())
+        assert await shown.exit_code() == 0
+    settings = load(path)
+    assert (settings.cache.url, settings.engine[0].api_key) == (redis_server.url, key)
+
+
+async def test_ctrl_d_at_a_question_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "roundhouse.toml"
+    async with TerminalCommand("init", "-o", path) as shown:
+        await shown.shows("URL of an engine")
+        shown.press(b"\x04")
+        assert await shown.exit_code() == 1
+        assert "Traceback" not in shown.text
+    assert not path.exists()

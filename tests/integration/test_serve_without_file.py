@@ -1,0 +1,196 @@
+"""`roundhouse serve --engine URL`: no configuration file, and the options that replace settings of one."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.support.cli_helpers import run_cli
+from tests.support.first_steps import engine_of
+from tests.support.foreign_engine import ForeignEngine, served
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+from tests.support.redis_process import RedisServer
+from tests.support.router_process import ROUNDHOUSE, http_client
+from tests.support.router_server import chat_body
+from tests.support.simulated_engine import SimulatedEngine
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+class Served:
+    """`roundhouse serve` with options, in a folder without files."""
+
+    def __init__(self, folder: Path, *options: str, env: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = folder / "serve.log"
+        argv = [*ROUNDHOUSE, "serve", "--port", str(self.port), *options]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "ROUNDHOUSE_ROUTER_DRAIN": "0", **(env or {})}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(argv, cwd=folder, stdout=log, stderr=log, env=environment)
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    async def ready(self) -> None:
+        await eventually(lambda: "ready: " in self.log or self.process.poll() is not None)
+        assert self.process.poll() is None, self.log
+
+    async def exit_code(self) -> int:
+        return await asyncio.to_thread(self.process.wait, 20)
+
+    async def models(self) -> list[str]:
+        async with http_client(self.url) as http:
+            return [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
+
+    async def chat(self, model: str) -> httpx.Response:
+        async with http_client(self.url) as http:
+            return await http.post("/v1/chat/completions", json={**chat_body("The sea?"), "model": model})
+
+
+@pytest.fixture
+def serve(tmp_path: Path, redis: Any) -> Iterator[Any]:
+    started: list[Served] = []
+
+    def start(*options: str, env: dict[str, str] | None = None) -> Served:
+        started.append(Served(tmp_path, *options, env=env))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def llama() -> AsyncIterator[SimulatedEngine]:
+    async with SimulatedEngine(model=LLAMA, tokens_per_second=0) as engine:
+        yield engine
+
+
+async def test_the_models_are_those_of_the_engine_and_the_second_request_is_a_hit(
+    serve: Any, llama: SimulatedEngine, redis_server: RedisServer
+) -> None:
+    router = serve("--engine", llama.url, "--redis", redis_server.url)
+    await router.ready()
+    assert await router.models() == ["llama-3.1-8b-instruct", LLAMA]
+    statuses = [(await router.chat(name)).headers["x-cache"] for name in (LLAMA, "llama-3.1-8b-instruct")]
+    assert statuses == ["MISS", "HIT"]
+    assert "no configuration file is used" in router.log
+    router.process.send_signal(signal.SIGHUP)
+    await eventually(lambda: "there is no configuration file to reload" in router.log)
+    router.process.send_signal(signal.SIGTERM)
+    assert await router.exit_code() == 0
+
+
+async def test_without_redis_its_default_address_is_told(serve: Any, llama: SimulatedEngine) -> None:
+    router = serve("--engine", llama.url, env={"ROUNDHOUSE_CACHE_URL": "redis://127.0.0.1:1"})
+    await router.ready()
+    assert "Redis at redis://127.0.0.1:1: does not answer" in router.log  # the variable counts more than the default
+    assert (await router.chat(LLAMA)).headers["x-cache"] == "BYPASS"
+
+
+async def test_an_engine_with_a_key_gets_it_from_the_environment(serve: Any, redis_server: RedisServer) -> None:
+    async with served(engine_of(LLAMA, api_key="sk-hunter2")) as url:
+        options = ["--engine", url, "--redis", redis_server.url, "--api-key-env", "TEST_ENGINE_KEY"]
+        router = serve(*options, env={"TEST_ENGINE_KEY": "sk-hunter2"})
+        await router.ready()
+        assert (await router.chat(LLAMA)).status_code == 200
+        assert "hunter2" not in router.log
+
+
+async def test_it_waits_for_an_engine_that_starts_and_says_so(serve: Any, redis_server: RedisServer) -> None:
+    engine = SimulatedEngine(model="llama", port=free_port())
+    router = serve("--engine", f"http://127.0.0.1:{engine._options['port']}", "--redis", redis_server.url)
+    try:
+        await eventually(lambda: "waiting for the engine at " in router.log)
+        await engine.start()
+        await router.ready()
+        assert await router.models() == ["llama"]
+        assert ", 0 of 600 s: it does not listen" in router.log
+    finally:
+        await engine.stop()
+
+
+async def test_it_waits_no_longer_than_it_is_told(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    result = await run_cli("serve", "--engine", url, "--wait", "0")
+    assert (result.code, result.stdout) == (1, "")
+    assert result.stderr == f"roundhouse: the engine at {url} does not listen\n"
+
+
+async def test_an_interrupted_wait_is_no_traceback(serve: Any) -> None:
+    router = serve("--engine", f"http://127.0.0.1:{free_port()}")
+    await eventually(lambda: "waiting for the engine at " in router.log)
+    router.process.send_signal(signal.SIGINT)
+    assert await router.exit_code() == 130
+    assert "Traceback" not in router.log
+
+
+@pytest.mark.parametrize(
+    ("engine", "problem"),
+    [
+        (engine_of("llama", api_key="k"), "refuses the request without a key with status 401; see --api-key-env"),
+        (ForeignEngine(paths={"/v1/models": "hello"}), "gives status 200 and no list of models"),
+    ],
+)
+async def test_an_answer_that_waiting_cannot_change_ends_the_start(engine: ForeignEngine, problem: str) -> None:
+    async with served(engine) as url:
+        result = await run_cli("serve", "--engine", url)
+    assert (result.code, result.stderr) == (1, f"roundhouse: the engine at {url} {problem}\n")
+
+
+async def test_engines_cannot_be_combined_with_a_file(tmp_path: Path) -> None:
+    result = await run_cli("serve", "--engine", "http://h", "-c", tmp_path / "x.toml")
+    assert result.code == 2
+    assert "--engine: cannot be combined with --config or ROUNDHOUSE_CONFIG" in result.stderr
+
+
+async def test_a_missing_key_and_options_for_engines_without_one_are_refused() -> None:
+    unset = await run_cli("serve", "--engine", "http://h", "--api-key-env", "NO_SUCH_KEY")
+    assert (unset.code, unset.stderr) == (
+        2, "roundhouse: --api-key-env: the environment variable NO_SUCH_KEY is not set\n"
+    )  # fmt: skip
+    assert (await run_cli("serve", "--model", "llama")).code == 2
+
+
+async def test_without_a_file_and_without_engines_it_says_what_to_do(serve: Any) -> None:
+    router = serve()
+    assert await router.exit_code() == 2
+    assert router.log == (
+        "roundhouse: roundhouse.toml: No such file or directory; `roundhouse init` writes one, or name the engines: "
+        "`roundhouse serve --engine URL`\n"
+    )
+
+
+async def test_options_count_more_than_the_environment_and_that_more_than_the_file(
+    serve: Any, config: str, tmp_path: Path
+) -> None:
+    (tmp_path / "roundhouse.toml").write_text(config.replace("[router]", "[router]\nworkers = 1\nport = 1\n"))
+    router = serve("--host", "127.0.0.2", env={"ROUNDHOUSE_ROUTER_LOG_FORMAT": "json", "ROUNDHOUSE_ROUTER_HOST": "h"})
+    await eventually(lambda: f'"address":"http://127.0.0.2:{router.port}","engines"' in router.log)
+    # A reload applies them again, so nothing has changed.
+    router.process.send_signal(signal.SIGHUP)
+    await eventually(lambda: "the new configuration is in effect" in router.log)
+    assert "a change needs a restart" not in router.log
+
+
+async def test_a_wrong_option_names_itself(config: str, tmp_path: Path) -> None:
+    path = tmp_path / "roundhouse.toml"
+    path.write_text(config)
+    result = await run_cli("serve", "-c", path, "--redis", "foo://hunter2")
+    assert result.code == 2
+    assert result.stderr.startswith("roundhouse: --redis: cache.url: expected embedded, redis://")
+    assert "hunter2" not in result.stderr
