@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.api.auth import hash_key, key_id
+from router.core.api_keys import hash_key, key_id
 from router.core.cache.redis_keys import usage_key
 from router.shared import ledger, usage
 from router.shared.daily_sums import days_until

@@ -213,7 +213,7 @@ def test_the_examples_of_the_documentation_are_valid() -> None:
     )
     assert placed.engine[0].launch == LaunchSettings(**PROFILES["llama-70b-awq"]["launch"], placement="ray")
     assert adapters.engine[0].launch is not None
-    assert list(adapters.engine[0].launch.lora) == [adapters.engine[1].served_model] == ["sql"]
+    assert adapters.engine[0].launch.lora == {"sql": "/models/llama-sql-lora"}
 
 
 def test_an_engine_that_ray_places_needs_no_url() -> None:

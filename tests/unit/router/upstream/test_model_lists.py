@@ -70,7 +70,7 @@ async def test_an_engine_that_stays_up_is_read_again_after_the_interval(
     await patient.check()
     assert engine.adapters == (SQL,)
     await eager.check()
-    assert engine.adapters == ()
+    assert not engine.adapters
     assert "sql" not in dict(catalog.named_models())
 
 

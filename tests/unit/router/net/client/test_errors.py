@@ -38,7 +38,7 @@ async def test_a_refused_connection_is_reported_as_such() -> None:
             assert transport.in_use == 0
 
 
-@pytest.mark.parametrize("url", ["http://engine.invalid/", f"http://{'a' * 70}.invalid/", "http://127.0.0.1:99999/"])
+@pytest.mark.parametrize("url", ["http://engine.invalid/", f"http://{'a' * 70}.invalid/"])
 async def test_an_unreachable_address_is_a_connect_error(url: str) -> None:
     async with HTTPTransport() as transport:
         with raises_engine_error("connect"):
