@@ -65,10 +65,10 @@ async def test_an_engine_that_stays_up_is_read_again_after_the_interval(
     await patient.check()
     await patient.check()
     await eager.check()
-    assert engine.adapters == (SQL,)
+    assert "sql" in dict(catalog.named_models())
     await change(simulated, "unload")
     await patient.check()
-    assert engine.adapters == (SQL,)
+    assert "sql" in dict(catalog.named_models())
     await eager.check()
     assert not engine.adapters
     assert "sql" not in dict(catalog.named_models())
