@@ -26,7 +26,8 @@ from processes import cpu_seconds, running_routers
 from tests.support.collector import Collector
 from tests.support.router_process import RouterProcess
 
-CALLGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no")
+# `serve` replaces the process of the command line with another one of the same id.
+CALLGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no", "--trace-children=yes")
 
 
 class RequestPath(NamedTuple):

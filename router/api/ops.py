@@ -79,7 +79,7 @@ class OpsRoutes:
 
     def _models_for(self, request: Request) -> list[tuple[str, Model | None]]:
         """The names that the request's tenant may use. Raises ApiError."""
-        access = self._rules.access(self._auth.authenticate(request.scope["headers"]).tenant)
+        access = self._rules.access.get(self._auth.authenticate(request.scope["headers"]).tenant)
         return list(self._catalog.named_models(access))
 
     def _model_object(self, name: str, model: Model | None) -> dict[str, Any]:

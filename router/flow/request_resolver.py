@@ -21,14 +21,14 @@ from router.upstream.catalog import Catalog
 class RequestResolver:
     """Parses requests and resolves their models. It does no I/O, so nothing in it waits."""
 
-    __slots__ = ("_catalog", "_log_odds_of", "_markers", "_rules")
+    __slots__ = ("_access", "_catalog", "_log_odds_of", "_markers")
 
     def __init__(
         self, *, catalog: Catalog, log_odds_of: Callable[[str], float], markers: ContextMarkers, rules: TenantRules
     ) -> None:
         """`log_odds_of` scores a question; see classify.Classifier.log_odds."""
         self._catalog = catalog
-        self._rules = rules
+        self._access = rules.access
         self._log_odds_of = log_odds_of
         self._markers = markers
 
@@ -49,16 +49,17 @@ class RequestResolver:
         parts = split_parts(request, self._markers)
         # Only `auto` depends on the task. For other models, the classification is left to ParsedRequest.log_odds.
         log_odds = self._log_odds_of(parts.question) if request.model == AUTO else None
-        access = self._rules.access(tenant)
+        access = self._access.get(tenant)
         model = self._catalog.resolve(request.model, task_for(log_odds) if log_odds is not None else None, access)
         # Before any look-up: what is stored for a model that the tenant may not use any more is not served either.
         if access is not None and not access.allows(model.public_name, model.aliases):
             raise unknown_model(request.model, reason="model_not_allowed")
         key = derive_cache_key(parts, tenant=tenant, model=model.name, revision=model.revision)
         parsed = ParsedRequest(request, parts, model, key, control, self._log_odds_of, log_odds)
-        shares = self._catalog.shares_of(model.configured_name)
-        if shares is not None:
-            self._assign_cohort(parsed, tenant, session, shares)
+        if self._catalog.has_shares:
+            shares = self._catalog.shares_of(model.configured_name)
+            if shares is not None:
+                self._assign_cohort(parsed, tenant, session, shares)
         return parsed
 
     def _assign_cohort(

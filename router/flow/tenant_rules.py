@@ -9,24 +9,23 @@ from router.upstream.catalog import Catalog, Model
 
 
 class TenantRules:
-    """The rules of all tenants; a tenant without one of them may use all models, or has the default priority."""
+    """The rules of all tenants; a tenant without one of them may use all models, or has the default priority.
 
-    __slots__ = ("_access", "_catalog", "_default_priority", "_priorities")
+    `access`: by tenant, the models that it may use.
+    """
+
+    __slots__ = ("_catalog", "_default_priority", "_priorities", "access")
 
     def __init__(
         self, catalog: Catalog, access: Mapping[str, ModelAccess], priorities: Mapping[str, PriorityRule]
     ) -> None:
         self._catalog = catalog
-        self._access = dict(access)
+        self.access = access
         self._priorities = dict(priorities)
         self._default_priority = PriorityRule()
 
-    def access(self, tenant: str) -> ModelAccess | None:
-        """None: all models."""
-        return self._access.get(tenant)
-
     def allows(self, tenant: str, model: Model) -> bool:
-        access = self._access.get(tenant)
+        access = self.access.get(tenant)
         return access is None or access.allows(model.public_name, model.aliases)
 
     def allowed_models(self, tenant: str, models: Sequence[str]) -> Sequence[str]:
@@ -34,7 +33,7 @@ class TenantRules:
 
         An adapter is kept: it has no fallbacks, so it is the requested model, whose access has been checked.
         """
-        if tenant not in self._access:
+        if tenant not in self.access:
             return models
         configured = ((name, self._catalog.resolve_configured(name)) for name in models)
         return [name for name, model in configured if model is None or self.allows(tenant, model)]

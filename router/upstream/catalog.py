@@ -26,7 +26,7 @@ class Model(msgspec.Struct, frozen=True):
     """A model as clients know it. `auto`: the tasks for which a request for the model `auto` may get it.
 
     `fallback`: the name of the model that answers if no engine of this one can. `adapter`: None for a model of the
-    configuration. `label`: what metrics and log lines have in place of the name of an adapter, if anything.
+    configuration. `reported_name`: the name in metrics and log lines.
     """
 
     name: str
@@ -35,7 +35,11 @@ class Model(msgspec.Struct, frozen=True):
     auto: tuple[Task, ...] = ()
     fallback: str | None = None
     adapter: Adapter | None = None
-    label: str | None = None
+    reported_name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.reported_name:
+            msgspec.structs.force_setattr(self, "reported_name", self.name)
 
     @property
     def public_name(self) -> str:
@@ -46,11 +50,6 @@ class Model(msgspec.Struct, frozen=True):
     def configured_name(self) -> str:
         """The model of the configuration that it is, or that it is an adapter of."""
         return self.name if self.adapter is None else self.adapter.base
-
-    @property
-    def reported_name(self) -> str:
-        """The name in metrics and log lines."""
-        return self.label or self.name
 
     def revision_at(self, engine_revision: str | None) -> str:
         """The revision of what an engine answers with. `engine_revision`: the engine's own; None for the model's."""
@@ -63,7 +62,7 @@ class Catalog:
     """All models and engines, by name. Requests never add to it; engines add the adapters that they list.
 
     `reported_adapters`: the adapters that have a label of their own in metrics, which are MAX_REPORTED at most since
-    the start of the process.
+    the start of the process. `has_shares`: an engine of some model has a share.
     """
 
     def __init__(
@@ -81,6 +80,7 @@ class Catalog:
         shares = {name: {e.family: e.share for e in es if e.share is not None} for name, es in
                   self._engines_by_model.items()}  # fmt: skip
         self._shares_by_model: Mapping[str, Mapping[str, int]] = {name: each for name, each in shares.items() if each}
+        self.has_shares = bool(self._shares_by_model)
         self._adapters_by_id: Mapping[str, Model] = {}
         self._engines_by_adapter: Mapping[str, Sequence[Engine]] = {}
         self._adapter_problems: Set[str] = frozenset()
@@ -150,7 +150,8 @@ class Catalog:
         for adapter, names in found.engines.items():
             name = adapter_name(adapter.base, adapter.id)
             revision = adapter_revision(revisions[adapter.base], adapter)
-            adapters[adapter.id] = Model(name, revision, adapter=adapter, label=self._adapter_label(name, adapter))
+            reported_name = self._adapter_label(name, adapter)
+            adapters[adapter.id] = Model(name, revision, adapter=adapter, reported_name=reported_name)
             engines[name] = [self.engines[each] for each in names]
         for adapter_id in sorted(adapters.keys() ^ self._adapters_by_id.keys()):
             log.info("adapter %r is %s", adapter_id, "available" if adapter_id in adapters else "no longer available")

@@ -6,7 +6,7 @@ module and its line in the table. A member that is forgotten is a type error; on
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -197,6 +197,7 @@ class Endpoint:
     - `runs_model`: engines run the model. If not, their tokenizer alone answers: no context length applies, no token
       counts for limits and metrics, and a new engine is not warmed up with such requests.
     - `alias_of`: the endpoint of which this is another path, see `at`; None for most.
+    - `key_path`: the path in the cache key.
     """
 
     path: str
@@ -213,11 +214,10 @@ class Endpoint:
     streaming: Streaming | None
     runs_model: bool = True
     alias_of: "Endpoint | None" = None
+    key_path: str = field(init=False)
 
-    @property
-    def key_path(self) -> str:
-        """The path in the cache key."""
-        return self.path if self.alias_of is None else self.alias_of.path
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key_path", self.path if self.alias_of is None else self.alias_of.path)
 
     def at(self, path: str) -> "Endpoint":
         """The same API at another path of engines, which is passed on as it is. The paths share their entries."""

@@ -6,7 +6,7 @@ an engine only, into its top-level fields. These are forwarded byte for byte, ex
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -84,7 +84,11 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
     if len(fields) > MAX_FIELDS:
         raise bad_request(f"The body has more than {MAX_FIELDS} fields.", code="too_many_parts")
     try:
-        known = msgspec.convert(_with_model(fields, endpoint), endpoint.fields_type)
+        fields_type = endpoint.fields_type
+        if fields_type.may_omit_model and fields.get("model") is None:
+            known = msgspec.convert({**fields, "model": ""}, fields_type)
+        else:
+            known = msgspec.convert(fields, fields_type)
     except msgspec.ValidationError as error:
         raise wrong_type_error(error) from None
     if (lacking := known.validate()) is not None:
@@ -103,11 +107,6 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
         body=body,
         priority=known.priority,
     )
-
-
-def _with_model(fields: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
-    """The fields, with an empty model in place of a missing one if it may be missing."""
-    return {**fields, "model": ""} if endpoint.fields_type.may_omit_model and fields.get("model") is None else fields
 
 
 def _too_deep_error() -> ApiError:
