@@ -1,6 +1,7 @@
 """TCP ports for servers that tests start."""
 
 import itertools
+import os
 import random
 import socket
 from typing import Final
@@ -10,7 +11,16 @@ from typing import Final
 # ports of their cluster buses, which are 10,000 higher, are below; and above 10,002 to 19,999, which Ray gives to its
 # workers.
 _PORTS: Final = range(20_000, 22_768)
-_candidates: Final = itertools.cycle(random.sample(_PORTS, len(_PORTS)))
+
+
+def _own_ports() -> list[int]:
+    """Those of this process: pytest-xdist runs tests in several, which must not choose the same one."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    own = _PORTS[worker :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+    return random.sample(own, len(own))
+
+
+_candidates: Final = itertools.cycle(_own_ports())
 
 
 def free_port() -> int:
