@@ -18,8 +18,8 @@ async def publish_change(
 ) -> tuple[bool, int]:
     """Returns whether Redis has the message to the routers, and the number of purged entries.
 
-    Only an adapter that may be replaced in place is purged: with the same path, other weights have the same keys. Raises
-    RedisBackendError if that fails.
+    Only an adapter that may be replaced in place is purged: with the same path, other weights have the same keys.
+    Raises RedisBackendError if that fails.
     """
     if not any(change.may_be_done for change in changes):
         return True, 0
