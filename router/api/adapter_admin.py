@@ -46,7 +46,7 @@ class AdapterAdmin:
     """The handlers; AdminRoutes authenticates their requests.
 
     - A partial failure is an error that names the engines that failed and those that did not; it can be repeated.
-    - An adapter that was replaced in place has no entries afterwards, in any case but that Redis is down: 503.
+    - An adapter that may be replaced in place has no entries afterwards, in any case but that Redis is down: 503.
     """
 
     def __init__(self, catalog: Catalog, client: EngineClient, lists: ModelListReader, redis: RedisClient) -> None:

@@ -18,6 +18,7 @@ CSRF_HEADER: Final = "x-roundhouse-csrf"
 """The header, with the value 1, of changing requests with a cookie."""
 
 _SAFE_METHODS: Final = ("GET", "HEAD")
+_SESSION_PATHS: Final = ("/admin", "/dashboard")
 
 
 class AdminAccess:
@@ -38,7 +39,8 @@ class AdminAccess:
 
     async def check(self, request: Request) -> None:
         """Raises ApiError: 401 without a valid key or session; 403 if there are no keys, or for a forged request."""
-        token = request.cookies.get(SESSION_COOKIE)
+        has_session = request.url.path.startswith(_SESSION_PATHS)
+        token = request.cookies.get(SESSION_COOKIE) if has_session else None
         if token is None or "authorization" in request.headers or not self.is_open:
             self._authenticator.check(request.scope["headers"])
         elif not await self._is_valid(token):

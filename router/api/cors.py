@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from router.net.server.cycle import header_lines
+from router.upstream.adapter_changes import LOAD_PATH, UNLOAD_PATH
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -41,7 +42,7 @@ EXPOSED_HEADERS: Final = (
 """The response headers that a page may read in addition to the few that it always may."""
 
 _VARY: Final = (b"vary", b"Origin")
-_PRIVATE_PATHS: Final = ("/admin", "/dashboard")
+_PRIVATE_PATHS: Final = ("/admin", "/dashboard", LOAD_PATH, UNLOAD_PATH)
 
 
 class CorsPolicy:

@@ -18,10 +18,10 @@ async def publish_change(
 ) -> tuple[bool, int]:
     """Returns whether Redis has the message to the routers, and the number of purged entries.
 
-    Only an adapter that was replaced in place is purged: with the same path, other weights have the same keys. Raises
-    RedisBackendError if that fails.
+    Only an adapter that may be replaced in place is purged: with the same path, other weights have the same keys.
+    Raises RedisBackendError if that fails.
     """
-    if not any(change.state in ("loaded", "unloaded") for change in changes):
+    if not any(change.may_be_done for change in changes):
         return True, 0
     purged = 0
     if request.load_inplace:  # before the message: the next request must not find an old entry

@@ -138,7 +138,7 @@ class Dispatcher:
                         record.engine = engine.name
                         requested = record.model if record.adapter is None else record.adapter.base
                         record.fallback_model = engine.model if engine.model != requested else None
-                        record.has_other_revision = engine.revision != record.engine_revision
+                        record.has_other_revision = not engine.answers_as(record.engine_revision, record.adapter)
                         record.sent_at = now = time.perf_counter()
                         record.energy = engine.energy.start(now) if engine.announced is not None else None
                         record.dispatched_at = record.dispatched_at or now  # of the first attempt

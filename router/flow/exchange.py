@@ -36,7 +36,8 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
       there is none, and after it has failed. `energy`: the engine's meter at that time.
     - `model`: the name in metrics. `adapter`: None for a model of the configuration.
     - `fallback_model`: the model of `engine`, if it is not the requested one.
-    - `engine_revision`: see ParsedRequest. `has_other_revision`: `engine` has another one.
+    - `engine_revision`: see ParsedRequest. `has_other_revision`: `engine` has another one, or
+      another path of the adapter.
     - `error_reason`: None if the generation succeeded.
     - `body_allocation`: the memory of the request's body, which is released when the generation ends.
     - `log_odds`: the classifier's score of the prompt, whose sign gives `task`.

@@ -56,6 +56,12 @@ class EngineChange(msgspec.Struct, frozen=True):
     status: int | None = None
     message: str | None = None
 
+    @property
+    def may_be_done(self) -> bool:
+        """Whether the engine may be changed: without a refusal, a failure does not tell."""
+        refused = self.status is not None and self.status < 500
+        return self.state in ("loaded", "unloaded") or (self.state == "failed" and not refused)
+
 
 def parse_adapter_request(body: bytes, *, loads: bool) -> AdapterRequest:
     """Raises ApiError (400)."""

@@ -15,7 +15,7 @@ from router.core.types import EngineTask, Task
 from router.net.client.target import RequestTarget
 from router.settings.tables import EngineKind
 from router.shared.announcements import AnnouncedEngine
-from router.upstream.adapters import ListedAdapter
+from router.upstream.adapters import Adapter, ListedAdapter
 from router.upstream.energy import EnergyMeter
 from router.upstream.engine_kinds import traits_of
 from router.upstream.unserved_paths import UnservedPaths
@@ -226,6 +226,12 @@ class Engine:
     def _update_energy(self) -> None:
         watts = self.announced.power_watts if self.announced is not None else None
         self.energy.update(time.perf_counter(), watts, self.load)
+
+    def answers_as(self, revision: str | None, adapter: Adapter | None) -> bool:
+        """Whether it has what a key stands for. An adapter may have been replaced since the key was derived."""
+        return self.revision == revision and (
+            adapter is None or ListedAdapter(adapter.id, adapter.root) in self.adapters
+        )
 
     def update_status(self, *, up: bool) -> None:
         if up is not self.up:

@@ -1,5 +1,6 @@
 """LoRA adapters of engines: found, listed, cached, routed, loaded and unloaded."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest_asyncio
 
 from router.api.auth import hash_key
 from router.upstream.adapters import adapter_name
+from tests.support.adapter_engine import AdapterEngine
+from tests.support.foreign_engine import served
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, EngineSet, MakeRouter, RouterServer, router_config, with_fallback
 from tests.support.simulated_engine import SimulatedEngine
@@ -266,6 +269,51 @@ async def test_an_adapter_that_is_replaced_in_place_from_the_same_path_loses_its
     assert response.json()["purged"] == 1
     assert (await router.chat("The sea?", model="team/SQL")).headers["x-cache"] == "MISS"
     assert (await router.chat("The sea?")).headers["x-cache"] == "HIT"
+
+
+async def test_a_failure_that_may_have_replaced_an_adapter_in_place_purges_and_a_refusal_does_not(
+    redis_server: RedisServer, redis: Any, make_router: MakeRouter
+) -> None:
+    engine = AdapterEngine(sql="/adapters/sql")
+    async with served(engine) as url:
+        router = await make_router(router_config(redis_server.url, {"own": ("llama", "any", url)}, rest=REST))
+        await eventually(lambda: answers(router, "sql"))
+        for status, result in ((400, "HIT"), (500, "MISS")):
+            engine.load_status = status
+            await load(router, lora_name="sql", load_inplace=True)
+            assert (await router.chat("The sea?", model="sql")).headers["x-cache"] == result
+
+
+async def test_what_a_replaced_adapter_answers_to_a_request_that_waited_is_not_stored(
+    redis_server: RedisServer, redis: Any, make_router: MakeRouter
+) -> None:
+    engine = AdapterEngine(sql="/adapters/sql")
+    async with served(engine) as url:
+        config = router_config(redis_server.url, {"own": ("llama", "any", url)}, rest=REST)
+        router = await make_router(config.replace("served_model", "max_in_flight = 1\nserved_model"))
+        await eventually(lambda: answers(router, "sql"))
+        engine.open.clear()
+        first = asyncio.create_task(router.chat("Occupies the engine"))
+        await eventually(lambda: engine.received == 2)
+        waiting = asyncio.create_task(router.chat("Which?", model="sql"))
+        await eventually(lambda: is_queued(router))
+        states(await unload(router, lora_name="sql"))
+        states(await load(router, lora_name="sql", lora_path="/adapters/sql-2"))
+        engine.open.set()
+        assert (await first).status_code == 200
+        assert "from /adapters/sql-2" in (await waiting).text
+        states(await unload(router, lora_name="sql"))
+        states(await load(router, lora_name="sql", lora_path="/adapters/sql"))
+        again = await router.chat("Which?", model="sql")
+        assert (again.headers["x-cache"], "from /adapters/sql-2" in again.text) == ("MISS", False)
+
+
+async def is_queued(router: RouterServer) -> bool:
+    return (await router.metrics())['llm_requests_queued{model="llama"}'] == 1
+
+
+async def answers(router: RouterServer, model: str) -> bool:
+    return (await router.chat("The sea?", model=model)).status_code == 200
 
 
 async def test_what_all_engines_refuse_is_the_fault_of_the_request(

@@ -1,9 +1,12 @@
 """Two routers behind nginx, HAProxy and Caddy, with the configurations of docs/behind-a-proxy.md."""
 
 import asyncio
+import contextlib
 import signal
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from http.client import HTTPSConnection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,6 +100,33 @@ async def test_hits_headers_and_errors_pass(site: Site) -> None:
         assert (await http.get("/readyz")).text == "ready\n"
         spoofed = await http.get("/v1/models", headers={"x-tenant-id": "acme"})
         assert spoofed.status_code == 200
+
+
+async def test_no_spelling_of_a_private_path_reaches_a_router_from_outside(site: Site, tmp_path: Path) -> None:
+    ports = (site.routers[0].port, site.routers[1].port)
+    outside = Proxy(site.proxy.name, tmp_path, ports, trusted="10.0.0.0/8")
+    await outside.start()
+    try:
+        for path in PRIVATE_PATHS:
+            status, body = await asyncio.to_thread(fetch, outside.port, path)
+            assert (path, status) == (path, 403)
+            assert b"llm_requests" not in body
+        assert (await asyncio.to_thread(fetch, outside.port, "/version"))[0] == 200
+    finally:
+        await outside.stop()
+
+
+PRIVATE_PATHS = ("/metrics", "/%6detrics", "/%6Detrics?x=/", "/healthz", "/admin/engines", "/%61dmin/engines",
+                 "/dashboard", "/v1/load_lora_adapter", "/v1/unload%5flora_adapter")  # fmt: skip
+
+
+def fetch(port: int, path: str) -> tuple[int, bytes]:
+    """Not by httpx, which would normalize the path."""
+    connection = HTTPSConnection("127.0.0.1", port, context=ssl._create_unverified_context(), timeout=TEST_TIMEOUT)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
 
 
 async def test_a_stream_arrives_chunk_by_chunk(site: Site) -> None:

@@ -125,7 +125,11 @@ async def test_with_all_origins_allowed_an_error_without_a_request_is_readable_t
         assert b"access-control-allow-origin: *\r\n" in (await connection.read_response()).head
 
 
-@pytest.mark.parametrize("path", ["/admin", "/admin/engines", "/admin/nothing", "/dashboard", "/dashboard/login"])
+@pytest.mark.parametrize(
+    "path",
+    ["/admin", "/admin/engines", "/admin/nothing", "/dashboard", "/dashboard/login", "/v1/load_lora_adapter",
+     "/v1/unload_lora_adapter"],
+)  # fmt: skip
 async def test_the_admin_api_and_the_dashboard_are_never_open_to_other_pages(
     make_router: MakeRouter, redis_server: RedisServer, engines: EngineSet, path: str
 ) -> None:

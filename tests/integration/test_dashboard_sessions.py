@@ -57,6 +57,13 @@ async def status_with(router: RouterServer, cookie: dict[str, str]) -> int:
     return (await router.http.get("/admin/engines", headers=cookie)).status_code
 
 
+@pytest.mark.parametrize("path", ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"])
+async def test_a_session_does_not_change_adapters(guarded: RouterServer, path: str) -> None:
+    headers = {**await session(guarded), **FROM_PAGE}
+    body = {"lora_name": "sql", "lora_path": "/adapters/sql"}
+    assert (await guarded.http.post(path, json=body, headers=headers)).status_code == 401
+
+
 async def test_a_session_gives_access_to_the_page_and_the_admin_api(guarded: RouterServer) -> None:
     answer = await guarded.http.get("/dashboard")
     assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard/login")

@@ -170,6 +170,14 @@ async def test_incomplete_responses_are_passed_on_and_not_stored(scripted: Any) 
         assert {answer.content for answer in answers} == {body}
 
 
+@pytest.mark.parametrize("fields", [{"queries": "", "documents": ["a"]}, {"queries": "a", "documents": ""}])
+async def test_an_empty_text_is_scored_and_stored_as_any_other(scripted: Any, fields: dict[str, Any]) -> None:
+    body = b'{"id":"s","data":[{"index":0,"score":0.5}]}'
+    router, _ = await scripted(body, content_type="application/json")
+    answers = [await router.post("/score", {"model": "llama", **fields}) for _ in range(2)]
+    assert [(answer.status_code, answer.headers["x-cache"]) for answer in answers] == [(200, "MISS"), (200, "HIT")]
+
+
 async def test_without_a_model_the_only_one_answers(router: RouterServer) -> None:
     answers = [await ask(router, "/rerank"), await router.post("/rerank", REQUESTS["/rerank"])]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]

@@ -5,7 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -16,6 +16,11 @@ from starlette.routing import Route
 from tests.support.router_server import LLAMA
 
 TEXT = "The sea is wide."
+
+
+class ServedEngine(Protocol):
+    @property
+    def app(self) -> Starlette: ...
 
 
 class ForeignEngine:
@@ -102,7 +107,7 @@ def _event(payload: dict[str, Any]) -> str:
 
 @contextlib.asynccontextmanager
 async def served(
-    engine: ForeignEngine, *, unix_socket: str | None = None, certificate: Path | None = None
+    engine: ServedEngine, *, unix_socket: str | None = None, certificate: Path | None = None
 ) -> AsyncIterator[str]:
     """The engine's URL. `certificate`: a PEM file with a certificate and its key."""
     if unix_socket is not None:

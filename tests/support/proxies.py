@@ -36,12 +36,13 @@ def replaced(text: str, **replacements: str) -> str:
 class Proxy:
     """One proxy in front of two routers. Only addresses, ports and file names differ from the page."""
 
-    def __init__(self, name: str, folder: Path, routers: tuple[int, int]) -> None:
+    def __init__(self, name: str, folder: Path, routers: tuple[int, int], *, trusted: str = "127.0.0.0/8") -> None:
+        """`trusted`: the network that may use the private paths."""
         self.name = name
         self.port = free_port()
         self.url = f"https://127.0.0.1:{self.port}"
         self.log = folder / f"{name}.log"
-        self._argv = _ARGV[name](folder, self.port, routers)
+        self._argv = _ARGV[name](_common(documented(_LANGUAGES[name]), routers, trusted), folder, self.port)
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self) -> None:
@@ -77,18 +78,18 @@ class Proxy:
             await asyncio.to_thread(self._process.wait, TEST_TIMEOUT)
 
 
-def _common(text: str, routers: tuple[int, int]) -> str:
+def _common(text: str, routers: tuple[int, int], trusted: str) -> str:
     first, second = routers
     return replaced(
         text, **{"10.0.0.11:8080": f"127.0.0.1:{first}", "10.0.0.12:8080": f"127.0.0.1:{second}"},
-        **{"10.0.0.0/8": "127.0.0.0/8"},
+        **{"10.0.0.0/8": trusted},
     )  # fmt: skip
 
 
-def _nginx(folder: Path, port: int, routers: tuple[int, int]) -> list[str]:
+def _nginx(page: str, folder: Path, port: int) -> list[str]:
     certificate(folder)
     text = replaced(
-        _common(documented("nginx"), routers),
+        page,
         **{"listen 443 ssl": f"listen 127.0.0.1:{port} ssl", "/etc/nginx/llm.pem": f"{folder}/server.pem"},
     )
     paths = "".join(
@@ -101,10 +102,10 @@ def _nginx(folder: Path, port: int, routers: tuple[int, int]) -> list[str]:
     return [_binary("nginx"), "-p", str(folder), "-e", "stderr", "-c", str(config)]
 
 
-def _haproxy(folder: Path, port: int, routers: tuple[int, int]) -> list[str]:
+def _haproxy(page: str, folder: Path, port: int) -> list[str]:
     certificate(folder)
     text = replaced(
-        _common(documented("haproxy"), routers),
+        page,
         **{"bind :443": f"bind 127.0.0.1:{port}", "/etc/haproxy/llm.pem": f"{folder}/server.pem"},
     )
     config = folder / "haproxy.cfg"
@@ -112,10 +113,10 @@ def _haproxy(folder: Path, port: int, routers: tuple[int, int]) -> list[str]:
     return [_binary("haproxy"), "-db", "-f", str(config)]
 
 
-def _caddy(folder: Path, port: int, routers: tuple[int, int]) -> list[str]:
+def _caddy(page: str, folder: Path, port: int) -> list[str]:
     certificate(folder)
     text = replaced(
-        _common(documented("caddyfile"), routers),
+        page,
         **{"llm.example {": f"https://127.0.0.1:{port} {{\n    tls {folder}/server.pem {folder}/server.pem"},
     )
     config = folder / "Caddyfile"
@@ -124,6 +125,7 @@ def _caddy(folder: Path, port: int, routers: tuple[int, int]) -> list[str]:
     return [_binary("caddy"), "run", "--adapter", "caddyfile", "--config", str(config)]
 
 
+_LANGUAGES: Final = {"nginx": "nginx", "haproxy": "haproxy", "caddy": "caddyfile"}
 _ARGV: Final = {"nginx": _nginx, "haproxy": _haproxy, "caddy": _caddy}
 
 

@@ -22,10 +22,12 @@ MAX_PART_HEAD: Final = 4096
 MAX_TEXT: Final = 64 * 1024
 """Bytes of a part that is no file."""
 
+_CHARSET: Final = rb"charset=\"?[a-z0-9-]+\"?[ \t]*"  # Java's clients send one, some before and some after the boundary
 # RFC 2046, section 5.1.1, without the space, which no client uses.
 _BOUNDARY: Final = re.compile(
-    rb"multipart/form-data[ \t]*;[ \t]*(?:charset=\"?[a-z0-9-]+\"?[ \t]*;[ \t]*)?"
-    rb"boundary=(?:\"([0-9a-z'()+_,./:=?-]{1,70})\"|([0-9a-z'+_.-]{1,70}))[ \t]*;?",
+    rb"multipart/form-data[ \t]*;[ \t]*(?:%(charset)b;[ \t]*)?"
+    rb"boundary=(?:\"([0-9a-z'()+_,./:=?-]{1,70})\"|([0-9a-z'+_.-]{1,70}))[ \t]*(?:;[ \t]*(?:%(charset)b)?)?"
+    % {b"charset": _CHARSET},
     re.IGNORECASE,
 )
 _NAME: Final = rb"[A-Za-z0-9_.\[\]-]{1,64}"

@@ -6,7 +6,8 @@ document each. vLLM has four pairs of names for queries and documents.
 Source: vLLM's entrypoints/pooling/scoring.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,11 @@ from router.core.endpoints.scored_fields import ScoredFields, ScoredTexts, score
 from router.errors import ApiError
 
 _FIELD_PAIRS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+"""In vLLM's order: the first complete pair counts."""
+
+
+def _is_complete(pair: tuple[str, str], value_of: Callable[[str], Any]) -> bool:
+    return all(value_of(name) not in (None, []) for name in pair)  # an empty text is scored as any other
 
 
 class _ScoreFields(ScoredFields):
@@ -31,8 +37,7 @@ class _ScoreFields(ScoredFields):
     text_2: ScoredTexts | None = None
 
     def validate(self) -> ApiError | None:
-        given = [names for names in _FIELD_PAIRS if all(getattr(self, name) not in (None, []) for name in names)]
-        if given:
+        if any(_is_complete(pair, partial(getattr, self)) for pair in _FIELD_PAIRS):
             return None
         half = next((pair for pair in _FIELD_PAIRS if any(getattr(self, name) is not None for name in pair)), None)
         queries, documents = half or _FIELD_PAIRS[0]
@@ -56,12 +61,8 @@ def _items(response: _ScoreResponse) -> Iterator[Item]:
 
 
 def record_scores(request: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
-    # The first complete pair, as in vLLM.
-    documents = next(
-        request.fields[documents]
-        for queries, documents in _FIELD_PAIRS
-        if request.fields.get(queries) and request.fields.get(documents)
-    )
+    fields = request.fields
+    documents = fields[next(pair for pair in _FIELD_PAIRS if _is_complete(pair, fields.get))[1]]
     return record_list(
         request, body, limit, decode=_decode_response, items=_items, input_count=scored_count(documents)
     )  # fmt: skip

@@ -86,6 +86,7 @@ def test_an_engine_gets_other_values_and_the_same_file() -> None:
         (b"multipart/form-data; boundary=boundary", b"boundary"),
         (b'Multipart/Form-Data;boundary="boundary"', b"boundary"),
         (b"multipart/form-data; charset=utf-8; boundary=boundary", b"boundary"),
+        (b"multipart/form-data; boundary=boundary; charset=UTF-8", b"boundary"),
         (b"multipart/form-data; boundary=----WebKitFormBoundaryAbC0", b"----WebKitFormBoundaryAbC0"),
         (b'multipart/form-data; boundary="a:b/c"', b"a:b/c"),
     ],
@@ -107,6 +108,8 @@ def test_the_boundary_is_read_from_the_header(content_type: bytes, boundary: byt
         b"multipart/form-data; boundary=a b",
         b"multipart/form-data; boundary=a,multipart/form-data; boundary=b",
         b"multipart/form-data; boundary=a; boundary=b",
+        b"multipart/form-data; boundary=a charset=utf-8",
+        b"multipart/form-data; boundary=a; charset=utf-8; boundary=b",
         b"multipart/mixed; boundary=a",
     ],
 )
