@@ -19,7 +19,9 @@ EngineUrlOption = Annotated[
 ]
 ServedModelOption = Annotated[
     list[str] | None,
-    typer.Option("--model", help="Only this model of the engines, by the engine's name; may be repeated."),
+    typer.Option(
+        "--model", metavar="NAME", help="Only this model of the engines, by the engine's name; may be repeated."
+    ),
 ]
 ApiKeyEnvOption = Annotated[
     str | None,
