@@ -4,6 +4,7 @@ It generates nothing, and writes nothing to Redis: a production system may be ch
 """
 
 import asyncio
+import time
 from typing import Final
 
 import msgspec
@@ -18,6 +19,7 @@ from router.checks.pages import CHECK_TIMEOUT
 from router.checks.redis_deployment import ask_redis
 from router.checks.redis_facts import RedisFacts
 from router.checks.redis_findings import judge_redis
+from router.checks.stored_keys import ask_for_stored_keys
 from router.checks.tracing_findings import check_collector
 from router.net.client.transport import HTTPTransport
 from router.settings import Settings
@@ -29,11 +31,12 @@ _START_EMBEDDED: Final = "start `roundhouse up`, which runs it; `roundhouse serv
 async def check_all(settings: Settings, *, timeout: float = CHECK_TIMEOUT) -> list[Finding]:
     """Findings about Redis, the engines, the models, this machine, and so on. `timeout` in seconds, per reply."""
     async with HTTPTransport() as transport:
-        redis, engines, machine, traces = await asyncio.gather(
+        redis, engines, machine, traces, stored = await asyncio.gather(
             ask_redis(settings, timeout=timeout),
             ask_engines(transport, settings, timeout=timeout),
             examine_machine(transport, settings, timeout=timeout),
             check_collector(transport, settings.tracing, timeout=timeout),
+            ask_for_stored_keys(settings, timeout=timeout),
         )
     embedded = settings.cache.url == EMBEDDED
     findings = [*judge_redis("redis (embedded)" if embedded else "redis", _of_up(redis) if embedded else redis)]
@@ -42,7 +45,7 @@ async def check_all(settings: Settings, *, timeout: float = CHECK_TIMEOUT) -> li
     return [
         *findings,
         *judge_models(settings, engines),
-        *judge_access(settings),
+        *judge_access(settings, stored, time.time()),
         *judge_machine(settings, machine),
         *traces,
     ]

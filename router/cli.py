@@ -21,6 +21,7 @@ from router.commands.console import (
     check_engine_kind,
     fail,
     load_settings,
+    pluralize,
     print_err,
 )
 from router.commands.engine_plan import build_plan, exec_engines
@@ -96,7 +97,8 @@ def check(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False
         report = {"ok": all(f.ok for f in findings), "findings": [f.as_json() for f in findings]}
         typer.echo(json.dumps(report, indent=2))
     else:
-        typer.echo(f"ok    {config}: {len(settings.model)} models, {len(settings.engine)} engines")
+        models, engines = pluralize(len(settings.model), "model"), pluralize(len(settings.engine), "engine")
+        typer.echo(f"ok    {config}: {models}, {engines}")
         for line in chain.from_iterable(finding.lines() for finding in findings):
             typer.echo(line)
     if not all(finding.ok for finding in findings):

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -86,6 +87,9 @@ def run(settings: Settings, options: ServeOptions, listen_socket: socket.socket)
     for line in unmatched_models(settings):
         log.warning("%s", line)
     config_file = None if options.engine else Path(options.config).resolve()
+    # Whoever finds the pid file may send SIGHUP, which would end this process before it has a handler. So it waits
+    # until there is one: Supervisor and DrainingServer unblock it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     with _pid_file(pid_file_path(settings)) as outcome_file:
         exit_code = _serve(settings, Reloader(config_file, options.overrides, outcome_file), listen_socket)
     log.info("stopped with exit code %d", exit_code)

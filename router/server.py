@@ -90,6 +90,7 @@ class DrainingServer(uvicorn.Server):
     def serve_until_stopped(self, listen_socket: socket.socket) -> int:
         on_hup = signal.SIG_IGN if self._reloader is None else lambda *_: self._commands.append("reload")
         signal.signal(signal.SIGHUP, on_hup)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])  # see router.serve
         self.run(sockets=[listen_socket])
         return FORCED_EXIT_CODE if self.force_exit else 0
 

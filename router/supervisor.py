@@ -24,7 +24,20 @@ from router.start_report import EngineCount, log_ready
 log = logging.getLogger("roundhouse.server")
 
 _MIN_LIFETIME: Final = 1.0  # seconds; a worker that dies sooner is replaced only after this
+_START_TIMEOUT: Final = 120.0  # seconds until the first heartbeat; a busy or slow machine needs many to start a worker
 _KILL_MARGIN: Final = 10.0  # seconds after the drain and grace periods, when workers are killed
+
+
+def too_long_silence(now: float, started_at: float, last_heartbeat: float | None, timeout: float) -> float | None:
+    """The seconds that a worker has been silent, if they are too many; it may take longer for its first heartbeat.
+
+    Instants are of time.monotonic; `timeout` in seconds.
+    """
+    if last_heartbeat is None:
+        silence, timeout = now - started_at, max(timeout, _START_TIMEOUT)
+    else:
+        silence = now - last_heartbeat
+    return silence if silence > timeout else None
 
 
 class WorkerProcess:
@@ -35,8 +48,7 @@ class WorkerProcess:
 
     def __init__(self, settings: Settings, listen_socket: socket.socket, metrics_dir: str) -> None:
         context = multiprocessing.get_context("spawn")
-        # The start counts as the first heartbeat.
-        self._heartbeat = context.RawValue("d", time.monotonic())
+        self._heartbeat = context.RawValue("d", 0.0)  # none yet
         self._commands, worker_end = context.Pipe()
         self.process = context.Process(
             target=worker_main, args=(settings, listen_socket, worker_end, self._heartbeat, metrics_dir)
@@ -71,9 +83,9 @@ class WorkerProcess:
         return reloads
 
     @property
-    def last_heartbeat(self) -> float:
-        """An instant of time.monotonic."""
-        return float(self._heartbeat.value)
+    def last_heartbeat(self) -> float | None:
+        """An instant of time.monotonic; None before the first one."""
+        return float(self._heartbeat.value) or None
 
     def close(self) -> None:
         self.process.join()
@@ -100,7 +112,7 @@ class Supervisor:
         *,
         heartbeat_timeout: float = 30.0,
     ) -> None:
-        """`heartbeat_timeout`: seconds without a heartbeat after which a worker is killed."""
+        """`heartbeat_timeout`: seconds without a heartbeat after which a worker is killed, once it has sent one."""
         self._settings = settings
         self._reloader = reloader
         self._reloading: set[WorkerProcess] = set()
@@ -125,6 +137,7 @@ class Supervisor:
             signal.set_wakeup_fd(wakeup_writer.fileno())
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, lambda sig, _: self._pending_signals.append(sig))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])  # see router.serve
             self._workers = [self._start_worker() for _ in range(self._settings.router.workers)]
             while self._workers:
                 watched: list[Any] = [wakeup_reader, *[end for worker in self._workers for end in worker.readable]]
@@ -208,12 +221,9 @@ class Supervisor:
 
     def _kill_unresponsive(self, now: float) -> None:
         for worker in self._workers:
-            if now - worker.last_heartbeat > self._heartbeat_timeout:
-                log.error(
-                    "worker %s has sent no heartbeat for %g s; killing it",
-                    worker.process.pid,
-                    now - worker.last_heartbeat,
-                )
+            silence = too_long_silence(now, worker.started_at, worker.last_heartbeat, self._heartbeat_timeout)
+            if silence is not None:
+                log.error("worker %s has sent no heartbeat for %g s; killing it", worker.process.pid, silence)
                 worker.process.kill()
                 worker.process.join()
 

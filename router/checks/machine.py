@@ -53,9 +53,8 @@ async def examine_machine(transport: HTTPTransport, settings: Settings, *, timeo
 def judge_machine(settings: Settings, facts: MachineFacts) -> Iterator[Finding]:
     yield _port(settings.router, facts)
     yield from _open_files(settings, facts)
-    if facts.unwritable is not None and _needs_state(settings):
-        problem = Problem(f"cannot be written: this user may not write {facts.unwritable}", "create it, or set another")
-        yield wrong("state directory", "router.state", problem)
+    if facts.unwritable is not None:
+        yield from _state(settings, facts.unwritable)
 
 
 def _port(router: RouterSettings, facts: MachineFacts) -> Finding:
@@ -78,6 +77,15 @@ def _port(router: RouterSettings, facts: MachineFacts) -> Finding:
     return wrong(what, "router.port", problem)
 
 
+def _state(settings: Settings, unwritable: Path) -> Iterator[Finding]:
+    note, fix = f"cannot be written: this user may not write {unwritable}", "create it, or set another"
+    if _needs_state(settings):
+        yield wrong("state directory", "router.state", Problem(note, fix))
+    elif settings.router.pid_file is None:
+        note += ". There will be no pid file, and `roundhouse reload` will not find the router"
+        yield wrong("state directory", "router.state", Problem(note, fix), "warning")
+
+
 def _open_files(settings: Settings, facts: MachineFacts) -> Iterator[Finding]:
     clients = max_connections(facts.descriptors)
     in_flight = [engine.max_in_flight for engine in settings.engine for _ in engine.addresses]
@@ -96,7 +104,7 @@ def _open_files(settings: Settings, facts: MachineFacts) -> Iterator[Finding]:
 
 
 def _needs_state(settings: Settings) -> bool:
-    """Only what `roundhouse up` starts writes there."""
+    """Whether `roundhouse up` starts what writes there; the router itself needs only its pid file there."""
     return settings.cache.url == EMBEDDED or any(engine.launch is not None for engine in settings.engine)
 
 

@@ -1,13 +1,15 @@
 """The options with which `init` and `serve` get engines that no file describes."""
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Annotated, Final
 
 import typer
 
-from router.addresses import is_engine_url
+from router.addresses import base_url, is_engine_url
 from router.commands.console import EXIT_USAGE, fail
+from router.settings.access_rules import is_header_value
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -17,7 +19,9 @@ EngineUrlOption = Annotated[
 ]
 ServedModelOption = Annotated[
     list[str] | None,
-    typer.Option("--model", help="Only this model of the engines, by the engine's name; may be repeated."),
+    typer.Option(
+        "--model", metavar="NAME", help="Only this model of the engines, by the engine's name; may be repeated."
+    ),
 ]
 ApiKeyEnvOption = Annotated[
     str | None,
@@ -36,11 +40,20 @@ def check_engine_urls(urls: Sequence[str]) -> None:
     if not all(map(is_engine_url, urls)):
         fail("--engine: expected http://HOST:PORT, https://HOST or unix:///PATH, without a user, password or query",
              EXIT_USAGE)  # fmt: skip
-    if len({url.rstrip("/") for url in urls}) < len(urls):
-        fail("--engine: the same URL twice; name each engine once", EXIT_USAGE)
+    if len(set(map(base_url, urls))) < len(urls):
+        fail("--engine: the same URL twice, or with and without /v1; name each engine once", EXIT_USAGE)
 
 
 def check_api_key_env(name: str | None) -> None:
     """Exits if it is no name of a variable: it may be the key itself, and is not repeated."""
     if name is not None and not is_variable(name):
         fail("--api-key-env: expected the name of an environment variable, not the key itself", EXIT_USAGE)
+    check_key_of(name)
+
+
+def check_key_of(name: str | None) -> None:
+    """Exits if the variable has a value that no header can carry; without a value, there is nothing to check."""
+    key = os.environ.get(name or "")
+    if key and not is_header_value(key):
+        reason = "is no key: it has spaces at its ends, line breaks, or characters that are not ASCII"
+        fail(f"the environment variable {name} {reason}", EXIT_USAGE)

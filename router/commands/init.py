@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from router.addresses import is_engine_url
+from router.addresses import base_url, is_engine_url
 from router.commands.console import EXIT_USAGE, fail, print_err
 from router.commands.first_options import (
     ApiKeyEnvOption,
@@ -16,6 +16,7 @@ from router.commands.first_options import (
     ServedModelOption,
     check_api_key_env,
     check_engine_urls,
+    check_key_of,
     is_variable,
 )
 from router.discovery.ask import ask_engines
@@ -58,12 +59,15 @@ def init(
     answers = _ask(urls, api_key_env)
     if asks and api_key_env is None and any(answer.wants_key for answer in answers):
         api_key_env = _prompt_for_variable()
+        check_key_of(api_key_env)
         answers = _ask(urls, api_key_env)
     if redis is None:
         redis = _prompt("Redis", DEFAULT_REDIS) if asks else DEFAULT_REDIS
     _check_redis(redis)
     found = plan(answers, model or [])
     _report(found, api_key_env)
+    if not found.models and not found.unknown:
+        fail(f"there is no model for a configuration, so {config} is not written")
     text = configuration_text(found, redis_url=redis, api_key_variable=api_key_env, port=port)
     _write(config, text, force=force)
     print_err(f"wrote {config}; next: `roundhouse check`, then `roundhouse serve`")
@@ -84,7 +88,7 @@ def _report(found: Plan, api_key_env: str | None) -> None:
     for note in found.notes:
         print_err(f"roundhouse: {note}")
     for answer in found.unknown:
-        print_err(f"roundhouse: the engine at {answer.url} {answer.problem}; complete the file where it says so")
+        print_err(f"roundhouse: the engine at {answer.url}: {answer.problem}; complete the file where it says so")
     if api_key_env is None and any(answer.wants_key for answer in found.unknown):
         print_err(f"roundhouse: name the variable with the engines' key: --api-key-env {_DEFAULT_KEY_VARIABLE}")
     if api_key_env is not None and not os.environ.get(api_key_env):
@@ -119,7 +123,7 @@ def _prompt_for_engines() -> list[str]:
         url = _prompt("Another engine (Enter for none)" if urls else "URL of an engine", default)
         if not url:
             return urls
-        if url.rstrip("/") in {known.rstrip("/") for known in urls} or not is_engine_url(url):
+        if not is_engine_url(url) or base_url(url) in map(base_url, urls):
             print_err("expected another URL such as http://127.0.0.1:8001, without a user and password")
         else:
             urls.append(url)

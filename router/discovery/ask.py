@@ -2,13 +2,14 @@
 
 import asyncio
 import math
-import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from router.addresses import base_url
+from router.checks.pages import CHECK_TIMEOUT, explain_failure, get_page
+from router.checks.words import Fixes
 from router.discovery.models import read_models
 from router.discovery.plan import Answer
 from router.net.client.errors import EngineError
@@ -16,13 +17,16 @@ from router.net.client.target import RequestTarget
 from router.net.client.transport import HTTPTransport
 from router.upstream.engine_kinds import MODELS_PATH
 
-TIMEOUT: Final = 5.0
-"""Seconds for a response."""
-
 _INTERVAL: Final = 1.0  # seconds between two questions to an engine that is not up
 _REPORT_INTERVAL: Final = 10.0  # seconds
-_MAX_PAGE: Final = 4 << 20  # bytes
 _OK: Final = 200
+_FIXES: Final = Fixes(
+    start="start it, or correct the URL",
+    correct_host="correct the host of the URL",
+    without_tls="write http:// in place of https://",
+    trust="set ca_file in its [[engine]] to its authority's certificate",
+    client_certificate="put it behind a proxy that has one; the router sends no certificate of its own",
+)
 
 
 async def ask_engines(urls: Sequence[str], headers: Mapping[str, str]) -> list[Answer]:
@@ -50,18 +54,19 @@ async def wait_for_engines(
         if time.monotonic() - reported >= _REPORT_INTERVAL:
             reported = time.monotonic()
             for answer in failed:
-                report(f"waiting for the engine at {answer.url}, {elapsed:.0f} of {seconds:.0f} s: it {answer.problem}")
+                report(f"waiting for the engine at {answer.url}, {elapsed:.0f} of {seconds:.0f} s: {answer.problem}")
         await asyncio.sleep(min(_INTERVAL, max(0.0, seconds - elapsed)))
 
 
 async def _ask(transport: HTTPTransport, url: str, headers: Mapping[str, str]) -> Answer:
     target = RequestTarget(base_url(url), MODELS_PATH, headers=headers)
-    timeouts = {"connect_timeout": TIMEOUT, "head_timeout": TIMEOUT, "total_timeout": TIMEOUT}
     try:
-        with await transport.send(target.origin, target.get_request, **timeouts) as response:
-            status, page = response.status, await response.read(_MAX_PAGE)
+        status, page = await get_page(transport, target, timeout=CHECK_TIMEOUT)
     except EngineError as error:
-        return Answer(url, problem=_in_words(error), retry=not isinstance(error.__cause__, ssl.SSLError))
+        problem = explain_failure(error, _FIXES)
+        if isinstance(error.__cause__, ssl.SSLError):
+            return Answer(url, problem=f"{problem.note}; {problem.fix}")
+        return Answer(url, problem=problem.note, retry=True)
     if status in (401, 403):
         what = "key" if headers else "request without a key"
         return Answer(url, problem=f"refuses the {what} with status {status}", wants_key=True)
@@ -72,20 +77,3 @@ async def _ask(transport: HTTPTransport, url: str, headers: Mapping[str, str]) -
     if not models:
         return Answer(url, problem="lists no model", retry=True)
     return Answer(url, tuple(models))
-
-
-def _in_words(error: EngineError) -> str:
-    match error.__cause__:
-        case ssl.SSLError() as cause:
-            return f"cannot be reached over TLS ({cause.reason or cause})"
-        case socket.gaierror():
-            return "has an unknown host name"
-        case ConnectionRefusedError() | FileNotFoundError():
-            return "does not listen"
-        case TimeoutError():
-            return f"cannot be reached within {TIMEOUT:g} s"
-        case OSError() as cause if cause.strerror:
-            return f"cannot be reached ({cause.strerror})"
-    if error.reason == "timeout":
-        return f"does not answer within {TIMEOUT:g} s"
-    return f"does not answer in HTTP ({' '.join(str(error).split())})"

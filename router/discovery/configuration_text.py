@@ -84,7 +84,7 @@ def _engine(engine: PlannedEngine, model: str, api_key_variable: str | None) -> 
 
 
 def _unknown(answer: Answer, number: int, api_key_variable: str | None, *, comment: bool) -> Iterator[str]:
-    why = f"# When this file was written, the engine at {answer.url} could not be asked: it {answer.problem}."
+    why = f"# When this file was written, the engine at {answer.url} could not be asked: {answer.problem}."
     name = f"engine-{number}"
     model = [] if not comment and number > 1 else ["[[model]]", 'name = "model"', ""]
     engine = ["[[engine]]", f"name = {_quote(name)}", 'model = "model"', f"url = {_quote(answer.url)}"]

@@ -33,7 +33,7 @@ async def settings_of_engines(
         hint = "" if key else "; see --api-key-env"
         raise DiscoveryError(
             *[
-                f"the engine at {answer.url} {answer.problem}{hint if answer.wants_key else ''}"
+                f"the engine at {answer.url}: {answer.problem}{hint if answer.wants_key else ''}"
                 for answer in found.unknown
             ]
         )

@@ -23,7 +23,7 @@ _STARTED_HERE: Final = (
 
 def broken_access(place: Place, engine: EngineSettings) -> Iterator[Mistake]:
     """The violations in one engine's settings."""
-    if engine.api_key is not None and not _is_header_value(engine.api_key):
+    if engine.api_key is not None and not is_header_value(engine.api_key):
         yield Mistake((*place, "api_key"), "must be 1 to 8192 printable ASCII characters")
     yield from _headers((*place, "headers"), engine)
     if engine.ca_file is not None and not _has_certificates(engine.ca_file):
@@ -52,7 +52,7 @@ def _headers(place: Place, engine: EngineSettings) -> Iterator[Mistake]:
             )
         elif lower.count(name.lower()) > 1:
             yield Mistake(where, "is set twice, in different case", of_value=False)
-        elif not _is_header_value(value):
+        elif not is_header_value(value):
             yield Mistake(where, "must be 1 to 8192 printable ASCII characters")
 
 
@@ -78,5 +78,6 @@ def _has_certificates(path: str) -> bool:
         return False
 
 
-def _is_header_value(value: str) -> bool:
+def is_header_value(value: str) -> bool:
+    """Whether every server reads it back as it is."""
     return 0 < len(value) <= _MAX_VALUE and value.isascii() and value.isprintable() and value == value.strip()

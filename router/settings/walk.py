@@ -88,6 +88,8 @@ class Walk:
         value = self._fill(raw, place) if isinstance(raw, str) and not overridden else raw
         if value is msgspec.UNSET:
             return value
+        if isinstance(value, str) and not _is_utf8(value):
+            return self._refuse(place, "is not UTF-8 text")
         variable = _VARIABLE.fullmatch(raw) if isinstance(raw, str) and not overridden else None
         if not overridden:
             self._note(kind, raw, place)
@@ -143,6 +145,15 @@ def fill_variables(text: str, environment: Mapping[str, str]) -> tuple[str, list
 
     filled = _VARIABLE.sub(replace, text)
     return filled, list(dict.fromkeys(missing))
+
+
+def _is_utf8(text: str) -> bool:
+    """The bytes of an environment variable that are none are surrogates in its text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _heading(place: Place) -> str:

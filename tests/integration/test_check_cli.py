@@ -2,10 +2,13 @@
 
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from router.check import check_all
+from router.core.api_keys import KeyRecord, encode_record, hash_key
 from router.settings import parse
 from tests.support.cli_helpers import run_cli
 from tests.support.ports import free_port
@@ -48,6 +51,27 @@ async def test_a_router_that_runs_with_the_configuration_does_not_disturb(
         (port,) = (finding for finding in findings if finding.what.startswith("port "))
         assert (port.level, port.note) == ("ok", "a router already serves there")
         assert all(finding.ok for finding in findings)
+
+
+async def test_a_tenant_whose_keys_are_in_redis_is_in_order_until_they_are_revoked_or_expire(
+    redis: Any, redis_server: RedisServer, engines: EngineSet
+) -> None:
+    auth = f"""[auth]\nmode = "keys"\nadmin_keys = ["{hash_key(b"a")}"]\n[[tenant]]\nname = "acme"\n"""
+    settings = parse(router_config(redis_server.url, engines.as_config(), rest=auth), {})
+    record = KeyRecord(hash=hash_key(b"k"), tenant="acme", name="ci", created=1)
+    for stored, is_usable in (
+        (None, False),
+        (record, True),
+        (structs.replace(record, expires=2), False),
+        (structs.replace(record, revoked=2), False),
+    ):
+        if stored is not None:
+            await redis.hset("rh:1:apikey:records", record.id, encode_record(stored))
+        notes = [finding.note for finding in await check_all(settings) if finding.what == "tenant acme"]
+        assert notes == ([] if is_usable else ["has no key, here or in Redis, so nobody can send its requests"])
+    elsewhere = structs.replace(settings, cache=structs.replace(settings.cache, url="redis://127.0.0.1:1"))
+    (finding,) = [finding for finding in await check_all(elsewhere) if finding.what == "tenant acme"]
+    assert finding.note == "has no key here, and Redis does not tell whether it has one there"
 
 
 async def test_redis_6_2_tells_all_but_one_right() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from router.settings import load
+from tests.support.certificate import certificate, needs_openssl
 from tests.support.cli_helpers import run_cli
 from tests.support.first_steps import engine_of
 from tests.support.foreign_engine import served
@@ -66,8 +67,8 @@ async def test_an_engine_that_is_down_and_one_that_wants_a_key_are_told_and_comm
         options = [option for url in (down, closed, up) for option in ("--engine", url)]
         result = await run_cli("init", "-o", path, *options, "--redis", "embedded")
     assert result.code == 0
-    assert f"the engine at {down} does not listen" in result.stderr
-    assert f"the engine at {closed} refuses the request without a key with status 401" in result.stderr
+    assert f"the engine at {down}: nothing listens there" in result.stderr
+    assert f"the engine at {closed}: refuses the request without a key with status 401" in result.stderr
     assert "--api-key-env VLLM_API_KEY" in result.stderr
     assert '"embedded" is the Redis that `roundhouse up` starts' in result.stderr
     assert [engine.addresses for engine in load(path).engine] == [[up]]
@@ -81,6 +82,7 @@ async def test_an_engine_that_is_down_and_one_that_wants_a_key_are_told_and_comm
         (["--engine", "ftp://h"], "--engine: expected http://HOST:PORT"),
         (["--engine", "http://user:hunter2@h"], "--engine: expected http://HOST:PORT"),
         (["--engine", "http://h", "--engine", "http://h/"], "--engine: the same URL twice"),
+        (["--engine", "http://h", "--engine", "http://h/v1/"], "--engine: the same URL twice, or with and without /v1"),
         (["--engine", "http://h", "--api-key-env", "sk-hunter2"], "--api-key-env: expected the name of an environment"),
         (["--engine", "http://127.0.0.1:1", "--redis", "memory://hunter2"], "--redis: memory:// is not supported"),
     ],
@@ -92,6 +94,38 @@ async def test_wrong_options_are_one_line_and_write_nothing(tmp_path: Path, opti
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"roundhouse: {message}")
     assert "hunter2" not in line
+
+
+@pytest.mark.parametrize("command", ["init", "serve"])
+@pytest.mark.parametrize("value", ["sk-hunter2\n", "sk-hunter2\r\n", " sk-hunter2", "sk-hünter2"])
+async def test_a_key_that_no_header_can_carry_is_refused_and_never_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, value: str
+) -> None:
+    monkeypatch.setenv("TEST_ENGINE_KEY", value)
+    monkeypatch.chdir(tmp_path)
+    result = await run_cli(command, "--engine", "http://127.0.0.1:1", "--api-key-env", "TEST_ENGINE_KEY")
+    assert (result.code, result.stdout, list(tmp_path.iterdir())) == (2, "", [])
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("roundhouse: the environment variable TEST_ENGINE_KEY is no key: it has spaces")
+    assert "nter2" not in line
+
+
+async def test_no_file_is_written_without_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "roundhouse.toml"
+    async with served(engine_of("llama")) as url:
+        result = await run_cli("init", "-o", path, "--engine", url, "--redis", "embedded", "--model", "lama")
+    assert (result.code, path.exists()) == (1, False)
+    assert "roundhouse: no engine serves 'lama'\n" in result.stderr
+    assert f"there is no model for a configuration, so {path} is not written" in result.stderr
+
+
+@needs_openssl
+async def test_an_engine_whose_authority_is_unknown_is_told_with_the_setting_for_it(tmp_path: Path) -> None:
+    async with served(engine_of("llama"), certificate=certificate(tmp_path)) as url:
+        result = await run_cli("init", "-o", tmp_path / "rh.toml", "--redis", "embedded", "--engine", url)
+    assert result.code == 0
+    assert f"the engine at {url}: its certificate is not trusted (" in result.stderr
+    assert "; set ca_file in its [[engine]] to its authority's certificate" in result.stderr
 
 
 async def test_on_a_terminal_it_asks_for_engines_key_and_redis(

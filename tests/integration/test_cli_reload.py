@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from router.pid_file import running_pid
+from router.reloading import ReloadOutcome, read_outcome
 from tests.support.cli_helpers import CommandResult, run_cli
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.waiting import eventually
@@ -54,6 +55,23 @@ async def test_it_returns_when_the_new_configuration_is_in_effect(
     for _ in range(6):  # all workers have it already
         async with http_client(served.url) as http:
             assert "sea" in [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_router_that_is_still_starting_reloads_once_it_serves(
+    config: str, tmp_path: Path, redis: Any, workers: int
+) -> None:
+    served = RouterProcess(tmp_path, with_state(config, tmp_path, f"workers = {workers}"))
+    pid_file = tmp_path / "state" / f"router-{served.port}.pid"
+    served.start()
+    try:
+        await eventually(lambda: running_pid(pid_file) is not None)
+        served.process.send_signal(signal.SIGHUP)  # `roundhouse reload` itself takes longer to start
+        outcome = await eventually(lambda: read_outcome(pid_file.with_suffix(".reload")))
+        assert outcome == ReloadOutcome(1, is_in_effect=True)
+        await served.wait_until_ready()
+    finally:
+        served.kill()
 
 
 async def test_an_invalid_file_is_refused_before_the_router_hears_of_it(

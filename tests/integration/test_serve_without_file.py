@@ -119,7 +119,7 @@ async def test_it_waits_for_an_engine_that_starts_and_says_so(serve: Any, redis_
         await engine.start()
         await router.ready()
         assert await router.models() == ["llama"]
-        assert ", 0 of 600 s: it does not listen" in router.log
+        assert ", 0 of 600 s: nothing listens there" in router.log
     finally:
         await engine.stop()
 
@@ -128,7 +128,7 @@ async def test_it_waits_no_longer_than_it_is_told(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     result = await run_cli("serve", "--engine", url, "--wait", "0")
     assert (result.code, result.stdout) == (1, "")
-    assert result.stderr == f"roundhouse: the engine at {url} does not listen\n"
+    assert result.stderr == f"roundhouse: the engine at {url}: nothing listens there\n"
 
 
 async def test_an_interrupted_wait_is_no_traceback(serve: Any) -> None:
@@ -149,7 +149,7 @@ async def test_an_interrupted_wait_is_no_traceback(serve: Any) -> None:
 async def test_an_answer_that_waiting_cannot_change_ends_the_start(engine: ForeignEngine, problem: str) -> None:
     async with served(engine) as url:
         result = await run_cli("serve", "--engine", url)
-    assert (result.code, result.stderr) == (1, f"roundhouse: the engine at {url} {problem}\n")
+    assert (result.code, result.stderr) == (1, f"roundhouse: the engine at {url}: {problem}\n")
 
 
 async def test_engines_cannot_be_combined_with_a_file(tmp_path: Path) -> None:

@@ -151,7 +151,8 @@ async def test_a_frozen_worker_is_replaced_unless_all_are_frozen(
     served.start(argv=[sys.executable, "-c", _IMPATIENT, str(served.config)])
     try:
         await served.wait_until_ready()
-        before = await eventually(lambda: len(pids := served.worker_pids()) == 2 and pids)
+        await eventually(lambda: "ready: " in served.log.read_text())  # both, so both have sent a heartbeat
+        before = served.worker_pids()
         served.send_signal(signal.SIGSTOP)
         await asyncio.sleep(4)  # longer than the heartbeat timeout: there is no event to wait for
         served.send_signal(signal.SIGCONT)
@@ -168,6 +169,7 @@ async def test_a_frozen_worker_is_replaced_unless_all_are_frozen(
 _IMPATIENT = """
 import os, sys, tempfile
 from pathlib import Path
+from router.log_output import set_up_logging
 from router.reloading import Reloader
 from router.serve import METRICS_DIR_VARIABLE, listen
 from router.settings import load
@@ -175,6 +177,7 @@ from router.supervisor import Supervisor
 
 if __name__ == "__main__":
     settings = load(Path(sys.argv[1]))
+    set_up_logging("text")
     reloader = Reloader(Path(sys.argv[1]))
     with tempfile.TemporaryDirectory() as shared:
         os.environ[METRICS_DIR_VARIABLE] = shared

@@ -5,7 +5,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Final, Self
 
-from router.api.auth import hash_key
+from router.core.api_keys import KeyRecord, encode_record, hash_key
+from router.core.cache.redis_keys import KEYS_RECORDS_KEY
 from tests.support.certificate import certificate
 from tests.support.foreign_engine import ForeignEngine, served
 from tests.support.ports import free_port
@@ -40,6 +41,8 @@ class BrokenWorld:
             self._stack.callback(server.remove)
             await server.start()
         await self.closed_redis.command("CONFIG", "SET", "requirepass", "pw")
+        record = KeyRecord(hash=hash_key(b"k"), tenant="acme", name="ci", created=1)
+        await self.full.command("HSET", KEYS_RECORDS_KEY, record.id, encode_record(record).decode())
         self._stack.callback(self.sentinel.remove)
         await self.sentinel.start()
         await self._stack.enter_async_context(self.embedder)
@@ -139,11 +142,13 @@ BROKEN: Final[Mapping[str, Callable[[BrokenWorld], str]]] = {
     "the port is taken": lambda w: w.with_engine(w.engines.chat.url, router=f"port = {w.with_key.rpartition(':')[2]}"),
     "the host is another machine's": lambda w: w.with_engine(w.engines.chat.url, router='host = "192.0.2.77"'),
     "open to the network": lambda w: w.with_engine(w.engines.chat.url, router='host = "0.0.0.0"'),
+    "Redis has keys, the file neither keys nor a mode": lambda w: w.with_redis(w.full.url),
     "a tenant without a key": _tenant_without_key,
     "no admin key": lambda w: _tenant_without_key(w).replace("admin_keys", "# admin_keys"),
     "the state directory cannot be written": lambda w: w.with_engine(
         w.engines.chat.url, _LAUNCH.format(target=LLAMA, draft="d"), router='state = "/dev/null/roundhouse"'
     ),
+    "there can be no pid file": lambda w: w.with_engine(w.engines.chat.url, router='state = "/dev/null/roundhouse"'),
     "the collector of traces is not there": lambda w: w.with_engine(
         w.engines.chat.url, f'[tracing]\nendpoint = "http://127.0.0.1:{free_port()}"'
     ),

@@ -13,6 +13,9 @@ import httpx
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
+START_TIMEOUT = 60.0
+"""Seconds for a start: two workers took 17 s on a machine with a load of 15. A router that has exited fails at once."""
+
 ROUNDHOUSE = [sys.executable, "-m", "router"]
 
 
@@ -66,7 +69,7 @@ class RouterProcess:
                 except httpx.TransportError:
                     return False
 
-            await eventually(answers)
+            await eventually(answers, START_TIMEOUT)
 
     def worker_pids(self) -> set[int]:
         """The process ids of its workers; empty with a single worker, or on a machine without /proc."""

@@ -71,5 +71,5 @@ def header_line(name: str, value: str) -> bytes:
     """A header field line. Raises ValueError for a value that a parser would not read back (RFC 9112, section 5)."""
     # A CR or LF in the value would start another field line.
     if not value.isprintable():
-        raise ValueError(f"a header cannot carry {value!r}")
+        raise ValueError(f"the header {name} cannot carry its value")  # which may be a secret
     return f"{name}: {value}\r\n".encode("latin-1")

@@ -81,6 +81,16 @@ def test_a_variable_of_its_name_sets_a_setting_of_a_table_that_exists_once() -> 
     assert settings.tracing.endpoint is None
 
 
+def test_bytes_that_are_no_text_are_a_mistake_whatever_the_setting() -> None:
+    no_text = "\udcff"  # as os.environ has the byte FF
+    assert mistakes(MINIMAL, ROUNDHOUSE_ROUTER_PORT=no_text, ROUNDHOUSE_CACHE_URL=no_text) == (
+        "ROUNDHOUSE_CACHE_URL: cache.url is not UTF-8 text",
+        "ROUNDHOUSE_ROUTER_PORT: router.port is not UTF-8 text",
+    )
+    text = f'[router]\nport = "${{V}}"\nhost = "${{V}}"\n{MINIMAL}'
+    assert mistakes(text, V=no_text) == ("router.port is not UTF-8 text", "router.host is not UTF-8 text")
+
+
 def test_a_variable_repairs_a_value_of_the_file_and_is_not_a_template() -> None:
     settings = parse_config(f"[router]\nport = 'x'\n{MINIMAL}", ROUNDHOUSE_ROUTER_PORT="9000", STATE="s")
     assert settings.router.port == 9000

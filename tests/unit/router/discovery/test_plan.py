@@ -148,9 +148,9 @@ def test_a_password_becomes_a_variable(url: str, shown: str) -> None:
 
 
 def test_an_engine_that_did_not_answer_is_a_comment_beside_others_and_a_placeholder_alone() -> None:
-    down = Answer(B, problem="does not listen", retry=True)
+    down = Answer(B, problem="nothing listens there", retry=True)
     text = configuration_text(plan([serving(A, "llama"), down]), redis_url="redis://r")
-    assert f"the engine at {B} could not be asked: it does not listen" in text
+    assert f"the engine at {B} could not be asked: nothing listens there" in text
     assert f'# url = "{B}"' in text
     assert [engine.name for engine in parse(text, {}).engine] == ["llama"]
     alone = parse(configuration_text(plan([down, Answer(C, problem="is down")]), redis_url="redis://r"), {})
