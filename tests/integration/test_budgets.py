@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from router.core.cache.redis_keys import budget_key
 from router.core.quota.budget import DAY
+from router.settings import parse
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
@@ -175,6 +176,26 @@ async def test_what_is_used_while_redis_is_down_is_added_when_it_is_back(
 
     async def added() -> bool:
         return int(await own_redis.command("HGET", KEY, "month_tokens") or 0) == tokens(answers)
+
+    await eventually(added)
+
+
+async def test_a_reload_while_redis_is_down_gives_no_new_budget_and_loses_nothing(
+    own_redis: RedisServer, make_router: MakeRouter, limited: Any
+) -> None:
+    await own_redis.start()
+    text = limited("tokens_per_day = 200", own_redis)
+    router = await make_router(text)
+    own_redis.kill()
+    answers = [await ask(router)]
+    while tokens(answers) < 200:
+        answers.append(await ask(router, f"Question {len(answers)}"))
+    await router.application.reload(parse(text, {}))
+    assert_refused(await ask(router), "200 tokens per day")
+    await own_redis.start()
+
+    async def added() -> bool:
+        return int(await own_redis.command("HGET", KEY, "day_tokens") or 0) == tokens(answers)
 
     await eventually(added)
 
