@@ -27,6 +27,7 @@ log = logging.getLogger("roundhouse.limits")
 MAX_AMOUNT: Final = 10**12
 """Of one update: Redis' scripts calculate in doubles, and an engine may report any number."""
 
+_FOREIGN: Final = 10**15  # no counter gets there: from here on, and for nan, which never ends, a value is not ours
 _TTL: Final = 40 * DAY  # longer than a month, so that only counters that are not used any more expire
 
 # router.core.quota.budget.use_at, line for line; the month is Howard Hinnant's civil_from_days. A value at the key that
@@ -48,7 +49,10 @@ if use.err then
   redis.call('DEL', KEYS[1])
   use = {{}}
 end
-for i = 1, #names do use[i] = tonumber(use[i] or '') end
+for i = 1, #names do
+  use[i] = tonumber(use[i] or '')
+  if use[i] and not (math.abs(use[i]) < {_FOREIGN}) then use[i] = nil end
+end
 local known = use[1] and use[2]
 if not known then
   use = {{today, month, 0, 0, 0, 0}}

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from router.core.cache.redis_keys import budget_key
-from router.core.quota.budget import DAY
+from router.core.quota.budget import DAY, month_of
 from router.settings import parse
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
@@ -157,6 +157,24 @@ async def test_a_budget_starts_anew_when_the_clock_of_redis_passes_midnight_and_
     assert (await ask(router)).status_code == 200
     found = await eventually(lambda: _spent_today(redis, today))
     assert found["day_tokens"] < 100
+
+
+@pytest.mark.parametrize("value", ["nan", "-nan", "inf", "-inf", "1e300", "x", ""])
+@pytest.mark.parametrize("field", ["day", "month", "day_tokens"])
+async def test_a_counter_that_is_no_number_is_replaced(
+    make_router: MakeRouter, limited: Any, redis: Any, field: str, value: str
+) -> None:
+    router = await make_router(limited("tokens_per_day = 1\ntokens_per_month = 100000"))
+    today = int((await redis.time())[0]) // DAY
+    ours = {"day": today, "month": month_of(today), "day_tokens": 0, "day_gpu_ms": 0, "month_tokens": 0}
+    await redis.hset(KEY, mapping={**ours, "month_gpu_ms": 0, field: value})
+    assert (await ask(router)).status_code == 200
+
+    async def is_replaced() -> bool:
+        return (await redis.hget(KEY, field)).isdecimal()
+
+    await eventually(is_replaced)
+    assert_refused(await ask(router), "1 tokens per day")
 
 
 async def _spent_today(redis: Any, today: int) -> dict[str, int] | None:
