@@ -13,6 +13,7 @@ from router.core.api_keys import (
     MIN_EXPIRY,
     KeyRecord,
     find_records,
+    find_revoked,
     hash_key,
     is_key_name,
     key_id,
@@ -121,9 +122,10 @@ async def create_key(
 
 
 async def revoke_key(client: RedisClient, settings: Settings, id_or_name: str, tenant: str | None = None) -> RevokedKey:
-    """Idempotent for an id. `tenant`: the one that has a key of this name. Raises ApiError and RedisBackendError."""
+    """Idempotent, by name too. `tenant`: the one that has a key of this name. Raises ApiError and RedisBackendError."""
     state = await _read_state(client)
-    found = find_records(state.records.by_id.values(), id_or_name, tenant)
+    records = state.records.by_id.values()
+    found = find_records(records, id_or_name, tenant) or find_revoked(records, id_or_name, tenant)
     if len(found) > 1:
         ids = ", ".join(f"{record.id} ({record.tenant})" for record in found[:10])
         raise ApiError(409, f"Several keys have this name: {ids}. Name one by its id.", code="ambiguous_key")
