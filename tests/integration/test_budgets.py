@@ -171,7 +171,7 @@ async def test_a_counter_that_is_no_number_is_replaced(
     assert (await ask(router)).status_code == 200
 
     async def is_replaced() -> bool:
-        return (await redis.hget(KEY, field)).isdecimal()
+        return str(await redis.hget(KEY, field)).isdecimal()
 
     await eventually(is_replaced)
     assert_refused(await ask(router), "1 tokens per day")
