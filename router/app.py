@@ -232,6 +232,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         drains=drains,
         announcements=announcements,
         stored_keys=stored_keys,
+        tenant_limits=tenant_limits,
         breakers=breakers,
         tracer=tracer,
         cors=CorsPolicy(settings.router.allowed_origins) if settings.router.allowed_origins else None,

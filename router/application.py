@@ -130,6 +130,7 @@ class Application:
             raise
         self._runtime = new
         old.drains.unpublished.clear()  # the new one has taken them over, and publishes them
+        new.tenant_limits.take_over(old.tenant_limits)
         # Before the next wait, which may be cancelled: the old one must be closed in any case.
         task = asyncio.get_running_loop().create_task(self._retire(old))
         self._retiring[task] = old

@@ -24,6 +24,7 @@ from router.settings import Settings
 from router.shared.announcements import Announcements
 from router.shared.breakers import Breakers
 from router.shared.drains import Drains
+from router.shared.rate_limits import TenantLimits
 from router.shared.session_secret import SessionSecret
 from router.shared.stored_keys import StoredKeys
 from router.store.admin.scan import RedisClient
@@ -105,6 +106,7 @@ class Runtime:
         drains: Drains,
         announcements: Announcements,
         stored_keys: StoredKeys,
+        tenant_limits: TenantLimits,
         breakers: Breakers,
         admin_redis: RedisClient,
         event_hub: EventHub,
@@ -119,6 +121,7 @@ class Runtime:
         self.drains = drains
         self.announcements = announcements
         self.stored_keys = stored_keys
+        self.tenant_limits = tenant_limits
         self.breakers = breakers
         self.tracer = tracer
         self.cors = cors

@@ -31,7 +31,8 @@ ALLOWED_HEADERS: Final = (
 )  # fmt: skip
 """The request headers that the router reads, without X-Tenant-ID: only a proxy may set it."""
 
-_NEVER_ALLOWED: Final = (b"x-tenant-id",)
+# `*` is a valid name of a header, and a page may ask for it; in the answer, it would allow every header.
+_NEVER_ALLOWED: Final = (b"x-tenant-id", b"*")
 
 EXPOSED_HEADERS: Final = (
     b"Age", b"Cache-Status", b"Retry-After", b"X-Adjusted", b"X-Cache", b"X-Cache-Key", b"X-Cache-Reason", b"X-Engine",

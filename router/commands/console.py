@@ -27,8 +27,11 @@ JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON, one o
 
 
 def print_err(message: str) -> None:
-    """Writes a message for people; standard output is for the command's result."""
-    typer.echo(message, err=True)
+    """Writes a message for people; standard output is for the command's result.
+
+    A message may have a text of Redis or an engine.
+    """
+    typer.echo(escape_unprintable(message), err=True)
 
 
 def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:

@@ -135,3 +135,10 @@ def find_records(records: Iterable[KeyRecord], id_or_name: str, tenant: str | No
     if is_key_id(id_or_name):
         return [record for record in candidates if record.id == id_or_name]
     return [record for record in candidates if record.name == id_or_name and record.revoked is None]
+
+
+def find_revoked(records: Iterable[KeyRecord], name: str, tenant: str | None = None) -> list[KeyRecord]:
+    """The record with this name that was revoked last; none if there is none."""
+    revoked = [each for each in records if each.name == name and each.revoked is not None]
+    candidates = [each for each in revoked if tenant in (None, each.tenant)]
+    return sorted(candidates, key=lambda each: each.revoked or 0.0)[-1:]

@@ -27,6 +27,7 @@ log = logging.getLogger("roundhouse.limits")
 MAX_AMOUNT: Final = 10**12
 """Of one update: Redis' scripts calculate in doubles, and an engine may report any number."""
 
+_FOREIGN: Final = 10**15  # no counter gets there: from here on, and for nan, which never ends, a value is not ours
 _TTL: Final = 40 * DAY  # longer than a month, so that only counters that are not used any more expire
 
 # router.core.quota.budget.use_at, line for line; the month is Howard Hinnant's civil_from_days. A value at the key that
@@ -48,7 +49,10 @@ if use.err then
   redis.call('DEL', KEYS[1])
   use = {{}}
 end
-for i = 1, #names do use[i] = tonumber(use[i] or '') end
+for i = 1, #names do
+  use[i] = tonumber(use[i] or '')
+  if use[i] and not (math.abs(use[i]) < {_FOREIGN}) then use[i] = nil end
+end
 local known = use[1] and use[2]
 if not known then
   use = {{today, month, 0, 0, 0, 0}}
@@ -96,9 +100,10 @@ class BudgetCounter:
     - `read` counts for all processes. Without Redis, it is what Redis replied last and what this process used since.
     - `spend` never raises and never waits. Nothing is added twice.
     - What Redis does not take is kept, and added by a later `read`, `spend` or `flush`.
+    - After `take_over`, nothing is kept at the former counter, whose generations may end later.
     """
 
-    __slots__ = ("_clock", "_key", "_last_use", "_pipeline", "_unsent_gpu_ms", "_unsent_tokens", "budget")
+    __slots__ = ("_clock", "_key", "_last_use", "_pipeline", "_successor", "_unsent_gpu_ms", "_unsent_tokens", "budget")
 
     def __init__(self, pipeline: RedisPipeline, tenant: str, budget: Budget, clock: Callable[[], float]) -> None:
         """`clock`: seconds since the epoch."""
@@ -109,6 +114,13 @@ class BudgetCounter:
         self._last_use: BudgetUse | None = None
         self._unsent_tokens = 0
         self._unsent_gpu_ms = 0
+        self._successor: BudgetCounter | None = None
+
+    def take_over(self, previous: "BudgetCounter") -> None:
+        """`previous`: the tenant's counter of the former configuration, which passes on what it still gets."""
+        self._last_use = self._last_use or previous._last_use  # noqa: SLF001 - its own kind
+        previous._successor = self  # noqa: SLF001 - its own kind
+        previous.flush()
 
     def read(self) -> "asyncio.Future[BudgetUse]":
         """The command is sent at once, and may share a batch with others; the future never has an exception."""
@@ -120,12 +132,20 @@ class BudgetCounter:
         return future
 
     def spend(self, tokens: int, gpu_seconds: float) -> None:
-        self._unsent_tokens += min(max(0, tokens), MAX_AMOUNT)
-        self._unsent_gpu_ms += min(max(0, round(1000 * gpu_seconds)), MAX_AMOUNT)
+        self._add(min(max(0, tokens), MAX_AMOUNT), min(max(0, round(1000 * gpu_seconds)), MAX_AMOUNT))
+
+    def _add(self, tokens: int, gpu_ms: int) -> None:
+        self._unsent_tokens += tokens
+        self._unsent_gpu_ms += gpu_ms
         self.flush()
 
     def flush(self) -> None:
         if not self._unsent_tokens and not self._unsent_gpu_ms:
+            return
+        if self._successor is not None:
+            tokens, gpu_ms = self._unsent_tokens, self._unsent_gpu_ms
+            self._unsent_tokens = self._unsent_gpu_ms = 0
+            self._successor._add(tokens, gpu_ms)  # noqa: SLF001 - its own kind
             return
         try:
             self._send(lambda _: None)

@@ -9,7 +9,6 @@ import datetime as dt
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from math import isfinite
 from typing import Any, Final, Generic, TypeVar
 
 from router.net.redis.commands import Command
@@ -25,6 +24,9 @@ RETENTION_DAYS: Final = 400
 
 MAX_PENDING_DAYS: Final = 8
 """Days of which sums are kept while Redis is down; older ones are dropped."""
+
+MAX_SUM: Final = 1e18
+"""Far more than anything that is counted in a day; a larger value was not written by us, and would overflow totals."""
 
 _SUMS_PER_COMMAND: Final = 500  # cache lookups share the connection, and Redis runs a script to its end
 
@@ -62,7 +64,7 @@ def add_to_key(
 
 
 def decode_fields(reply: Any) -> list[tuple[str, float]]:
-    """The fields and sums in a reply to HGETALL, sorted; values that are no finite number are left out."""
+    """The fields and sums in a reply to HGETALL, sorted; values that are no number up to MAX_SUM are left out."""
     pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
     decoded = sorted((_text(field), _text(value)) for field, value in pairs)
     return [(field, amount) for field, value in decoded if (amount := _parse_amount(value)) is not None]
@@ -77,7 +79,7 @@ def _parse_amount(text: str) -> float | None:
         amount = float(text)
     except ValueError:
         return None
-    return amount if isfinite(amount) else None
+    return amount if abs(amount) <= MAX_SUM else None  # false for nan
 
 
 class DailySums(Generic[AccountT]):

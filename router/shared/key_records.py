@@ -9,9 +9,11 @@ Redis never has a key, only its hash. Every change gives the records a later ver
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from itertools import islice
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from router.core.api_keys import MAX_KEYS, KeyRecord, decode_record, encode_record
 from router.core.cache.redis_keys import KEYS_APPLIED_KEY, KEYS_RECORDS_KEY, KEYS_USED_KEY
@@ -35,10 +37,12 @@ _VERSION: Final = "version"
 _PER_COMMAND: Final = 500  # lookups share the connection, and Redis runs a script to its end
 _MAX_READ: Final = 2 * MAX_KEYS  # commands that run at the same time may add a few more than MAX_KEYS
 _MAX_DIGITS: Final = 15
+_VERSION_BOUND: Final = 10**14  # in the year 5138; a version from there on was not written by us, and counts as 0
+_MAX_PID: Final = 2**31
 
 # ARGV: a version that the caller knows, then triples: `revoked` replaces a stored record, `new` does not; id; record.
 # Returns the number of records written, and the version.
-MERGE_SCRIPT: Final = """
+MERGE_SCRIPT: Final = f"""
 local written = 0
 for i = 2, #ARGV, 3 do
   local stored = redis.call('HGET', KEYS[1], ARGV[i + 1])
@@ -48,12 +52,13 @@ for i = 2, #ARGV, 3 do
   end
 end
 local version = tonumber(redis.call('HGET', KEYS[1], 'version') or '') or 0
+if not (version >= 0 and version < {_VERSION_BOUND}) then version = 0 end
 if written > 0 then
   local now = redis.call('TIME')
   version = math.max(now[1] * 1000 + math.floor(now[2] / 1000), version + 1, ARGV[1] + 1)
   redis.call('HSET', KEYS[1], 'version', string.format('%.0f', version))
 end
-return {written, version}
+return {{written, version}}
 """
 
 # ARGV: the time to live in seconds, then pairs of an id and the time of its last use. A later time stays.
@@ -75,11 +80,14 @@ class StoredRecords(NamedTuple):
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
-    """A router process, and the version of the records that it applies. `at`: by Redis' clock."""
+    """A router process, and the version of the records that it applies. `at`: by Redis' clock.
+
+    Its bounds: Redis may have anything, and a version that no process has would count as a confirmation.
+    """
 
     host: str
-    pid: int
-    version: int
+    pid: Annotated[int, Meta(ge=0, le=_MAX_PID)]
+    version: Annotated[int, Meta(ge=0, lt=_VERSION_BOUND)]
     at: float
 
 
@@ -95,20 +103,20 @@ def read_records_command() -> Command:
 
 
 def decode_version(value: Any) -> int:
-    return int(value) if isinstance(value, bytes) and value.isdigit() and len(value) <= _MAX_DIGITS else 0
+    version = int(value) if isinstance(value, bytes) and value.isdigit() and len(value) <= _MAX_DIGITS else 0
+    return version if version < _VERSION_BOUND else 0
 
 
 def decode_records(reply: Any) -> StoredRecords:
     """The records in the reply to `read_records_command`; what cannot be decoded is left out."""
     fields = _to_dict(reply)
     version = decode_version(fields.pop(_VERSION.encode(), b""))
-    records = {}
-    for id_, value in list(fields.items())[:_MAX_READ]:
-        record = decode_record(id_, value)
-        if record is None:
-            log.warning("ignored a record of an API key in Redis that cannot be decoded")
-        else:
-            records[record.id] = record
+    # Those that cannot be decoded do not take the places of others.
+    decoded = (decode_record(id_, value) for id_, value in fields.items())
+    records = {record.id: record for record in islice((each for each in decoded if each is not None), _MAX_READ)}
+    if len(records) < len(fields):
+        # One line for all: there may be any number of them, and every change reads them again.
+        log.warning("ignored %d records of API keys in Redis that cannot be decoded", len(fields) - len(records))
     return StoredRecords(version, records)
 
 

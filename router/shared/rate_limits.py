@@ -215,6 +215,15 @@ class TenantLimits:
         if counter is not None:
             counter.subtract_tokens(tokens)
 
+    def take_over(self, previous: "TenantLimits") -> None:
+        """`previous`: the limits of the former configuration, whose requests may end later.
+
+        Only budgets are taken over: rates start anew, as they do in each process while Redis is down.
+        """
+        for name, budget in self._budgets.items():
+            if (former := previous._budgets.get(name)) is not None:  # noqa: SLF001 - its own kind
+                budget.take_over(former)
+
     async def run(self) -> None:
         while True:
             await asyncio.sleep(_REPORT_INTERVAL)

@@ -11,7 +11,8 @@ import pytest
 import pytest_asyncio
 
 from router.core.cache.redis_keys import budget_key
-from router.core.quota.budget import DAY
+from router.core.quota.budget import DAY, month_of
+from router.settings import parse
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
@@ -158,6 +159,24 @@ async def test_a_budget_starts_anew_when_the_clock_of_redis_passes_midnight_and_
     assert found["day_tokens"] < 100
 
 
+@pytest.mark.parametrize("value", ["nan", "-nan", "inf", "-inf", "1e300", "x", ""])
+@pytest.mark.parametrize("field", ["day", "month", "day_tokens"])
+async def test_a_counter_that_is_no_number_is_replaced(
+    make_router: MakeRouter, limited: Any, redis: Any, field: str, value: str
+) -> None:
+    router = await make_router(limited("tokens_per_day = 1\ntokens_per_month = 100000"))
+    today = int((await redis.time())[0]) // DAY
+    ours = {"day": today, "month": month_of(today), "day_tokens": 0, "day_gpu_ms": 0, "month_tokens": 0}
+    await redis.hset(KEY, mapping={**ours, "month_gpu_ms": 0, field: value})
+    assert (await ask(router)).status_code == 200
+
+    async def is_replaced() -> bool:
+        return str(await redis.hget(KEY, field)).isdecimal()
+
+    await eventually(is_replaced)
+    assert_refused(await ask(router), "1 tokens per day")
+
+
 async def _spent_today(redis: Any, today: int) -> dict[str, int] | None:
     found = await counted(redis)
     return found if found["day"] >= today else None
@@ -175,6 +194,26 @@ async def test_what_is_used_while_redis_is_down_is_added_when_it_is_back(
 
     async def added() -> bool:
         return int(await own_redis.command("HGET", KEY, "month_tokens") or 0) == tokens(answers)
+
+    await eventually(added)
+
+
+async def test_a_reload_while_redis_is_down_gives_no_new_budget_and_loses_nothing(
+    own_redis: RedisServer, make_router: MakeRouter, limited: Any
+) -> None:
+    await own_redis.start()
+    text = limited("tokens_per_day = 200", own_redis)
+    router = await make_router(text)
+    own_redis.kill()
+    answers = [await ask(router)]
+    while tokens(answers) < 200:
+        answers.append(await ask(router, f"Question {len(answers)}"))
+    await router.application.reload(parse(text, {}))
+    assert_refused(await ask(router), "200 tokens per day")
+    await own_redis.start()
+
+    async def added() -> bool:
+        return int(await own_redis.command("HGET", KEY, "day_tokens") or 0) == tokens(answers)
 
     await eventually(added)
 

@@ -1,5 +1,6 @@
 """`roundhouse keys` with keys that live in Redis."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.core.api_keys import MAX_KEYS, RETENTION, KeyRecord, encode_record, hash_key
-from router.core.cache.redis_keys import KEYS_RECORDS_KEY
+from router.core.cache.redis_keys import KEYS_APPLIED_KEY, KEYS_RECORDS_KEY
 from tests.support.cli_helpers import CommandResult, run_cli
 from tests.support.key_routers import KEYS_CONFIG, statuses
 from tests.support.redis_process import RedisServer
@@ -78,6 +79,18 @@ async def test_no_key_is_made_where_no_router_would_ask_for_it(file: Path) -> No
         result = await keys(file, "new", "--tenant", "acme", "--name", "ci")
         assert (result.code, result.stdout) == (2, "")
         assert 'set it to "keys" first' in result.stderr
+
+
+async def test_a_process_that_does_not_confirm_is_named_without_the_control_characters_of_its_name(
+    file: Path, redis: Any
+) -> None:
+    await keys(file, "new", "--tenant", "acme", "--name", "ci")
+    presence = {"host": "a\x1b[2J\x07b", "pid": 7, "version": 0, "at": (await redis.time())[0]}
+    await redis.hset(KEYS_APPLIED_KEY, "p", json.dumps(presence))
+    revoked = await keys(file, "revoke", "ci")
+    assert revoked.code == 1
+    assert "not confirmed by a\\x1b[2J\\x07b:7: applied there as soon as" in revoked.stderr
+    assert revoked.stderr.rstrip("\n").isprintable()
 
 
 async def test_without_redis_nothing_is_made_or_revoked(file: Path, own_redis: RedisServer) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from router.core.api_keys import KeyRecord, encode_record, hash_key
 from router.core.cache.redis_keys import KEYS_RECORDS_KEY
 from router.settings import parse
 from tests.support.key_routers import (
@@ -188,7 +189,27 @@ async def test_a_key_that_cannot_be_revoked_is_an_error_that_says_why(
     first = (await revoke(router.http, "ci", "?tenant=beta")).raise_for_status().json()
     again = (await revoke(router.http, first["key_id"])).raise_for_status().json()
     assert again["revoked"] == first["revoked"]
-    assert (await revoke(router.http, "ci")).json()["tenant"] == "acme"
+    last = (await revoke(router.http, "ci")).raise_for_status().json()
+    assert last["tenant"] == "acme"
+    by_name = (await revoke(router.http, "ci")).raise_for_status().json()
+    assert (by_name["key_id"], by_name["revoked"]) == (last["key_id"], last["revoked"]), "it may be repeated by name"
+
+
+async def test_a_key_that_is_in_the_configuration_too_is_not_called_revoked(
+    make_router: MakeRouter, keys_config: str, redis: Any
+) -> None:
+    router = await make_router(keys_config)
+    record = KeyRecord(hash=hash_key(CONFIGURED_KEY.encode()), tenant="acme", name="moved", created=1)
+    await redis.hset(KEYS_RECORDS_KEY, record.id, encode_record(record))
+    for id_or_name in (record.id, "moved"):
+        answer = await revoke(router.http, id_or_name)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "key_is_configured")
+    assert await statuses(CONFIGURED_KEY, router) == [200]
+    text = keys_config.replace(record.hash, hash_key(b"another"))
+    await router.application.reload(parse(text, {}))
+    assert await statuses(CONFIGURED_KEY, router) == [200], "by the record in Redis"
+    assert (await revoke(router.http, "moved")).status_code == 200
+    assert await statuses(CONFIGURED_KEY, router) == [401]
 
 
 async def test_a_name_may_be_used_again_once_its_key_is_revoked(make_router: MakeRouter, keys_config: str) -> None:

@@ -129,7 +129,7 @@ def _merge_keys(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
         if id_ not in stored or (kind == b"revoked" and stored[id_] != record):
             stored[id_] = record
             written += 1
-    version = int(stored.get(b"version", b"0"))
+    version = key_records.decode_version(stored.get(b"version", b"0"))
     if written:
         version = max(data.clock(), version + 1, int(words[0]) + 1)
         data.put(key, {**stored, b"version": b"%d" % version}, keep_expiry=True)

@@ -13,6 +13,7 @@ from router.core.api_keys import (
     MIN_EXPIRY,
     KeyRecord,
     find_records,
+    find_revoked,
     hash_key,
     is_key_name,
     key_id,
@@ -121,14 +122,17 @@ async def create_key(
 
 
 async def revoke_key(client: RedisClient, settings: Settings, id_or_name: str, tenant: str | None = None) -> RevokedKey:
-    """Idempotent for an id. `tenant`: the one that has a key of this name. Raises ApiError and RedisBackendError."""
+    """Idempotent, by name too. `tenant`: the one that has a key of this name. Raises ApiError and RedisBackendError."""
     state = await _read_state(client)
-    found = find_records(state.records.by_id.values(), id_or_name, tenant)
+    records = state.records.by_id.values()
+    found = find_records(records, id_or_name, tenant) or find_revoked(records, id_or_name, tenant)
     if len(found) > 1:
         ids = ", ".join(f"{record.id} ({record.tenant})" for record in found[:10])
         raise ApiError(409, f"Several keys have this name: {ids}. Name one by its id.", code="ambiguous_key")
     if not found:
         raise _not_found(settings, id_or_name)
+    if any(found[0].hash in tenant.keys for tenant in settings.tenant):  # the routers would go on accepting it
+        raise _is_configured()
     record = found[0] if found[0].revoked is not None else replace(found[0], revoked=state.now)
     confirmation = await _write(client, record, state)
     return RevokedKey(
@@ -187,9 +191,13 @@ def _check_request(settings: Settings, tenant: str, name: str, expires_in: float
 
 def _not_found(settings: Settings, id_or_name: str) -> ApiError:
     if id_or_name in set(_configured_ids(settings)):
-        message = "This key is in the configuration: remove its hash there, and reload the routers."
-        return ApiError(409, message, code="key_is_configured")
+        return _is_configured()
     return ApiError(404, "Redis has no such key.", kind=NOT_FOUND, code="no_such_key")
+
+
+def _is_configured() -> ApiError:
+    message = "This key is in the configuration: remove its hash there, and reload the routers."
+    return ApiError(409, message, code="key_is_configured")
 
 
 async def _read_state(client: RedisClient) -> _State:

@@ -64,7 +64,9 @@ def test_a_preflight_allows_what_the_router_reads_and_what_the_page_asks_for() -
     assert int(sent[b"access-control-max-age"]) > 600
 
 
-@pytest.mark.parametrize("requested", [b"", b"a b", b"x\x00y", b"x:y", b",", b"x" * 3000, b"x-tenant-id"])
+@pytest.mark.parametrize(
+    "requested", [b"", b"a b", b"x\x00y", b"x:y", b",", b"x" * 3000, b"x-tenant-id", b"*,x-tenant-id"]
+)
 def test_a_preflight_for_anything_else_allows_what_the_router_reads(requested: bytes) -> None:
     sent = preflight(CorsPolicy(["*"]), requested)
     assert sent[b"access-control-allow-headers"].split(b", ") == list(ALLOWED_HEADERS)

@@ -80,6 +80,26 @@ async def test_without_redis_a_process_continues_with_the_last_reply_and_its_own
     assert pipeline.use.day_tokens == 105
 
 
+@pytest.mark.parametrize("state", ["up", "down", "refuses"])
+async def test_a_replaced_configuration_continues_with_what_the_former_one_knows_and_still_gets(state: str) -> None:
+    pipeline = Pipeline()
+    former = counter(pipeline)
+    pipeline.use = pipeline.use.plus(70, 0)
+    await read(former)
+    pipeline.state = state
+    former.spend(20, 0.0)
+    replaced = counter(pipeline)
+    replaced.take_over(former)
+    assert (await read(replaced)).day_tokens == 90
+    former.spend(15, 0.0)  # by a generation that began before
+    former.flush()
+    assert (await read(replaced)).day_tokens == 105
+    pipeline.state = "up"
+    for each in (former, replaced):
+        each.flush()
+    assert pipeline.use.day_tokens == 105
+
+
 async def test_a_process_that_never_reached_redis_counts_its_own_use() -> None:
     pipeline = Pipeline()
     pipeline.state = "down"

@@ -94,6 +94,20 @@ async def test_a_process_reads_the_records_once_for_each_change(processes: tuple
     assert process.valid == set()
 
 
+@pytest.mark.parametrize("version", ["9" * 20, "9" * 15, "9" * 14, "1e308", "inf", "nan", "-5", "x", ""])
+async def test_a_version_that_no_process_has_written_hides_no_revocation(
+    processes: tuple[Process, Process], own_redis: RedisServer, version: str
+) -> None:
+    process, writer = processes
+    await writer.write(record(b"a"), record(b"b"))
+    await own_redis.command("HSET", KEYS_RECORDS_KEY, "version", version)
+    await process.keys.refresh()
+    for key, valid in ((b"a", {hash_key(b"b")}), (b"b", set())):
+        await writer.write(record(key, revoked=NOW))
+        await process.keys.refresh()
+        assert process.valid == valid
+
+
 @pytest.mark.parametrize("loss", [("FLUSHALL",), ("DEL", KEYS_RECORDS_KEY), ("HDEL", KEYS_RECORDS_KEY, "version")])
 async def test_records_that_redis_lost_are_written_again(
     processes: tuple[Process, Process], own_redis: RedisServer, loss: tuple[str, ...]

@@ -70,5 +70,8 @@ def test_what_was_used_before_midnight_counts_for_its_day_if_it_was_flushed_then
 
 
 def test_fields_that_are_not_ours_are_left_out() -> None:
-    reply = {b"k/org/llama/requests": b"3", b"k/llama/hits": b"many", b"nonsense": b"1", b"/llama/hits": b"1"}
+    reply = {
+        b"k/org/llama/requests": b"3", b"k/llama/hits": b"many", b"nonsense": b"1", b"/llama/hits": b"1",
+        b"k/llama/coalesced": b"1e308", b"k/llama/saved_tokens": b"nan", b"k/llama/gpu_seconds": b"-inf",
+    }  # fmt: skip
     assert decode_sums(reply) == {("k", "org/llama"): {"requests": 3}}
