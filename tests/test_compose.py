@@ -3,12 +3,10 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +17,6 @@ from engines.vllm_command import vllm_argv
 from router.settings import EngineSettings, Settings, load
 from tests.support.compose_file import Compose, Service, host_of, load_compose, options, reachable, variables
 from tests.support.paths import ROOT
-from tools.wheels.distributions import SIMULATOR
 
 COMPOSE = ROOT / "docker-compose.yml"
 SIMULATED = ROOT / "docker-compose.simulated.yml"
@@ -130,7 +127,8 @@ def test_the_example_of_env_has_every_variable_with_its_default_and_a_comment() 
             comment = comment or not line.startswith("# --")
         elif line:
             name, equals_sign, value = line.partition("=")
-            assert equals_sign and name not in found
+            assert equals_sign
+            assert name not in found
             # A comment may stand over two variables.
             assert comment, f"{name} has no comment"
             found[name] = value
@@ -256,7 +254,9 @@ def test_models_are_the_same_in_compose_and_on_one_machine(inside: Settings, out
 def test_an_engine_is_started_as_roundhouse_up_starts_it(compose: Compose, outside: Settings, name: str) -> None:
     service = compose.services[name]
     spec = msgspec.convert(
-        msgspec.to_builtins(engine(outside, name)) | {"url": engine(outside, name).addresses[0]}, EngineSpec
+        {key: value for key, value in msgspec.to_builtins(engine(outside, name)).items() if value is not None}
+        | {"url": engine(outside, name).addresses[0]},
+        EngineSpec,
     )
     wanted = vllm_argv(spec, "python3")
     assert service.entrypoint == wanted[:3]

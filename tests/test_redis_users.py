@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from tests.support.compose_file import load_compose
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
@@ -35,12 +36,16 @@ def test_the_memory_policy_and_the_persistence_are_those_of_the_docs() -> None:
 
 
 class Started:
-    """start.sh with the paths and the port of a test. `process` has the password neither in its arguments nor its log."""
+    """Redis, started by start.sh with the paths and the port of a test."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.port = free_port()
         config = (FOLDER / "redis.conf").read_text()
-        for old, new in (("port 6379", f"port {self.port}"), ("/data", str(folder)), ("/tmp/users.acl", f"{folder}/acl")):
+        for old, new in (
+            ("port 6379", f"port {self.port}"),
+            ("/data", str(folder)),
+            ("/tmp/users.acl", f"{folder}/acl"),
+        ):
             assert old in config
             config = config.replace(old, new)
         (folder / "redis.conf").write_text(config)
@@ -67,7 +72,11 @@ class Started:
 def started(tmp_path: Path) -> Iterator[Started]:
     if shutil.which("redis-server") is None:
         pytest.skip("no redis-server here")
-    environment = {"REDISCLI_AUTH": "router-password", "REDIS_ADMIN_PASSWORD": "an admin's >", "REDIS_MAXMEMORY": "64mb"}
+    environment = {
+        "REDISCLI_AUTH": "router-password",
+        "REDIS_ADMIN_PASSWORD": "an admin's >",
+        "REDIS_MAXMEMORY": "64mb",
+    }
     server = Started(tmp_path, environment)
     try:
         server.wait()
@@ -125,3 +134,12 @@ def test_without_an_admin_password_there_is_no_admin(tmp_path: Path) -> None:
     finally:
         server.process.terminate()
         server.process.communicate()
+
+
+def test_the_health_check_of_compose_succeeds(started: Started) -> None:
+    check = load_compose((ROOT / "docker-compose.yml").read_text()).services["redis"].healthcheck.test
+    command = [check[1], "-p", str(started.port), *check[2:]]
+    for password, exit_code in (("router-password", 0), ("wrong", 1)):
+        environment = {"PATH": os.environ["PATH"], "REDISCLI_AUTH": password}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == exit_code, done.stdout
