@@ -23,7 +23,8 @@ REDIS_BINARY := $(if $(shell command -v redis-server),,$(VENV)/.redis)
 PYTHONS ?=
 
 # Tests of what is never compiled: launching engines, pages, generated files.
-WITHOUT_COMPILED := unit/engines unit/support unit/router/checks browser dashboards distribution test_compose.py test_docs.py test_docs_tables.py \
+WITHOUT_COMPILED := unit/engines unit/support unit/router/checks browser dashboards distribution kubernetes test_compose.py \
+	test_docs.py test_docs_tables.py test_image.py test_redis_users.py test_systemd.py \
 	integration/test_cli_preflight.py integration/test_ray_placement.py integration/test_switch.py integration/test_watchdog.py
 
 # Filters pip's output: one line per step, and every error.

@@ -28,9 +28,10 @@ from router.pid_file import PidFile, pid_file_path
 from router.reloading import Reloader
 from router.serve_options import ServeOptions, from_arguments
 from router.server import make_server
+from router.service_manager import notify_ready
 from router.settings import DEFAULT_PATH, ConfigurationError, Settings, load, missing_extra
 from router.shared.redis import ask_server
-from router.start_report import log_ready, log_start
+from router.start_report import EngineCount, log_ready, log_start
 from router.supervisor import Supervisor
 from router.units import Seconds
 
@@ -98,13 +99,18 @@ def run(settings: Settings, options: ServeOptions, listen_socket: socket.socket)
 
 def _serve(settings: Settings, reloader: Reloader, listen_socket: socket.socket) -> int:
     if settings.router.workers == 1:
-        on_ready = partial(log_ready, settings)
+        on_ready = partial(_on_ready, settings)
         server = make_server(settings, build(settings), reloader, on_ready, on_reloaded=reloader.finish)
         return server.serve_until_stopped(listen_socket)
     with tempfile.TemporaryDirectory(prefix="roundhouse-metrics-") as metrics_dir:
         # Before any worker starts: prometheus_client reads it when it is imported.
         os.environ[METRICS_DIR_VARIABLE] = metrics_dir
         return Supervisor(settings, reloader, listen_socket, metrics_dir).run()
+
+
+def _on_ready(settings: Settings, engines: EngineCount) -> None:
+    log_ready(settings, engines)
+    notify_ready()
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from uvicorn.config import STARTUP_FAILURE
 
 from router.reloading import Reloader
 from router.server import FORCED_EXIT_CODE, Reloaded, ServerCommand, Terminal, worker_main
+from router.service_manager import notify_ready
 from router.settings import Settings
 from router.start_report import EngineCount, log_ready
 
@@ -164,6 +165,7 @@ class Supervisor:
         if not self._was_ready and self._kill_at is None and len(reports) == self._settings.router.workers:
             self._was_ready = True
             log_ready(self._settings, min(reports))
+            notify_ready()
 
     def _on_signal(self, signal_number: int) -> None:
         if signal_number == signal.SIGHUP and not self._terminal.hung_up:

@@ -3,6 +3,7 @@
 Source: https://github.com/compose-spec/compose-spec/blob/main/spec.md.
 """
 
+import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -51,6 +52,20 @@ class Deploy(StrictTable, frozen=True):
     resources: Resources
 
 
+class Descriptors(StrictTable, frozen=True):
+    soft: int
+    hard: int
+
+
+class Ulimits(StrictTable, frozen=True):
+    nofile: Descriptors
+
+
+class Build(StrictTable, frozen=True):
+    context: str
+    target: str
+
+
 class Logging(StrictTable, frozen=True):
     driver: Literal["json-file"]
     options: dict[str, str]
@@ -62,7 +77,9 @@ class Service(StrictTable, frozen=True):
     healthcheck: HealthCheck
     restart: Literal["no", "always", "on-failure", "unless-stopped"]
     logging: Logging
-    build: str | None = None
+    build: str | Build | None = None
+    user: str | None = None
+    ulimits: Ulimits | None = None
     profiles: list[Literal["monitoring"]] = []
     entrypoint: Command | None = None
     command: list[str] = []
@@ -137,3 +154,25 @@ def options(argv: list[str]) -> dict[str, str | None]:
 def host_of(url: str) -> tuple[str | None, int | None]:
     parts = urlsplit(url)
     return parts.hostname, parts.port
+
+
+def reachable(compose: Compose) -> dict[str, set[str]]:
+    """The other services that each service shares a network with, and so can connect to."""
+    return {
+        name: {
+            other
+            for other, theirs in compose.services.items()
+            if other != name and set(theirs.networks) & set(service.networks)
+        }
+        for name, service in compose.services.items()
+    }
+
+
+def variables(text: str) -> dict[str, str | None]:
+    """The variables of a compose file, with their defaults; None of one that is required."""
+    found: dict[str, str | None] = {}
+    for name, operator, default in re.findall(r"(?<!\$)\$\{(\w+)(:[-?])?([^}]*)\}", text):
+        assert operator, f"{name} has no default and is not required"
+        value = default if operator == ":-" else None
+        assert found.setdefault(name, value) == value, f"{name} has two defaults"
+    return found
