@@ -5,6 +5,7 @@ from pathlib import Path
 
 import yaml
 
+from router.shared.announcements import RENEWAL_INTERVAL
 from tests.support.compose_file import options
 from tests.support.kubernetes_manifests import ENGINES, container, named, of_kind, seconds, settings_of
 from tests.support.kustomization import Manifest, containers, pod_spec
@@ -99,7 +100,17 @@ def test_grace_periods_agree_with_the_configuration(manifests: list[Manifest], t
     assert router["terminationGracePeriodSeconds"] == settings.drain + settings.grace + 5
     assert "lifecycle" not in router["containers"][0], "a preStop takes its time from the grace period"
     assert settings.drain >= seconds(router["containers"][0]["readinessProbe"])
+
+
+def test_vllm_has_the_time_that_it_takes_to_stop(overlay: str, manifests: list[Manifest]) -> None:
     for name in ENGINES:
         spec = pod_spec(named(manifests, "StatefulSet", name))
-        timeout = int(options(spec["containers"][0]["args"])["--shutdown-timeout"] or "")
-        assert spec["terminationGracePeriodSeconds"] >= timeout + 30
+        vllm = container(manifests, "vllm", name)
+        timeout = int(options(vllm["args"]).get("--shutdown-timeout") or 0)
+        waits = vllm.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+        assert spec["terminationGracePeriodSeconds"] >= waits + timeout + 30
+        # A vLLM that stops slowly answers new requests with an empty text: routers must know it before, so only engines
+        # that withdraw themselves may.
+        assert (timeout > 0) is (waits >= 2 * RENEWAL_INTERVAL) is (overlay == "autoscaled")
+    for _, _, each in containers(manifests):
+        assert each["name"] == "vllm" or "lifecycle" not in each

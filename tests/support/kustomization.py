@@ -129,6 +129,8 @@ def _apply(operation: Manifest, manifest: Manifest) -> None:
             place[index] = copy.deepcopy(operation["value"])
         case "add" if last == "-":
             place.append(copy.deepcopy(operation["value"]))
+        case "add" if isinstance(place, dict):
+            place[last] = copy.deepcopy(operation["value"])
         case _:
             raise AssertionError(operation)
 
