@@ -109,8 +109,8 @@ def test_vllm_has_the_time_that_it_takes_to_stop(overlay: str, manifests: list[M
         timeout = int(options(vllm["args"]).get("--shutdown-timeout") or 0)
         waits = vllm.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         assert spec["terminationGracePeriodSeconds"] >= waits + timeout + 30
-        # A vLLM that stops slowly answers new requests with an empty text: routers must know it before, so only engines
-        # that withdraw themselves may.
+        # A vLLM that stops slowly answers new requests with 500 and /health with 200: routers must know it before, so
+        # only engines that withdraw themselves may.
         assert (timeout > 0) is (waits >= 2 * RENEWAL_INTERVAL) is (overlay == "autoscaled")
     for _, _, each in containers(manifests):
         assert each["name"] == "vllm" or "lifecycle" not in each
