@@ -48,8 +48,8 @@ _IDLE_POLLS: Final = 3
 EngineNameArgument = Annotated[str, typer.Argument(help="Engine name, as in `roundhouse engines list`.")]
 
 app = typer.Typer(
-    help="List the engines; check them before their start; drain, resume, restart and switch one; show its log; "
-    "change LoRA adapters.",
+    help="List the engines; check them before their start; announce, drain, resume, restart and switch one; "
+    "show its log; change LoRA adapters.",
     no_args_is_help=True,
 )
 app.command(name="list")(list_command)
@@ -84,6 +84,27 @@ def up(
         replace(settings, engine=selected), config, check_engine_kind(engines), vllm_python, with_router=False
     )
     exec_engines(["up"], plan)
+
+
+@app.command()
+def announce(
+    names: Annotated[list[str] | None, typer.Argument(help="Engines to announce; by default all of the file.")] = None,
+    config: ConfigOption = Path(DEFAULT_PATH),
+) -> None:
+    """Announce engines that something else runs, while their /health answers; routers find them through Redis."""
+    from router.commands.engine_plan import build_plan, exec_engines
+
+    settings = load_settings(config)
+    if settings.cache.url == EMBEDDED:
+        fail(f"{config}: cache.url is embedded; engines are announced in a Redis that the routers share")
+    known = [engine.name for engine in settings.engine]
+    if unknown := [name for name in names or [] if name not in known]:
+        fail(f"{config}: no engine {', '.join(unknown)}; engines: {', '.join(known)}", EXIT_USAGE)
+    selected = [engine for engine in settings.engine if engine.name in (names or known)]
+    if unfit := [engine.name for engine in selected if len(engine.addresses) != 1 or engine.request_headers]:
+        fail(f"{config}: {', '.join(unfit)}: an engine is announced with one url, and without api_key and headers")
+    plan = build_plan(replace(settings, engine=selected), config, "vllm", None, with_router=False)
+    exec_engines(["announce"], plan)
 
 
 @app.command()

@@ -38,6 +38,9 @@ def generated_files() -> dict[str, str]:
         "prometheus/alerts.rules.yml": (
             "docs/runbooks.md says what to do about each alert.", prometheus_files.alert_rules(),
         ),
+        "kubernetes/components/monitoring/prometheus-rule.yaml": (
+            "The rules of deploy/prometheus for the Prometheus operator.", prometheus_files.prometheus_rule(),
+        ),
         "prometheus/tests/alerts.test.yml": (
             "promtool test rules deploy/prometheus/tests/alerts.test.yml", prometheus_files.rule_tests(),
         ),

@@ -66,6 +66,19 @@ def _alert_rule(alert: Alert) -> dict[str, Any]:
     }
 
 
+def prometheus_rule() -> dict[str, Any]:
+    """Both files of rules as the Prometheus operator takes them."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {
+            "name": JOB,
+            "labels": {"app.kubernetes.io/name": "router", "app.kubernetes.io/part-of": "roundhouse"},
+        },
+        "spec": {"groups": recording_rules()["groups"] + alert_rules()["groups"]},
+    }
+
+
 def rule_tests() -> dict[str, Any]:
     return {
         "rule_files": [f"../{name}" for name in RULES],
