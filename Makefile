@@ -22,6 +22,10 @@ REDIS_BINARY := $(if $(shell command -v redis-server),,$(VENV)/.redis)
 # Of `make wheels`: the versions of Python, for example 3.12; empty: all that are on this machine.
 PYTHONS ?=
 
+# Most tests wait for processes to start, so a few at a time take half as long. Those of one file share servers.
+TEST_PROCESSES ?= 3
+PARALLEL := -n $(TEST_PROCESSES) --dist loadfile
+
 # Tests of what is never compiled: launching engines, pages, generated files.
 WITHOUT_COMPILED := unit/engines unit/support unit/router/checks browser dashboards distribution kubernetes test_compose.py \
 	test_docs.py test_docs_tables.py test_image.py test_redis_users.py test_systemd.py \
@@ -70,7 +74,7 @@ check: $(VENV)/.developed
 	$(VENV)/bin/pytest tests/unit/router/core tests/test_layers.py
 
 test: $(VENV)/.developed $(REDIS_BINARY)
-	$(VENV)/bin/pytest
+	$(VENV)/bin/pytest $(PARALLEL)
 
 # Tests the package as a user installs it: pip builds it, and the tests run against the result.
 test-compiled: $(VENV)/.developed $(REDIS_BINARY)
@@ -80,7 +84,7 @@ test-compiled: $(VENV)/.developed $(REDIS_BINARY)
 	@ROUNDHOUSE_COMPILE=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VENV)/bin/pip install --disable-pip-version-check \
 		--no-deps --target $(COMPILED)/built ./$(COMPILED) | $(PIP_FILTER)
 	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
-	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/pytest $(addprefix --ignore=tests/,$(WITHOUT_COMPILED))
+	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/pytest $(PARALLEL) $(addprefix --ignore=tests/,$(WITHOUT_COMPILED))
 
 test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CLIENTS_NODE)/.installed
 	ROUNDHOUSE_CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS_VENV)/bin/python ROUNDHOUSE_CLIENTS_NODE=$(CURDIR)/$(CLIENTS_NODE) \
