@@ -215,7 +215,7 @@ async def test_check_reports_what_does_not_answer(
     report = json.loads(result.stdout)
     assert report["ok"] is False
     findings = {finding["what"].split(" at ")[0]: finding for finding in report["findings"]}
-    assert {name: finding["ok"] for name, finding in findings.items()} == {
+    assert {name: found["ok"] for name, found in findings.items() if name.partition(" ")[0] in ("redis", "engine")} == {
         "redis": False,
         "engine gone": False,
         "engine other": False,

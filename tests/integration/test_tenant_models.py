@@ -123,7 +123,7 @@ async def test_check_tells_entries_that_match_no_model(tmp_path: Any, restricted
     file = tmp_path / "roundhouse.toml"
     file.write_text(restricted('["llama", "sql-*"]'))
     shown = await run_cli("check", "--config", file)
-    assert "ok    configuration: tenant acme: models: 'sql-*' matches no configured model" in shown.stdout
+    assert "warn  configuration: tenant acme: models: 'sql-*' matches no configured model" in shown.stdout
     assert "'llama'" not in shown.stdout
     file.write_text(restricted("[]"))
     refused = await run_cli("check", "--config", file)
