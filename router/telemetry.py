@@ -58,6 +58,7 @@ class Telemetry:
         self._generation_series: dict[tuple[str, str], GenerationSeries] = {}
         self._write_counters: dict[str, PendingCounter] = {}
         self._dirty: list[RequestSeries | GenerationSeries | PendingCounter] = []
+        self._flush_timer: asyncio.TimerHandle | None = None
         self._flush_delay = _FLUSH_INTERVAL
         self._multiprocess_dir = multiprocess_dir
         self.registry = registry = CollectorRegistry()
@@ -190,12 +191,15 @@ class Telemetry:
         self._usage.add_requests(tenant, key_id, model, cache, requests, tokens)
 
     def _schedule_flush(self, series: RequestSeries | GenerationSeries | PendingCounter) -> None:
-        if not self._dirty:
-            asyncio.get_running_loop().call_later(self._flush_delay, self.flush)
+        if self._flush_timer is None:
+            self._flush_timer = asyncio.get_running_loop().call_later(self._flush_delay, self.flush)
         self._dirty.append(series)
 
     def flush(self) -> None:
         """Passes all counts to prometheus_client, where the other workers can read them."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
         pending, self._dirty = self._dirty, []
         for series in pending:
             series.flush()

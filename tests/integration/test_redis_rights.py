@@ -8,6 +8,7 @@ import pytest
 from router.api.auth import hash_key
 from router.check import check_all
 from router.checks.redis_rights import NEEDED_COMMANDS
+from router.core.cache.redis_keys import hits_key
 from router.settings import parse
 from tests.support.cli_helpers import run_cli
 from tests.support.paths import ROOT
@@ -55,6 +56,7 @@ async def test_routers_and_commands_send_everything_that_is_on_the_list_and_noth
         for command in ("drain", "resume"):
             page = f"/admin/engines/scripted/{command}"
             assert (await first.http.post(page, headers=ADMIN)).status_code == 200
+        await eventually(lambda: counts_hits(own_redis))  # without counts, `cache top` has nothing to read
         for arguments in (["top"], ["export", tmp_path / "entries"], ["import", tmp_path / "entries"]):
             result = await run_cli("cache", *arguments, "--config", file)
             assert result.code == 0, result.stderr
@@ -135,6 +137,10 @@ async def commands_used(server: RedisServer) -> set[str]:
 
 async def is_hit(router: RouterServer) -> bool:
     return (await router.chat("x")).headers["x-cache"] == "HIT"
+
+
+async def counts_hits(server: RedisServer) -> bool:
+    return bool(await server.command("EXISTS", hits_key("default")))
 
 
 async def reports_redis(router: RouterServer) -> bool:
