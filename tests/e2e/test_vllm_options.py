@@ -171,7 +171,7 @@ def command(launch: dict[str, Any], files: dict[str, str]) -> list[str]:
 def profile_spec(name: str) -> EngineSpec:
     text = f'[[model]]\nname = "m"\n[[engine]]\nname = "e"\nmodel = "m"\nurl = "http://h:1"\nprofile = "{name}"\n'
     (engine,) = parse(text, {}).engine
-    return msgspec.convert(msgspec.to_builtins(engine) | {"served_model": "m"}, EngineSpec)
+    return msgspec.convert(msgspec.to_builtins(engine) | {"served_model": "m", "revision": ""}, EngineSpec)
 
 
 def stand_in(spec: EngineSpec, files: dict[str, str]) -> EngineSpec:
