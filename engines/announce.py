@@ -35,7 +35,7 @@ async def _announce_until_signal(plan: UpPlan) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    # Another name at each start, since no lock tells whether a former process has ended.
+    # Another name at each start, since no lock shows whether a former process has ended.
     owner = f"{socket.gethostname()}:{secrets.token_hex(8)}"
     announcer = Announcer.connect(plan.redis, owner, _report)
     try:

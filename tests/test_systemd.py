@@ -1,5 +1,6 @@
 """deploy/systemd: accepted by systemd itself, and in step with the router's own periods."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -32,7 +33,7 @@ def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     for program in ("roundhouse", "vllm"):
         (tmp_path / program).write_text("#!/bin/sh\n")
         (tmp_path / program).chmod(0o755)
-        text = text.replace(f"/opt/{program}/bin/{program}", str(tmp_path / program))
+        text = re.sub(rf"(?m)^(Exec\w+)={program} ", rf"\1={tmp_path / program} ", text)
     path = tmp_path / f"{unit}main.service"
     path.write_text(text)
     return path

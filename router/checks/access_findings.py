@@ -19,7 +19,7 @@ def judge_access(settings: Settings, stored: Collection[KeyRecord] | None, now: 
         note = "Redis has API keys, and the file has neither keys nor a mode: every request gets 503"
         yield wrong("authentication", "auth.mode", Problem(note, 'set "keys" or "open"'))
     elif settings.auth_mode == "open" and not is_loopback(router.host):
-        note = f"whoever reaches {router.host}:{router.port} may use it without a key"
+        note = f"every client that can connect to {router.host}:{router.port} may use it without a key"
         fix = 'set "keys", unless a proxy in front of it asks for one'
         yield wrong("authentication", "auth.mode", Problem(note, fix), "warning")
     if settings.auth_mode == "keys":

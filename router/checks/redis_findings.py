@@ -30,7 +30,7 @@ def judge_redis(what: str, facts: RedisFacts) -> Iterator[Finding]:
         yield from _clock(name, server)
     if facts.remote and not facts.has_password:
         problem = Problem(
-            "takes commands without a password from other machines: whoever reaches it reads and writes all entries",
+            "takes commands without a password from other machines: all of them can read and write all entries",
             "set requirepass or a user in Redis, and the password in the URL",
         )
         yield wrong(what, SETTING, problem, "warning")

@@ -13,29 +13,20 @@ import pytest_asyncio
 from router.core.cache.redis_keys import budget_key
 from router.core.quota.budget import DAY, month_of
 from router.settings import parse
+from tests.support.limited_tenants import ACME, FREE, LimitedConfig, ask, limited_config
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
-from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
+from tests.support.router_server import EngineSet, MakeRouter, chat_body
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-ACME = {"x-tenant-id": "acme"}
-FREE = {"x-tenant-id": "free"}
 KEY = budget_key("acme")
 
 
-def tenants(limits: str) -> str:
-    return f'[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n{limits}\n[[tenant]]\nname = "free"'
-
-
 @pytest.fixture
-def limited(redis_server: RedisServer, engines: EngineSet) -> Any:
-    return lambda limits, redis=redis_server: router_config(redis.url, engines.as_config(), rest=tenants(limits))
-
-
-async def ask(router: RouterServer, prompt: str = "The sea?", **fields: Any) -> httpx.Response:
-    return await router.chat(prompt, headers=ACME, **fields)
+def limited(redis_server: RedisServer, engines: EngineSet) -> LimitedConfig:
+    return limited_config(redis_server, engines)
 
 
 async def counted(redis: Any) -> dict[str, int]:
@@ -56,7 +47,7 @@ def assert_refused(answer: httpx.Response, budget: str) -> None:
 
 @pytest.mark.parametrize(("name", "what"), [("tokens_per_day", "tokens per day"), ("tokens_per_month", "per month")])
 async def test_a_tenant_over_budget_is_refused_at_every_router(
-    make_router: MakeRouter, limited: Any, redis: Any, engines: EngineSet, name: str, what: str
+    make_router: MakeRouter, limited: LimitedConfig, redis: Any, engines: EngineSet, name: str, what: str
 ) -> None:
     routers = [await make_router(limited(f"{name} = 1\nrequests_per_minute = 50")) for _ in range(2)]
     assert (await ask(routers[0])).status_code == 200
@@ -75,7 +66,7 @@ async def test_a_tenant_over_budget_is_refused_at_every_router(
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def two_workers(tmp_path: Path, limited: Any) -> AsyncIterator[RouterProcess]:
+async def two_workers(tmp_path: Path, limited: LimitedConfig) -> AsyncIterator[RouterProcess]:
     text = limited("tokens_per_day = 2000\ntokens_per_month = 100000").replace("[router]", "[router]\nworkers = 2")
     served = RouterProcess(tmp_path, text)
     served.start()
@@ -87,7 +78,7 @@ async def two_workers(tmp_path: Path, limited: Any) -> AsyncIterator[RouterProce
 
 
 async def test_two_routers_and_two_workers_spend_one_budget_at_once(
-    two_workers: RouterProcess, make_router: MakeRouter, limited: Any, redis: Any
+    two_workers: RouterProcess, make_router: MakeRouter, limited: LimitedConfig, redis: Any
 ) -> None:
     other = await make_router(limited("tokens_per_day = 2000\ntokens_per_month = 100000"))
     admitted: list[httpx.Response] = []
@@ -119,7 +110,7 @@ async def test_two_routers_and_two_workers_spend_one_budget_at_once(
 
 
 async def test_gpu_seconds_are_counted_and_hits_cost_none(
-    make_router: MakeRouter, limited: Any, engines: EngineSet, redis: Any
+    make_router: MakeRouter, limited: LimitedConfig, engines: EngineSet, redis: Any
 ) -> None:
     router = await make_router(limited("gpu_seconds_per_day = 1"))
     await engines.chat.set_faults({"fault": "ttft", "ms": 600})
@@ -143,7 +134,7 @@ async def test_gpu_seconds_are_counted_and_hits_cost_none(
 
 
 async def test_a_budget_starts_anew_when_the_clock_of_redis_passes_midnight_and_not_if_it_jumps_back(
-    make_router: MakeRouter, limited: Any, redis: Any
+    make_router: MakeRouter, limited: LimitedConfig, redis: Any
 ) -> None:
     router = await make_router(limited("tokens_per_day = 100"))
     today = int((await redis.time())[0]) // DAY
@@ -162,7 +153,7 @@ async def test_a_budget_starts_anew_when_the_clock_of_redis_passes_midnight_and_
 @pytest.mark.parametrize("value", ["nan", "-nan", "inf", "-inf", "1e300", "x", ""])
 @pytest.mark.parametrize("field", ["day", "month", "day_tokens"])
 async def test_a_counter_that_is_no_number_is_replaced(
-    make_router: MakeRouter, limited: Any, redis: Any, field: str, value: str
+    make_router: MakeRouter, limited: LimitedConfig, redis: Any, field: str, value: str
 ) -> None:
     router = await make_router(limited("tokens_per_day = 1\ntokens_per_month = 100000"))
     today = int((await redis.time())[0]) // DAY
@@ -183,7 +174,7 @@ async def _spent_today(redis: Any, today: int) -> dict[str, int] | None:
 
 
 async def test_what_is_used_while_redis_is_down_is_added_when_it_is_back(
-    own_redis: RedisServer, make_router: MakeRouter, limited: Any
+    own_redis: RedisServer, make_router: MakeRouter, limited: LimitedConfig
 ) -> None:
     await own_redis.start()
     router = await make_router(limited("tokens_per_month = 100000", own_redis))
@@ -199,7 +190,7 @@ async def test_what_is_used_while_redis_is_down_is_added_when_it_is_back(
 
 
 async def test_a_reload_while_redis_is_down_gives_no_new_budget_and_loses_nothing(
-    own_redis: RedisServer, make_router: MakeRouter, limited: Any
+    own_redis: RedisServer, make_router: MakeRouter, limited: LimitedConfig
 ) -> None:
     await own_redis.start()
     text = limited("tokens_per_day = 200", own_redis)
@@ -219,7 +210,7 @@ async def test_a_reload_while_redis_is_down_gives_no_new_budget_and_loses_nothin
 
 
 async def test_with_a_frozen_redis_a_budget_that_is_used_up_stays_so(
-    make_router: MakeRouter, limited: Any, own_redis: RedisServer
+    make_router: MakeRouter, limited: LimitedConfig, own_redis: RedisServer
 ) -> None:
     await own_redis.start()
     router = await make_router(limited("tokens_per_day = 1", own_redis).replace('"2500ms"', '"100ms"'))

@@ -25,7 +25,7 @@ async def test_warnings_succeed_and_errors_fail(redis_server: RedisServer, engin
     file.write_text(router_config(redis_server.url, engines.as_config(), router=f'host = "0.0.0.0"\n{port}'))
     warned = await run_cli("check", "--config", file)
     assert warned.code == 0
-    assert "warn  authentication: whoever reaches 0.0.0.0:" in warned.stdout
+    assert "warn  authentication: every client that can connect to 0.0.0.0:" in warned.stdout
     file.write_text(router_config(redis_server.url, {"one": ("llama", "any", "http://127.0.0.1:1")}))
     result = await run_cli("check", "--config", file, "--json")
     assert result.code == 1

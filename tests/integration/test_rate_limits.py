@@ -13,32 +13,22 @@ import pytest_asyncio
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, RateLimitError
 
 from router.core.cache.redis_keys import limit_key
+from tests.support.limited_tenants import ACME, FREE, LimitedConfig, ask, limited_config, tenant_tables
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
-from tests.support.router_server import EngineSet, MakeRouter, RouterServer, ScriptedRouter, chat_body, router_config
+from tests.support.router_server import EngineSet, MakeRouter, ScriptedRouter, chat_body
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-ACME = {"x-tenant-id": "acme"}
-FREE = {"x-tenant-id": "free"}
 KEY = limit_key("acme")
 
 
-def tenants(limits: str) -> str:
-    return f'[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n{limits}\n[[tenant]]\nname = "free"'
-
-
 @pytest.fixture
-def limited(redis_server: RedisServer, engines: EngineSet) -> Any:
-    """The default configuration with limits for acme."""
-    return lambda limits, redis=redis_server: router_config(redis.url, engines.as_config(), rest=tenants(limits))
-
-
-async def ask(router: RouterServer, prompt: str = "The sea?", **fields: Any) -> httpx.Response:
-    return await router.chat(prompt, headers=ACME, **fields)
+def limited(redis_server: RedisServer, engines: EngineSet) -> LimitedConfig:
+    return limited_config(redis_server, engines)
 
 
 def limit_headers(answer: httpx.Response, what: str) -> tuple[int, int, str]:
@@ -51,7 +41,7 @@ def limit_headers(answer: httpx.Response, what: str) -> tuple[int, int, str]:
 
 
 async def test_every_response_to_a_tenant_with_limits_has_the_remaining_quota(
-    make_router: MakeRouter, limited: Any
+    make_router: MakeRouter, limited: LimitedConfig
 ) -> None:
     router = await make_router(limited("requests_per_minute = 6\ntokens_per_minute = 5000"))
     kinds = []
@@ -69,7 +59,7 @@ async def test_every_response_to_a_tenant_with_limits_has_the_remaining_quota(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_over_the_limit_is_refused_with_the_time_to_wait(
-    make_router: MakeRouter, limited: Any, engines: EngineSet, stream: bool
+    make_router: MakeRouter, limited: LimitedConfig, engines: EngineSet, stream: bool
 ) -> None:
     router = await make_router(limited("requests_per_minute = 2"))
     assert [(await ask(router)).headers["x-cache"] for _ in range(2)] == ["MISS", "HIT"], "a hit is a request"
@@ -90,7 +80,7 @@ async def test_a_request_over_the_limit_is_refused_with_the_time_to_wait(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_of_many_requests_at_two_routers_exactly_the_limit_is_admitted(
-    make_router: MakeRouter, limited: Any, stream: bool
+    make_router: MakeRouter, limited: LimitedConfig, stream: bool
 ) -> None:
     text = limited("requests_per_minute = 13")
     routers = [await make_router(text), await make_router(text)]
@@ -107,7 +97,7 @@ async def test_generated_tokens_are_charged_and_hits_and_followers_are_free(
 ) -> None:
     usage = b'data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":70}}\n\n'
     pieces = (ROLE_FRAME + chat_frame(content="one"), chat_frame(content="", finish="stop") + usage + DONE_FRAME)
-    router, engine = await scripted(*pieces, paced=True, rest=tenants("tokens_per_minute = 150"))
+    router, engine = await scripted(*pieces, paced=True, rest=tenant_tables("tokens_per_minute = 150"))
     leading = asyncio.ensure_future(ask(router, stream=True))
     await eventually(lambda: engine.bodies)
     following = [asyncio.ensure_future(ask(router, stream=True)) for _ in range(3)]
@@ -126,7 +116,9 @@ async def test_generated_tokens_are_charged_and_hits_and_followers_are_free(
     assert 50 <= limit_headers(hit, "tokens")[1] <= 60, "one generation of 100 was subtracted, and some are refilled"
 
 
-async def test_a_tenant_in_debt_waits_until_its_level_is_positive(make_router: MakeRouter, limited: Any) -> None:
+async def test_a_tenant_in_debt_waits_until_its_level_is_positive(
+    make_router: MakeRouter, limited: LimitedConfig
+) -> None:
     router = await make_router(limited("tokens_per_minute = 40"))
     assert (await ask(router)).status_code == 200
     answer = await ask(router)
@@ -140,7 +132,7 @@ async def test_a_tenant_in_debt_waits_until_its_level_is_positive(make_router: M
 async def test_a_client_that_disconnects_early_is_charged_for_the_tokens_so_far(scripted: ScriptedRouter) -> None:
     pieces = [chat_frame(content=f"word{n} ") for n in range(200)]
     router, engine = await scripted(
-        ROLE_FRAME, *pieces, hold=True, rest=tenants("tokens_per_minute = 150"), cache='on_abandon = "cancel"'
+        ROLE_FRAME, *pieces, hold=True, rest=tenant_tables("tokens_per_minute = 150"), cache='on_abandon = "cancel"'
     )
     async with open_stream(router, "The sea?", headers=ACME) as answer:
         await answer.read_until_text("word199")
@@ -156,7 +148,7 @@ async def test_a_client_that_disconnects_early_is_charged_for_the_tokens_so_far(
 
 
 async def test_the_concurrency_limit_holds_over_both_routers(
-    make_router: MakeRouter, limited: Any, engines: EngineSet
+    make_router: MakeRouter, limited: LimitedConfig, engines: EngineSet
 ) -> None:
     text = limited("concurrent_requests = 3")
     routers = [await make_router(text), await make_router(text)]
@@ -178,7 +170,9 @@ async def test_the_concurrency_limit_holds_over_both_routers(
         await eventually(is_admitted)
 
 
-async def test_an_error_and_a_hit_release_their_slot(make_router: MakeRouter, limited: Any, engines: EngineSet) -> None:
+async def test_an_error_and_a_hit_release_their_slot(
+    make_router: MakeRouter, limited: LimitedConfig, engines: EngineSet
+) -> None:
     router = await make_router(limited("concurrent_requests = 1"))
     for _ in range(3):
         assert (await router.post("/v1/chat/completions", b"{}", **ACME)).status_code == 400
@@ -187,7 +181,7 @@ async def test_an_error_and_a_hit_release_their_slot(make_router: MakeRouter, li
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def other_process(tmp_path: Path, limited: Any) -> AsyncIterator[RouterProcess]:
+async def other_process(tmp_path: Path, limited: LimitedConfig) -> AsyncIterator[RouterProcess]:
     """A router in its own process, where acme may have two concurrent requests."""
     served = RouterProcess(tmp_path, limited("concurrent_requests = 2"))
     served.start()
@@ -199,7 +193,7 @@ async def other_process(tmp_path: Path, limited: Any) -> AsyncIterator[RouterPro
 
 
 async def test_the_slots_of_a_killed_router_are_released(
-    other_process: RouterProcess, make_router: MakeRouter, limited: Any, engines: EngineSet
+    other_process: RouterProcess, make_router: MakeRouter, limited: LimitedConfig, engines: EngineSet
 ) -> None:
     router = await make_router(limited("concurrent_requests = 2"))
     await engines.chat.set_faults({"fault": "stall", "after": 3})
@@ -227,7 +221,7 @@ async def test_the_slots_of_a_killed_router_are_released(
 
 
 async def test_a_tenant_without_limits_sends_nothing_to_redis(
-    make_router: MakeRouter, limited: Any, redis: Any
+    make_router: MakeRouter, limited: LimitedConfig, redis: Any
 ) -> None:
     router = await make_router(limited("requests_per_minute = 5"))
     await router.chat("The sea?", headers=FREE)
@@ -237,7 +231,7 @@ async def test_a_tenant_without_limits_sends_nothing_to_redis(
 
 
 async def test_with_a_frozen_redis_requests_continue_and_limits_hold_in_each_router(
-    make_router: MakeRouter, limited: Any, own_redis: RedisServer
+    make_router: MakeRouter, limited: LimitedConfig, own_redis: RedisServer
 ) -> None:
     await own_redis.start()
     text = limited("requests_per_minute = 4", own_redis).replace('"500ms"', '"100ms"')
@@ -261,7 +255,7 @@ async def test_with_a_frozen_redis_requests_continue_and_limits_hold_in_each_rou
 
 
 async def test_openai_python_waits_for_retry_after_and_then_succeeds(
-    make_router: MakeRouter, limited: Any, engines: EngineSet
+    make_router: MakeRouter, limited: LimitedConfig, engines: EngineSet
 ) -> None:
     router = await make_router(limited("concurrent_requests = 1"))
     for engine in (engines.chat, engines.code):

@@ -11,7 +11,7 @@ from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
 from router.shared import budgets, key_records, ledger, scripts
 from router.shared import inflight_leases as flights
-from router.shared import rate_limits as limits
+from router.shared import rate_limit_script as limits
 from router.store import entry_store as store
 from tests.simulation.redis_data import RedisData
 from tests.simulation.redis_values import RedisError

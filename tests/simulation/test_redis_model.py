@@ -13,7 +13,7 @@ from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, UsageUpdate
 from router.shared import budgets
-from router.shared.rate_limits import decode_status, update_command
+from router.shared.rate_limit_script import decode_status, update_command
 from tests.simulation.redis_scripts import SCRIPTS
 from tests.simulation.redis_test_clients import ClientFactory, ModelRedisClient, RealRedisClient
 from tests.support.redis_process import RedisServer

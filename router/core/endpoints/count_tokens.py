@@ -3,7 +3,6 @@
 Source: https://docs.anthropic.com/en/api/messages-count-tokens, and vLLM's entrypoints/anthropic.
 """
 
-from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -13,7 +12,7 @@ from router.core.endpoints.json_responses import JsonResponse, decode_success
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.recording import record_json
 from router.core.endpoints.request_fields import InputMessage, RequestFields, no_messages_error
-from router.core.endpoints.server_state import find_server_state
+from router.core.endpoints.server_state import find_messages_state
 from router.errors import ApiError
 
 
@@ -50,7 +49,7 @@ COUNT_TOKENS: Final = Endpoint(
     fields_type=_CountTokensFields,
     input=Conversation("messages", system_field="system"),
     echoed_fields={},
-    find_server_state=partial(find_server_state, ("mcp_servers", "container")),
+    find_server_state=find_messages_state,
     samples=False,
     applies_logit_fields=False,
     may_fall_back=False,  # each model has its own tokens

@@ -8,7 +8,6 @@ JSON; such an entry serves streams only.
 Source: https://docs.anthropic.com/en/docs/build-with-claude/streaming, and vLLM's entrypoints/anthropic/serving.py.
 """
 
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +19,7 @@ from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS, Malformed
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, parse_token_count
 from router.core.endpoints.recording import record_json
 from router.core.endpoints.request_fields import InputMessage, RequestFields, no_messages_error
-from router.core.endpoints.server_state import find_server_state
+from router.core.endpoints.server_state import find_messages_state
 from router.core.endpoints.typed_events import TypedRecorder, encode_event, is_nonempty
 from router.errors import ApiError
 
@@ -297,7 +296,7 @@ MESSAGES: Final = Endpoint(
     fields_type=_MessagesFields,
     input=Conversation("messages", system_field="system"),
     echoed_fields={},
-    find_server_state=partial(find_server_state, ("mcp_servers", "container")),
+    find_server_state=find_messages_state,
     samples=True,
     applies_logit_fields=False,
     may_fall_back=True,

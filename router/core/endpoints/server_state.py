@@ -1,6 +1,7 @@
 """Finds what in a request refers to state at a server, so that the response depends on more than the request."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 # Any other type, such as `mcp` or `web_search`, runs on the server: its results can change, and it can have effects.
@@ -28,3 +29,7 @@ def find_server_state(state_fields: tuple[str, ...], fields: Mapping[str, Any]) 
 def _is_item_reference(item: dict[str, Any]) -> bool:
     """Whether an item of /v1/responses refers to a stored item: by its type, or by having nothing but an id."""
     return item.get("type") == "item_reference" or item.keys() == {"id"}
+
+
+find_messages_state: Final = partial(find_server_state, ("mcp_servers", "container"))
+"""That of Anthropic's API."""
