@@ -150,8 +150,12 @@ async def test_the_command_prints_a_table_with_a_total_and_refuses_what_it_does_
         [yesterday, "beta", "5", "1", "0", "0", "1,000", "0", "0", "1.2"],
         ["total", "16", "4", "0", "0", "4,000", "0", "0", "5.0"],
     ]
-    for options in (["--by", "colour"], ["--from", "yesterday"], ["--days", 1, "--to", today], ["--days", 401]):
-        assert (await run_cli("usage", *options, "--config", file)).code == 2
+    for options in (
+        ["--by", "colour"], ["--from", "yesterday"], ["--days", 1, "--to", today], ["--days", 401], ["--tenant", "a:b"],
+        ["--tenant", "\udcff"],
+    ):  # fmt: skip
+        refused = await run_cli("usage", *options, "--config", file)
+        assert (refused.code, "Traceback" in refused.stderr) == (2, False), refused.stderr
 
 
 async def test_the_admin_api_gives_the_same(make_router: MakeRouter, by_key: str, redis: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
+from router.core.cache.entry_filter import parse_listing_filter
 from router.errors import bad_request
 from router.shared import ledger, usage
 from router.shared.daily_sums import RETENTION_DAYS, utc_day
@@ -83,6 +84,8 @@ class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
 async def fetch_usage(client: RedisClient, query: UsageQuery) -> Usage:
     """Raises ApiError (400) for a wrong query, and RedisBackendError."""
     dimensions = query.dimensions()
+    if query.tenant is not None:
+        parse_listing_filter({"tenant": query.tenant})
     today = utc_day((await read_redis_clock(client)).now())
     days = usage_days(today, RETENTION_DAYS, days=query.days, first=query.first, last=query.last)
     sums: dict[tuple[str, ...], dict[str, float]] = {}
