@@ -150,7 +150,8 @@ async def test_a_router_whose_redis_stays_read_only_reports_it_as_down_and_serve
     async with RouterServer(text) as router:
         await eventually(lambda: serves_with_status(router, "HIT"))
         await fail_over(primary, replica)
-        assert await cache_status(router, "Another?") == "MISS", "a miss, whose response is to be stored"
+        # A miss, whose response cannot be stored; a write of the router itself may have been refused before it.
+        assert await cache_status(router, "Another?") in ("MISS", "BYPASS")
         await eventually(lambda: reports_redis(router, "down"))
         # The local cache is cleared when the listener loses its connection.
         await eventually(lambda: serves_with_status(router, "BYPASS"))
