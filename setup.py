@@ -31,6 +31,7 @@ MODULES: Final = {
         "replay",
         "sse",
         "stream_encoding",
+        "token_ids",
         "typed_events",
     ],
     "router/flow": [
@@ -40,6 +41,7 @@ MODULES: Final = {
         "coalescer",
         "dispatch",
         "engine_health",
+        "engine_request",
         "engine_stream",
         "gateway",
         "generation",

@@ -64,7 +64,15 @@ class AccessLog:
             self._sink = self._find_sink()
         first_token, generation = exchange.first_token_at, exchange.generation
         # A hit has the shorter tuple, since each value costs time.
-        classified = () if generation is None else (probability_of_code(generation.log_odds), generation.attempts)
+        classified = (
+            ()
+            if generation is None
+            else (
+                probability_of_code(generation.log_odds),
+                generation.attempts,
+                generation.continued if generation.continuations else "",
+            )
+        )
         self._sink(
             template
             % (
@@ -117,6 +125,7 @@ def _facts(kind: RequestKind) -> Iterator[tuple[str, Any]]:
     if kind.has_generation:
         # A request that joined another one's generation made no attempt.
         yield "attempts", _Placeholder("%d") if response.cache_status is not CacheStatus.COALESCED else _ABSENT
+        yield "continued", _Placeholder("%s", quoted=True) if kind.was_continued else _ABSENT
     yield "prompt_tokens", _Placeholder("%d") if response.engine is not None else _ABSENT
     yield "completion_tokens", _Placeholder("%d") if response.engine is not None else _ABSENT
     if response.fallback_model is not None:

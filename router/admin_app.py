@@ -17,7 +17,6 @@ from router.api.key_admin import KeyAdmin
 from router.api.sessions import Sessions
 from router.api.status import HOUR, StatusAdmin, StatusReader
 from router.dashboard.pages import dashboard_page
-from router.flow.admission import Admission
 from router.flow.explain import Explainer
 from router.flow.router_snapshot import ProcessLoad, take_snapshot
 from router.flow.status_publisher import StatusPublisher
@@ -56,7 +55,6 @@ def build_admin(
     catalog: Catalog,
     breakers: Breakers,
     drains: Drains,
-    admission: Admission,
     pipeline: RedisPipeline,
     clock: RedisClock,
     stored_keys: StoredKeys,
@@ -70,7 +68,9 @@ def build_admin(
 
     def snapshot() -> RouterSnapshot:
         load = ProcessLoad(
-            in_flight=process_state.in_flight(), queued=admission.queued, draining=process_state.draining
+            in_flight=process_state.in_flight(),
+            queued=process_state.queue_lengths.total,
+            draining=process_state.draining,
         )
         return take_snapshot(process_state.identity, load, catalog, breakers.state, drafts, clock.now())
 

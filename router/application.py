@@ -22,6 +22,7 @@ from router.settings import Settings
 from router.shared.announcements import Fleet
 from router.start_report import EngineCount
 from router.upstream.announced_engines import with_fleet
+from router.upstream.shared_slots import SharedSlots
 
 log = logging.getLogger("roundhouse.engines")
 
@@ -64,9 +65,13 @@ class Application:
         self._drain_started_at = self._drain_started_at or time.monotonic()
 
     def end_events(self) -> None:
-        """To be called when the server stops listening: the viewers of the dashboard must not delay its end."""
+        """To be called when the server stops listening.
+
+        Neither the viewers of the dashboard nor requests that wait for an engine to start may delay its end.
+        """
         for runtime in self._runtimes:
             runtime.end_events()
+            runtime.end_waits()
 
     def record_rejection(self, reason: str) -> None:
         self._process_state.telemetry.record_rejection(reason)
@@ -135,6 +140,9 @@ class Application:
         task = asyncio.get_running_loop().create_task(self._retire(old))
         self._retiring[task] = old
         task.add_done_callback(self._retiring.pop)
+        # The oldest comes last: each puts its requests before those of the others.
+        for runtime in reversed(self._retiring.values()):
+            runtime.adopt_engines(new.catalog, new.breakers.state)
         # Only after the new one has started; if that fails, the old one goes on probing.
         await old.on_replaced()
 
@@ -177,6 +185,9 @@ class Application:
     async def _lifespan(self, receive: AsgiReceive, send: AsgiSend) -> None:
         """ASGI's lifespan protocol: one message to start, one to stop."""
         await receive()
+        slots = self._process_state.slots
+        if isinstance(slots, SharedSlots):
+            slots.start()
         async with self._reload_lock:
             # The lock: the fleet may change during the start, and a runtime that is not started cannot be closed.
             await self._runtime.start()
@@ -192,6 +203,8 @@ class Application:
         await cancel_and_wait(*retiring)
         for runtime in (*retiring.values(), self._runtime):
             await runtime.aclose()
+        if isinstance(slots, SharedSlots):
+            slots.stop()
         await self._process_state.transport.aclose()
         # After the runtimes: what they end is still counted, and uses the connections to engines.
         self._process_state.telemetry.close()

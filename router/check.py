@@ -39,9 +39,11 @@ async def check_all(settings: Settings, *, timeout: float = CHECK_TIMEOUT) -> li
             ask_for_stored_keys(settings, timeout=timeout),
         )
     embedded = settings.cache.url == EMBEDDED
-    findings = [*judge_redis("redis (embedded)" if embedded else "redis", _of_up(redis) if embedded else redis)]
+    name, redis_facts = ("redis (embedded)", _of_up(redis)) if embedded else ("redis", redis)
+    findings = [*judge_redis(name, redis_facts, retention=settings.cache.retention)]
+    waking = {model.name for model in settings.model if model.wake is not None}
     for facts in engines:
-        findings += judge_engine(facts)
+        findings += judge_engine(facts, may_sleep=facts.engine.model in waking)
     return [
         *findings,
         *judge_models(settings, engines),

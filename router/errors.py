@@ -19,6 +19,15 @@ UNAVAILABLE: Final = "service_unavailable_error"
 UPSTREAM: Final = "upstream_error"
 INTERNAL: Final = "internal_error"
 
+NO_ENGINE: Final = "no_engine"
+"""The code of the error for a model whose engines cannot be reached."""
+
+ENGINE_FAILED: Final = "engine_failed"
+"""The code of the error for a request whose last attempt failed at its engine."""
+
+CIRCUIT_OPEN: Final = "circuit_open"
+"""The code of the error for a model whose engines' breakers let no request pass."""
+
 
 class ApiError(Exception):
     """A refusal or a failure that the client sees.

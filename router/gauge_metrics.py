@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -45,6 +45,10 @@ class GaugeMetrics:
             "roundhouse_engine_up", "Whether the engine is up: 1 or 0", ("engine",),
             multiprocess_mode="livemin", registry=registry,
         )  # fmt: skip
+        self._asleep = Gauge(
+            "roundhouse_engine_asleep", "Whether requests of the engine's model wait for an engine to start: 1 or 0",
+            ("engine",), multiprocess_mode="livemin", registry=registry,
+        )  # fmt: skip
         self._redis_up = Gauge(
             "roundhouse_redis_up", "Whether Redis is up: 1 or 0", multiprocess_mode="livemin", registry=registry
         )
@@ -72,12 +76,17 @@ class GaugeMetrics:
                 gauge.remove(*labels)
 
     def update(
-        self, engines: Iterable[Engine], breaker_state: Callable[[str], BreakerState], *, redis_up: bool
-    ) -> None:
-        """Takes over the results of a probe round; `breaker_state` maps an engine's name to its state."""
+        self, engines: Iterable[Engine], breaker_state: Callable[[str], BreakerState], *, redis_up: bool,
+        asleep: Mapping[str, bool],
+    ) -> None:  # fmt: skip
+        """Takes over the results of a probe round; `breaker_state` maps an engine's name to its state.
+
+        `asleep`: the engines of models with `wake`, see Catalog.asleep_engines.
+        """
         self._redis_up.set(redis_up)
         for engine in engines:
             self._up.labels(engine.name).set(bool(engine.up))
+            self._set_gauge(self._asleep, asleep.get(engine.name), engine.name)
             self._in_flight.labels(engine.name).set(engine.in_flight)
             self._breaker.labels(engine.name).set(_BREAKER_STATES[breaker_state(engine.name)])
             for field, gauge in self._reported.items():

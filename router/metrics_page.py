@@ -27,7 +27,7 @@ def _has_header(path: Path) -> bool:
     # prometheus_client fails at it.
     try:
         return path.stat().st_size > 0
-    except FileNotFoundError:  # of a worker that died, see remove_dead_worker_gauges
+    except FileNotFoundError:  # of a worker that died, see prepare_metrics
         return False
 
 

@@ -15,9 +15,12 @@ from router.flow.admission import Admission
 from router.flow.background import BackgroundServices
 from router.flow.body_budget import BodyBudget
 from router.flow.coalescer import Coalescer
+from router.flow.continuation_engines import ContinuationEngines
 from router.flow.latest_requests import LatestRequests
+from router.flow.queue_lengths import QueueLengths
 from router.flow.router_snapshot import identify_process
 from router.flow.status_publisher import PendingTraffic, StatusPublisher
+from router.flow.waking import Waking
 from router.net.client.transport import HTTPTransport
 from router.net.tasks import cancel_and_wait
 from router.settings import Settings
@@ -32,8 +35,10 @@ from router.telemetry import Telemetry
 from router.tracing.otlp import OpenExporter
 from router.tracing.tracer import Tracer
 from router.traffic_counter import TrafficCounter
-from router.upstream.catalog import Catalog
+from router.upstream.catalog import BreakerStates, Catalog
 from router.upstream.probe import EngineProbe
+from router.upstream.process_slots import ProcessSlots
+from router.upstream.shared_slots import SharedSlots
 
 
 class ProcessState:
@@ -42,6 +47,7 @@ class ProcessState:
     `random` returns numbers from 0 up to 1. `on_fleet_change` is called when other engines are announced in Redis.
     `in_flight` returns the number of requests to the endpoints that generate.
     `open_exporter`: where spans go; None for the collector of the settings.
+    `slots`: of the engines that have a limit.
     """
 
     __slots__ = (
@@ -55,8 +61,10 @@ class ProcessState:
         "on_fleet_change",
         "open_exporter",
         "pending_traffic",
+        "queue_lengths",
         "random",
         "session_secret",
+        "slots",
         "telemetry",
         "transport",
     )  # fmt: skip
@@ -67,8 +75,10 @@ class ProcessState:
         transport: HTTPTransport,
         draft_stats: DraftStats,
         random: Callable[[], float],
+        slots: SharedSlots | ProcessSlots,
         open_exporter: OpenExporter | None = None,
     ) -> None:
+        self.slots = slots
         self.telemetry = telemetry
         self.transport = transport
         self.draft_stats = draft_stats
@@ -76,11 +86,12 @@ class ProcessState:
         self.open_exporter = open_exporter
         self.body_budget = BodyBudget()
         self.draining = False
-        self.identity = identify_process(time.time())
+        self.identity = identify_process(time.time(), is_worker=isinstance(slots, SharedSlots))
         self.latest_requests = LatestRequests(self.identity.id, time.monotonic)
         self.login_limiter = LoginLimiter(time.monotonic)
         self.session_secret = SessionSecret(time.monotonic)
         self.pending_traffic = PendingTraffic(TrafficCounter(telemetry.registry, telemetry.flush).take)
+        self.queue_lengths = QueueLengths(telemetry.set_queue_length)
         self.in_flight: Callable[[], int] = lambda: 0
         self.on_fleet_change: Callable[[], None] = lambda: None
 
@@ -88,7 +99,8 @@ class ProcessState:
 class Runtime:
     """Everything that is built from one configuration.
 
-    `cors`: None if no page of another origin may use the router.
+    `cors`: None if no page of another origin may use the router. `waking`: None if no request waits for an engine to
+    start.
     `active_requests`: those that it is answering; `other_requests`: those of them to endpoints that do not generate.
     """
 
@@ -103,6 +115,7 @@ class Runtime:
         background_services: BackgroundServices,
         coalescer: Coalescer,
         admission: Admission,
+        continuation_engines: ContinuationEngines,
         drains: Drains,
         announcements: Announcements,
         stored_keys: StoredKeys,
@@ -113,6 +126,7 @@ class Runtime:
         status_publisher: StatusPublisher,
         tracer: Tracer | None,
         cors: CorsPolicy | None,
+        waking: Waking | None,
     ) -> None:
         self.settings = settings
         self.catalog = catalog
@@ -132,6 +146,8 @@ class Runtime:
         self._background_services = background_services
         self._coalescer = coalescer
         self._admission = admission
+        self._continuation_engines = continuation_engines
+        self._waking = waking
         self._admin_redis = admin_redis
         self._probe_task: asyncio.Task[None] | None = None
         self._background_task: asyncio.Task[None] | None = None
@@ -154,6 +170,20 @@ class Runtime:
         """The runtime that replaces this one probes the engines and publishes the status from now on."""
         self.end_events()
         await cancel_and_wait(self._probe_task, self._status_task)
+
+    def adopt_engines(self, catalog: Catalog, breaker_state: BreakerStates) -> None:
+        """To be called on a runtime that was replaced: its requests wait for the engines of the one in effect.
+
+        So its streams can go on at engines that are new, and at none that is gone.
+        """
+        self._continuation_engines.adopt(catalog, breaker_state)
+        if self._waking is not None:
+            self._waking.adopt(catalog)
+
+    def end_waits(self) -> None:
+        """Requests that wait for an engine to start get an error, since the process ends."""
+        if self._waking is not None:
+            self._waking.stop()
 
     def end_events(self) -> None:
         """Ends the streams of the dashboard's viewers, whose browsers connect again."""

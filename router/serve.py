@@ -6,12 +6,15 @@ only the command line needs.
 
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +37,7 @@ from router.shared.redis import ask_server
 from router.start_report import EngineCount, log_ready, log_start
 from router.supervisor import Supervisor
 from router.units import Seconds
+from router.worker_metrics import has_live_worker
 
 log = logging.getLogger("roundhouse.server")
 
@@ -43,6 +47,8 @@ REDIS_TIMEOUT: Final = 1.0
 METRICS_DIR_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable in which prometheus_client expects the directory that workers share."""
 
+_WORKERS_DIR_PREFIX: Final = "roundhouse-metrics-"
+_MAX_LOCK_DELAY: Final = 60.0  # seconds from the creation of such a directory to its lock
 _FAILED: Final = 1
 _USAGE: Final = 2
 _INTERRUPTED: Final = 130
@@ -102,10 +108,40 @@ def _serve(settings: Settings, reloader: Reloader, listen_socket: socket.socket)
         on_ready = partial(_on_ready, settings)
         server = make_server(settings, build(settings), reloader, on_ready, on_reloaded=reloader.finish)
         return server.serve_until_stopped(listen_socket)
-    with tempfile.TemporaryDirectory(prefix="roundhouse-metrics-") as metrics_dir:
+    with _workers_dir() as metrics_dir:
         # Before any worker starts: prometheus_client reads it when it is imported.
         os.environ[METRICS_DIR_VARIABLE] = metrics_dir
         return Supervisor(settings, reloader, listen_socket, metrics_dir).run()
+
+
+@contextlib.contextmanager
+def _workers_dir() -> Iterator[str]:
+    """A temporary directory for the workers' metrics and slots. Removes those of routers that were killed."""
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=_WORKERS_DIR_PREFIX) as directory:
+        # systemd-tmpfiles deletes what was not used in /tmp for 10 days, but nothing below a directory with a lock of
+        # another process (tmpfiles.d(5)).
+        file = os.open(directory, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            yield directory
+        finally:
+            os.close(file)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for path in folder.glob(f"{_WORKERS_DIR_PREFIX}*"):
+        with contextlib.suppress(OSError):  # of another user, or locked, since its supervisor runs
+            directory = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                status = os.fstat(directory)
+                is_new = time.time() - status.st_mtime < _MAX_LOCK_DELAY
+                if status.st_uid == os.geteuid() and not is_new and not has_live_worker(path):
+                    shutil.rmtree(path)
+            finally:
+                os.close(directory)
 
 
 def _on_ready(settings: Settings, engines: EngineCount) -> None:

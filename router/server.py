@@ -37,6 +37,8 @@ from router.process_limits import limit_integer_digits, max_connections, raise_d
 from router.reloading import Reloader
 from router.settings import Settings
 from router.start_report import EngineCount
+from router.upstream.shared_slots import WorkerPlace
+from router.worker_metrics import prepare_metrics
 
 log = logging.getLogger("roundhouse.server")
 
@@ -242,18 +244,23 @@ class Reloaded(NamedTuple):
 
 
 def worker_main(
-    settings: Settings, listen_socket: socket.socket, commands: Connection, heartbeat: Any, metrics_dir: str
-) -> None:
+    settings: Settings, listen_socket: socket.socket, commands: Connection, heartbeat: Any, metrics_dir: str,
+    place: WorkerPlace,
+) -> None:  # fmt: skip
     """The main function of a worker process.
 
     It sends an EngineCount when it is ready, and Reloaded after each reload. It writes the time (time.monotonic) of its
     heartbeats into `heartbeat`.
-    `metrics_dir`: the workers' shared metrics.
+    `metrics_dir`: the workers' shared metrics. `place`: this worker's among them.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to every process; the supervisor acts
         signal.signal(number, signal.SIG_IGN)
-    remove_dead_worker_gauges(Path(metrics_dir))
     set_up_logging(settings.router.log_format)
+    try:
+        prepare_metrics(Path(metrics_dir))
+    except OSError as error:
+        log.error("cannot create the files of metrics in %s: %s", metrics_dir, error.strerror)  # noqa: TRY400 - it says all
+        raise SystemExit(1) from None
 
     def beat() -> None:
         heartbeat.value = time.monotonic()
@@ -262,7 +269,7 @@ def worker_main(
         with contextlib.suppress(OSError):  # the supervisor has died, which _receive_commands notices
             commands.send(news)
 
-    application = build(settings, multiprocess_dir=metrics_dir)
+    application = build(settings, multiprocess_dir=metrics_dir, place=place)
     server = make_server(settings, application, None, report, beat, lambda problem: report(Reloaded(problem)))
     threading.Thread(target=_receive_commands, args=(commands, server), daemon=True).start()
     raise SystemExit(server.serve_until_stopped(listen_socket))
@@ -274,21 +281,3 @@ def _receive_commands(commands: Connection, server: DrainingServer) -> None:
             server.submit(commands.recv())
     except (EOFError, OSError):  # the supervisor has died, and its replacement needs the port
         server.submit("leave")
-
-
-def remove_dead_worker_gauges(metrics_dir: Path) -> None:
-    """Removes the gauges of dead workers, which prometheus_client would go on adding to those of live ones.
-
-    Their counters stay. A dead worker is replaced, so each worker does this when it starts.
-    """
-    for gauges in metrics_dir.glob("gauge_live*_*.db"):
-        if not _process_exists(int(gauges.stem.rpartition("_")[2])):
-            gauges.unlink(missing_ok=True)
-
-
-def _process_exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:  # there is none, or the pid belongs to another user's process by now
-        return False
-    return True

@@ -49,6 +49,8 @@ def log_ready(settings: Settings, engines: EngineCount) -> None:
     facts = {"event": "ready", "address": url, "engines": engines.total, "engines_up": engines.up}
     if engines.up:
         log.info("%s%d of %d engines are up", message, *engines, extra=with_facts(facts))
+    elif settings.model and all(model.wake is not None for model in settings.model):
+        log.info("%sno engine is up, and requests wait for one to start", message, extra=with_facts(facts))
     else:
         log.warning("%sno engine is up, so only hits are answered", message, extra=with_facts(facts))
 

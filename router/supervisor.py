@@ -2,7 +2,8 @@
 
 Theory of operation. Each worker has a pipe from its supervisor, which carries commands. When the pipe breaks, the
 supervisor has died, and the worker ends. Only the supervisor reloads the configuration: so all workers get the same
-one, and a replacement worker gets the last valid one.
+one, and a replacement worker gets the last valid one. A configuration can be larger than a pipe, and a frozen worker
+reads none; so a thread for each worker writes, and the supervisor never waits for it.
 """
 
 import contextlib
@@ -10,8 +11,11 @@ import logging
 import multiprocessing
 import signal
 import socket
+import threading
 import time
 from multiprocessing.connection import wait
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final
 
 from uvicorn.config import STARTUP_FAILURE
@@ -21,6 +25,7 @@ from router.server import FORCED_EXIT_CODE, Reloaded, ServerCommand, Terminal, w
 from router.service_manager import notify_ready
 from router.settings import Settings
 from router.start_report import EngineCount, log_ready
+from router.upstream.shared_slots import WorkerPlace, create_directory, release_worker
 
 log = logging.getLogger("roundhouse.server")
 
@@ -47,22 +52,31 @@ class WorkerProcess:
     `engines`: as it found them when it became ready; None before.
     """
 
-    def __init__(self, settings: Settings, listen_socket: socket.socket, metrics_dir: str) -> None:
+    def __init__(self, settings: Settings, listen_socket: socket.socket, metrics_dir: str, place: WorkerPlace) -> None:
         context = multiprocessing.get_context("spawn")
         self._heartbeat = context.RawValue("d", 0.0)  # none yet
         self._commands, worker_end = context.Pipe()
         self.process = context.Process(
-            target=worker_main, args=(settings, listen_socket, worker_end, self._heartbeat, metrics_dir)
+            target=worker_main, args=(settings, listen_socket, worker_end, self._heartbeat, metrics_dir, place)
         )
         self.process.start()
+        self.place = place
         worker_end.close()  # otherwise a command to a dead worker would not fail
+        self._unsent: SimpleQueue[ServerCommand | None] = SimpleQueue()  # None: there are no more
+        self._sender = threading.Thread(target=self._send_commands, daemon=True)
+        self._sender.start()
         self.started_at = time.monotonic()
         self.engines: EngineCount | None = None
         self._has_hung_up = False
 
     def send_command(self, command: ServerCommand) -> None:
+        """Returns at once; the worker gets its commands in their order."""
+        self._unsent.put(command)
+
+    def _send_commands(self) -> None:
         with contextlib.suppress(OSError):  # it has died, which _check_workers notices
-            self._commands.send(command)
+            while (command := self._unsent.get()) is not None:
+                self._commands.send(command)
 
     @property
     def readable(self) -> list[Any]:
@@ -89,7 +103,10 @@ class WorkerProcess:
         return float(self._heartbeat.value) or None
 
     def close(self) -> None:
+        """To be called when it has ended."""
         self.process.join()
+        self._unsent.put(None)
+        self._sender.join()
         self._commands.close()
 
 
@@ -102,6 +119,7 @@ class Supervisor:
     - It logs that the router is ready when all workers are, once.
     - A reload is finished when each worker has said what came of it, or has died: its replacement has the new settings.
     - A worker that dies is replaced, and so is one whose event loop is blocked. If one cannot start, all stop.
+    - The slots of a worker that dies are free for the others before its replacement starts.
     """
 
     def __init__(
@@ -120,6 +138,7 @@ class Supervisor:
         self._reload_problem: str | None = None
         self._listen_socket = listen_socket
         self._metrics_dir = metrics_dir
+        self._slots_dir = Path(metrics_dir, "slots")
         self._heartbeat_timeout = heartbeat_timeout
         self._last_check = time.monotonic()
         self._workers: list[WorkerProcess] = []
@@ -139,7 +158,11 @@ class Supervisor:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, lambda sig, _: self._pending_signals.append(sig))
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])  # see router.serve
-            self._workers = [self._start_worker() for _ in range(self._settings.router.workers)]
+            workers = self._settings.router.workers
+            create_directory(self._slots_dir, workers)
+            self._workers = [
+                self._start_worker(WorkerPlace(self._slots_dir, number, workers)) for number in range(workers)
+            ]
             while self._workers:
                 watched: list[Any] = [wakeup_reader, *[end for worker in self._workers for end in worker.readable]]
                 deadline = self._last_check + self._heartbeat_timeout / 4 if self._kill_at is None else self._kill_at
@@ -153,8 +176,8 @@ class Supervisor:
             signal.set_wakeup_fd(-1)
         return self._exit_code
 
-    def _start_worker(self) -> WorkerProcess:
-        return WorkerProcess(self._settings, self._listen_socket, self._metrics_dir)
+    def _start_worker(self, place: WorkerPlace) -> WorkerProcess:
+        return WorkerProcess(self._settings, self._listen_socket, self._metrics_dir, place)
 
     def _receive_reports(self) -> None:
         for worker in self._workers:
@@ -205,10 +228,13 @@ class Supervisor:
             if now < self._last_check + self._heartbeat_timeout / 2:
                 self._kill_unresponsive(now)
             self._last_check = now
-        for worker in [worker for worker in self._workers if not worker.process.is_alive()]:
+        dead = [worker for worker in self._workers if not worker.process.is_alive()]
+        for worker in dead:
             worker.close()
             self._workers.remove(worker)
+            release_worker(worker.place)
             self._has_reloaded(worker)
+        for worker in dead:
             code = worker.process.exitcode
             if self._kill_at is not None:
                 continue
@@ -219,7 +245,7 @@ class Supervisor:
             else:
                 log.warning("worker %s exited with code %s; replacing it", worker.process.pid, code)
                 time.sleep(max(0.0, worker.started_at + _MIN_LIFETIME - time.monotonic()))
-                self._workers.append(self._start_worker())
+                self._workers.append(self._start_worker(worker.place))
 
     def _kill_unresponsive(self, now: float) -> None:
         for worker in self._workers:

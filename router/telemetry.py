@@ -6,11 +6,12 @@ cannot create new series.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from router.access_log import AccessLog
 from router.announced_metrics import announced_families
@@ -37,6 +38,7 @@ _OVERHEAD_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01,
 _LATENCY_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5,
 )  # fmt: skip
+_START_BUCKETS: Final = (1, 5, 10, 20, 30, 60, 120, 180, 300, 600, 1200)
 _SPEED_BUCKETS: Final = (1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1000)
 # Seconds that counts may be missing from prometheus_client, and so from another worker's /metrics.
 _FLUSH_INTERVAL: Final = 0.25
@@ -111,6 +113,22 @@ class Telemetry:
         self._fallbacks = Counter(
             "llm_fallbacks", "Requests served by a fallback model", ("model", "fallback"), registry=registry
         )
+        self._wakes = Counter(
+            "llm_engine_wakes", "Requests that found all engines of their model down, by what became of them",
+            ("model", "result"), registry=registry,
+        )  # fmt: skip
+        self._wake_seconds = Histogram(
+            "llm_engine_wake_seconds", "Seconds that a request waited until an engine of its model had started",
+            ("model",), buckets=_START_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self._continuations = Counter(
+            "llm_continuations", "Streams that an engine broke off, by whether another engine went on",
+            ("model", "reason", "result"), registry=registry,
+        )  # fmt: skip
+        self._repeated_tokens = Counter(
+            "llm_continuation_tokens", "Tokens of the prompt and the response that engines processed again to go on",
+            ("model",), registry=registry,
+        )  # fmt: skip
         self._dropped_spans = Counter(
             "roundhouse_spans_dropped", "Traced events that were not exported", ("reason",), registry=registry
         )
@@ -213,6 +231,10 @@ class Telemetry:
         """Counts a generation that has ended, once, however many requests shared it."""
         for engine, reason in generation.failed_attempts:
             self._retries.labels(engine, reason).inc()
+        for each in generation.continuations:
+            self._continuations.labels(generation.model, each.reason, each.result).inc()
+            if each.repeated_tokens:
+                self._repeated_tokens.labels(generation.model).inc(each.repeated_tokens)
         if generation.not_stored_reason is not None:
             self.record_write(generation.not_stored_reason)
         self._usage.add_generation(generation, time.perf_counter())
@@ -228,10 +250,15 @@ class Telemetry:
         if generation.sent_at is not None:
             seconds = now - generation.sent_at
             energy = generation.energy
-            series.add_work(seconds, energy.take(now, seconds) if energy is not None else None)
+            series.add_work(
+                seconds + generation.earlier_seconds, energy.take(now, seconds) if energy is not None else None
+            )
+        elif generation.earlier_seconds > 0:  # its client left when its engine had failed
+            series.add_work(generation.earlier_seconds, None)
         series.prompt_tokens += generation.prompt_tokens
         series.completion_tokens += generation.completion_tokens
-        if not generation.stream or generation.first_token_at is None:
+        # A stream of two engines tells the speed of neither.
+        if not generation.stream or generation.first_token_at is None or generation.continuations:
             return
         duration = now - generation.first_token_at
         if duration > 0 and generation.completion_tokens > 1:
@@ -270,15 +297,27 @@ class Telemetry:
         """Counts what was traced and not exported; may be called in any thread."""
         self._dropped_spans.labels(reason).inc(count)
 
+    def expect_wakes(self, model: str, results: Iterable[str]) -> None:
+        """Begins the counters with 0, so that Prometheus sees the first increase."""
+        for result in results:
+            self._wakes.labels(model, result)
+
+    def record_wake(self, model: str, result: str, seconds: float) -> None:
+        """Counts a request that found its model asleep; `seconds`: how long it waited."""
+        self._wakes.labels(model, result).inc()
+        if result == "started":
+            self._wake_seconds.labels(model).observe(seconds)
+
     def set_queue_length(self, model: str, waiting: int) -> None:
         self._gauges.queue_length.labels(model).set(waiting)
 
     def update_gauges(
-        self, engines: Iterable[Engine], breaker_state: Callable[[str], BreakerState], *, redis_up: bool
-    ) -> None:
-        """Takes over the results of a probe round; `breaker_state` maps an engine's name to its state."""
+        self, engines: Iterable[Engine], breaker_state: Callable[[str], BreakerState], *, redis_up: bool,
+        asleep: Mapping[str, bool] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """Takes over the results of a probe round; see GaugeMetrics.update."""
         self._engines = {engine.name: engine for engine in engines}
-        self._gauges.update(self._engines.values(), breaker_state, redis_up=redis_up)
+        self._gauges.update(self._engines.values(), breaker_state, redis_up=redis_up, asleep=asleep)
 
     def _watts_per_request(self, engine: str) -> float | None:
         known = self._engines.get(engine)

@@ -32,7 +32,7 @@ AsgiScope = MutableMapping[str, Any]
 
 _USED_HEADERS: Final = frozenset((
     b"x-request-id", b"traceparent", b"tracestate", b"x-session-id", b"cache-control", b"x-cache-ttl",
-    b"content-encoding", b"content-length", b"authorization", b"x-api-key", b"x-tenant-id",
+    b"content-encoding", b"content-length", b"authorization", b"x-api-key", b"x-tenant-id", b"prefer",
 ))  # fmt: skip
 """The request headers that are used here; all others are filtered out once."""
 
@@ -58,8 +58,11 @@ class InferenceEndpoint:
     def __init__(
         self, endpoint: Endpoint, gateway: Gateway, auth: Authenticator, limits: TenantLimits, telemetry: Telemetry,
         body_budget: BodyBudget, *, max_body: int, max_bodies: int, tracer: Tracer | None = None,
+        waits_for_start: bool = False,
     ) -> None:  # fmt: skip
-        """`max_body`: bytes of one body; `max_bodies`: bytes of all bodies in this process, at all endpoints.
+        """`waits_for_start`: whether a request may wait for an engine to start.
+
+        `max_body`: bytes of one body; `max_bodies`: bytes of all bodies in this process, at all endpoints.
 
         `tracer`: None if tracing is off.
         """
@@ -73,6 +76,7 @@ class InferenceEndpoint:
         self._max_body = max_body
         self._max_bodies = max_bodies
         self._tracer = tracer
+        self._waits_for_start = waits_for_start
         self._response_headers = ResponseHeaders()
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
@@ -88,6 +92,9 @@ class InferenceEndpoint:
             exchange.trace_id, exchange.tracestate = traceparent[3:35], _tracestate(headers)
         if self._takes_form:
             exchange.form_type = b",".join([value for name, value in scope["headers"] if name == b"content-type"])
+        if self._waits_for_start:
+            exchange.prefer = b",".join([value for name, value in headers if name == b"prefer"])
+            exchange.send = send
         tracer = self._tracer
         if tracer is not None:
             tracer.start(exchange)
@@ -128,20 +135,22 @@ class InferenceEndpoint:
                 exchange.permit.raise_if_exceeded()
             body = await read_body(headers, receive, self._max_body, exchange.body_allocation)
             response = await self._gateway.handle(exchange, cache_control, body, client)
-        except ApiError as error:
+        except ApiError as refusal:
             client.ignore_disconnect()
-            await self._send_api_error(exchange, error, client, send)
+            await self._send_api_error(exchange, refusal, client, send)
         except ClientDisconnectedError:
             exchange.outcome = "left"
-        except Exception:
+        except Exception as error:
             # The last line of defence: the server logs it, and the client gets an error without a traceback.
             client.ignore_disconnect()
             await self._send_api_error(exchange, internal_error(), client, send)
-            raise
+            raise error  # noqa: TRY201 - compiled, a `raise` without it can lose the error after an `await`
         else:
-            exchange.status = 200
+            is_started, exchange.status = exchange.status != 0, 200
             if isinstance(response, ResponseDelivery):
-                await self._send_stream(exchange, response, client, send)
+                await self._send_stream(exchange, response, client, send, is_started=is_started)
+            elif is_started:
+                await send({"type": "http.response.body", "body": response.body})
             else:
                 client.start_response(200, self._response_headers.render(exchange), len(response.body))
                 await send({"type": "http.response.body", "body": response.body})
@@ -149,6 +158,9 @@ class InferenceEndpoint:
     async def _send_api_error(
         self, exchange: Exchange, error: ApiError, client: ClientConnection, send: AsgiSend
     ) -> None:
+        if exchange.status != 0:  # it has been waiting in a stream
+            await self._send_error_event(exchange, error, send)
+            return
         exchange.status = error.status
         exchange.outcome = "refused"
         exchange.error_reason = error.reason
@@ -163,20 +175,23 @@ class InferenceEndpoint:
         error = unavailable("The router is shutting down.", code="stopping")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SHUTDOWN_SEND_TIMEOUT):
-                if exchange.status == 0:
-                    await self._send_api_error(exchange, error, client, send)
-                    return
-                exchange.outcome, exchange.error_reason = "failed", error.code
-                # A JSON body that remains incomplete makes the server close the connection.
-                streaming = self._endpoint.streaming
-                if exchange.stream and streaming is not None:
-                    await send({"type": "http.response.body", "body": streaming.error_frame(error)})
+                await self._send_api_error(exchange, error, client, send)
+
+    async def _send_error_event(self, exchange: Exchange, error: ApiError, send: AsgiSend) -> None:
+        """Ends a response that has begun."""
+        exchange.outcome, exchange.error_reason = "failed", error.reason
+        # A JSON body that remains incomplete makes the server close the connection.
+        streaming = self._endpoint.streaming
+        if exchange.stream and streaming is not None:
+            await send({"type": "http.response.body", "body": streaming.error_frame(error)})
 
     async def _send_stream(
-        self, exchange: Exchange, delivery: ResponseDelivery, client: ClientConnection, send: AsgiSend
-    ) -> None:
+        self, exchange: Exchange, delivery: ResponseDelivery, client: ClientConnection, send: AsgiSend,
+        *, is_started: bool,
+    ) -> None:  # fmt: skip
         try:
-            client.start_response(200, self._response_headers.render(exchange), None)
+            if not is_started:
+                client.start_response(200, self._response_headers.render(exchange), None)
             while not delivery.finished:
                 data = await delivery.read(client.try_send)
                 await send({"type": "http.response.body", "body": data, "more_body": not delivery.finished})

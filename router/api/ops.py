@@ -106,19 +106,24 @@ class OpsRoutes:
         # Draining comes first: a load balancer must stop sending before the server stops listening.
         if self._is_draining():
             return PlainTextResponse("not ready: the router is shutting down\n", 503, {"retry-after": "1"})
-        if self._catalog.ready(lambda engine: self._breakers.state(engine) is not BreakerState.OPEN):
+        if self._catalog.ready(self._breakers.state):
             return PlainTextResponse("ready\n")
         return PlainTextResponse("not ready: a model has no available engine\n", 503, {"retry-after": "1"})
 
     async def healthz(self, _: Request) -> Response:
-        """Liveness and a summary; 503 if no engine is up, since then only hits can be served."""
+        """Liveness and a summary; 503 if no engine is up, since then only hits can be served.
+
+        The engines of a model that is asleep do not count: they are meant to be down.
+        """
         engines = list(self._catalog.engines.values())
+        asleep = self._catalog.asleep_engines(self._breakers.state)
+        wanted = [engine for engine in engines if not asleep.get(engine.name, False)]
         breakers = {engine.name: self._breakers.state(engine.name) for engine in engines}
         any_open = BreakerState.OPEN in breakers.values()
         usages = [e.gauges.kv_cache_usage for e in engines if e.gauges.kv_cache_usage is not None]
-        if not any(engine.up for engine in engines):
+        if wanted and not any(engine.up for engine in wanted):
             status = "unhealthy"
-        elif self._pipeline.up and all(engine.up for engine in engines) and not any_open:
+        elif self._pipeline.up and all(engine.up for engine in wanted) and not any_open:
             status = "healthy"
         else:
             status = "degraded"
@@ -134,6 +139,7 @@ class OpsRoutes:
                     "task": engine.task,
                     "up": engine.up,
                     "drained": engine.drained,
+                    "asleep": asleep.get(engine.name, False),
                     "breaker": breakers[engine.name].value,
                     "in_flight": engine.in_flight,
                     "kv_cache_usage": engine.gauges.kv_cache_usage,
@@ -148,7 +154,12 @@ class OpsRoutes:
         return _json_response(summary, 503 if status == "unhealthy" else 200)
 
     async def metrics(self, request: Request) -> Response:
-        self._telemetry.update_gauges(self._catalog.engines.values(), self._breakers.state, redis_up=self._pipeline.up)
+        self._telemetry.update_gauges(
+            self._catalog.engines.values(),
+            self._breakers.state,
+            redis_up=self._pipeline.up,
+            asleep=self._catalog.asleep_engines(self._breakers.state),
+        )
         as_openmetrics = prefers_openmetrics(",".join(request.headers.getlist("accept")))
         return Response(
             self._telemetry.render(as_openmetrics=as_openmetrics),

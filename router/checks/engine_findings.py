@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from router.checks.engine_facts import EngineFacts
-from router.checks.finding import Finding, Problem, wrong
+from router.checks.finding import Finding, Level, Problem, wrong
 
 _MAX_NAMES: Final = 10
 _LONGEST_NAME: Final = 256
@@ -14,7 +14,8 @@ _ENOUGH_TOKENS: Final = 100
 """Generated tokens after which an engine with a draft must have drafted: every step after the first token drafts."""
 
 
-def judge_engine(facts: EngineFacts) -> Iterator[Finding]:
+def judge_engine(facts: EngineFacts, *, may_sleep: bool = False) -> Iterator[Finding]:
+    """`may_sleep`: its model has `wake`, so it may be down on purpose."""
     what = f"engine {facts.engine.name} at {facts.url}"
     if _sends_key_in_clear(facts):
         problem = Problem(
@@ -24,7 +25,8 @@ def judge_engine(facts: EngineFacts) -> Iterator[Finding]:
     if facts.problem is not None:
         # Most of these are due to the URL; a refused key and an unknown authority have settings of their own.
         key = next((name for name in ("api_key", "ca_file") if name in facts.problem.fix.split()), None)
-        yield wrong(what, facts.setting if key is None else f"{facts.table}.{key}", facts.problem)
+        level: Level = "warning" if may_sleep and key is None else "error"
+        yield wrong(what, facts.setting if key is None else f"{facts.table}.{key}", facts.problem, level)
         return
     names = facts.names or ()
     if facts.served not in names:

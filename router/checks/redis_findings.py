@@ -1,30 +1,33 @@
 """Judges Redis: rights, version, memory, password and clocks."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from router.checks.finding import Finding, Level, Problem, wrong
 from router.checks.redis_facts import RedisFacts, ServerFacts
 from router.checks.redis_rights import NEEDED_COMMANDS
+from router.core.cache.retention import Retention
 
 SETTING: Final = "cache.url"
 _OLDEST: Final = (6, 2)
 _CLOCK_TOLERANCE: Final = 5.0  # seconds
 _MOST_PATTERNS: Final = 3
-_USES: Final = {command.name: command.use for command in NEEDED_COMMANDS}
+_ADMINISTRATION: Final = {command.name for command in NEEDED_COMMANDS if command.use == "administration"}
+_NEEDED_BY_WORTH: Final = {"pttl"}  # router.shared.retention: else hits do not prolong what it has shortened
 
 
-def judge_redis(what: str, facts: RedisFacts) -> Iterator[Finding]:
-    """`what`: the name of Redis in the findings."""
+def judge_redis(what: str, facts: RedisFacts, *, retention: Retention = "ttl") -> Iterator[Finding]:
+    """`what`: the name of Redis in the findings. `retention`: `cache.retention`."""
     if facts.problem is not None:
         yield wrong(what, SETTING, facts.problem)
         return
     yield _summary(what, facts)
+    administration = _ADMINISTRATION - _NEEDED_BY_WORTH if retention == "worth" else _ADMINISTRATION
     for problem in facts.partial:
         yield wrong(what, SETTING, problem, "warning" if facts.kind == "sentinel" else "error")
     for server in facts.servers:
         name = what if len(facts.servers) == 1 else f"{what} {server.address}"
-        yield from _rights(name, server)
+        yield from _rights(name, server, administration)
         yield from _version(name, server)
         yield from _memory(name, server)
         yield from _clock(name, server)
@@ -41,9 +44,10 @@ def _summary(what: str, facts: RedisFacts) -> Finding:
     return Finding(what, note if len(facts.servers) == 1 else f"{note}, {len(facts.servers)} primaries")
 
 
-def _rights(what: str, server: ServerFacts) -> Iterator[Finding]:
-    essential = [name for name in server.denied if _USES[name] != "administration"]
-    other = [name for name in server.denied if _USES[name] == "administration"]
+def _rights(what: str, server: ServerFacts, administration: Collection[str]) -> Iterator[Finding]:
+    """`administration`: the commands that requests do not need."""
+    essential = [name for name in server.denied if name not in administration]
+    other = [name for name in server.denied if name in administration]
     cases: list[tuple[list[str], str, Level]] = [
         (essential, "", "error"),
         (other, ", so `roundhouse cache` and the admin API fail", "warning"),
@@ -94,6 +98,9 @@ def _memory(what: str, server: ServerFacts) -> Iterator[Finding]:
         yield wrong(what, None, Problem(note, f"set {lru} in redis.conf"), "warning")
     elif policy == "allkeys-random":
         note = "evicts keys at random (allkeys-random), also the log of purges: then all entries count as purged"
+        yield wrong(what, None, Problem(note, f"set {lru} in redis.conf"), "warning")
+    elif policy == "volatile-ttl":
+        note = "evicts first what expires first (volatile-ttl): claims of generations in flight, leases, breakers"
         yield wrong(what, None, Problem(note, f"set {lru} in redis.conf"), "warning")
 
 

@@ -113,6 +113,7 @@ def sample_keys(tenants: Iterable[str]) -> list[tuple[str, str]]:
         redis_keys.traffic_key(0),
         redis_keys.WATCHED_KEY,
         redis_keys.SNAPSHOTS_KEY,
+        redis_keys.starts_key(nonce),
         redis_keys.LATEST_REQUESTS_KEY,
         redis_keys.SESSION_SECRET_KEY,
     ]

@@ -54,7 +54,10 @@ def build_plan(
             }
             for engine in settings.engine
         ],
-        "watchdog": msgspec.to_builtins(settings.watchdog, enc_hook=float),
+        "watchdog": {
+            **msgspec.to_builtins(settings.watchdog, enc_hook=float),
+            "continued_models": [m.name for m in settings.model if m.resume and settings.retry.continuations],
+        },
         "example_model": settings.model[0].name,
     }
 

@@ -1,8 +1,9 @@
 """Concurrency limits per engine, and the queue of requests that wait for a slot.
 
-An engine with more requests than it can process at once delays all of them. So this process sends each engine at most
-`max_in_flight` requests at a time. Further requests wait here. There they can still go to any engine of the model, and
-the order is by priority, and fair between tenants of one priority (router.core.quota.fair_queue).
+An engine with more requests than it can process at once delays all of them. So a router sends each engine at most
+`max_in_flight` requests at a time, and its workers count them together. Further requests wait here. There they can
+still go to any engine of the model, and the order is by priority, and fair between tenants of one priority
+(router.core.quota.fair_queue). Between workers, see router.core.quota.slot_turns.
 """
 
 import asyncio
@@ -15,12 +16,13 @@ from router.core.quota.fair_queue import FairQueue, estimate_retry_after
 from router.core.resilience.readiness import Readiness
 from router.errors import RATE_LIMIT, UNAVAILABLE, ApiError
 from router.upstream.catalog import Catalog
-from router.upstream.engine import Engine
+from router.upstream.engine import UNBOUNDED_IN_FLIGHT, Engine
 
 _QUEUED_PER_SLOT: Final = 4
 _MIN_QUEUE_LENGTH: Final = 16
 _MAX_QUEUE_LENGTH: Final = 1024  # because each queued request holds its body in memory
 _MAX_FINISH_TIMES: Final = 64  # the last ends of requests, whose rate gives Retry-After
+_TAKES_WAITERS: Final = (Readiness.READY, Readiness.DOWN)
 _WORTH_WAITING: Final = (Readiness.READY, Readiness.PROBING)
 
 
@@ -31,6 +33,18 @@ def max_queue_length(slots: int) -> int:
 
 class NoSlotError(ApiError):
     """No engine of a model has a free slot, and the request may not wait (any longer) for one."""
+
+
+ENGINE_STARTING: Final = "engine_starting"
+"""The error code of a request that does not wait (any longer) for an engine to start."""
+
+
+def queue_timeout(retry_after: int) -> NoSlotError:
+    """The refusal of a request that has waited for a slot as long as it may. `retry_after` in seconds."""
+    return NoSlotError(
+        503, "Timeout in the queue: the engines of this model are busy.",
+        kind=UNAVAILABLE, code="queue_timeout", retry_after=retry_after,
+    )  # fmt: skip
 
 
 class Slot:
@@ -53,7 +67,7 @@ class Slot:
 class Admission:
     """Grants the slots of the engines.
 
-    - An engine never has more requests of this process than its `max_in_flight`.
+    - An engine never has more requests of this router than its `max_in_flight`.
     - A request gets a free slot at once. A queued request gets the first freed slot that it can use, in the queue's
       order. Nothing polls.
     - An engine that is down gets a request, new or queued, only if the request has no better one.
@@ -62,6 +76,8 @@ class Admission:
     - No request waits longer than `queue_timeout` seconds: ApiError 503, `queue_timeout`.
     - If the queue is full, a request fails at once: 503 `queue_full`, or 429 `tenant_queue_full` if its tenant has its
       share of the queue. A queued request that is evicted for a tenant with fewer gets 429 `tenant_queue_full`, too.
+    - A request that waits for an engine to start (`wait_for_start`) gets a slot only at a READY one, in the order of
+      the same queue. It stays there while engines are down or blocked.
     - A request that is cancelled while it waits leaves the queue.
     - Engines can be shared with the Admissions of earlier configurations: a freed slot goes to requests in any of them,
       the oldest first, until `close`.
@@ -81,22 +97,21 @@ class Admission:
         self._set_queue_length = set_queue_length
         self._clock = clock
         self._models = {
-            model.name: _ModelQueue(model.name, catalog.engines_for(model.name)) for model in catalog.models
+            model.name: _ModelQueue(model.name, catalog.engines_for(model.name), waits_for_start=model.wake is not None)
+            for model in catalog.models
         }
         for name in self._models:
             set_queue_length(name, 0)
-        for engine in catalog.engines.values():
+        self._granted = list(catalog.engines.values())  # the engines whose slots it grants
+        for engine in self._granted:
             engine.on_slot_freed += (self._admit_waiters,)
 
     def close(self) -> None:
         """To be called when no request waits, and none will."""
-        for engine in self._catalog.engines.values():
+        for engine in self._granted:
             engine.on_slot_freed = tuple(each for each in engine.on_slot_freed if each != self._admit_waiters)
-
-    @property
-    def queued(self) -> int:
-        """Requests that wait for a slot."""
-        return sum(len(model.queue) for model in self._models.values())
+            if not engine.on_slot_freed:
+                engine.close()
 
     def try_acquire(self, tenant: str, engines: Sequence[Engine]) -> Slot | None:
         """A slot at the first of these engines that has a free one, or None.
@@ -111,7 +126,7 @@ class Admission:
         for engine in ready or engines:
             # Queued requests go first: the engine may have recovered without `recheck` having been called yet.
             self._admit_waiters(engine)
-            if engine.has_free_slot:
+            if engine.take_slot():
                 engine.start_request()
                 model.queue.on_acquired(tenant)
                 return Slot(self, engine, tenant)
@@ -123,12 +138,24 @@ class Admission:
         engine.end_request()
         model.queue.on_released(slot.tenant)
         model.finish_times.append(self._clock())
-        for on_slot_freed in engine.on_slot_freed:
-            on_slot_freed(engine)
+        engine.notify_slot_freed()
 
     def recheck(self) -> None:
         """Applies the engines' readiness to queued requests; to be called after it may have changed."""
         for engine in self._catalog.engines.values():
+            self.recheck_engine(engine)
+
+    def recheck_engine(self, engine: Engine) -> None:
+        """As `recheck`, for one engine, and also for the requests of earlier configurations: the oldest first."""
+        for on_slot_freed in engine.on_slot_freed:
+            on_slot_freed(engine)
+
+    def adopt(self, engines: Sequence[Engine]) -> None:
+        """Grants the slots of these engines, too, which a later configuration has: this is an earlier one."""
+        for engine in engines:
+            if self._admit_waiters not in engine.on_slot_freed:
+                engine.on_slot_freed = (self._admit_waiters, *engine.on_slot_freed)
+                self._granted.append(engine)
             self._admit_waiters(engine)
 
     def _admit_waiters(self, engine: Engine) -> None:
@@ -141,7 +168,11 @@ class Admission:
         elif engine not in model.blocked:
             model.blocked.add(engine)
             self._dismiss_blocked(model)
-        while engine.has_free_slot and (waiter := self._next_waiter(engine, model)) is not None:
+        while len(model.queue) and self._readiness(engine) in _TAKES_WAITERS and engine.take_slot_or_wait(self):
+            waiter = self._next_waiter(engine, model)
+            if waiter is None:
+                engine.return_slot(self)
+                break
             engine.start_request()
             waiter.granted_engine.set_result(engine)  # `acquire` makes the slot, or `_on_cancelled` releases it
         if len(model.queue) != length_before:
@@ -153,17 +184,24 @@ class Admission:
                 return model.queue.pop(lambda waiter: waiter.can_use(engine))
             case Readiness.DOWN:
                 # A waiter goes to an engine that is down only if it has none that it can rather wait for.
-                better = [each for each in model.engines if self._readiness(each) in _WORTH_WAITING]
-                return model.queue.pop(lambda waiter: waiter.can_use(engine) and waiter.has_none_of(better))
+                # In this order: `can_use` selects engines anew for each request that waits for a start.
+                return model.queue.pop(
+                    lambda waiter: waiter.has_none(self._is_worth_waiting) and waiter.can_use(engine)
+                )
             case Readiness.PROBING | Readiness.BLOCKED:
                 return None
 
     def _dismiss_blocked(self, model: "_ModelQueue") -> None:
         """Ends the wait of the requests that no engine can get: a new request would not wait for these engines."""
-        usable = [engine for engine in model.engines if self._readiness(engine) is not Readiness.BLOCKED]
-        for waiter in model.queue.remove_if(lambda waiter: waiter.has_none_of(usable)):
+        for waiter in model.queue.remove_if(lambda waiter: waiter.has_none(self._is_usable)):
             if not waiter.granted_engine.done():  # else it has just been cancelled
                 waiter.granted_engine.set_result(None)
+
+    def _is_usable(self, engine: Engine) -> bool:
+        return self._readiness(engine) is not Readiness.BLOCKED
+
+    def _is_worth_waiting(self, engine: Engine) -> bool:
+        return self._readiness(engine) in _WORTH_WAITING
 
     # -- the queue ----------------------------------------------------------------------------------------------------
 
@@ -174,15 +212,43 @@ class Admission:
         """
         model = self._models[engines[0].model]
         # An engine that is blocked later on is then seen as newly blocked, and this request leaves the queue.
-        usable = [engine for engine in engines if self._readiness(engine) is not Readiness.BLOCKED]
+        usable = list(filter(self._is_usable, engines))
         if not usable:
             return None
         model.blocked.difference_update(usable)
         waiter = _QueuedRequest(engines)
         self._enqueue(tenant, waiter, model, priority)
-        timeout_timer = asyncio.get_running_loop().call_later(
-            self._queue_timeout, self._on_queue_timeout, tenant, waiter, model
-        )
+        for each in usable:
+            if each.shares_with_workers:  # so the other workers learn that this one waits; then it looks once more
+                self._admit_waiters(each)
+        return await self._wait(tenant, waiter, model, self._queue_timeout)
+
+    async def wait_for_start(
+        self, tenant: str, model_name: str, can_use: Callable[[Engine], bool], priority: int, seconds: float
+    ) -> Slot:
+        """Waits for a slot at any READY engine of the model, also one that is not known yet. Raises NoSlotError.
+
+        `can_use` tells whether the request may go to an engine.
+        """
+        model = self._models[model_name]
+        waiter = _QueuedRequest((), can_use)
+        self._enqueue(tenant, waiter, model, priority)
+        for engine in model.engines:
+            self._admit_waiters(engine)
+        slot = await self._wait(tenant, waiter, model, seconds)
+        assert slot is not None  # such a request is never dismissed
+        return slot
+
+    def refuse_waiting_for_start(self, error: ApiError, model_name: str | None = None) -> None:
+        """Ends the wait of the requests that wait for an engine to start: of a model, or all."""
+        for model in self._models.values() if model_name is None else (self._models[model_name],):
+            for waiter in model.queue.remove_if(lambda waiter: waiter.waits_for_start):
+                if not waiter.granted_engine.done():
+                    waiter.granted_engine.set_exception(error)
+            self._set_queue_length(model.name, len(model.queue))
+
+    async def _wait(self, tenant: str, waiter: "_QueuedRequest", model: "_ModelQueue", seconds: float) -> Slot | None:
+        timeout_timer = asyncio.get_running_loop().call_later(seconds, self._on_queue_timeout, tenant, waiter, model)
         try:
             engine = await waiter.granted_engine
         except asyncio.CancelledError:
@@ -215,8 +281,12 @@ class Admission:
             return
         model.queue.remove(tenant, waiter)
         self._set_queue_length(model.name, len(model.queue))
-        message = "Timeout in the queue: the engines of this model are busy."
-        waiter.granted_engine.set_exception(self._unavailable_error(message, model, code="queue_timeout"))
+        if waiter.waits_for_start:
+            message = "No engine of this model has started in time."
+            error = self._unavailable_error(message, model, code=ENGINE_STARTING)
+        else:
+            error = queue_timeout(self._retry_after(model))
+        waiter.granted_engine.set_exception(error)
 
     def _queue_full_error(self, tenant: str, model: "_ModelQueue") -> NoSlotError:
         if model.queue.has_fair_share(tenant):
@@ -239,21 +309,30 @@ class Admission:
 
 
 class _QueuedRequest:
-    """A request that waits for a slot at one of these engines."""
+    """A request that waits for a slot at one of these engines, or at any that `accepts` allows once it has started."""
 
-    __slots__ = ("engines", "granted_engine")
+    __slots__ = ("accepts", "engines", "granted_engine")
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[Engine], accepts: Callable[[Engine], bool] | None = None) -> None:
         self.engines = engines
+        self.accepts = accepts
         # None: it leaves the queue without one.
         self.granted_engine: asyncio.Future[Engine | None] = asyncio.get_running_loop().create_future()
 
     def can_use(self, engine: Engine) -> bool:
         # `done`: it has been cancelled and is not yet removed from the queue.
-        return engine in self.engines and not self.granted_engine.done()
+        if self.granted_engine.done():
+            return False
+        return engine in self.engines if self.accepts is None else self.accepts(engine)
 
-    def has_none_of(self, engines: Sequence[Engine]) -> bool:
-        return not any(engine in self.engines for engine in engines)
+    def has_none(self, is_such: Callable[[Engine], bool]) -> bool:
+        """Whether none of its engines is such; these may be of a later configuration than the queue."""
+        # One that waits for a start goes to no engine that is down, and leaves the queue for none that is blocked.
+        return not self.waits_for_start and not any(map(is_such, self.engines))
+
+    @property
+    def waits_for_start(self) -> bool:
+        return self.accepts is not None
 
 
 class _ModelQueue:
@@ -264,11 +343,13 @@ class _ModelQueue:
 
     __slots__ = ("blocked", "engines", "finish_times", "name", "queue")
 
-    def __init__(self, name: str, engines: Sequence[Engine]) -> None:
+    def __init__(self, name: str, engines: Sequence[Engine], *, waits_for_start: bool) -> None:
         self.name = name
         self.engines = engines
         self.blocked: set[Engine] = set()
+        slots = sum(engine.equal_share for engine in engines)
+        # Requests may wait for an engine without a bound, and for one that is not known yet.
         self.queue: FairQueue[_QueuedRequest] = FairQueue(
-            max_queue_length(sum(engine.max_in_flight or 0 for engine in engines))
+            max_queue_length(slots or UNBOUNDED_IN_FLIGHT if waits_for_start else slots)
         )
         self.finish_times: deque[float] = deque(maxlen=_MAX_FINISH_TIMES)

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from router.flow.coalescer import Coalescer
 from router.flow.invalidation import InvalidationHandler
+from router.net.redis.commands import Command
 from router.net.redis.listener import Listener
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.tasks import cancel_and_wait
@@ -17,13 +18,14 @@ from router.shared.inflight_leases import InFlightLeases
 from router.shared.ledger import FLUSH_INTERVAL
 from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits
+from router.shared.retention import REFRESH_INTERVAL, WorthRetention
 from router.shared.stored_keys import StoredKeys
 from router.upstream.model_lists import AdapterRefresh
 
 _HIT_FLUSH_INTERVAL: Final = 2.0  # seconds
 _ANNOUNCEMENTS_INTERVAL: Final = 2.0  # seconds between two reads, which decide whether a lease has ended
 _LOAD_RETRY_INTERVAL: Final = 0.5  # seconds until the next attempt, after Redis accepted no writes or was down
-_MAX_BATCH: Final = 500  # commands; cache lookups share the connection and must not wait behind thousands
+_MAX_COMMANDS: Final = 500  # in one turn; see `execute_in_turns`
 
 
 class BackgroundServices:
@@ -38,6 +40,7 @@ class BackgroundServices:
         listener: Listener,
         coalescer: Coalescer,
         hit_counter: HitCounter,
+        retention: WorthRetention | None,
         tenant_limits: TenantLimits,
         drains: Drains,
         announcements: Announcements,
@@ -46,13 +49,14 @@ class BackgroundServices:
         flush_savings: Callable[[], None],
         adapter_refresh: AdapterRefresh,
     ) -> None:
-        """`flush_savings` sends the sums of the savings ledger."""
+        """`flush_savings` sends the sums of the savings ledger. `retention`: None keeps every entry for its TTL."""
         self._pipeline = pipeline
         self._purges = purges
         self._leases = leases
         self._listener = listener
         self._coalescer = coalescer
         self._hit_counter = hit_counter
+        self._retention = retention
         self._tenant_limits = tenant_limits
         self._drains = drains
         self._announcements = announcements
@@ -82,6 +86,7 @@ class BackgroundServices:
             self._flush_savings_periodically(),
             self._read_announcements_periodically(),
             self._stored_keys.run(),
+            *([] if self._retention is None else [self._refresh_retention_periodically(self._retention)]),
         )
         tasks = [loop.create_task(coroutine) for coroutine in coroutines]
         try:
@@ -105,13 +110,13 @@ class BackgroundServices:
     async def _flush_hits_periodically(self) -> None:
         while True:
             await asyncio.sleep(_HIT_FLUSH_INTERVAL)
-            self._flush_hits()
+            with contextlib.suppress(RedisDownError):
+                await execute_in_turns(self._pipeline, self._hit_counter.take_commands())
 
-    def _flush_hits(self) -> None:
-        commands = self._hit_counter.take_commands()
-        with contextlib.suppress(RedisDownError):
-            for start in range(0, len(commands), _MAX_BATCH):
-                self._pipeline.send(*commands[start : start + _MAX_BATCH])
+    async def _refresh_retention_periodically(self, retention: WorthRetention) -> None:
+        while True:
+            retention.refresh()
+            await asyncio.sleep(REFRESH_INTERVAL)
 
     async def _flush_savings_periodically(self) -> None:
         while True:
@@ -121,7 +126,8 @@ class BackgroundServices:
     async def aclose(self) -> None:
         # First: the ends of in-flight requests go to their followers through the pipeline.
         await self._coalescer.aclose()
-        self._flush_hits()
+        with contextlib.suppress(RedisDownError):
+            await execute_in_turns(self._pipeline, self._hit_counter.take_commands())
         self._flush_savings()
         await self._invalidation_handler.aclose()
         self._stored_keys.flush_used()
@@ -130,3 +136,12 @@ class BackgroundServices:
         await self._pipeline.aclose()  # sends what is queued
         # Last: until the pipeline is closed, replies make the stream writers send what remains.
         self._leases.stop()
+
+
+async def execute_in_turns(pipeline: RedisPipeline, commands: Sequence[Command]) -> None:
+    """Executes thousands of commands so that cache lookups, which share the connection, do not wait behind all of them.
+
+    Raises RedisDownError.
+    """
+    for start in range(0, len(commands), _MAX_COMMANDS):
+        await pipeline.execute(*commands[start : start + _MAX_COMMANDS])

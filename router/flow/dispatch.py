@@ -9,33 +9,34 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from math import ceil
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, TypeVar
 
 from router.core.endpoints.answer_shapes import AnswerShapes
-from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.continuation import asks_token_ids
+from router.core.endpoints.endpoint import InferenceRequest, Recorder
 from router.core.endpoints.engine_errors import (
     MAX_ERROR_BODY,
-    UNSUPPORTED_ENDPOINT,
     answer_too_large,
-    is_not_served,
-    is_refusal,
-    parse_refusal,
     parse_refusal_event,
     unsupported_endpoint,
 )
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.request import engine_body
-from router.core.endpoints.upload import engine_form, longest_answer, media_type
-from router.core.resilience.retry import parse_retry_after
+from router.core.endpoints.recording import StreamRecorder
+from router.core.endpoints.token_ids import TokenIdCutter
+from router.core.endpoints.upload import media_type
 from router.core.resilience.timeouts import EngineTimeouts
-from router.errors import UPSTREAM, ApiError, unavailable
+from router.errors import ApiError
 from router.flow.admission import Admission, NoSlotError, Slot
+from router.flow.continuation_engines import ContinuationEngines
+from router.flow.dispatch_errors import client_error, engine_timeout
 from router.flow.engine_health import EngineHealth
+from router.flow.engine_request import EngineRequests, lacks_endpoint
 from router.flow.engine_stream import EngineStream, Publish
 from router.flow.exchange import GenerationRecord
+from router.flow.seam import ContinuationLimits, Seam
+from router.flow.waking import Waking
 from router.net.client.errors import EngineError
 from router.net.client.response import EngineResponse
 from router.upstream.client import EngineClient
@@ -44,6 +45,10 @@ from router.upstream.engine import Engine
 log = logging.getLogger("roundhouse.dispatch")
 
 T = TypeVar("T")
+
+_NO_CONTINUATIONS: Final = ContinuationLimits(0)
+
+_LEAST_TIME: Final = 0.1  # seconds; with less for the rest of a stream, an engine would fail that is healthy
 
 MAX_RESPONSE: Final = 256 << 20
 """Maximum bytes of a JSON response; a longer one is an error."""
@@ -67,35 +72,63 @@ class Dispatcher:
         health: EngineHealth,
         *,
         max_entry: int,
+        continuations: ContinuationLimits = _NO_CONTINUATIONS,
+        continuation_engines: ContinuationEngines | None = None,
         cache_salts: Mapping[str, str] = MappingProxyType({}),
         on_adapter_not_served: Callable[[], None] = lambda: None,
+        waking: Waking | None = None,
     ) -> None:
         """`max_entry`: bytes of an entry at most; a larger response is not recorded.
+
+        `continuation_engines`: None if no stream is continued.
+
+        `waking`: None if no request waits for an engine to start.
 
         `on_adapter_not_served` is called when an engine does not have the adapter that it has listed.
 
         `cache_salts`: by tenant, the salt of its prompts in the engines' prefix caches; see core.endpoints.cache_salt.
         """
-        self._client = client
+        self._requests = EngineRequests(client, timeouts, cache_salts)
         self._admission = admission
         self._timeouts = timeouts
         self._health = health
         self._max_entry = max_entry
         self._shapes = AnswerShapes()
-        self._cache_salts = cache_salts
+        self.continuations = continuations
+        self.continuation_engines = continuation_engines
         self._on_adapter_not_served = on_adapter_not_served
+        self._waking = waking
 
     def start_stream(
         self, record: GenerationRecord, request: InferenceRequest, engines: Sequence[Engine], publish: Publish
     ) -> Awaitable[EngineStream]:
         """A stream whose first token has been published. Raises ApiError; nothing has been published then."""
-        return self._first_success(partial(self._attempt_stream, publish), record, request, engines)
+        return self._dispatch(partial(self._attempt_stream, publish), record, request, engines)
+
+    def continue_stream(
+        self, record: GenerationRecord, seam: Seam, engines: Sequence[Engine], publish: Publish
+    ) -> Awaitable[EngineStream]:
+        """As `start_stream`, for the rest of a stream that an engine has broken off."""
+        attempt = partial(self._attempt_rest, publish, seam)
+        return self._first_success(attempt, record, seam.request, engines, failure=seam.error)
 
     def generate_json(
         self, record: GenerationRecord, request: InferenceRequest, engines: Sequence[Engine]
     ) -> Awaitable[tuple[bytes, RecordedResponse | NotStoredReason]]:
         """The JSON response, and what can be stored of it or why nothing can. Raises ApiError."""
-        return self._first_success(self._attempt_json, record, request, engines)
+        return self._dispatch(self._attempt_json, record, request, engines)
+
+    def _dispatch(
+        self,
+        attempt: Callable[[Slot, GenerationRecord, InferenceRequest], Awaitable[T]],
+        record: GenerationRecord,
+        request: InferenceRequest,
+        engines: Sequence[Engine],
+    ) -> Awaitable[T]:
+        if record.wait_plan is None or self._waking is None:
+            return self._first_success(attempt, record, request, engines)
+        send = partial(self._first_success, attempt, record, request)
+        return self._waking.send(record, record.wait_plan, engines, send)
 
     # -- the loop over attempts ---------------------------------------------------------------------------------------
 
@@ -105,14 +138,20 @@ class Dispatcher:
         record: GenerationRecord,
         request: InferenceRequest,
         engines: Sequence[Engine],
+        *,
+        failure: EngineError | None = None,
     ) -> T:
-        """The result of the first attempt that succeeds. That attempt owns the slot from then on."""
+        """The result of the first attempt that succeeds. That attempt owns the slot from then on.
+
+        `failure`: of the engine that broke the stream off; then the first attempt uses the budget of continuations.
+        """
         # Which of them the client gets is decided at the end.
-        last_error: EngineError | None = None
+        last_error: EngineError | None = failure
         not_served: Exception | None = None
         no_room: NoSlotError | None = None
         trace = record.trace
-        self._health.record_request()
+        if failure is None:
+            self._health.record_request()
         for _, group in groupby(engines, key=attrgetter("model")):  # the model itself, then its fallbacks
             attempts = self._health.attempts_for(list(group))
             while (next_attempt := attempts.next_attempt()) is not None:
@@ -120,10 +159,14 @@ class Dispatcher:
                     await asyncio.sleep(next_attempt.wait)
                 candidates = next_attempt.engines
                 try:
-                    # A free slot is taken without a coroutine, which is the common case.
-                    slot = self._admission.try_acquire(record.tenant, candidates) or await self._wait_for_slot(
-                        record, candidates
-                    )
+                    slot = record.slot
+                    if slot is not None:  # it has waited for this engine to start
+                        record.slot = None
+                    else:
+                        # A free slot is taken without a coroutine, which is the common case.
+                        slot = self._admission.try_acquire(record.tenant, candidates) or await self._wait_for_slot(
+                            record, candidates
+                        )
                 except NoSlotError as full:
                     no_room = full
                     break  # the engines of the next model may have room
@@ -132,7 +175,8 @@ class Dispatcher:
                 engine = slot.engine
                 attempts.mark_tried(engine)
                 try:
-                    permit = self._health.permit(engine, previous_error=last_error)
+                    continues = failure is not None and last_error is failure
+                    permit = self._health.permit(engine, previous_error=last_error, continues=continues)
                     if permit is not None and (not permit.probe or await permit.claim_probe()):
                         record.attempts += 1
                         record.engine = engine.name
@@ -153,7 +197,7 @@ class Dispatcher:
                     if error.refusal is not None:
                         not_served = not_served or (
                             unsupported_endpoint(record.model, request.endpoint.path)
-                            if _lacks_endpoint(error)
+                            if lacks_endpoint(error)
                             else error.refusal
                         )
                         if record.adapter is not None:
@@ -165,7 +209,7 @@ class Dispatcher:
                         record.engine = record.fallback_model = None
                     else:
                         record.failed_attempts.append((engine.name, error.reason))
-                    if not _lacks_endpoint(error):  # which is logged once for each engine
+                    if not lacks_endpoint(error):  # which is logged once for each engine
                         log.warning(
                             "request %s: engine %s: %s (%s)", record.request_id, engine.name, error, error.reason
                         )
@@ -181,7 +225,7 @@ class Dispatcher:
         # gets "not served", which means a permanent error to it, only if there is no such engine.
         if last_error is None and not_served is not None and not any(map(self._health.is_open, engines)):
             raise no_room or not_served
-        raise no_room or _client_error(last_error, engines, self._health)
+        raise no_room or client_error(last_error, engines, self._health)
 
     async def _wait_for_slot(self, record: GenerationRecord, engines: Sequence[Engine]) -> Slot | None:
         if record.trace is None:
@@ -202,11 +246,40 @@ class Dispatcher:
     async def _attempt_stream(
         self, publish: Publish, slot: Slot, record: GenerationRecord, request: InferenceRequest
     ) -> EngineStream:
-        timeouts = self._timeouts
-        response = await self._post(slot.engine, record, request, timeouts.first_token)
+        engine = slot.engine
+        token_ids = engine.traits.token_ids and self.continuations.allows(engine.model) and asks_token_ids(request)
+        response = await self._requests.post(engine, record, request, self._timeouts.first_token, token_ids=token_ids)
         assert request.endpoint.streaming is not None  # else the request would not be for a stream
         recorder = request.endpoint.streaming.make_recorder(self._max_entry, self._shapes)
-        stream = EngineStream(slot, response, recorder, self._health, publish, chunk_timeout=timeouts.between_tokens)
+        if token_ids and isinstance(recorder, StreamRecorder):
+            recorder.token_ids = TokenIdCutter()
+        return await self._start(slot, response, recorder, publish)
+
+    async def _attempt_rest(
+        self, publish: Publish, seam: Seam, slot: Slot, record: GenerationRecord, _: InferenceRequest
+    ) -> EngineStream:
+        request = seam.request_for(slot.engine)
+        if request is None:  # it could go on, but not any more after what another engine said
+            raise EngineError("diverged", "the engine cannot go on with the response")
+        recorder = seam.new_recorder()
+        # By the client's request: `request` is for the rest, but the time that the tokens before it took counts too.
+        whole = self._timeouts.total(seam.request.max_tokens, slot.engine.max_model_len)
+        total = whole - seam.elapsed(time.perf_counter())
+        if total < _LEAST_TIME:
+            raise engine_timeout()
+        response = await self._requests.post(
+            slot.engine, record, request, min(self._timeouts.first_token, total),
+            token_ids=seam.asks_token_ids(slot.engine), total=total,
+        )  # fmt: skip
+        try:
+            return await self._start(slot, response, recorder, publish)
+        except EngineError as error:
+            seam.on_failure(error)
+            raise
+
+    async def _start(self, slot: Slot, response: EngineResponse, recorder: Recorder, publish: Publish) -> EngineStream:
+        chunk_timeout = self._timeouts.between_tokens
+        stream = EngineStream(slot, response, recorder, self._health, publish, chunk_timeout=chunk_timeout)
         try:
             await stream.wait_first_token()
         except BaseException:
@@ -217,7 +290,7 @@ class Dispatcher:
     async def _attempt_json(
         self, slot: Slot, record: GenerationRecord, request: InferenceRequest
     ) -> tuple[bytes, RecordedResponse | NotStoredReason]:
-        with await self._post(slot.engine, record, request, None) as response:
+        with await self._requests.post(slot.engine, record, request, None) as response:
             if request.form is not None:
                 record.media_type = media_type(response.content_type)
             body, complete = await response.read_up_to(MAX_RESPONSE)
@@ -233,134 +306,3 @@ class Dispatcher:
         self._health.record_success(slot.engine)
         slot.release()  # here, because the response is complete; a stream keeps the slot until `EngineStream.close`
         return body, recorded
-
-    async def _post(
-        self, engine: Engine, record: GenerationRecord, request: InferenceRequest, head_timeout: float | None
-    ) -> EngineResponse:
-        """Sends the request and returns a response with status 200. Raises EngineError, or ApiError for a refusal.
-
-        `head_timeout`: seconds until the response head. None: the total timeout is the only limit. That is so for JSON,
-        whose head comes only when the response is complete.
-        """
-        form = request.form
-        if form is None:
-            total = self._timeouts.total(request.max_tokens, engine.max_model_len)
-        else:  # an engine cuts a long file into pieces, so its context does not bound the response
-            total = self._timeouts.total(longest_answer(form), None)
-        head_timeout = total if head_timeout is None else head_timeout
-        stream_usage = engine.traits.stream_usage
-        started_at = time.monotonic()
-        response = await self._send(engine, record, request, head_timeout, total, stream_usage=stream_usage)
-        if response.status == 200:
-            if engine.unserved_paths:
-                engine.unserved_paths.discard(request.endpoint.path)
-            return response
-        failure, error_body = await self._read_failure(engine, response)
-        if stream_usage and failure.refusal is not None and _may_refuse_usage_option(engine, request, error_body):
-            elapsed = time.monotonic() - started_at
-            response = await self._send(
-                engine, record, request, head_timeout - elapsed, total - elapsed, stream_usage=False
-            )
-            if response.status == 200:
-                # Not before: any client can send a request that is refused with a message that has this word.
-                engine.learn(stream_usage=False)
-                return response
-            failure, _ = await self._read_failure(engine, response)
-        if failure.refusal is not None:
-            if not is_not_served(response.status):
-                raise failure.refusal
-            if response.status == 404 and _lacks_endpoint(failure):
-                engine.note_unserved(request.endpoint.path, time.perf_counter())
-        raise failure
-
-    async def _send(
-        self, engine: Engine, record: GenerationRecord, request: InferenceRequest, head_timeout: float,
-        total_timeout: float, *, stream_usage: bool,
-    ) -> EngineResponse:  # fmt: skip
-        # Each attempt has its own id, because an engine may still hold the previous attempt under that one's.
-        number = len(record.failed_attempts) + 1
-        attempt_id = record.engine_request_id if number == 1 else f"{record.engine_request_id}-{number}"
-        salt = self._cache_salts.get(record.tenant) if engine.traits.cache_salt else None
-        priority = record.priority if engine.traits.priority else None
-        model = engine.served_model if record.adapter is None else record.adapter.id
-        if request.form is None:
-            body = engine_body(request, model, salt, stream_usage=stream_usage, priority=priority)
-        else:
-            body = engine_form(request.form, model)
-        response = await self._client.post(
-            engine,
-            request.endpoint,
-            body,
-            request_id=attempt_id,
-            traceparent=record.traceparent,
-            tracestate=record.tracestate,
-            priority=priority or None,
-            head_timeout=head_timeout,
-            total_timeout=total_timeout,
-            form_type=request.form.content_type if request.form is not None else None,
-        )
-        if record.trace is not None:
-            record.trace.on_response(response)
-        return response
-
-    async def _read_failure(self, engine: Engine, response: EngineResponse) -> tuple[EngineError, bytes]:
-        """The error for a response with another status than 200, and its body."""
-        status = response.status
-        with response:
-            retry_after = parse_retry_after(response.retry_after, time.time())
-            try:
-                error_body, complete = await response.read_up_to(MAX_ERROR_BODY, self._timeouts.between_tokens)
-            except EngineError:  # the status is enough to go on
-                error_body, complete = b"", False
-        refusal = None
-        if is_refusal(status):
-            shown = engine.without_secrets(error_body)
-            refusal = parse_refusal(status, shown, complete=complete, address=engine.address)
-        return EngineError(f"status-{status}", f"the engine returned status {status}", retry_after, refusal), error_body
-
-
-def _lacks_endpoint(error: EngineError) -> bool:
-    """Whether the engine has no route for the request's path."""
-    refusal = error.refusal
-    return isinstance(refusal, ApiError) and refusal.code == UNSUPPORTED_ENDPOINT and refusal.status == 404
-
-
-def _may_refuse_usage_option(engine: Engine, request: InferenceRequest, error_body: bytes) -> bool:
-    """Whether a refusal may be about the option that the router sets in a stream's request, not about the client's."""
-    options = request.fields.get("stream_options")
-    return (
-        request.stream
-        and engine.may_learn("stream_usage")
-        and (options is None or options == {"include_usage": True})
-        and b"stream_options" in error_body
-    )
-
-
-def _client_error(error: EngineError | None, engines: Sequence[Engine], health: EngineHealth) -> ApiError:
-    """The client's error if no engine succeeded. `error`: the last attempt's; None if there was no attempt."""
-    if error is None:
-        return _no_attempt_error(engines, health)
-    match error.reason:
-        case "connect":
-            return unavailable("No engine of this model can be reached.", code="no_engine")
-        case "local":
-            message = "The router has no file descriptor, port or memory left for a connection to an engine."
-            return unavailable(message, code="out_of_resources")
-        case "status-429" | "status-503":
-            wait = max(1, ceil(error.retry_after or 0.0))
-            return unavailable("The engines of this model are busy.", code="engines_busy", retry_after=wait)
-        case "timeout":
-            return ApiError(504, "Timeout: the engine did not respond in time.", kind=UPSTREAM, code="engine_timeout")
-        case _:
-            return ApiError(502, f"The request failed at the engine: {error}.", kind=UPSTREAM, code="engine_failed")
-
-
-def _no_attempt_error(engines: Sequence[Engine], health: EngineHealth) -> ApiError:
-    # One that was drained while the request waited is left out, as it is from the engines of a new request.
-    engines = [engine for engine in engines if not engine.drained]
-    wait = max(1, ceil(min((health.breakers.retry_after(engine.name) for engine in engines), default=0.0)))
-    if all(engine.up is False for engine in engines):
-        message = "No engine of this model can be reached."
-        return unavailable(message, code="no_engine", retry_after=wait)
-    message = "The circuit breakers of this model's engines are open after failures or high load."
-    return unavailable(message, code="circuit_open", retry_after=wait)

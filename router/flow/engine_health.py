@@ -9,7 +9,7 @@ from typing import Final
 
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness, engine_readiness
-from router.core.resilience.retry import Attempt, RetryBudget, RetrySchedule, classify_failure
+from router.core.resilience.retry import CONTINUATIONS_PER_SECOND, Attempt, RetryBudget, RetrySchedule, classify_failure
 from router.net.client.errors import EngineError
 from router.shared.breakers import Breakers
 from router.upstream.engine import Engine
@@ -25,7 +25,7 @@ class EngineHealth:
     - An engine that is drained or whose breaker is open gets no request; one whose breaker is half-open gets one, as a
       probe.
     - An engine that answered that it is busy comes after the others until its Retry-After has passed.
-    - All retries of this process share one retry budget.
+    - All retries of this process share one retry budget, all continuations of streams another.
     """
 
     def __init__(
@@ -37,10 +37,13 @@ class EngineHealth:
         self._clock = clock
         self._rng = rng
         self._retry_budget = RetryBudget(clock())
+        self._continuation_budget = RetryBudget(clock(), CONTINUATIONS_PER_SECOND)
         self._busy_until: dict[str, float] = {}
 
     def record_request(self) -> None:
-        self._retry_budget.on_request(self._clock())
+        now = self._clock()
+        self._retry_budget.on_request(now)
+        self._continuation_budget.on_request(now)
 
     def attempts_for(self, engines: Sequence[Engine]) -> "EngineAttempts":
         if len(engines) > 1:
@@ -50,12 +53,11 @@ class EngineHealth:
         return EngineAttempts(self, engines, self._clock, self._rng)
 
     def readiness(self, engine: Engine) -> Readiness:
-        return engine_readiness(
-            up=engine.up,
-            drained=engine.drained,
-            breaker=self.breakers.state(engine.name),
-            in_flight=engine.in_flight,
-        )
+        state = self.breakers.state(engine.name)
+        in_flight = engine.in_flight
+        if state is BreakerState.HALF_OPEN and self.breakers.probe_is_claimed(engine.name):
+            in_flight += 1  # of another process
+        return engine_readiness(up=engine.up, drained=engine.drained, breaker=state, in_flight=in_flight)
 
     def is_open(self, engine: Engine) -> bool:
         return self.breakers.state(engine.name) is BreakerState.OPEN
@@ -67,8 +69,12 @@ class EngineHealth:
             return 0
         return 2 if self._busy_until.get(engine.name, 0.0) > now else 1
 
-    def permit(self, engine: Engine, *, previous_error: EngineError | None) -> "AttemptPermit | None":
+    def permit(
+        self, engine: Engine, *, previous_error: EngineError | None, continues: bool = False
+    ) -> "AttemptPermit | None":
         """The permit for one attempt at an engine, or None. `previous_error`: that of the request's last attempt.
+
+        `continues`: that attempt broke off a stream after its first token, and this one is to continue it.
 
         For a half-open engine, the permit is valid only after its `claim_probe` has returned True.
         """
@@ -79,7 +85,7 @@ class EngineHealth:
         if (
             previous_error is not None
             and classify_failure(previous_error.reason, previous_error.retry_after).uses_retry_budget
-            and not self._retry_budget.try_acquire(self._clock())
+            and not (self._continuation_budget if continues else self._retry_budget).try_acquire(self._clock())
         ):
             log.warning("engine %s: no retry, the retry budget is used up", engine.name)
             return None

@@ -103,8 +103,11 @@ class EngineSelector:
         if adjusted:
             # `has_draft` is None if unknown; such an engine may well support the fields.
             without_draft = [[engine for engine in engines if engine.has_draft is not True] for engines in able]
-            # The engines of the first model decide, because they are tried first.
-            if any(engine.up is not False and not engine.drained for engine in without_draft[0]):
+            # The engines of the first model decide, because they are tried first. Where no engine has a draft, all of
+            # them support the fields, up or not.
+            if without_draft == able or any(
+                engine.up is not False and not engine.drained for engine in without_draft[0]
+            ):
                 able, adjusted = without_draft, ()
         # A session stays with its engine, whose prefix cache has the conversation so far.
         explore = session is None and self._random() < self._exploration_rate

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
+from router.core.endpoints.continued_stream import DIVERGED
 from router.core.endpoints.endpoint import Recorder
 from router.core.endpoints.engine_errors import answer_too_large, parse_refusal_event
-from router.core.endpoints.recording import EVENT_TOO_LONG, MAX_EVENT_SIZE
+from router.core.endpoints.recording import ABORTED, EVENT_TOO_LONG, MAX_EVENT_SIZE
 from router.flow.admission import Slot
 from router.flow.engine_health import EngineHealth
 from router.net.client.errors import EngineError, broken_off
@@ -46,7 +47,8 @@ class EngineStream:
         """Waits for the first token and publishes it. Raises EngineError, or ApiError if the request is at fault."""
         try:
             if not await self._response.stream_to(self._on_first_chunk):
-                last_event = self._require_complete()  # a response without any token is valid
+                last_event = self._read_last_event()
+                self._require_complete()  # a response without any token is valid
                 if data := b"".join([*self._initial_data, last_event]):
                     self._publish(data)
         except EngineError as error:
@@ -58,9 +60,9 @@ class EngineStream:
         """Publishes everything after the first token. Raises EngineError if the engine fails or stalls."""
         try:
             if not self._is_finished() and not await self._response.stream_to(self._on_chunk, self._chunk_timeout):
-                last_event = self._require_complete()
-                if last_event:
-                    self._publish(last_event)
+                if last_event := self._read_last_event():
+                    self._publish(last_event)  # in any case: it is recorded, so another engine goes on after it
+                self._require_complete()
         except EngineError as error:
             self._health.record_failure(self.engine, error)
             raise
@@ -92,17 +94,16 @@ class EngineStream:
         # Reads two attributes rather than calling `_is_finished`, because this runs for every chunk.
         return (recorder.ended or recorder.failure is not None) and self._is_finished()
 
-    def _require_complete(self) -> bytes:
-        """After a body without the event that ends a stream: what is to be published of the last event.
+    def _read_last_event(self) -> bytes:
+        """After a body without the event that ends a stream: what is to be published of the last event."""
+        return self.recorder.feed_end() if self.engine.traits.ends_without_done else b""
 
-        Raises EngineError if the response is not complete.
-        """
+    def _require_complete(self) -> None:
+        """After `_read_last_event`; raises EngineError if the response is not complete."""
         if not self.engine.traits.ends_without_done:
             raise broken_off()
-        last_event = self.recorder.feed_end()
         if not (self._is_finished() or self.recorder.end_without_marker()):
             raise broken_off()
-        return last_event
 
     def _is_finished(self) -> bool:
         """Raises EngineError for a failure in the stream."""
@@ -119,6 +120,10 @@ def _error_of_failure(failure: bytes, engine: Engine) -> EngineError:
     if failure == EVENT_TOO_LONG:
         refusal = answer_too_large("An event of the response", MAX_EVENT_SIZE)
         return EngineError("too-large", f"an event has more than {MAX_EVENT_SIZE >> 20} MiB", refusal=refusal)
+    if failure == ABORTED:
+        return EngineError("aborted", "the engine cut the response off")
+    if failure == DIVERGED:
+        return EngineError("diverged", "the engine did not repeat what another one had said")
     client_error = parse_refusal_event(engine.without_secrets(failure), engine.address)
     if client_error is not None:
         return EngineError("refused", f"the engine rejected the request: {client_error.message}", refusal=client_error)

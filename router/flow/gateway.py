@@ -1,50 +1,53 @@
 """The flow of one request: key, cache lookup, and on a miss a generation at an engine."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import floor
-from typing import Final, Protocol, assert_never
+from typing import Final, assert_never
 
 from router.core.cache.cache_control import CacheControl
 from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.policy import REDIS_DOWN, Freshness, decide_caching, evaluate_freshness
 from router.core.endpoints.choices import choice_count
 from router.core.endpoints.endpoint import Prompt
+from router.core.resilience.wait_preference import parse_wait
 from router.core.types import BypassReason, CacheStatus
 from router.errors import ApiError, not_cached
 from router.flow.brownout import Brownout
 from router.flow.coalescer import Coalescer
-from router.flow.engine_selection import EngineSelector
+from router.flow.engine_selection import EngineSelector, Selection
 from router.flow.exchange import Exchange, GenerationRecord, new_request_id
 from router.flow.generation import StoreResponse
+from router.flow.inflight import InFlightRequest
 from router.flow.lookup import Bypass, CachePolicy, FullResponse, Hit, Lookup, Miss, Stale
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
 from router.flow.request_trace import GenerationTrace, RequestTrace
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.response_storage import ResponseStorage
+from router.flow.start_progress import ClientOfRequest, StartProgress
 from router.flow.tenant_rules import TenantRules
+from router.flow.wait_plan import WaitPlan
+from router.flow.waking import Waking
 from router.net.redis.pipeline import RedisDownError
 from router.shared.purges import Purges
 from router.store.cached_entry import CachedEntry
 from router.store.entry_store import EntryStore
 from router.store.local_cache import LocalCache
+from router.upstream.engine import Engine
 
 # Attempts of one request: it starts over if the in-flight request that it joined has no response for it. The last
 # attempt is not shared, so nothing can make it start over again.
 _MAX_ATTEMPTS: Final = 3
 
+# Seconds for an attempt at the end of the client's time in queues: a free slot here may be used still.
+_MIN_QUEUE_TIME: Final = 0.1
+
 _ENGINE_FAILURE_STATUSES: Final = (502, 503, 504)  # errors in whose place a stale entry is served
 
 
 GatewayResponse = FullResponse | ResponseDelivery
-
-
-class DisconnectWatcher(Protocol):
-    """The part of a ClientConnection that the gateway needs."""
-
-    def cancel_on_disconnect(self) -> None:
-        """From now on, the request's task is cancelled when the client disconnects."""
 
 
 class Gateway:
@@ -66,10 +69,15 @@ class Gateway:
         rules: TenantRules,
         record_hit: Callable[[str], None],
         clock: Callable[[], float],
+        queue_timeout: float,
+        waking: Waking | None = None,
+        start_progress: StartProgress | None = None,
     ) -> None:
         """`record_hit` gets the key of every entry served.
 
-        `clock` returns seconds since the epoch, the same in every process.
+        `waking`: None if no request waits for an engine to start; else `start_progress` reports how long one waits.
+
+        `clock` returns seconds since the epoch, the same in every process. `queue_timeout`: see Admission.
         """
         self._resolver = resolver
         self._selector = selector
@@ -84,9 +92,12 @@ class Gateway:
         self._rules = rules
         self._record_hit = record_hit
         self._clock = clock
+        self._queue_timeout = queue_timeout
+        self._waking = waking
+        self._start_progress = start_progress
 
     async def handle(
-        self, exchange: Exchange, control: CacheControl, body: bytes, client: DisconnectWatcher
+        self, exchange: Exchange, control: CacheControl, body: bytes, client: ClientOfRequest
     ) -> GatewayResponse:
         """The response for the client: complete, or a stream in progress. Raises ApiError."""
         parsed = self._resolver.resolve(
@@ -117,13 +128,13 @@ class Gateway:
         client.cancel_on_disconnect()  # from here on, an engine may work for this client
         try:
             store_response = self._storage.callback(exchange, parsed) if may_store else None
-            return await self._generate(exchange, parsed, store_response, lookup)
+            return await self._generate(exchange, parsed, store_response, lookup, client)
         except ApiError as error:
             if error.status not in _ENGINE_FAILURE_STATUSES:
                 raise
             entry = await self._entry_after_failure(exchange.trace, parsed, lookup)
             if entry is None:
-                raise
+                raise error  # noqa: TRY201 - compiled, a `raise` without it can lose the error after an `await`
             return self._serve_cached(exchange, entry, parsed)
 
     # -- cache lookups ------------------------------------------------------------------------------------------------
@@ -231,36 +242,60 @@ class Gateway:
         parsed: ParsedRequest,
         store_response: StoreResponse | None,
         lookup: Lookup,
+        client: ClientOfRequest,
     ) -> GatewayResponse:
         """`lookup`: why no entry was served."""
+        waking = self._waking
+        plan = self._wait_plan(waking, exchange, parsed) if waking is not None else None
         # Without Redis, requests of this process still share. Any other bypass wants a generation of its own.
         may_share = not isinstance(lookup, Bypass) or lookup.reason is BypassReason.REDIS_DOWN
+        if plan is not None and plan.is_preferred and waking is not None and waking.is_asleep(plan.model):
+            may_share = False  # the others wait longer, or less long
+        started_at = time.perf_counter()
+        retry_after: int | None = None  # of the queue in another process that has refused it
         for attempt in range(_MAX_ATTEMPTS):
             share = may_share and attempt < _MAX_ATTEMPTS - 1
             inflight = self._coalescer.find(parsed.key) if share else None
             is_new = inflight is None
             if inflight is None:
-                models = self._brownout.candidate_models(parsed.model.name, parsed.request.endpoint)
-                models = self._rules.allowed_models(exchange.tenant, models)
-                selection = self._selector.select(parsed, exchange.tenant, exchange.session_id, models)
+                models = self._candidate_models(exchange, parsed)
+                if plan is not None and waking is not None and not waking.has_engines(models):
+                    selection = Selection(_no_engines, parsed.request)
+                else:
+                    selection = self._selector.select(parsed, exchange.tenant, exchange.session_id, models)
                 exchange.adjusted_fields = selection.adjusted_fields
                 # With fields left out, the response does not match the key: it is neither shared nor stored.
                 exact = not selection.adjusted_fields
                 inflight = self._coalescer.start(
                     selection.request,
                     parsed.key if share and exact else None,
-                    self._new_record(exchange, parsed),
+                    self._new_record(exchange, parsed, plan),
                     selection.order_engines,
                     store_response=store_response if exact else None,
                     documents=parsed.parts.document_names(),
                     purge_position=self._purges.last_position,
                     replaced_entry_created=_created_of(lookup),
                 )
-            delivery = ResponseDelivery(inflight, parsed.request, exchange, is_initiator=is_new)
-            exchange.dispatched_at = time.perf_counter()
+            exchange.dispatched_at = now = time.perf_counter()
+            must_wait = plan is not None and waking is not None and waking.must_wait(plan)
+            # One queue sees to its own timeout. This client has waited in another process' queue before.
+            queue_time = (
+                max(_MIN_QUEUE_TIME, self._queue_timeout - (now - started_at))
+                if retry_after is not None and not must_wait
+                else None
+            )
+            delivery = ResponseDelivery(
+                inflight, parsed.request, exchange, is_initiator=is_new,
+                queue_time=queue_time, retry_after=retry_after or 1,
+            )  # fmt: skip
+            progress = None
+            if plan is not None and waking is not None and self._start_progress is not None:
+                waits = partial(_waits_for_start, waking, plan, inflight, must_wait=must_wait)
+                progress = self._start_progress(exchange, client, plan.model, waits)
             try:
                 body = await delivery.start()
-            except RetryRequest:  # continues below, with a new lookup
+            except RetryRequest as retry:  # continues below, with a new lookup
+                retry_after = retry.retry_after or retry_after
                 delivery.close()
             except BaseException:
                 delivery.close()
@@ -275,6 +310,9 @@ class Gateway:
                     return delivery
                 delivery.close()
                 return FullResponse(body, parsed.request.stream)
+            finally:
+                if progress is not None:
+                    progress.stop()
             if share and not isinstance(lookup, Bypass):  # another process may have stored it meanwhile
                 lookup = await self._lookup_again(exchange.trace, parsed)
                 if isinstance(lookup, Hit):
@@ -283,7 +321,19 @@ class Gateway:
                     self._record_lookup(exchange, lookup, parsed)
         raise AssertionError("an in-flight request that is not shared never asks for a retry")
 
-    def _new_record(self, exchange: Exchange, parsed: ParsedRequest) -> GenerationRecord:
+    def _candidate_models(self, exchange: Exchange, parsed: ParsedRequest) -> Sequence[str]:
+        models = self._brownout.candidate_models(parsed.model.name, parsed.request.endpoint)
+        return self._rules.allowed_models(exchange.tenant, models)
+
+    def _wait_plan(self, waking: Waking, exchange: Exchange, parsed: ParsedRequest) -> WaitPlan | None:
+        models = self._candidate_models(exchange, parsed)
+        order_engines = partial(self._order_engines_now, exchange, parsed, models)
+        return waking.plan(parsed.model.configured_name, models, parse_wait(exchange.prefer), order_engines)
+
+    def _order_engines_now(self, exchange: Exchange, parsed: ParsedRequest, models: Sequence[str]) -> Sequence[Engine]:
+        return self._selector.select(parsed, exchange.tenant, exchange.session_id, models).order_engines()
+
+    def _new_record(self, exchange: Exchange, parsed: ParsedRequest, plan: WaitPlan | None) -> GenerationRecord:
         # Engines get the request id only if the router has made it and no earlier attempt of this request has used it.
         # A client's id never goes to engines, because some connectors of vLLM read addresses out of request ids.
         is_ours = exchange.engine_request_id is None and not exchange.has_client_request_id
@@ -310,7 +360,25 @@ class Gateway:
             choices=choice_count(
                 parsed.request.fields, takes_prompt_list=isinstance(parsed.request.endpoint.input, Prompt)
             ),
+            wait_plan=plan,
         )
+
+
+def _waits_for_start(waking: Waking, plan: WaitPlan, inflight: InFlightRequest, *, must_wait: bool) -> bool:
+    """Whether an in-flight request waits for an engine to start, or has waited for it.
+
+    `must_wait`: it was known to have to, when the client's request joined it.
+    """
+    if must_wait:
+        return True
+    if not inflight.is_leader:  # of another process, which says nothing of that
+        return waking.must_wait(plan)
+    leader_plan = inflight.record.wait_plan
+    return leader_plan is not None and leader_plan.deadline is not None
+
+
+def _no_engines() -> Sequence[Engine]:
+    return ()
 
 
 def _created_of(lookup: Lookup) -> float | None:

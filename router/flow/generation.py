@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.errors import UPSTREAM, ApiError
+from router.flow.continuation import is_exact, run_to_end
 from router.flow.dispatch import Dispatcher
 from router.flow.engine_selection import EngineSelector
 from router.flow.exchange import GenerationRecord
@@ -31,6 +32,8 @@ async def run_generation(
         recorded = NotStoredReason.FALLBACK  # the key stands for the requested model's response
     if inflight.record.has_other_revision and isinstance(recorded, RecordedResponse):
         recorded = NotStoredReason.REVISION
+    if isinstance(recorded, RecordedResponse) and not is_exact(inflight.record, inflight.request):
+        recorded = NotStoredReason.CONTINUED
     if isinstance(recorded, NotStoredReason):
         inflight.record.not_stored_reason = recorded
     elif recorded is not None and store_response is not None:
@@ -44,14 +47,11 @@ async def _run_stream(
     stream = await dispatcher.start_stream(inflight.record, inflight.request, engines, inflight.publish)
     recorder = stream.recorder
     try:
-        await stream.run()
+        await run_to_end(dispatcher, inflight, engines, stream)
     except EngineError as error:
-        inflight.record.failed_attempts.append((stream.engine.name, error.reason))
         broken_off = ApiError(502, f"The response was interrupted: {error}.", kind=UPSTREAM, code="engine_failed")
         reason = NotStoredReason.ERROR if error.reason == "error-frame" else NotStoredReason.INCOMPLETE
         return GenerationResult(complete=False, error=broken_off, error_reason=error.reason, had_data=True), reason
-    finally:
-        stream.close()  # frees the slot before the response is stored and the subscribers get the end
     inflight.record.speculation = recorder.speculation
     recorded = recorder.recorded_response(inflight.request)
     return GenerationResult(

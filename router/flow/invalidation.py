@@ -32,6 +32,7 @@ from router.shared.breakers import Breakers
 from router.shared.drains import Drains
 from router.shared.inflight_leases import InFlightLeases
 from router.shared.purges import Purges
+from router.shared.retention import WorthRetention
 from router.shared.stored_keys import StoredKeys
 from router.store.local_cache import LocalCache
 from router.upstream.catalog import Catalog
@@ -57,6 +58,7 @@ class InvalidationHandler:
         announcements: Announcements,
         breakers: Breakers,
         stored_keys: StoredKeys,
+        retention: WorthRetention | None,
         on_adapters_changed: Callable[[], None],
     ) -> None:
         """`on_adapters_changed` is called when an administrator has loaded or unloaded an adapter, at any router."""
@@ -70,10 +72,13 @@ class InvalidationHandler:
         self._announcements = announcements
         self._breakers = breakers
         self._stored_keys = stored_keys
+        self._retention = retention
         self._on_adapters_changed = on_adapters_changed
         self._connected = False
         self._needs_read = False  # something may have changed since it was last read
         self._read_task: asyncio.Task[None] | None = None
+        self._announced = False  # an announcement has changed, and this process has not looked yet
+        self._announcements_task: asyncio.Task[None] | None = None
 
     def on_connected(self) -> None:
         self._connected = True
@@ -84,7 +89,7 @@ class InvalidationHandler:
         self._lose_sync()
 
     async def aclose(self) -> None:
-        await cancel_and_wait(self._read_task)
+        await cancel_and_wait(self._read_task, self._announcements_task)
 
     def on_keys_changed(self, keys: Sequence[bytes] | None) -> None:
         if keys is None:  # FLUSHALL or FLUSHDB
@@ -98,6 +103,8 @@ class InvalidationHandler:
             if is_entry_key(key):
                 entries.append(key)
                 self._seen_keys.add_key(key)
+                if self._retention is not None:
+                    self._retention.record_change(key)
             else:
                 self._on_control_key(key)
         self._local_cache.invalidate(entries)
@@ -108,8 +115,10 @@ class InvalidationHandler:
             self._purges.listening = False
             self._coalescer.on_sync_lost()
             self._schedule_read()
-        elif key in (DRAINS_KEY, ANNOUNCEMENTS_KEY, KEYS_RECORDS_KEY):
+        elif key in (DRAINS_KEY, KEYS_RECORDS_KEY):
             self._schedule_read()
+        elif key == ANNOUNCEMENTS_KEY:
+            self._schedule_announcements_read()
         elif key == ADAPTERS_KEY:
             self._on_adapters_changed()
         elif is_flight_key(key):
@@ -150,6 +159,18 @@ class InvalidationHandler:
             self._breakers.refresh()  # their notifications may have been missed as well
             self._local_cache.enable()
             self._coalescer.on_synced()
+
+    def _schedule_announcements_read(self) -> None:
+        # Apart from the others: launchers renew their announcements every few seconds, and that changes nothing else.
+        self._announced = True
+        if self._announcements_task is None or self._announcements_task.done():
+            self._announcements_task = asyncio.get_running_loop().create_task(self._read_announcements())
+
+    async def _read_announcements(self) -> None:
+        while self._announced:
+            self._announced = False  # before the read, as above
+            # A failure needs no retry: they are read every two seconds, and when a connection is back.
+            await self._announcements.try_apply_change()
 
     def _lose_sync(self) -> None:
         """Turns off, until everything missed is read, the local cache and joining in-flight requests of some age."""

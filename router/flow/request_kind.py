@@ -35,7 +35,7 @@ ResponseFacts = tuple[
 """The fields of ResponseKind."""
 
 RequestFacts = tuple[
-    ResponseFacts, str, str | None, str, str | None, RequestOutcome, str | None, bool, bool, bool, bool
+    ResponseFacts, str, str | None, str, str | None, RequestOutcome, str | None, bool, bool, bool, bool, bool
 ]
 """The fields of RequestKind, the response's as a tuple."""
 
@@ -69,6 +69,7 @@ class RequestKind(NamedTuple):
     - `path`: the endpoint's.
     - `has_engine_request_id`: engines got another id than the one that the client sent.
     - `has_generation`: it waited for a generation, its own or another request's.
+    - `was_continued`: a second engine went on with the stream of that generation.
     - For the others, see Exchange.
     """
 
@@ -83,6 +84,7 @@ class RequestKind(NamedTuple):
     has_engine_request_id: bool
     has_generation: bool
     has_trace_id: bool
+    was_continued: bool
 
 
 def response_facts(exchange: Exchange) -> ResponseFacts:
@@ -104,6 +106,7 @@ def response_facts(exchange: Exchange) -> ResponseFacts:
 
 
 def request_facts(exchange: Exchange) -> RequestFacts:
+    generation = exchange.generation
     return (
         response_facts(exchange),
         exchange.tenant,
@@ -114,8 +117,9 @@ def request_facts(exchange: Exchange) -> RequestFacts:
         exchange.error_reason,
         exchange.first_token_at is not None,
         exchange.has_client_request_id and exchange.engine_request_id is not None,
-        exchange.generation is not None,
+        generation is not None,
         exchange.trace_id is not None,
+        generation is not None and bool(generation.continuations) and bool(generation.continued),
     )
 
 

@@ -67,12 +67,13 @@ class EngineAttempt:
     """One request to an engine.
 
     `number`: from 1, over all engines. `error_type`: why it failed; None if it succeeded or has not ended.
+    `continued_tokens`: if it went on with a stream, the tokens that had been generated; else None.
     `connect_seconds`: how long a new connection took; None for a connection that was open already.
     """
 
     __slots__ = (
-        "address", "connect_seconds", "ended_at", "engine", "error_type", "model", "number", "span_id", "started_at",
-        "status",
+        "address", "connect_seconds", "continued_tokens", "ended_at", "engine", "error_type", "model", "number",
+        "span_id", "started_at", "status",
     )  # fmt: skip
 
     def __init__(self, engine: TracedEngine, number: int, span_id: int) -> None:
@@ -86,6 +87,7 @@ class EngineAttempt:
         self.error_type: str | None = None
         self.status: int | None = None
         self.connect_seconds: float | None = None
+        self.continued_tokens: int | None = None
 
 
 class RequestTrace:
@@ -163,6 +165,10 @@ class GenerationTrace:
         if self.attempts and self.attempts[-1].ended_at is None:
             self.attempts[-1].ended_at = time.perf_counter()
             self.attempts[-1].error_type = error_type
+
+    def on_continued(self, tokens: int) -> None:
+        """The last attempt goes on with a stream of which so many tokens had been generated."""
+        self.attempts[-1].continued_tokens = tokens
 
     def start_write(self) -> None:
         self.end_attempt()

@@ -5,6 +5,8 @@ end. Here the end becomes what the client sees: the response converted to the ot
 an error event, an ApiError, or another attempt. The facts about it go into the client's Exchange.
 """
 
+import asyncio
+import contextlib
 import time
 from typing import Final
 
@@ -12,16 +14,25 @@ from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.engine_errors import is_refusal
 from router.core.endpoints.replay import replay
 from router.errors import UPSTREAM, ApiError
+from router.flow.admission import queue_timeout
 from router.flow.exchange import Exchange
 from router.flow.inflight import InFlightRequest, TrySend
 from router.flow.result import GenerationResult
 
-LEADER_LOCAL_ERRORS: Final = ("queue_timeout", "queue_full", "tenant_queue_full", "out_of_resources")
+QUEUE_ERRORS: Final = ("queue_timeout", "queue_full", "tenant_queue_full")
+LEADER_LOCAL_ERRORS: Final = (*QUEUE_ERRORS, "out_of_resources", "stopping")
 """Error codes that concern only the leader's process. A follower retries: its own process may have capacity."""
 
 
 class RetryRequest(Exception):  # noqa: N818 - a signal to the gateway, not an error
-    """The in-flight request has no response for this client. It has received nothing yet, so it may start over."""
+    """The in-flight request has no response for this client. It has received nothing yet, so it may start over.
+
+    `retry_after`: in seconds, of the error if it has waited in the queue of another process; None: it has not.
+    """
+
+    def __init__(self, *, retry_after: int | None = None) -> None:
+        super().__init__()
+        self.retry_after = retry_after
 
 
 class ResponseDelivery:
@@ -34,17 +45,26 @@ class ResponseDelivery:
     - `close` must be called when the client needs nothing more; when the last client leaves, the engine is freed.
     """
 
-    __slots__ = ("_exchange", "_inflight", "_is_initiator", "_request", "_subscriber", "finished")
+    __slots__ = (
+        "_exchange", "_inflight", "_is_initiator", "_queue_time", "_request", "_retry_after", "_subscriber", "finished",
+    )  # fmt: skip
 
     def __init__(
-        self, inflight: InFlightRequest, request: InferenceRequest, exchange: Exchange, *, is_initiator: bool = False
-    ) -> None:
-        """`is_initiator`: the in-flight request was started for this client, so it gets the leader's error as it is."""
+        self, inflight: InFlightRequest, request: InferenceRequest, exchange: Exchange, *, is_initiator: bool = False,
+        queue_time: float | None = None, retry_after: int = 1,
+    ) -> None:  # fmt: skip
+        """`is_initiator`: the in-flight request was started for this client, so it gets the leader's error as it is.
+
+        `queue_time`: seconds that are left of the client's time in queues; then `start` raises `queue_timeout`, unless
+        an engine has the request. None: the queue sees to that. `retry_after`: of that error, in seconds.
+        """
         self._inflight = inflight
         self._request = request
         self._exchange = exchange
         exchange.generation = inflight.record
         self._is_initiator = is_initiator
+        self._queue_time = queue_time
+        self._retry_after = retry_after
         self._subscriber = inflight.subscribe()
         self.finished = False
 
@@ -52,6 +72,8 @@ class ResponseDelivery:
         inflight = self._inflight
         # The form of the response is known once there is data or a result: another process may lead it for a JSON
         # client, and then there are no frames, only a result.
+        if self._queue_time is not None:
+            await self._wait_in_queue(self._queue_time)
         await self._subscriber.wait_until_started(needs_end=not self._request.stream)
         if self._subscriber.overrun and inflight.result is None and not self._request.stream:
             # It waits for the end, and the frames have grown beyond what is buffered for it. A retry does not join.
@@ -76,6 +98,15 @@ class ResponseDelivery:
             raise RetryRequest
         return body
 
+    async def _wait_in_queue(self, seconds: float) -> None:
+        """Returns once there is a token or a result, or an engine has the request at the end of the time."""
+        inflight = self._inflight
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._subscriber.wait_until_started(needs_end=False)
+        if inflight.result is None and not inflight.has_data and inflight.record.engine is None:
+            raise queue_timeout(self._retry_after)
+
     async def read(self, try_send: TrySend | None = None) -> bytes:
         if self.finished:
             return b""
@@ -96,7 +127,7 @@ class ResponseDelivery:
         if self._is_initiator and self._inflight.is_leader:
             return error
         if not self._inflight.is_leader and error.code in LEADER_LOCAL_ERRORS:
-            return RetryRequest()
+            return RetryRequest(retry_after=(error.retry_after or 1) if error.code in QUEUE_ERRORS else None)
         # A generation that broke off may succeed at another attempt. A refusal may concern a field that is not part of
         # the key, such as `priority`, which this request may lack or have with another value.
         return RetryRequest() if result.had_data or is_refusal(error.status) else error

@@ -14,6 +14,7 @@ from router.flow.parsed_request import ParsedRequest
 from router.flow.request_trace import GenerationTrace
 from router.shared.purges import Purges
 from router.shared.recent_prompts import PromptSample, RecentPrompts
+from router.shared.retention import WorthRetention
 from router.store.entry_store import EntryStore, WriteResult
 
 
@@ -22,14 +23,19 @@ class ResponseStorage:
 
     def __init__(
         self, *, store: EntryStore, purges: Purges, seen_keys: SeenKeys, cache_policy: CachePolicy,
-        recent_prompts: RecentPrompts, record_write: Callable[[str], None], clock: Callable[[], float],
+        recent_prompts: RecentPrompts, retention: WorthRetention | None,
+        record_write: Callable[[str], None], clock: Callable[[], float],
     ) -> None:  # fmt: skip
-        """`record_write` gets the result of every write of an entry. `clock`: see Gateway."""
+        """`retention`: None keeps every entry for its TTL. `record_write` gets the result of every write of an entry.
+
+        `clock`: see Gateway.
+        """
         self._store = store
         self._purges = purges
         self._seen_keys = seen_keys
         self._cache_policy = cache_policy
         self._recent_prompts = recent_prompts
+        self._retention = retention
         self._record_write = record_write
         self._clock = clock
 
@@ -66,7 +72,8 @@ class ResponseStorage:
             if record.trace is not None:
                 record.trace.start_write()
             on_written = partial(self._on_written, parsed.part_hashes, sample, record.trace)
-            self._store.put(parsed.key.text, entry, purge_position, on_written)
+            kept = None if self._retention is None else self._retention.lifetime(parsed.key.text, entry)
+            self._store.put(parsed.key.text, entry, purge_position, on_written, kept)
 
         return store_response
 

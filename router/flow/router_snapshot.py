@@ -30,9 +30,10 @@ class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     compiled: bool
     started_at: float
+    supervisor: int | None
 
 
-def identify_process(now: float) -> ProcessIdentity:
+def identify_process(now: float, *, is_worker: bool) -> ProcessIdentity:
     return ProcessIdentity(
         id=secrets.token_hex(8),
         host=socket.gethostname(),
@@ -40,6 +41,7 @@ def identify_process(now: float) -> ProcessIdentity:
         version=build_version(),
         compiled=is_compiled(),
         started_at=round(now, 3),
+        supervisor=os.getppid() if is_worker else None,
     )
 
 

@@ -128,7 +128,9 @@ def _models(models: list[ModelSettings], served: set[str]) -> Iterator[Mistake]:
             yield Mistake((*place, "fallback"), message, reads=((*place, "name"),))
         elif model.fallback is not None and model.fallback not in names:
             yield Mistake((*place, "fallback"), _no_model(model.fallback, names), reads=(_ALL_MODELS,))
-        if model.name not in served:
+        if model.wake is not None and model.wake <= 0:
+            yield Mistake((*place, "wake"), _NOTHING)
+        if model.name not in served and model.wake is None:  # else engines of it may announce themselves
             message = "has no engine; add an [[engine]] with this model"
             yield Mistake((*place, "name"), message, reads=(("engine", None, "model"),))
     yield from _repeated(all_names)

@@ -18,6 +18,7 @@ from msgspec import Meta
 from router.addresses import base_url
 from router.core.cache.key import ContextMarkers
 from router.core.cache.policy import RemoteContentPolicy, StorePolicy
+from router.core.cache.retention import Retention
 from router.core.quota.priority import MAX_PRIORITY, MIN_PRIORITY
 from router.core.types import DEFAULT_TENANT, EngineTask, Task
 from router.settings.profiles import ProfileName
@@ -95,6 +96,7 @@ class CacheSettings(Strict, frozen=True):
     url: Secret = EMBEDDED
     ttl: Seconds = Seconds(86400)
     stale_if_error: Seconds = Seconds(3600)
+    retention: Retention = "ttl"
     max_entry: Bytes = Bytes(1 << 20)
     local: Bytes = Bytes(64 << 20)
     store: StorePolicy = "all"
@@ -140,11 +142,15 @@ class TenantSettings(Strict, frozen=True):
 
 
 class ModelSettings(Strict, frozen=True):
+    """`wake`: how long a request waits for an engine to start; None is not at all, see router.flow.waking."""
+
     name: Name
     aliases: list[str] = []
     revision: str = ""
     auto: list[Task] = []
     fallback: str | None = None
+    wake: Seconds | None = None
+    resume: bool = True
 
 
 class LaunchSettings(Strict, frozen=True):
@@ -242,6 +248,12 @@ class TimeoutSettings(Strict, frozen=True):
     queue: Seconds = Seconds(10)
 
 
+class RetrySettings(Strict, frozen=True):
+    """`continuations` of one stream by other engines; see router.core.endpoints.continuation."""
+
+    continuations: Annotated[int, Meta(ge=0, le=10)] = 2
+
+
 class WatchdogSettings(Strict, frozen=True):
     """`max_restarts` in an hour; `restart_after`: None is never; `max_temperature` in degrees Celsius."""
 
@@ -280,6 +292,7 @@ class Settings(Strict, frozen=True):
     engine: list[EngineSettings] = []
     breaker: BreakerSettings = BreakerSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
+    retry: RetrySettings = RetrySettings()
     watchdog: WatchdogSettings = WatchdogSettings()
     tracing: TracingSettings = TracingSettings()
 

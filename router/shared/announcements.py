@@ -3,6 +3,7 @@
     rh:1:engine:announced     a hash
         engine/NAME  ->  TIME OWNER JSON     an engine, see AnnouncedEngine; JSON is `-` once it is withdrawn
         model/NAME   ->  JSON                the revision that a switch has given to a model, see ModelRevision
+        changed      ->  TIME                when something changed that a router applies at once
 
 Theory of operation. A launcher writes its engines again every few seconds, and TIME, in microseconds of Redis' clock,
 changes each time. A router drops an engine whose TIME has not changed for LEASE seconds. It counts only seconds between
@@ -12,6 +13,10 @@ again. So a withdrawal is stored explicitly. Only an engine that a router sees f
 clock: its launcher may have ended long ago. If that is wrong, the next renewal shows it.
 
 OWNER names the launcher. While a lease holds, another launcher cannot announce an engine of the same name.
+
+Redis notifies every router process of each renewal, and the hash has 400 bytes for each engine. So upon a notification,
+a process reads only `changed`, and the hash if that is new. It reads the hash every few seconds in any case: for the
+leases, for values that are only shown (temperature, power, restarts), and for launchers that do not write `changed`.
 """
 
 import logging
@@ -42,23 +47,34 @@ _MAX_VALUE: Final = 4096  # bytes
 _RETENTION: Final = 3600  # seconds for which a field stays in Redis after its last renewal
 _ENGINE_FIELD: Final = "engine/"
 _MODEL_FIELD: Final = "model/"
+_CHANGED_FIELD: Final = "changed"
 _MAX_DIGITS: Final = 16  # of TIME
 _WITHDRAWN: Final = b"-"
 
 # ARGV: the lease and the retention in microseconds, the owner, the number of engines, then for each its
 # field and JSON, then pairs of other fields and values. All are written, or nothing is. Returns the fields that another
-# owner holds.
+# owner holds. `applied` is what routers apply at once; its patterns match no text in a string of the JSON, where each
+# quote has a backslash.
 _WRITE_SCRIPT: Final = """
+local function applied(body)
+  body = string.gsub(body, ',"temperature_celsius":[^,}]*', '')
+  body = string.gsub(body, ',"power_watts":[^,}]*', '')
+  return (string.gsub(body, ',"restarts":{[^}]*}', ''))
+end
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local held, last = {}, 4 + 2 * ARGV[4]
+local held, last, changed = {}, 4 + 2 * ARGV[4], false
 for i = 5, last, 2 do
   local renewed, owner, body = string.match(redis.call('HGET', KEYS[1], ARGV[i]) or '', '^(%d+) (%S+) (.+)$')
-  if renewed and body ~= '-' and owner ~= ARGV[3] and math.abs(now - renewed) < tonumber(ARGV[1]) then
+  local holds = renewed and math.abs(now - renewed) < tonumber(ARGV[1])
+  if holds and body ~= '-' and owner ~= ARGV[3] then
     held[#held + 1] = ARGV[i]
   end
+  changed = changed or not holds or applied(body) ~= applied(ARGV[i + 1])
 end
 if #held > 0 then return held end
+for i = last + 1, #ARGV, 2 do changed = changed or redis.call('HGET', KEYS[1], ARGV[i]) ~= ARGV[i + 1] end
+if changed then redis.call('HSET', KEYS[1], 'changed', string.format('%.0f', now)) end
 for i = 5, last, 2 do
   redis.call('HSET', KEYS[1], ARGV[i], string.format('%.0f', now) .. ' ' .. ARGV[3] .. ' ' .. ARGV[i + 1])
 end
@@ -142,6 +158,10 @@ def held_by_others(reply: Sequence[bytes]) -> list[str]:
 
 def read_command() -> Command:
     return ("HGETALL", ANNOUNCEMENTS_KEY)
+
+
+def read_changed_command() -> Command:
+    return ("HGET", ANNOUNCEMENTS_KEY, _CHANGED_FIELD)
 
 
 def read_held_command() -> Command:
@@ -245,6 +265,7 @@ class Announcements:
         self._clock = clock
         self._redis_clock = redis_clock
         self._warnings: set[str] = set()  # those that are logged; the hash is read every few seconds
+        self._changed: bytes | None = None  # the field `changed` as last read, with the rest
         self._leases: dict[str, _Lease] = dict(previous._leases) if previous is not None else {}  # noqa: SLF001 - its own kind
         self._read_at: float | None = previous._read_at if previous is not None else None  # noqa: SLF001 - as above
         self.fleet: Fleet = previous.fleet if previous is not None else Fleet()
@@ -252,6 +273,15 @@ class Announcements:
     async def try_refresh(self) -> None:
         try:
             await self.refresh()
+        except RedisDownError:
+            log.debug("Redis is down: the announced engines stay as last read")
+
+    async def try_apply_change(self) -> None:
+        """To be called when the hash has changed: reads it, unless only leases were renewed."""
+        try:
+            (changed,) = await self._pipeline.execute(read_changed_command())
+            if changed is None or changed != self._changed:
+                await self.refresh()
         except RedisDownError:
             log.debug("Redis is down: the announced engines stay as last read")
 
@@ -267,6 +297,7 @@ class Announcements:
         gap = min(now - self._read_at, _MAX_GAP) if self._read_at is not None else 0.0
         self._read_at = now
         warnings: set[str] = set()
+        self._changed = dict(_pairs(reply)).get(_CHANGED_FIELD)
         self._update_leases(decode_engines(reply, warnings.add), gap)
         # Revisions are kept like engines: a Redis that was emptied must not bring back answers of the old revision.
         revisions = {**self.fleet.revisions, **decode_revisions(reply, warnings.add)}

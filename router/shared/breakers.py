@@ -167,6 +167,10 @@ class Breakers:
             return False
         return True
 
+    def probe_is_claimed(self, engine: str) -> bool:
+        """Whether `claim_probe` returns False for now, without a wait."""
+        return self._claim_retry_at.get(engine, 0.0) > self._clock()
+
     def release_probe(self, engine: str) -> None:
         """To be called after the probe's result was reported, so that its state is written before the release."""
         self._claim_retry_at.pop(engine, None)

@@ -7,6 +7,7 @@ that does not fit is not counted until the dict is emptied. The counts in Redis 
 those of its most popular entries are kept.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from router.core.cache.key_parts import KeyParts
@@ -32,11 +33,17 @@ class HitCounter:
     - Counts whose commands are lost are not added again: hits are for information, not for billing.
     """
 
-    __slots__ = ("_hits", "_max_entries")
+    __slots__ = ("_hits", "_max_entries", "_renewals")
 
-    def __init__(self, max_entries: int = MAX_COUNTED_ENTRIES) -> None:
+    def __init__(
+        self,
+        max_entries: int = MAX_COUNTED_ENTRIES,
+        renewals: Callable[[Iterable[str]], list[Command]] = lambda keys: [],
+    ) -> None:
+        """`renewals`: further commands for the entries that were hit; see WorthRetention and LocalHits."""
         self._hits: dict[str, int] = {}
         self._max_entries = max_entries
+        self._renewals = renewals
 
     def record_hit(self, key: str) -> None:
         hits = self._hits
@@ -48,7 +55,7 @@ class HitCounter:
     def take_commands(self) -> list[Command]:
         """The commands for Redis, in the order in which they must be sent."""
         hits, self._hits = self._hits, {}
-        commands: list[Command] = []
+        commands = self._renewals(hits)
         tenants: dict[str, None] = {}
         for key, count in hits.items():
             counts = hits_key(KeyParts.parse(key).tenant)

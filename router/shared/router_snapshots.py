@@ -105,22 +105,31 @@ def router_rows(snapshots: Iterable[RouterSnapshot], now: float) -> tuple[Router
 
 
 def merge_engines(snapshots: Iterable[RouterSnapshot]) -> tuple[EngineRow, ...]:
-    """Each engine as the first of these processes sees it that has it, with the loads of all added up."""
+    """Each engine as the first of these processes sees it that has it, with the loads of all added up.
+
+    The workers of a router have one limit together, so it counts once.
+    """
     rows: dict[str, EngineRow] = {}
+    counted: set[tuple[object, ...]] = set()
     for snapshot in snapshots:
+        router = snapshot.router
         for engine in snapshot.engines:
+            # A process without a supervisor is a router of its own.
+            limit_of = (engine.name, router.host, router.supervisor or router.id)
             known = rows.get(engine.name)
-            rows[engine.name] = EngineRow(**asdict(engine)) if known is None else _with_load_of(known, engine)
+            if known is None:
+                rows[engine.name] = EngineRow(**asdict(engine))
+            else:
+                rows[engine.name] = _with_load_of(known, engine, adds_limit=limit_of not in counted)
+            counted.add(limit_of)
     return tuple(rows.values())
 
 
-def _with_load_of(row: EngineRow, other: EngineRow) -> EngineRow:
-    limits = (row.max_in_flight, other.max_in_flight)
-    return replace(
-        row,
-        in_flight=row.in_flight + other.in_flight,
-        max_in_flight=None if limits[0] is None or limits[1] is None else limits[0] + limits[1],
-    )
+def _with_load_of(row: EngineRow, other: EngineRow, *, adds_limit: bool) -> EngineRow:
+    limit = row.max_in_flight
+    if adds_limit:
+        limit = None if limit is None or other.max_in_flight is None else limit + other.max_in_flight
+    return replace(row, in_flight=row.in_flight + other.in_flight, max_in_flight=limit)
 
 
 def merge_models(snapshots: Iterable[RouterSnapshot], engines: Sequence[EngineRow]) -> tuple[ModelRow, ...]:

@@ -16,6 +16,7 @@ class RouterRow(msgspec.Struct, frozen=True, kw_only=True):
 
     - `in_flight`: requests to the endpoints that generate which it is answering; `queued`: those of them that wait for
       an engine.
+    - `supervisor`: for a worker, the process id of its supervisor, which all workers of a router have in common.
     - `seen`: seconds since it published its state. `compiled`: whether it runs compiled modules.
     """
 
@@ -29,13 +30,14 @@ class RouterRow(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     seen: float
     draining: bool
+    supervisor: int | None = None
 
 
 class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     """An engine as the router process that answers sees it; as another one does, if only that one has it.
 
     - `draft`: the draft model or method of speculation, if the configuration names one.
-    - `in_flight`: requests of all router processes to it; `max_in_flight`: the sum of their limits, None for no limit.
+    - `in_flight`: requests of all router processes to it; `max_in_flight`: the sum of their limits, None for none.
     - `running`, `waiting`, `kv_cache_usage` to `spec_tokens_per_step`: the engine's own metrics; ratios are 0 to 1.
     - `restarts`: by the watchdog since its launcher started. These, temperature and power: of announced engines only.
     """

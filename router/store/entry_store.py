@@ -124,8 +124,14 @@ class EntryStore:
         with contextlib.suppress(RedisDownError):
             self._pipeline.send(("EVAL", _DELETE_IF_UNCHANGED_SCRIPT, 1, key, created, checksum))
 
-    def put(self, key: str, entry: Entry, since: PurgePosition, on_written: Callable[[WriteResult], None]) -> None:
-        """Store an entry for its lifetime. `since`: the purge position at which its generation began."""
+    def put(
+        self, key: str, entry: Entry, since: PurgePosition, on_written: Callable[[WriteResult], None],
+        lifetime: float | None = None,
+    ) -> None:  # fmt: skip
+        """Store an entry. `since`: the purge position at which its generation began.
+
+        `lifetime`: seconds until Redis deletes it; by default until it is neither fresh nor kept as a stale entry.
+        """
         size = entry.size + 1024  # with room for the key and the other fields
         if self._purges.covers(key, entry.documents, since):
             on_written("purged")
@@ -136,7 +142,9 @@ class EntryStore:
         write = _PendingWrite(key, entry.documents, since, size, self._purges.next_fetch(), on_written)
         try:
             self._pipeline.send(
-                _encode_put(key, entry, self._purges.last_position),
+                encode_put(
+                    key, entry, self._purges.last_position, entry.ttl + entry.stale if lifetime is None else lifetime
+                ),
                 after_previous(write.purge_fetch.command),
                 size=size,
                 on_reply=partial(self._on_write_reply, write),
@@ -203,9 +211,10 @@ class _PendingWrite:
         self.on_written = on_written
 
 
-def _encode_put(key: str, entry: Entry, mark: PurgePosition) -> EncodedCommand:
+def encode_put(key: str, entry: Entry, mark: PurgePosition, lifetime: float) -> EncodedCommand:
+    """The command that writes an entry, which Redis keeps for `lifetime` seconds."""
     count, words = encode_entry(entry, mark)
-    encoded_key, lifetime = key.encode(), b"%d" % max(1, int((entry.ttl + entry.stale) * 1000))
+    encoded_key, expiry = key.encode(), b"%d" % max(1, int(lifetime * 1000))
     return b"".join(
-        [_PUT_TEMPLATE % (_PUT_WORD_COUNT + count, len(encoded_key), encoded_key, len(lifetime), lifetime), *words]
+        [_PUT_TEMPLATE % (_PUT_WORD_COUNT + count, len(encoded_key), encoded_key, len(expiry), expiry), *words]
     )

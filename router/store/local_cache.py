@@ -60,6 +60,10 @@ class LocalCache:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def holds(self, key: str) -> bool:
+        """Whether there is a copy, which need not be valid any more."""
+        return key in self._entries
+
     @property
     def size(self) -> int:
         """Approximate memory use in bytes."""

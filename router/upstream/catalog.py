@@ -7,6 +7,8 @@ from typing import Final
 import msgspec
 
 from router.core.quota.model_access import ModelAccess
+from router.core.resilience.asleep import EngineFacts, is_asleep
+from router.core.resilience.breaker import BreakerState
 from router.core.types import AUTO, Task
 from router.errors import bad_request, unknown_model
 from router.shared.announcements import AnnouncedEngine
@@ -14,6 +16,9 @@ from router.upstream.adapters import Adapter, ListedAdapter, adapter_name, adapt
 from router.upstream.engine import Engine
 
 log = logging.getLogger("roundhouse.engines")
+
+BreakerStates = Callable[[str], BreakerState]
+"""The state of an engine's breaker, by the engine's name."""
 
 MAX_FALLBACKS: Final = 3
 """Maximum length of a fallback chain, without the requested model itself."""
@@ -26,7 +31,8 @@ class Model(msgspec.Struct, frozen=True):
     """A model as clients know it. `auto`: the tasks for which a request for the model `auto` may get it.
 
     `fallback`: the name of the model that answers if no engine of this one can. `adapter`: None for a model of the
-    configuration. `reported_name`: the name in metrics and log lines.
+    configuration. `reported_name`: the name in metrics and log lines. `wake`: seconds that a request waits for an
+    engine to start; None: it does not.
     """
 
     name: str
@@ -36,6 +42,7 @@ class Model(msgspec.Struct, frozen=True):
     fallback: str | None = None
     adapter: Adapter | None = None
     reported_name: str = ""
+    wake: float | None = None
 
     def __post_init__(self) -> None:
         if not self.reported_name:
@@ -186,7 +193,12 @@ class Catalog:
     def set_announced(self, announced: Mapping[str, AnnouncedEngine]) -> None:
         """The state of announced engines, by name. Engines that are not in the catalog are ignored."""
         for engine in self.engines.values():
-            engine.set_announced(announced.get(engine.name))
+            try:
+                engine.set_announced(announced.get(engine.name))
+            except OSError as error:  # the disk is full, for example
+                log.warning(
+                    "engine %s: the workers do not count its requests together: %s", engine.name, error.strerror
+                )
 
     def fallback_chain(self, model: str) -> Sequence[str]:
         """A model and its fallbacks in their order; at most MAX_FALLBACKS, none twice.
@@ -195,13 +207,39 @@ class Catalog:
         """
         return self._fallback_chains.get(model) or (model,)
 
-    def ready(self, takes_work: Callable[[str], bool]) -> bool:
-        """Whether each model, or a fallback of it, has an engine that is up, not drained, and takes work."""
-        return all(self._can_answer(model.name, takes_work) for model in self.models)
+    def ready(self, breaker_state: BreakerStates) -> bool:
+        """Whether each model, or a fallback of it, has an engine that is up, not drained, and takes work.
 
-    def _can_answer(self, model: str, takes_work: Callable[[str], bool]) -> bool:
-        engines = [engine for name in self.fallback_chain(model) for engine in self._engines_by_model[name]]
-        return any(engine.up and not engine.drained and takes_work(engine.name) for engine in engines)
+        A model whose requests may wait for an engine to start counts as well while it is asleep.
+        """
+        return all(self._can_answer(model, breaker_state) for model in self.models)
+
+    def _can_answer(self, model: Model, breaker_state: BreakerStates) -> bool:
+        engines = [engine for name in self.fallback_chain(model.name) for engine in self._engines_by_model[name]]
+        return any(
+            engine.up and not engine.drained and breaker_state(engine.name) is not BreakerState.OPEN
+            for engine in engines
+        ) or (model.wake is not None and self.is_asleep(model.name, breaker_state))
+
+    # -- engines that are started on demand ---------------------------------------------------------------------------
+
+    def is_asleep(self, model: str, breaker_state: BreakerStates) -> bool:
+        """Whether a request for this model of the configuration could only wait for an engine to start."""
+        engines = self._engines_by_model[model]
+        return is_asleep(EngineFacts(each.up, each.drained, breaker_state(each.name)) for each in engines)
+
+    def asleep_engines(self, breaker_state: BreakerStates) -> Mapping[str, bool]:
+        """The engines of the models whose requests may wait for one to start: whether the model is asleep."""
+        waking = [model.name for model in self.models if model.wake is not None]
+        states = {name: self.is_asleep(name, breaker_state) for name in waking}
+        return {engine.name: asleep for name, asleep in states.items() for engine in self._engines_by_model[name]}
+
+    def replace_engines(self, model: str, engines: Sequence[Engine]) -> None:
+        """From now on, the model has these engines. The others are still found by name, for requests that use them."""
+        self._engines_by_model[model][:] = engines
+        self.engines.update((engine.name, engine) for engine in engines)
+        self._families_by_model[model] = frozenset(engine.family for engine in engines)
+        self.update_adapters()
 
 
 def _fallback_chain(model: str, fallbacks: Mapping[str, str | None]) -> Sequence[str]:

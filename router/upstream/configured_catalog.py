@@ -1,7 +1,7 @@
 """The catalog that the settings describe."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, overload
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -9,8 +9,10 @@ import msgspec
 from router.settings import Settings
 from router.settings.tables import EngineSettings, LaunchSettings
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import UNBOUNDED_IN_FLIGHT, Engine
+from router.upstream.engine import Engine
 from router.upstream.engine_kinds import stated_traits
+from router.upstream.process_slots import ProcessSlots
+from router.upstream.shared_slots import SharedSlots
 
 # The memory belongs to them, because a draft needs some of it.
 _DRAFT_SETTINGS: Final = (
@@ -19,13 +21,18 @@ _DRAFT_SETTINGS: Final = (
 )  # fmt: skip
 
 
-def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = None) -> Catalog:
+def build_catalog(
+    settings: Settings, old: tuple[Settings, Catalog] | None = None, slots: SharedSlots | ProcessSlots | None = None
+) -> Catalog:
     """The configured models and engines; each URL of an engine with several becomes an engine of its own.
 
+    `slots`: see Engine.
     An engine whose settings are as in `old` is the same object, so its in-flight count continues. One with the same
     name and URL but other settings inherits the state of the old one.
     """
-    models = [Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto), m.fallback) for m in settings.model]
+    models = [
+        Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto), m.fallback, wake=m.wake) for m in settings.model
+    ]
     revisions = {model.name: model.revision for model in settings.model}
     engines = []
     for engine in settings.engine:
@@ -39,6 +46,7 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
                 previous.revision = _own_revision(engine, revisions)
                 engines.append(previous)
                 continue
+            same = previous if previous is not None and previous.url == url else None
             created = Engine(
                 name=name,
                 model=engine.model,
@@ -50,17 +58,18 @@ def build_catalog(settings: Settings, old: tuple[Settings, Catalog] | None = Non
                 has_draft=engine.launch is not None and engine.launch.speculation_method is not None,
                 draft=(engine.launch.draft or engine.launch.speculation_method) if engine.launch is not None else None,
                 baseline=_baseline(engine, settings.engine),
-                max_in_flight=share_of_worker(engine.max_in_flight, settings.router.workers),
+                max_in_flight=engine.max_in_flight,
                 headers=engine.request_headers,
                 ca_file=engine.ca_file,
                 kind="vllm" if engine.launch is not None else engine.kind,
                 stated_traits=stated_traits(engine),
-                share_of_unbounded=share_of_worker(UNBOUNDED_IN_FLIGHT, settings.router.workers),
+                slots=slots,
+                announced=same.announced if same is not None else None,
                 share=engine.share,
                 revision=_own_revision(engine, revisions),
             )
-            if previous is not None and previous.url == url:
-                created.inherit_state(previous)
+            if same is not None:
+                created.inherit_state(same)
             engines.append(created)
     return Catalog(models, engines, old[1].reported_adapters if old is not None else None)
 
@@ -101,13 +110,3 @@ def _without_draft(launch: LaunchSettings) -> LaunchSettings:
 
 def _hosts(engine: EngineSettings) -> frozenset[str | None]:
     return frozenset(urlsplit(address).hostname for address in engine.addresses)
-
-
-@overload
-def share_of_worker(max_in_flight: int, workers: int) -> int: ...
-@overload
-def share_of_worker(max_in_flight: int | None, workers: int) -> int | None: ...
-def share_of_worker(max_in_flight: int | None, workers: int) -> int | None:
-    """How many of the requests that an engine may have at a time are one worker process' own."""
-    # Workers do not count together, so each enforces its share; at least one, or no worker could use the engine.
-    return None if max_in_flight is None else max(1, max_in_flight // workers)

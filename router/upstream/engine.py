@@ -18,15 +18,14 @@ from router.shared.announcements import AnnouncedEngine
 from router.upstream.adapters import Adapter, ListedAdapter
 from router.upstream.energy import EnergyMeter
 from router.upstream.engine_kinds import traits_of
+from router.upstream.process_slots import ProcessEngineSlots, ProcessSlots
+from router.upstream.shared_slots import EngineSlots, SharedSlots
 from router.upstream.unserved_paths import UnservedPaths
 
 log = logging.getLogger("roundhouse.engines")
 
 UNBOUNDED_IN_FLIGHT: Final = 256
-"""The bound that a capacity below 1 is a share of, at an engine without a bound: vLLM's default of max_num_seqs.
-
-It is the bound of all worker processes of a router together.
-"""
+"""The bound that a capacity below 1 is a share of, at an engine without a bound: vLLM's default of max_num_seqs."""
 
 _MIN_SECRET: Final = 8  # bytes; shorter texts are no secrets, and may be part of any message
 _NONE_STATED: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -61,7 +60,8 @@ class Engine:
     - `up`: None before the first check.
     - `family`: the engine of the configuration that it is a replica of.
     - `max_model_len`: its context length in tokens, from the configuration or from the engine itself.
-    - `external_load`: requests of others than this router process at the last check; None is unknown.
+    - `in_flight`: requests of this process. `max_in_flight`: the limit of all workers of this router; None for none.
+    - `external_load`: requests of others at the last check, see `load`; None is unknown.
     - `has_draft`: whether it has a draft model; None is unknown.
     - `draft`: the draft model, or the method of speculation, of the configuration; None if it names none.
     - `drafts`: measurements of the draft, by task. `tokens_per_step_by_bin`: by bin of the classifier's score.
@@ -77,12 +77,13 @@ class Engine:
     """
 
     __slots__ = (
+        "_all_slots",
         "_ca_file",
         "_configured_kind",
         "_headers",
         "_max_in_flight_at_full_capacity",
         "_max_model_len_is_configured",
-        "_share_of_unbounded",
+        "_slots",
         "_stated_traits",
         "_targets",
         "adapters",
@@ -128,7 +129,8 @@ class Engine:
         has_draft: bool = False,
         draft: str | None = None,
         baseline: str | None = None,
-        share_of_unbounded: int = UNBOUNDED_IN_FLIGHT,
+        slots: SharedSlots | ProcessSlots | None = None,
+        announced: AnnouncedEngine | None = None,
         headers: Mapping[str, str] | None = None,
         ca_file: str | None = None,
         kind: EngineKind | None = None,
@@ -136,9 +138,10 @@ class Engine:
         share: int | None = None,
         revision: str | None = None,
     ) -> None:
-        """`max_in_flight`: maximum number of concurrent requests from this process; None is no limit.
+        """`max_in_flight`: maximum number of concurrent requests; None is no limit.
 
-        `share_of_unbounded`: this process' share of UNBOUNDED_IN_FLIGHT.
+        `slots`: where they are counted together with those of other configurations and workers; None: only here.
+        `announced`: see `set_announced`.
         `has_draft`: whether the configuration gives the engine a draft; unknown for an engine that roundhouse did not
         start. `headers`: what every request to it carries. `ca_file`: see create_tls_context.
         `kind`: None if the configuration does not tell it. `stated_traits`: see engine_kinds.
@@ -165,11 +168,13 @@ class Engine:
         self._targets: dict[str, RequestTarget] = {}
         self.served_model = served_model
         self.max_model_len = max_model_len
-        self.max_in_flight = self._max_in_flight_at_full_capacity = max_in_flight
-        self._share_of_unbounded = share_of_unbounded
         self.announced: AnnouncedEngine | None = None
         self.energy = EnergyMeter()
-        self.in_flight = 0  # requests of this router process
+        self.in_flight = 0
+        self.max_in_flight: int | None = None
+        self._max_in_flight_at_full_capacity = max_in_flight
+        self._all_slots = slots
+        self._slots: EngineSlots | ProcessEngineSlots | None = None  # None: the engine has no limit
         self.on_slot_freed: tuple[Callable[[Engine], None], ...] = ()  # called in this order when a slot becomes free
         self.up: bool | None = None
         self.drained = False
@@ -177,6 +182,7 @@ class Engine:
         self.adapters: Sequence[ListedAdapter] = ()
         self.share = share
         self.revision = revision
+        self.set_announced(announced)
 
     def target(self, path: str) -> RequestTarget:
         # There are few paths, so the dictionary stays small.
@@ -199,29 +205,97 @@ class Engine:
                 body = body.replace(secret, b"***")
         return body
 
-    @property
-    def has_free_slot(self) -> bool:
+    # -- slots --------------------------------------------------------------------------------------------------------
+
+    def take_slot(self) -> bool:
+        """Takes a free slot, if there is one; then `start_request` or `return_slot` is called at once."""
+        if self._slots is not None:
+            return self._slots.take()
         return self.max_in_flight is None or self.in_flight < self.max_in_flight
 
-    def set_announced(self, announced: AnnouncedEngine | None) -> None:
-        self.announced = announced
-        full = self._max_in_flight_at_full_capacity
-        if announced is None or announced.capacity == 1:
-            self.max_in_flight = full
-        else:
-            self.max_in_flight = max(1, int((full or self._share_of_unbounded) * announced.capacity))
-        self._update_energy()
+    def take_slot_or_wait(self, waiter: object) -> bool:
+        """As `take_slot`. If there is none, `on_slot_freed` is called when another worker frees one.
+
+        `waiter`: who waits, until `on_slot_freed` or `return_slot`.
+        """
+        if self._slots is not None:
+            return self._slots.take_or_wait(waiter)
+        return self.take_slot()
+
+    def return_slot(self, waiter: object) -> None:
+        """The waiter has no use for the slot that it took."""
+        if self._slots is not None:
+            self._slots.return_slot(waiter)
 
     def start_request(self) -> None:
-        """Counts a request of this process that is sent to the engine; `end_request` is called once for it."""
+        """Counts a request that is sent to the engine, after `take_slot`; `end_request` is called once for it."""
         self.in_flight += 1
         if self.announced is not None:
             self._update_energy()
 
     def end_request(self) -> None:
+        """Its slot is free; `notify_slot_freed` is to be called."""
         self.in_flight -= 1
+        if self._slots is not None:
+            self._slots.free()
         if self.announced is not None:
             self._update_energy()
+
+    def notify_slot_freed(self) -> None:
+        if self._slots is not None:
+            self._slots.notify_users()
+        else:
+            self._on_slot_freed()
+
+    def _on_slot_freed(self) -> None:
+        for on_slot_freed in self.on_slot_freed:
+            on_slot_freed(self)
+
+    @property
+    def shares_with_workers(self) -> bool:
+        return self._slots is not None and self._slots.workers > 1
+
+    @property
+    def equal_share(self) -> int:
+        """The slots that this worker has if the workers share them equally; 0 for an engine without a limit."""
+        workers = 1 if self._slots is None else self._slots.workers
+        return 0 if self.max_in_flight is None else max(1, self.max_in_flight // workers)
+
+    def close(self) -> None:
+        """Nothing will use the engine any more."""
+        self._set_limit(None)
+
+    def _set_limit(self, limit: int | None) -> None:
+        if limit == self.max_in_flight:
+            return
+        self.max_in_flight = limit
+        if self._all_slots is None:
+            return
+        slots = self._slots
+        if limit is None:
+            self._slots = None
+            if slots is not None:
+                for _ in range(self.in_flight):
+                    slots.free()
+                slots.remove_user(self._on_slot_freed)
+        elif slots is not None:
+            slots.add_user(self._on_slot_freed, limit)
+        else:
+            self._slots = slots = self._all_slots.open(self.name, self.url)
+            slots.add_user(self._on_slot_freed, limit)
+            for _ in range(self.in_flight):  # sent while there was no limit
+                slots.take_regardless()
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def set_announced(self, announced: AnnouncedEngine | None) -> None:
+        self.announced = announced
+        full = self._max_in_flight_at_full_capacity
+        if announced is None or announced.capacity == 1:
+            self._set_limit(full)
+        else:
+            self._set_limit(max(1, int((full or UNBOUNDED_IN_FLIGHT) * announced.capacity)))
+        self._update_energy()
 
     def _update_energy(self) -> None:
         watts = self.announced.power_watts if self.announced is not None else None
@@ -286,7 +360,7 @@ class Engine:
         self.gauges = gauges
         known = [count for count in (gauges.running, gauges.waiting) if count is not None]
         # The engine's metrics and `in_flight` are not read at the same instant, so the difference may be negative.
-        self.external_load = max(0.0, sum(known) - self.in_flight) if known else None
+        self.external_load = max(0.0, sum(known) - self._counted_in_flight) if known else None
         if gauges.spec_counts is not None:
             self.has_draft = True
         elif gauges.running is not None and self.kind in (None, "vllm"):
@@ -294,9 +368,14 @@ class Engine:
         self._update_energy()
 
     @property
+    def _counted_in_flight(self) -> int:
+        """The requests that are counted as they come and go: at an engine with a limit, also those of other workers."""
+        return self.in_flight if self._slots is None else self._slots.count()
+
+    @property
     def load(self) -> float:
-        """The number of its requests, of this router process and of others."""
-        return self.in_flight + (self.external_load or 0.0)
+        """The number of its requests: those that are counted here, and those of others."""
+        return self._counted_in_flight + (self.external_load or 0.0)
 
     @property
     def discovers_max_model_len(self) -> bool:
@@ -305,7 +384,7 @@ class Engine:
     def snapshot(self, *, slow: bool = False, draft_rank: DraftRank | None = None) -> EngineSnapshot:
         gauges = self.gauges
         return EngineSnapshot(
-            self.name, self.task, self.up, self.in_flight, external_load=self.external_load, running=gauges.running,
-            waiting=gauges.waiting, kv_cache_usage=gauges.kv_cache_usage, max_model_len=self.max_model_len, slow=slow,
-            drained=self.drained, draft_rank=draft_rank,
+            self.name, self.task, self.up, self._counted_in_flight, external_load=self.external_load,
+            running=gauges.running, waiting=gauges.waiting, kv_cache_usage=gauges.kv_cache_usage,
+            max_model_len=self.max_model_len, slow=slow, drained=self.drained, draft_rank=draft_rank,
         )  # fmt: skip

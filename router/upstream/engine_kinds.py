@@ -24,6 +24,8 @@ class EngineTraits(msgspec.Struct, frozen=True):
     - `cache_salt`: it takes the field `cache_salt`, which isolates tenants in its prefix cache.
     - `priority`: it runs vLLM's priority scheduler, so it takes the field `priority`.
     - `lists_adapters`: its /v1/models lists LoRA adapters, with their base model as `parent`.
+    - `token_ids`: its streams have the ids of tokens where `return_token_ids` asks for them.
+    - `continues_messages`: it goes on with a chat's last message where `continue_final_message` asks for it.
     - `check_interval`: the least time between two checks in seconds; a hosted API counts them as requests.
     """
 
@@ -34,6 +36,8 @@ class EngineTraits(msgspec.Struct, frozen=True):
     cache_salt: bool = True
     priority: bool = False
     lists_adapters: bool = True
+    token_ids: bool = False
+    continues_messages: bool = False
     check_interval: float = 0.0
 
 
@@ -42,8 +46,8 @@ MODELS_PATH: Final = "/v1/models"
 
 _TRAITS: Final[Mapping[EngineKind, EngineTraits]] = MappingProxyType(
     {
-        "vllm": EngineTraits(ends_without_done=False),
-        "sglang": EngineTraits(ends_without_done=False, cache_salt=False),
+        "vllm": EngineTraits(ends_without_done=False, token_ids=True, continues_messages=True),
+        "sglang": EngineTraits(ends_without_done=False, cache_salt=False, continues_messages=True),
         "llama.cpp": EngineTraits(cache_salt=False, lists_adapters=False),
         "ollama": EngineTraits(health=MODELS_PATH, has_metrics=False, cache_salt=False, lists_adapters=False),
         "tgi": EngineTraits(cache_salt=False, lists_adapters=False),

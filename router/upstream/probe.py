@@ -30,7 +30,8 @@ class EngineProbe:
     """Keeps the catalog's engines up to date.
 
     - `last_check`: when the last round ended, in seconds since the epoch; None before the first.
-    - `on_round` is called after every round.
+    - `on_round` is called after every round, and `on_up` as soon as an engine that was down is up: the check of another
+      engine may take longer.
     - An engine that cannot be checked because this machine lacks a resource keeps its state.
     """
 
@@ -42,6 +43,7 @@ class EngineProbe:
         interval: float = 2.0,
         timeout: float = 2.0,
         on_round: Callable[[], None] = lambda: None,
+        on_up: Callable[[Engine], None] = lambda _: None,
         model_lists: ModelListReader | None = None,
     ) -> None:
         """`interval` between two rounds and `timeout` per engine, in seconds."""
@@ -50,6 +52,7 @@ class EngineProbe:
         self._interval = interval
         self._timeout = timeout
         self._on_round = on_round
+        self._on_up = on_up
         self.last_check: float | None = None
         self._model_lists = model_lists or ModelListReader(catalog, client, timeout=timeout)
         self._last_checks: dict[str, tuple[float, bool]] = {}  # when it was, and whether the engine was up
@@ -87,8 +90,11 @@ class EngineProbe:
         elif up:
             await self._model_lists.read_first(engine)  # what comes up may differ
         self._last_checks[engine.name] = (now, up)
+        was_down = engine.up is False
         engine.update_status(up=up)
         engine.update_gauges(gauges)
+        if up and was_down:
+            self._on_up(engine)
 
     async def _is_up(self, engine: Engine, deadline: float) -> bool:
         status = await self._health(engine, deadline)

@@ -5,8 +5,8 @@ import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any
 
-TEST_TIMEOUT = 15.0
-"""Seconds after which a test gives up waiting."""
+TEST_TIMEOUT = 30.0
+"""Seconds after which a test gives up waiting; a busy machine takes ten and more to start a process."""
 
 
 async def eventually(condition: Callable[[], Awaitable[Any] | Any], timeout: float = TEST_TIMEOUT) -> Any:

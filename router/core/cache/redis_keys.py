@@ -21,6 +21,7 @@
     rh:1:traffic:{minute}                                      sums of all routers' traffic in a minute, a hash
     rh:1:watched                                               exists while someone watches the routers
     rh:1:router:snapshots                                      what each router process sees, a hash
+    rh:1:router:starts:{model}                                 how long its engines' last starts took, a list
     rh:1:requests:latest                                       the latest requests while someone watches, a list
     rh:1:session:secret                                        what signs the cookies of the dashboard
     rh:1:apikey:records                                        the API keys that live in Redis, a hash
@@ -68,6 +69,7 @@ WATCHDOG_LOG_KEY: Final = _WATCHDOG_PREFIX + "log"
 _TRAFFIC_PREFIX: Final = KEY_PREFIX + "traffic:"
 WATCHED_KEY: Final = KEY_PREFIX + "watched"
 SNAPSHOTS_KEY: Final = KEY_PREFIX + "router:snapshots"
+_STARTS_PREFIX: Final = KEY_PREFIX + "router:starts:"
 LATEST_REQUESTS_KEY: Final = KEY_PREFIX + "requests:latest"
 SESSION_SECRET_KEY: Final = KEY_PREFIX + "session:secret"
 _KEYS_PREFIX: Final = KEY_PREFIX + "apikey:"
@@ -131,6 +133,10 @@ def savings_key(day: str) -> str:
 def traffic_key(minute: int) -> str:
     """`minute`: minutes since the epoch."""
     return f"{_TRAFFIC_PREFIX}{minute}"
+
+
+def starts_key(model: str) -> str:
+    return _STARTS_PREFIX + model
 
 
 def breaker_key(engine: str) -> str:

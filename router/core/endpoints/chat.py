@@ -51,5 +51,6 @@ CHAT: Final = Endpoint(
         replay_end=DONE,
         frames_from_body=partial(frames_from_body, CHAT_CHOICES),
         error_frame=ApiError.frame,
+        choices_format=CHAT_CHOICES,
     ),
 )

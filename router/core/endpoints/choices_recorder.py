@@ -18,7 +18,7 @@ from router.core.endpoints.recorded_response import (
     estimate_usage,
     parse_usage,
 )
-from router.core.endpoints.recording import StreamRecorder, record_json, record_stream
+from router.core.endpoints.recording import ABORTED, StreamRecorder, record_json, record_stream
 from router.core.endpoints.request_metrics import parse_speculation, without_metrics, without_metrics_event
 from router.core.endpoints.sse import DONE, payload, split_events
 
@@ -32,13 +32,13 @@ _EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
 
 # An event of a started stream is read only if it contains one of these. Inside of a JSON string, the quotes of a name
 # are escaped, so generated text matches only `[DONE]`; then the event is read, and forwarded unchanged.
-_NON_TEXT_MARKERS: Final = (b'"usage"', b'"error"', b"[DONE]")
+_NON_TEXT_MARKERS: Final = (b'"usage"', b'"error"', b"[DONE]", b'"abort"')
 
 
 def _is_only_text(frames: bytes) -> bool:
     # `find`, not `in`: for bytes, `in` first tries its operand as an integer, and raises and discards a TypeError.
     find = frames.find
-    return find(b'"usage"') < 0 and find(b'"error"') < 0 and find(b"[DONE]") < 0
+    return find(b'"usage"') < 0 and find(b'"error"') < 0 and find(b"[DONE]") < 0 and find(b'"abort"') < 0
 
 
 def _text_prefix_length(frames: bytes) -> int:
@@ -98,6 +98,10 @@ class ChoicesRecorder(StreamRecorder):
         if event.error is not None:
             self.failure = data
             return False
+        for choice in event.choices or ():
+            if choice.finish_reason == "abort":
+                self.failure = ABORTED
+                return False
         if event.usage is not None:
             self.usage = parse_usage(event.usage) or self.usage
             if not event.choices:  # usage beside choices is part of the response, and is forwarded
@@ -109,6 +113,10 @@ class ChoicesRecorder(StreamRecorder):
                 return False
         self.started = self.started or _has_content(event.choices or [])
         return True
+
+    @property
+    def has_usage_event(self) -> bool:
+        return self._usage_frame is not None
 
     def end_without_marker(self) -> bool:
         """Complete if each choice has its finish reason. A response that is too large to be recorded is not."""

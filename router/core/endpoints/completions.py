@@ -44,5 +44,6 @@ COMPLETIONS: Final = Endpoint(
         replay_end=DONE,
         frames_from_body=partial(frames_from_body, COMPLETIONS_CHOICES),
         error_frame=ApiError.frame,
+        choices_format=COMPLETIONS_CHOICES,
     ),
 )

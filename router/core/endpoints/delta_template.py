@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from router.core.endpoints.sse import split_events
+from router.core.endpoints.token_ids import TokenIdCutter
 
 MAX_TEMPLATES: Final = 8
 """Templates per stream. If events differ in more than their text, templates do not help; this limit ends the try."""
@@ -141,6 +142,18 @@ class StreamParts:
         if self._is_numbered:
             self._set_next_number(self._next_number + 1)
         return True
+
+    def try_append_with_ids(self, frames: bytes, cutter: TokenIdCutter) -> bytes | None:
+        """As `try_append`, for an event with ids of tokens; returns it without them. None if it takes nothing."""
+        begin, end = self._begin, self._end
+        if not begin or self._is_numbered:
+            return None
+        text = cutter.cut_text(frames, begin, end)
+        if text is None:
+            return None
+        self._run_texts.append(text)
+        self.size += len(text)
+        return begin + text + end
 
     def _try_other_templates(self, frames: bytes) -> bool:
         for index, template in enumerate(self.templates):

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from router.core.endpoints.answer_shapes import AnswerShapes
+from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.form_data import FormData
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, RequestSpeculation
 from router.core.endpoints.request_fields import RequestFields
@@ -166,6 +167,7 @@ class Streaming:
     - `frames_from_body`: the events with all the information of a stored JSON response, and with the usage event if the
       flag is set. None if there are no such events. Raises MALFORMED_RESPONSE_ERRORS.
     - `error_frame`: the event that ends a stream which fails after its first byte; nothing follows it.
+    - `choices_format`: of an endpoint whose streams another engine can continue; None for the others.
     """
 
     needs_usage_option: bool
@@ -173,6 +175,7 @@ class Streaming:
     replay_end: bytes
     frames_from_body: Callable[[bytes, bool], bytes | None]
     error_frame: Callable[[ApiError], bytes]
+    choices_format: ChoicesFormat | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

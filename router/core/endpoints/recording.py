@@ -24,6 +24,7 @@ from router.core.endpoints.recorded_response import (
 )
 from router.core.endpoints.sse import EventBuffer, payload
 from router.core.endpoints.stream_encoding import encode_stream
+from router.core.endpoints.token_ids import TokenIdCutter
 
 MAX_EVENT_SIZE: Final = 8 * 1024 * 1024
 """Bytes of an incomplete event that a recorder buffers."""
@@ -32,13 +33,27 @@ EVENT_TOO_LONG: Final = b"an event was too long"
 """The `failure` for an event over MAX_EVENT_SIZE. The limit is the router's, so this is no failure of the engine."""
 
 
+ABORTED: Final = b"an event had the finish reason abort"
+"""The `failure` if the engine has cut the response off: vLLM does so when it is stopped."""
+
+
 class StreamRecorder(ABC):
     """Base of the recorders; see endpoint.Recorder. Most events differ only in their text (see delta_template).
 
     Only the others are decoded.
     """
 
-    __slots__ = ("_event_buffer", "_limit", "_parts", "ended", "failure", "speculation", "started", "usage")
+    __slots__ = (
+        "_event_buffer",
+        "_limit",
+        "_parts",
+        "ended",
+        "failure",
+        "speculation",
+        "started",
+        "token_ids",
+        "usage",
+    )
 
     def __init__(self, limit: int) -> None:
         """`limit`: the maximum size of an entry in bytes; a longer response is forwarded and not stored."""
@@ -50,6 +65,7 @@ class StreamRecorder(ABC):
         self.failure: bytes | None = None
         self.usage: ReportedUsage | None = None
         self.speculation: RequestSpeculation | None = None
+        self.token_ids: TokenIdCutter | None = None  # set where the engine is asked for them
 
     def feed(self, data: bytes) -> bytes:
         if self.ended or self.failure is not None:
@@ -60,6 +76,14 @@ class StreamRecorder(ABC):
                 self.failure = EVENT_TOO_LONG
             return frames
         parts = self._parts
+        if self.token_ids is not None:
+            text_event = parts.try_append_with_ids(frames, self.token_ids) if self.started else None
+            if text_event is not None:
+                self._check_size()
+                return text_event
+            frames = self.token_ids.cut(frames)
+            if not frames:
+                return frames
         # Before the first token each event is decoded, since a template says nothing of whether there is content.
         # After it, most chunks match a template, and nothing more is looked at.
         if not self.started or not parts.try_append(frames):
@@ -68,9 +92,14 @@ class StreamRecorder(ABC):
                 frames = self._filter_events(frames)
             if not only_text or not parts.learn_template(frames):
                 self._append(frames)
-        if parts.size > self._limit:
-            parts.discard()  # frees the memory; `size` stays over the limit, and `recorded_response` goes by it
+        self._check_size()
         return frames
+
+    def _check_size(self) -> None:
+        if self._parts.size > self._limit:
+            self._parts.discard()  # frees the memory; `size` stays over the limit, and `recorded_response` goes by it
+            if self.token_ids is not None:
+                self.token_ids.discard()
 
     def feed_end(self) -> bytes:
         rest = self._event_buffer.rest
@@ -81,13 +110,23 @@ class StreamRecorder(ABC):
     def end_without_marker(self) -> bool:
         return self.ended  # only for some endpoints the events tell that a response is complete
 
+    def resume(self) -> None:
+        """Takes events again after a failure, from another engine. The failed engine's last, partial event is lost."""
+        self._event_buffer = EventBuffer()
+        self.failure = None
+
+    @property
+    def parts(self) -> StreamParts | None:
+        """The events so far; None if there are too many to be recorded."""
+        return self._parts if self._parts.size <= self._limit else None
+
     @property
     def is_complete(self) -> bool:
         return self.ended and self.failure is None
 
     def recorded_response(self, request: InferenceRequest) -> RecordedResponse | NotStoredReason:
         if self.failure is not None:
-            return NotStoredReason.ERROR
+            return NotStoredReason.INCOMPLETE if self.failure == ABORTED else NotStoredReason.ERROR
         if not self.ended:
             return NotStoredReason.INCOMPLETE
         if self.usage is None:

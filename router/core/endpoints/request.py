@@ -142,6 +142,7 @@ def engine_body(
     *,
     stream_usage: bool = True,
     priority: int | None = None,
+    token_ids: bool = False,
 ) -> bytes:
     """The body that an engine gets: the client's fields byte for byte, with the engine's name of the model.
 
@@ -151,6 +152,7 @@ def engine_body(
     `salt`: the tenant's `cache_salt` where tenants are isolated; see router.core.endpoints.cache_salt. Raises ApiError
     for an invalid `cache_salt` of the client. `stream_usage`: whether the engine takes `stream_options`.
     `priority`: the one that the engine gets, in place of the client's; None for an engine that must not get any.
+    `token_ids`: whether the engine is asked for the ids of tokens, see router.core.endpoints.continuation.
     """
     streaming = request.endpoint.streaming if request.stream else None
     needs_usage = streaming is not None and streaming.needs_usage_option and stream_usage
@@ -162,13 +164,15 @@ def engine_body(
             adds_priority = False
         else:
             request = without_fields(request, ("priority",))
+    if token_ids and "return_token_ids" in request.fields:  # false or null
+        request = without_fields(request, ("return_token_ids",))
     # A client's salt only counts beside the tenant's; where tenants are not isolated, it is forwarded as it is.
     client_salt = request.fields.get("cache_salt", _ABSENT) if salt is not None else _ABSENT
     if salt is not None and client_salt is not _ABSENT:
         salt = combine_salts(salt, client_salt)
     if request.model == served_model and client_salt is _ABSENT:
         adds_usage = needs_usage and not request.include_usage
-        if not adds_usage and salt is None and not adds_priority:
+        if not adds_usage and salt is None and not adds_priority and not token_ids:
             return request.body
         if not adds_usage or "stream_options" not in request.fields:
             # Appended after the last field, in place of the closing brace: this costs far less than splitting the body.
@@ -176,6 +180,8 @@ def engine_body(
             more = b',"cache_salt":"%b"' % salt.encode() if salt is not None else b""
             if adds_priority:
                 more += b',"priority":%d' % (priority or DEFAULT_PRIORITY)
+            if token_ids:
+                more += b',"return_token_ids":true'
             return request.body.rstrip()[:-1] + more + (_USAGE_OPTION if adds_usage else b"}")
     fields = _split_fields(request.body)
     fields["model"] = msgspec.Raw(_encode(served_model))
@@ -186,4 +192,6 @@ def engine_body(
         fields["cache_salt"] = msgspec.Raw(_encode(salt))
     if adds_priority:
         fields["priority"] = msgspec.Raw(_encode(priority))
+    if token_ids:
+        fields["return_token_ids"] = msgspec.Raw(b"true")
     return _encode(fields)

@@ -22,7 +22,7 @@ class Readiness(Enum):
 
 
 def engine_readiness(*, up: bool | None, drained: bool, breaker: BreakerState, in_flight: int) -> Readiness:
-    """`up`: None before the first check. `in_flight`: requests of this process at the engine."""
+    """`up`: None before the first check. `in_flight`: requests of this process, and a known probe of another."""
     if drained or breaker is BreakerState.OPEN:
         return Readiness.BLOCKED
     if up is False:

@@ -20,6 +20,9 @@ MAX_ATTEMPTS: Final = 3
 MAX_TIMEOUTS: Final = 2
 """Maximum number of attempts that time out: after two, a third would mostly prolong the client's wait."""
 
+CONTINUATIONS_PER_SECOND: Final = 20.0
+"""The minimum rate of the retry budget of continued streams: an engine that dies can have hundreds of them at once."""
+
 MAX_RETRY_AFTER: Final = 60.0
 """Longer Retry-After values of an engine are reduced to this, in seconds."""
 
@@ -55,6 +58,8 @@ def classify_failure(reason: str, retry_after: float | None) -> FailureClass:
             )
         case "refused" | "too-large":  # an error of the client; a limit of the router
             return _NOT_ENGINE_FAILURE
+        case "diverged":  # it did not repeat what the client has; without that to repeat, it may go on
+            return FailureClass(counts_for_breaker=False, uses_retry_budget=False)
         case "timeout":
             return FailureClass(may_retry_engine=False)
         case "status-429":
@@ -142,9 +147,10 @@ class RetryBudget:
     MIN_RETRIES_PER_SECOND: Final = 5.0  # for a router with few requests
     WINDOW: Final = 30.0
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, min_per_second: float | None = None) -> None:
         # The level at which the minimum rate and the decay balance, so that a new router can retry at once.
-        self._tokens = self.MIN_RETRIES_PER_SECOND * self.WINDOW
+        self._least = (self.MIN_RETRIES_PER_SECOND if min_per_second is None else min_per_second) * self.WINDOW
+        self._tokens = self._least
         self._updated_at = now
 
     def on_request(self, now: float) -> None:
@@ -160,7 +166,7 @@ class RetryBudget:
 
     def _decay(self, now: float) -> None:
         left = exp(-max(0.0, now - self._updated_at) / self.WINDOW)
-        self._tokens = self._tokens * left + self.MIN_RETRIES_PER_SECOND * self.WINDOW * (1.0 - left)
+        self._tokens = self._tokens * left + self._least * (1.0 - left)
         self._updated_at = max(self._updated_at, now)
 
 

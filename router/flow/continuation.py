@@ -1,0 +1,119 @@
+"""Runs a stream to its end: if its engine breaks it off, another one goes on.
+
+Theory of operation. `EngineStream.run` raises the failure of an engine after its first token, when the client has part
+of the response. The stream's recorder has all of that part; a Seam tells from it how another engine can go on. That
+engine is found as the first one was: with a slot, within the retry budget, past open breakers. Its events go through
+the recorder of the first one, so the client, the followers and the store get one stream. If nothing can go on, the
+failure is raised, and the client gets an error event.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+from router.core.endpoints.endpoint import InferenceRequest, Recorder
+from router.errors import ApiError
+from router.flow.dispatch import Dispatcher
+from router.flow.engine_stream import EngineStream
+from router.flow.exchange import Continuation, GenerationRecord
+from router.flow.inflight import InFlightRequest
+from router.flow.seam import Seam
+from router.net.client.errors import EngineError
+from router.upstream.engine import Engine
+
+log = logging.getLogger("roundhouse.dispatch")
+
+
+async def run_to_end(
+    dispatcher: Dispatcher, inflight: InFlightRequest, engines: Sequence[Engine], stream: EngineStream
+) -> None:
+    """Publishes everything after the first token, and closes the stream.
+
+    Raises EngineError if the response is not complete: the failure after which nothing went on.
+    """
+    recorder = stream.recorder
+    failed: list[Engine] = []
+    while True:
+        try:
+            await stream.run()
+            return
+        except EngineError as error:
+            failure = error
+        finally:
+            stream.close()
+        failed.append(stream.engine)
+        inflight.record.failed_attempts.append((stream.engine.name, failure.reason))
+        next_stream = await _go_on(dispatcher, inflight, engines, failed, recorder, failure)
+        if next_stream is None:
+            return
+        stream = next_stream
+
+
+async def _go_on(
+    dispatcher: Dispatcher, inflight: InFlightRequest, engines: Sequence[Engine], failed: Sequence[Engine],
+    recorder: Recorder, failure: EngineError,
+) -> EngineStream | None:  # fmt: skip
+    """The stream of the engine that goes on; None if the response needed no engine and is complete. Raises `failure`.
+
+    `failed`: the engines that have broken the stream off, the last one last.
+    """
+    record, limits, broken = inflight.record, dispatcher.continuations, failed[-1]
+    if dispatcher.continuation_engines is None or not limits.allows(broken.model):
+        raise failure
+    seam = Seam(
+        inflight.request, recorder, broken, failure, dispatched_at=record.dispatched_at or 0.0, adapter=record.adapter
+    )
+    if seam.obstacle is not None:
+        _give_up(record, broken, failure, seam.obstacle)
+    if seam.is_complete:
+        if data := seam.end():
+            inflight.publish(data)
+        record.continuations.append(Continuation(failure.reason, "complete"))
+        return None
+    if len(failed) > limits.per_stream:
+        _give_up(record, broken, failure, "limit")
+    candidates = seam.candidates(dispatcher.continuation_engines.find(seam.request, broken.model, engines), failed)
+    if not candidates:
+        _give_up(record, broken, failure, "no-engine")
+    before = (record.engine, record.fallback_model, record.sent_at, record.energy, record.earlier_seconds)
+    if record.sent_at is not None:  # before the wait: its client may leave at any time, and its tenant pays for these
+        record.earlier_seconds += max(0.0, time.perf_counter() - record.sent_at)
+        record.sent_at = None
+    if record.trace is not None:
+        record.trace.end_attempt(failure.reason)
+    try:
+        stream = await dispatcher.continue_stream(record, seam, candidates, inflight.publish)
+    except asyncio.CancelledError:  # every client has left, or the router stops
+        record.continuations.append(Continuation(failure.reason, "cancelled"))
+        raise
+    except ApiError as refusal:
+        record.engine, record.fallback_model, record.sent_at, record.energy, record.earlier_seconds = before
+        _give_up(record, broken, failure, refusal.reason)
+    so_far = seam.so_far
+    tokens = so_far.tokens if so_far is not None else 0
+    if record.trace is not None:
+        record.trace.on_continued(tokens)
+    record.continuations.append(
+        Continuation(failure.reason, "continued", stream.engine.name, tokens, seam.repeated_tokens, exact=seam.exact)
+    )
+    log.warning(
+        "request %s: engine %s: %s (%s) after %d tokens; engine %s goes on",
+        record.request_id, broken.name, failure, failure.reason, tokens, stream.engine.name,
+    )  # fmt: skip
+    return stream
+
+
+def _give_up(record: GenerationRecord, engine: Engine, failure: EngineError, result: str) -> NoReturn:
+    record.continuations.append(Continuation(failure.reason, result))
+    log.warning(
+        "request %s: engine %s: %s (%s); no engine goes on (%s)",
+        record.request_id, engine.name, failure, failure.reason, result,
+    )  # fmt: skip
+    raise failure
+
+
+def is_exact(record: GenerationRecord, request: InferenceRequest) -> bool:
+    """Whether the response is what one engine would have generated; so it is if no other went on."""
+    return not record.continuations or (request.temperature == 0 and all(each.exact for each in record.continuations))

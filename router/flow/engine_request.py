@@ -1,0 +1,139 @@
+"""One request to one engine: what it is sent, and what a status other than 200 means."""
+
+import time
+from collections.abc import Mapping
+
+from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.engine_errors import (
+    MAX_ERROR_BODY,
+    UNSUPPORTED_ENDPOINT,
+    is_not_served,
+    is_refusal,
+    parse_refusal,
+)
+from router.core.endpoints.request import engine_body
+from router.core.endpoints.upload import engine_form, longest_answer
+from router.core.resilience.retry import parse_retry_after
+from router.core.resilience.timeouts import EngineTimeouts
+from router.errors import ApiError
+from router.flow.exchange import GenerationRecord
+from router.net.client.errors import EngineError
+from router.net.client.response import EngineResponse
+from router.upstream.client import EngineClient
+from router.upstream.engine import Engine
+
+
+class EngineRequests:
+    """Sends the requests of clients to engines, as each engine understands them."""
+
+    def __init__(self, client: EngineClient, timeouts: EngineTimeouts, cache_salts: Mapping[str, str]) -> None:
+        """`cache_salts`: by tenant, the salt of its prompts in the engines' prefix caches; see cache_salt."""
+        self._client = client
+        self._timeouts = timeouts
+        self._cache_salts = cache_salts
+
+    async def post(
+        self, engine: Engine, record: GenerationRecord, request: InferenceRequest, head_timeout: float | None, *,
+        token_ids: bool = False, total: float | None = None,
+    ) -> EngineResponse:  # fmt: skip
+        """Sends the request and returns a response with status 200. Raises EngineError, or ApiError for a refusal.
+
+        `head_timeout`: seconds until the response head. None: the total timeout is the only limit. That is so for JSON,
+        whose head comes only when the response is complete. `token_ids`: whether the engine is asked for them.
+        `total`: seconds until the complete response; None: as long as the request may take.
+        """
+        if total is None:
+            form = request.form
+            if form is None:
+                total = self._timeouts.total(request.max_tokens, engine.max_model_len)
+            else:  # an engine cuts a long file into pieces, so its context does not bound the response
+                total = self._timeouts.total(longest_answer(form), None)
+        head_timeout = total if head_timeout is None else head_timeout
+        stream_usage = engine.traits.stream_usage
+        started_at = time.monotonic()
+        response = await self._send(
+            engine, record, request, head_timeout, total, stream_usage=stream_usage, token_ids=token_ids
+        )
+        if response.status == 200:
+            if engine.unserved_paths:
+                engine.unserved_paths.discard(request.endpoint.path)
+            return response
+        failure, error_body = await self._read_failure(engine, response)
+        if stream_usage and failure.refusal is not None and _may_refuse_usage_option(engine, request, error_body):
+            waited = time.monotonic() - started_at
+            response = await self._send(
+                engine, record, request, head_timeout - waited, total - waited, stream_usage=False, token_ids=token_ids
+            )
+            if response.status == 200:
+                # Not before: any client can send a request that is refused with a message that has this word.
+                engine.learn(stream_usage=False)
+                return response
+            failure, _ = await self._read_failure(engine, response)
+        if failure.refusal is not None:
+            if not is_not_served(response.status):
+                raise failure.refusal
+            if response.status == 404 and lacks_endpoint(failure):
+                engine.note_unserved(request.endpoint.path, time.perf_counter())
+        raise failure
+
+    async def _send(
+        self, engine: Engine, record: GenerationRecord, request: InferenceRequest, head_timeout: float,
+        total_timeout: float, *, stream_usage: bool, token_ids: bool,
+    ) -> EngineResponse:  # fmt: skip
+        # Each attempt has its own id, because an engine may still hold the previous attempt under that one's.
+        number = len(record.failed_attempts) + 1
+        attempt_id = record.engine_request_id if number == 1 else f"{record.engine_request_id}-{number}"
+        salt = self._cache_salts.get(record.tenant) if engine.traits.cache_salt else None
+        priority = record.priority if engine.traits.priority else None
+        model = engine.served_model if record.adapter is None else record.adapter.id
+        if request.form is None:
+            body = engine_body(request, model, salt, stream_usage=stream_usage, priority=priority, token_ids=token_ids)
+        else:
+            body = engine_form(request.form, model)
+        response = await self._client.post(
+            engine,
+            request.endpoint,
+            body,
+            request_id=attempt_id,
+            traceparent=record.traceparent,
+            tracestate=record.tracestate,
+            priority=priority or None,
+            head_timeout=head_timeout,
+            total_timeout=total_timeout,
+            form_type=request.form.content_type if request.form is not None else None,
+        )
+        if record.trace is not None:
+            record.trace.on_response(response)
+        return response
+
+    async def _read_failure(self, engine: Engine, response: EngineResponse) -> tuple[EngineError, bytes]:
+        """The error for a response with another status than 200, and its body."""
+        status = response.status
+        with response:
+            retry_after = parse_retry_after(response.retry_after, time.time())
+            try:
+                error_body, complete = await response.read_up_to(MAX_ERROR_BODY, self._timeouts.between_tokens)
+            except EngineError:  # the status is enough to go on
+                error_body, complete = b"", False
+        refusal = None
+        if is_refusal(status):
+            shown = engine.without_secrets(error_body)
+            refusal = parse_refusal(status, shown, complete=complete, address=engine.address)
+        return EngineError(f"status-{status}", f"the engine returned status {status}", retry_after, refusal), error_body
+
+
+def lacks_endpoint(error: EngineError) -> bool:
+    """Whether the engine has no route for the request's path."""
+    refusal = error.refusal
+    return isinstance(refusal, ApiError) and refusal.code == UNSUPPORTED_ENDPOINT and refusal.status == 404
+
+
+def _may_refuse_usage_option(engine: Engine, request: InferenceRequest, error_body: bytes) -> bool:
+    """Whether a refusal may be about the option that the router sets in a stream's request, not about the client's."""
+    options = request.fields.get("stream_options")
+    return (
+        request.stream
+        and engine.may_learn("stream_usage")
+        and (options is None or options == {"include_usage": True})
+        and b"stream_options" in error_body
+    )

@@ -1,0 +1,164 @@
+"""One seam of a stream: what the engine before it has said, and how another engine can go on."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from router.core.endpoints.choices import ChoicesFormat
+from router.core.endpoints.choices_recorder import ChoicesRecorder
+from router.core.endpoints.continuation import StreamSoFar, held_back, read_so_far, request_obstacle
+from router.core.endpoints.continuation_body import remaining_tokens, request_by_ids, request_by_text
+from router.core.endpoints.continued_stream import ContinuedStream, end_locally
+from router.core.endpoints.endpoint import InferenceRequest, Recorder
+from router.net.client.errors import EngineError
+from router.upstream.adapters import Adapter
+from router.upstream.engine import Engine
+
+_NOT_THE_ENGINES_FAULT: Final = ("refused", "too-large")
+
+# vLLM applies these to what it generates itself, and so not across the seam; so may an extension that reads the last.
+_OUTPUT_FIELDS: Final = ("presence_penalty", "frequency_penalty", "bad_words", "vllm_xargs")
+
+
+class ContinuationLimits(msgspec.Struct, frozen=True):
+    """`per_stream`: continuations of one stream at most. `excluded`: the models whose streams have none."""
+
+    per_stream: int = 2
+    excluded: frozenset[str] = frozenset()
+
+    def allows(self, model: str) -> bool:
+        return self.per_stream > 0 and model not in self.excluded
+
+
+class Seam:
+    """Where one engine has broken a stream off.
+
+    - `obstacle`: why no engine can go on, in a word; None if one can.
+    - `request_for` and `new_recorder` are for an attempt at an engine, in this order.
+    """
+
+    def __init__(
+        self, request: InferenceRequest, recorder: Recorder, failed: Engine, error: EngineError, *,
+        dispatched_at: float, adapter: Adapter | None = None,
+    ) -> None:  # fmt: skip
+        """`request`: the client's. `dispatched_at`: when it was first sent, by time.perf_counter.
+
+        `adapter`: what the request is for; None if it is for a model of the configuration.
+        """
+        self.failed = failed
+        self.error = error
+        self.request = request
+        self._adapter = adapter
+        self._dispatched_at = dispatched_at
+        self._recorder = recorder
+        self._by_ids = False
+        self._may_use_ids = True
+        self.so_far: StreamSoFar | None = None
+        self.obstacle = self._find_obstacle()
+
+    def _find_obstacle(self) -> str | None:
+        if self.error.reason in _NOT_THE_ENGINES_FAULT:
+            return self.error.reason
+        obstacle = request_obstacle(self.request)
+        if obstacle is not None:
+            return obstacle
+        if not isinstance(self._recorder, ChoicesRecorder):
+            return "endpoint"
+        so_far = read_so_far(self._recorder.parts, self._recorder.token_ids, held_back(self.request.fields))
+        if isinstance(so_far, str):
+            return so_far
+        self.so_far = so_far
+        has_limit = remaining_tokens(self.request, 0) is not None or bool(self.request.fields.get("min_tokens"))
+        if has_limit and not so_far.counted and so_far.finish_reason is None:
+            return "uncounted"  # an event may have several tokens, so the client might get more than it asked for
+        return None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the next engine is in the state of the failed one, by the last `request_for`.
+
+        Without randomness, it then generates what the failed one would have generated.
+        """
+        return self._by_ids and not any(self.request.fields.get(name) for name in _OUTPUT_FIELDS)
+
+    @property
+    def repeated_tokens(self) -> int:
+        """Tokens that the next engine processes again, as far as they are known."""
+        so_far = self.so_far
+        return 0 if so_far is None else (so_far.prompt_tokens or 0) + so_far.tokens
+
+    @property
+    def _choices_format(self) -> ChoicesFormat:
+        streaming = self.request.endpoint.streaming
+        assert streaming is not None
+        assert streaming.choices_format is not None  # else there is an obstacle
+        return streaming.choices_format
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no engine is needed: only the end is missing, or the client's limit is reached."""
+        so_far = self.so_far
+        if so_far is None:
+            return False
+        return so_far.finish_reason is not None or remaining_tokens(self.request, so_far.tokens) == 0
+
+    def end(self) -> bytes:
+        """Ends the stream without an engine; returns the bytes to publish."""
+        assert self.so_far is not None
+        assert isinstance(self._recorder, ChoicesRecorder)
+        return end_locally(self._recorder, self._choices_format, self.so_far)
+
+    def candidates(self, engines: Sequence[Engine], excluded: Sequence[Engine]) -> list[Engine]:
+        """The engines that can go on: those that answer as the failed one and have not failed.
+
+        `engines`: of its model. A change of an engine's settings makes another object of it.
+        """
+        failed = {(engine.name, engine.url) for engine in excluded}
+        return [
+            engine
+            for engine in engines
+            if (engine.name, engine.url) not in failed
+            and engine.answers_as(self.failed.revision, self._adapter)
+            and not engine.drained
+            and self.request_for(engine) is not None
+        ]
+
+    def request_for(self, engine: Engine) -> InferenceRequest | None:
+        """The request that this engine gets; None if it has no way to go on."""
+        assert self.so_far is not None
+        if engine.max_model_len is not None and self.repeated_tokens >= engine.max_model_len:
+            return None
+        by_ids = None
+        if self._may_use_ids and engine.traits.token_ids:
+            by_ids = request_by_ids(self.request, self.so_far, engine.max_model_len)
+        self._by_ids = by_ids is not None
+        if by_ids is not None:
+            return by_ids
+        is_chat = self._choices_format.has_messages
+        if is_chat and not engine.traits.continues_messages:
+            return None
+        # Only of vLLM it is known that it holds back what may be the beginning of a stop string.
+        holds_back = self.failed.traits.token_ids and engine.traits.token_ids
+        if self.request.fields.get("stop") and not holds_back:
+            return None
+        return request_by_text(self.request, self.so_far)
+
+    def asks_token_ids(self, engine: Engine) -> bool:
+        """Whether the next engine is asked for ids: where it has them, and the recorder takes them out."""
+        recorder = self._recorder
+        return engine.traits.token_ids and isinstance(recorder, ChoicesRecorder) and recorder.token_ids is not None
+
+    def elapsed(self, now: float) -> float:
+        """Seconds since the response was asked for, which count for its total timeout."""
+        return now - self._dispatched_at
+
+    def new_recorder(self) -> ContinuedStream:
+        assert self.so_far is not None
+        assert isinstance(self._recorder, ChoicesRecorder)
+        return ContinuedStream(self._recorder, self._choices_format, self.so_far, by_ids=self._by_ids)
+
+    def on_failure(self, error: EngineError) -> None:
+        """An attempt has failed before its first token."""
+        if error.reason == "diverged":
+            self._may_use_ids = False

@@ -1,0 +1,181 @@
+"""Creates the objects between a request and the cache and the engines, and connects them; app.py creates all others."""
+
+import time
+from functools import partial
+from typing import NamedTuple
+
+from router.api.response_headers import ResponseHeaders
+from router.core.cache.miss_reason import SeenKeys
+from router.core.cache.redis_keys import tracked_prefixes
+from router.core.endpoints.cache_salt import derive_salts
+from router.core.resilience.timeouts import EngineTimeouts
+from router.flow.abandonment import abandon_limits
+from router.flow.admission import Admission
+from router.flow.background import BackgroundServices
+from router.flow.brownout import Brownout
+from router.flow.coalescer import Coalescer
+from router.flow.continuation_engines import ContinuationEngines
+from router.flow.dispatch import Dispatcher
+from router.flow.engine_health import EngineHealth
+from router.flow.engine_selection import EngineSelector
+from router.flow.gateway import Gateway
+from router.flow.generation import record_generation
+from router.flow.invalidation import InvalidationHandler, on_purge
+from router.flow.lookup import cache_policy
+from router.flow.request_resolver import RequestResolver
+from router.flow.response_storage import ResponseStorage
+from router.flow.seam import ContinuationLimits
+from router.flow.start_progress import ProgressReporter
+from router.flow.tenant_rules import TenantRules
+from router.flow.waking import Waking
+from router.net.redis.backend import RedisBackend
+from router.net.redis.clock import RedisClock
+from router.net.redis.listener import Listener
+from router.net.redis.liveness import Liveness
+from router.net.redis.pipeline import RedisPipeline
+from router.settings import Settings, groups, tenants
+from router.shared.announcements import Announcements
+from router.shared.breakers import Breakers
+from router.shared.drains import Drains
+from router.shared.hit_counter import HitCounter
+from router.shared.inflight_leases import InFlightLeases
+from router.shared.local_hits import LocalHits
+from router.shared.purges import Purges
+from router.shared.rate_limits import TenantLimits
+from router.shared.recent_prompts import RecentPrompts
+from router.shared.retention import WorthRetention
+from router.shared.stored_keys import StoredKeys
+from router.store.entry_store import EntryStore
+from router.store.local_cache import LocalCache
+from router.telemetry import Telemetry
+from router.upstream.catalog import Catalog
+from router.upstream.client import EngineClient
+from router.upstream.model_lists import AdapterRefresh
+
+
+class GatewayParts(NamedTuple):
+    """What a Runtime needs of it."""
+
+    gateway: Gateway
+    coalescer: Coalescer
+    background_services: BackgroundServices
+
+
+def build_gateway(
+    settings: Settings,
+    *,
+    backend: RedisBackend,
+    pipeline: RedisPipeline,
+    clock: RedisClock,
+    catalog: Catalog,
+    breakers: Breakers,
+    health: EngineHealth,
+    selector: EngineSelector,
+    resolver: RequestResolver,
+    rules: TenantRules,
+    client: EngineClient,
+    admission: Admission,
+    continuation_engines: ContinuationEngines,
+    tenant_limits: TenantLimits,
+    telemetry: Telemetry,
+    drains: Drains,
+    announcements: Announcements,
+    stored_keys: StoredKeys,
+    adapter_refresh: AdapterRefresh,
+    waking: Waking | None,
+) -> GatewayParts:
+    cache, timeouts = settings.cache, settings.timeouts
+    retention = WorthRetention(pipeline) if cache.retention == "worth" else None
+    seen_keys = SeenKeys()
+    cache_salts = derive_salts(groups(settings))
+
+    coalescer = Coalescer(
+        Dispatcher(
+            client,
+            admission,
+            EngineTimeouts(timeouts.first_token, timeouts.between_tokens, timeouts.min_tokens_per_second),
+            health,
+            max_entry=cache.max_entry,
+            continuations=ContinuationLimits(
+                settings.retry.continuations, frozenset(model.name for model in settings.model if not model.resume)
+            ),
+            cache_salts=cache_salts,
+            on_adapter_not_served=adapter_refresh.request,
+            continuation_engines=continuation_engines,
+            waking=waking,
+        ),
+        on_abandon=cache.on_abandon,
+        abandon_timeout=cache.abandon,
+        join_limit=cache.max_entry,
+        record_generation=partial(record_generation, telemetry.record_generation, selector, tenant_limits),
+        max_abandoned=abandon_limits(settings),
+    )
+    liveness = Liveness(clock.monotonic)
+    # `local` is created below: purges and local cache need each other, and the lambda runs only once both exist.
+    purges = Purges(pipeline, lambda scope: on_purge(coalescer, seen_keys, local, scope), alive=liveness.alive)
+    local = LocalCache(cache.local, clock.now, is_purged=purges.covers, alive=liveness.alive)
+    # What prolongs an entry's lifetime counts as a use, too.
+    hit_counter = HitCounter(renewals=retention.renewals if retention is not None else LocalHits(local.holds).touches)
+    leases = InFlightLeases(pipeline, on_remote_subscriber=coalescer.on_remote_subscriber)
+    coalescer.enable_sharing(leases, purges)
+    policy = cache_policy(settings)
+    store = EntryStore(pipeline, purges, local, on_damaged=telemetry.record_damaged_entry)
+    recent_prompts = RecentPrompts(
+        pipeline,
+        kept=cache.recent_prompts,
+        served_models={engine.name: engine.served_model for engine in catalog.engines.values()},
+        cache_salts=cache_salts,
+        clock=time.monotonic,
+    )
+    storage = ResponseStorage(
+        store=store, purges=purges, seen_keys=seen_keys, cache_policy=policy, recent_prompts=recent_prompts,
+        retention=retention, record_write=telemetry.record_write, clock=clock.now,
+    )  # fmt: skip
+    gateway = Gateway(
+        resolver=resolver,
+        selector=selector,
+        store=store,
+        local_cache=local,
+        coalescer=coalescer,
+        purges=purges,
+        seen_keys=seen_keys,
+        cache_policy=policy,
+        brownout=Brownout(catalog, breakers),
+        storage=storage,
+        rules=rules,
+        record_hit=hit_counter.record_hit,
+        clock=clock.now,
+        queue_timeout=timeouts.queue,
+        waking=waking,
+        start_progress=ProgressReporter(ResponseHeaders().render, timeouts.queue).start,
+    )
+    invalidation_handler = InvalidationHandler(
+        pipeline=pipeline,
+        local_cache=local,
+        coalescer=coalescer,
+        purges=purges,
+        leases=leases,
+        seen_keys=seen_keys,
+        drains=drains,
+        announcements=announcements,
+        breakers=breakers,
+        stored_keys=stored_keys,
+        retention=retention,
+        on_adapters_changed=adapter_refresh.request,
+    )
+    listener = Listener(
+        backend,
+        prefixes=tracked_prefixes(tenants(settings)),
+        channel=leases.channel,
+        callbacks=invalidation_handler,
+        retry_interval=cache.retry,
+        clock=clock,
+        liveness=liveness,
+    )
+    background_services = BackgroundServices(
+        pipeline=pipeline, purges=purges, leases=leases, listener=listener, coalescer=coalescer,
+        hit_counter=hit_counter, retention=retention, tenant_limits=tenant_limits, drains=drains,
+        announcements=announcements, stored_keys=stored_keys, invalidation_handler=invalidation_handler,
+        flush_savings=partial(telemetry.flush_savings, pipeline, clock.now), adapter_refresh=adapter_refresh,
+    )  # fmt: skip
+    return GatewayParts(gateway, coalescer, background_services)
