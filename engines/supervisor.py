@@ -62,6 +62,7 @@ class EngineSupervisor:
         self._is_starting = False
         self._request: asyncio.Future[None] | None = None  # of the restart under way, if one was requested
         self._requested = asyncio.Event()
+        self._kills = False  # whether the restart under way leaves the engine no time to end
 
     @property
     def name(self) -> str:
@@ -98,21 +99,28 @@ class EngineSupervisor:
             while True:
                 if ready_at is not None:
                     await self._wait_for_exit_or_request(ready_at)
+                if self._kills:
+                    self._process.kill()
                 await self._process.stop()  # the engine if it is to be restarted, or what is left of its process group
+                self._kills = False
                 await self._wait_before_restart()
                 ready_at = time.monotonic() if await self._start_again() else None
         finally:
             if self._request is not None:
                 self._request.cancel()
 
-    async def restart(self) -> None:
+    async def restart(self, *, kill: bool = False) -> None:
         """Stops the engine and starts it again, at once also if it waits for a restart or has been given up.
+
+        `kill`: with SIGKILL, for an engine that still has requests. Then routers see at once that its connections
+        break, and other engines go on with its streams. vLLM 0.32 leaves them open and silent after a SIGTERM.
 
         Returns when it is ready. Raises StartError if it cannot be started; it is then restarted as after an exit.
         Raises RestartRefusedError while it is being started. `run` must be running.
         """
         if self._is_starting or self._request is not None:
             raise RestartRefusedError(f"{self.name} is being started already")
+        self._kills = kill
         self._request = asyncio.get_running_loop().create_future()
         # `run` stops the process: from here, a signal could hit the next process, which `run` may have started by then.
         self._requested.set()

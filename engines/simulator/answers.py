@@ -16,13 +16,12 @@ from engines.simulator.tokens import split_tokens
 
 _MIN_TOKENS = 40  # an answer without a given length ends with the first sentence after this many
 _PROMPT_TAIL = 600
-"""Characters at the end of a prompt that determine the answer."""
+"""Characters at the end of a prompt that determine whether the answer is code."""
 _CODE = re.compile(
     r"```|[{};]\s*$|=>|#include|->|\b(?:def|class|function|func|fn|lambda|return|import|python|javascript|typescript|rust|golang|"
     r"java|sql|regex|bug|traceback|compiles?|code|refactor|unit tests?|algorithm)\b",
     re.IGNORECASE | re.MULTILINE,
 )
-_WORD = re.compile(r"[^\W\d_]{3,20}")
 
 
 class TokenKind(Enum):
@@ -48,11 +47,10 @@ class OutputSpec:
     """What to generate; the text ends by itself unless `exact_text`, `token_count` or `tool_calls` is set.
 
     At most one of the three is set. `ignore_eos` continues until the caller stops, and `min_tokens` is a lower bound,
-    as in vLLM.
+    as in vLLM. The text depends on nothing else of the prompt, so that an engine that gets only token ids can go on.
     """
 
     seed: int
-    prompt: str
     code: bool = False
     fenced: bool = True
     reasoning: bool = False
@@ -71,8 +69,7 @@ def looks_like_code(prompt: str) -> bool:
 def generate_tokens(spec: OutputSpec) -> Iterator[Token]:
     """The tokens of an answer without its end-of-sequence token; endless with `ignore_eos`."""
     rng = Random(spec.seed)  # noqa: S311 - the text must be reproducible
-    words = _WORD.findall(spec.prompt[-_PROMPT_TAIL:]) or ["this"]
-    reasoning = _reasoning_tokens(rng, words) if spec.reasoning else iter(())
+    reasoning = _reasoning_tokens(rng) if spec.reasoning else iter(())
     if spec.tool_calls:
         yield from chain(reasoning, _tool_call_tokens(spec.tool_calls))
         return
@@ -84,7 +81,7 @@ def generate_tokens(spec: OutputSpec) -> Iterator[Token]:
         yield token
         count += 1
     min_count = max(spec.min_tokens, count + _MIN_TOKENS)
-    for unit in _text_units(rng, words, spec):
+    for unit in _text_units(rng, spec):
         for piece in split_tokens(unit):
             yield Token(piece)
             count += 1
@@ -101,35 +98,35 @@ def _tool_call_tokens(calls: tuple[tuple[str, str], ...]) -> Iterator[Token]:
             yield Token(piece, TokenKind.TOOL_ARGUMENTS, number)
 
 
-def _reasoning_tokens(rng: Random, words: list[str]) -> Iterator[Token]:
-    text = " ".join(_fill(rng, template, words) for template in rng.sample(phrases.THOUGHTS, 2))
+def _reasoning_tokens(rng: Random) -> Iterator[Token]:
+    text = " ".join(_fill(rng, template) for template in rng.sample(phrases.THOUGHTS, 2))
     return (Token(piece, TokenKind.REASONING) for piece in split_tokens(text))
 
 
-def _text_units(rng: Random, words: list[str], spec: OutputSpec) -> Iterator[str]:
+def _text_units(rng: Random, spec: OutputSpec) -> Iterator[str]:
     """Sentences or snippets without end, each with its separator from the one before."""
     separator = ""
     while True:
         if not spec.code:
-            yield separator + _fill(rng, rng.choice(phrases.SENTENCES), words)
+            yield separator + _fill(rng, rng.choice(phrases.SENTENCES))
             separator = rng.choice(phrases.BREAKS)
         elif spec.fenced:
             opening, snippet = rng.choice(phrases.OPENINGS), rng.choice(phrases.SNIPPETS)
-            yield f"{separator}{_fill(rng, opening, words)}\n\n```python\n{_fill(rng, snippet, words)}```"
+            yield f"{separator}{_fill(rng, opening)}\n\n```python\n{_fill(rng, snippet)}```"
             separator = "\n\n"
         else:
-            yield separator + _fill(rng, rng.choice(phrases.SNIPPETS), words)
+            yield separator + _fill(rng, rng.choice(phrases.SNIPPETS))
             separator = "\n\n"
 
 
-def _fill(rng: Random, template: str, words: list[str]) -> str:
+def _fill(rng: Random, template: str) -> str:
     a, b, x = rng.sample(phrases.NAMES, 3)
     return template.format(
         noun=rng.choice(phrases.NOUNS),
         noun2=rng.choice(phrases.NOUNS),
         adj=rng.choice(phrases.ADJECTIVES),
         verb=rng.choice(phrases.VERBS),
-        word=rng.choice(words),
+        word=rng.choice(phrases.WORDS),
         number=rng.randrange(3, 1000),
         number2=rng.randrange(2, 60),
         f=rng.choice(phrases.FUNCTIONS),

@@ -76,7 +76,7 @@ def chat_body(
 
 def _chat_choice(request: GenerationRequest, index: int, choice: ChoiceAccumulator, *, finish: bool) -> Json:
     message: Json = {
-        "role": "assistant",
+        "role": request.role,
         "content": choice.text(TokenKind.CONTENT),
         "refusal": None,
         "annotations": None,

@@ -27,6 +27,8 @@ def check_before_types(body: Body, *, chat: bool) -> None:
             raise bad_request("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
     if not chat and body.get("prompt") in (None, ""):
         raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    if chat and body.get("continue_final_message") and body.get("add_generation_prompt"):
+        raise bad_request("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     if chat and body.get("tools") == []:
         raise bad_request(
             "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely.", "tools"

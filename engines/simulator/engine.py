@@ -5,9 +5,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from xxhash import xxh3_64_intdigest
-
-from engines.simulator.answers import OutputSpec, Token, TokenKind, generate_tokens, looks_like_code
+from engines.simulator.answers import OutputSpec, Token, TokenKind, looks_like_code
+from engines.simulator.continuations import AnswerKind, find_answer
 from engines.simulator.counters import EngineCounters, SequenceSizes, SequenceTimes
 from engines.simulator.faults import FaultPlan
 from engines.simulator.kvcache import BlockPool
@@ -154,27 +153,27 @@ class EngineCore:
         self, request: GenerationRequest, plan: FaultPlan, index: int, changed: asyncio.Event
     ) -> _RunningSequence:
         prompt = request.prompts[index // request.n]  # the n choices of a prompt are adjacent
+        kind = AnswerKind(code=looks_like_code(prompt.user_text), fenced=request.chat)
+
+        def make_spec(seed: int, kind: AnswerKind, said: int) -> OutputSpec:
+            exact = plan.exact
+            if exact is None and request.json_schema is not None:
+                exact = sample_document(request.json_schema, seed)
+            return OutputSpec(
+                seed=seed,
+                code=kind.code,
+                fenced=kind.fenced,
+                reasoning=request.thinking,
+                exact_text=exact,
+                token_count=plan.length,
+                tool_calls=tuple((name, sample_document(schema, seed)) for name, schema in request.tool_calls),
+                min_tokens=said + request.min_tokens,
+                ignore_eos=request.ignore_eos,
+            )
+
         # `index % n`: choices of one prompt differ, while equal prompts in one request give equal answers.
-        seed_input = f"{request.sampling_hash}:{index % request.n}:".encode() + prompt.text.encode(
-            "utf-8", "surrogatepass"
-        )
-        seed = xxh3_64_intdigest(seed_input)
-        exact = plan.exact
-        if exact is None and request.json_schema is not None:
-            exact = sample_document(request.json_schema, seed)
-        code = looks_like_code(prompt.user_text)
-        spec = OutputSpec(
-            seed=seed,
-            prompt=prompt.user_text,
-            code=code,
-            fenced=request.chat,
-            reasoning=request.thinking,
-            exact_text=exact,
-            token_count=plan.length,
-            tool_calls=tuple((name, sample_document(schema, seed)) for name, schema in request.tool_calls),
-            min_tokens=request.min_tokens,
-            ignore_eos=request.ignore_eos,
-        )
+        answer = find_answer(prompt, kind, request.sampling_hash, index % request.n, plan.exact, make_spec)
+        seed = answer.seed
         times = SequenceTimes(self.clock())
 
         def admitted() -> None:
@@ -185,13 +184,13 @@ class EngineCore:
         return _RunningSequence(
             index=index,
             sequence=Sequence(prompt.tokens, request.salt, admitted),
-            source=generate_tokens(spec),
+            source=answer.source,
             limit=request.limits[index // request.n],
             rng=Random(seed ^ self.settings.seed),  # noqa: S311 - accepted drafts must be reproducible
             times=times,
             stops=StopStringMatcher(request.stop, include_stop=request.include_stop) if request.stop else None,
             min_tokens=request.min_tokens,
-            code=code,
+            code=answer.code,
             speculation=self.speculation.new_request(),
         )
 

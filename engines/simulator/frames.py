@@ -109,6 +109,8 @@ class ChatFrames:
         self._request = request
         self._finish = finish
         self._usage = TokenUsage(len(request.prompts[0].tokens), request.n)
+        # vLLM parses an answer only where there can be reasoning or a tool call.
+        self._parses = request.thinking or bool(request.tool_calls)
         self._prefix = _frame_prefix(envelope, "chat.completion.chunk")
         self._end_fingerprint = b',"system_fingerprint":' + encode(envelope.fingerprint)
         # Everything before the text of a content event, encoded once: most events need nothing else.
@@ -118,9 +120,10 @@ class ChatFrames:
 
     def opening_frames(self) -> list[bytes]:
         ids = encode(self._request.prompts[0].tokens if self._request.return_token_ids else None)
+        message = b'"delta":{"role":%b,"content":""}' % encode(self._request.role)
         return [
             self._prefix
-            + b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]' % index
+            + b'{"index":%d,%b,"logprobs":null,"finish_reason":null}]' % (index, message)
             + self._continuous_usage(index)
             + b',"prompt_token_ids":'
             + ids
@@ -142,11 +145,11 @@ class ChatFrames:
                 + text
                 + b'},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
             ]
-        # vLLM sends no event for tokens whose text is held back, unless logprobs or ids have to be sent.
-        if not parts and reason is None and not detailed:
+        # With a parser, vLLM sends no event for tokens without text, unless logprobs or ids have to be sent.
+        if not parts and reason is None and not detailed and self._parses:
             return []
         frames = [self._frame(delta.index, self._message(part), b"null", None, b"null") for part in parts[:-1]]
-        message = self._message(parts[-1]) if parts else b"{}"
+        message = self._message(parts[-1]) if parts else b"{}" if self._parses else b'{"content":""}'
         logprobs = b"null"
         if request.logprobs is not None:
             logprobs = encode(chat_logprobs([token.text for token in delta.tokens], request.logprobs))

@@ -57,6 +57,7 @@ VERBS = (
     "outlasts",
     "welcomes",
 )
+WORDS = ("steam", "rivers", "patience", "numbers", "music", "weather", "Zürich", "this", "clockwork", "language")
 SENTENCES = (
     "The {adj} {noun} {verb} the {noun2}, and that is usually enough.",
     "In short: a {noun} {verb} a {noun2} — but only when it is {adj}.",

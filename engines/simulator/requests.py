@@ -12,6 +12,7 @@ from engines.simulator.checks import check_before_types, check_model, check_valu
 from engines.simulator.prompts import Prompt, chat_prompt, completion_prompts
 from engines.simulator.rejections import Rejection, bad_request, prompt_too_long, validation_error
 from engines.simulator.settings import SimulatorSettings
+from engines.simulator.tokens import VOCABULARY_SIZE
 
 _SAMPLING = {
     "model": "text",
@@ -48,8 +49,16 @@ CHAT_FIELDS = {
     "chat_template_kwargs": "object",
     "include_reasoning": "boolean",
     "echo": "boolean",
+    "add_generation_prompt": "boolean",
+    "continue_final_message": "boolean",
 }
 COMPLETION_FIELDS = {"prompt": "prompt", **_SAMPLING, "echo": "boolean", "logprobs": "integer", "suffix": "text"}
+
+_INCOMPATIBLE_PROMPTS = (
+    "continue_final_message and add_generation_prompt are not compatible. Use continue_final_message when you want the "
+    "model to continue the final message, and add_generation_prompt when you want to add a header that will prompt it "
+    "to start a new assistant message instead."
+)
 
 # The fields that select the generated text. max_tokens, stop and stream only decide how much of it is sent, and how.
 _OUTPUT_FIELDS = (
@@ -92,6 +101,8 @@ class GenerationRequest:
     """A completion with `max_tokens` 0 and `echo`: only the prompt is returned."""
     return_token_ids: bool
     thinking: bool
+    role: str
+    """Of the message that a chat generates or continues."""
     tool_calls: tuple[tuple[str, object], ...]
     """Names and argument schemas of the tools to call."""
     names_tool: bool
@@ -121,7 +132,17 @@ def chat_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRe
     check_model(body, settings)
     if not body["messages"]:
         raise bad_request("Cannot apply chat template to an empty conversation. Provide at least one message.")
-    prompt = chat_prompt(body["messages"], body.get("documents"), body.get("tools"))
+    generation_prompt = body.get("add_generation_prompt") is not False
+    continue_final = bool(body.get("continue_final_message"))
+    if generation_prompt and continue_final:
+        raise Rejection(400, _INCOMPATIBLE_PROMPTS)
+    prompt = chat_prompt(
+        body["messages"],
+        body.get("documents"),
+        body.get("tools"),
+        generation_prompt=generation_prompt,
+        continue_final=continue_final,
+    )
     calls, named = _tools_to_call(body, settings)
     logprobs = (body.get("top_logprobs") or 0) if body.get("logprobs") else None
     limit_name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
@@ -137,6 +158,8 @@ def chat_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRe
         tool_calls=calls,
         names_tool=named,
         thinking=bool(kwargs.get("enable_thinking", kwargs.get("thinking"))),
+        # vLLM names the role of the message that it continues, whichever that is.
+        role="assistant" if generation_prompt else body["messages"][-1]["role"],
     )
 
 
@@ -151,6 +174,9 @@ def completion_request(body: fields.Body, settings: SimulatorSettings) -> Genera
     prompts = completion_prompts(body["prompt"])
     if not prompts:
         raise bad_request("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
+    for prompt in prompts:
+        if prompt.from_ids and (largest := max(prompt.tokens)) >= VOCABULARY_SIZE:
+            raise bad_request(f"Token id {largest} is out of vocabulary")
     # OpenAI's default for completions.
     limit = 16 if body.get("max_tokens") is None else body["max_tokens"]
     return _build_request(body, settings, prompts, "max_tokens", limit, body.get("logprobs"), chat=False)
@@ -206,6 +232,7 @@ def _build_request(
     tool_calls: tuple[tuple[str, object], ...] = (),
     names_tool: bool = False,
     thinking: bool = False,
+    role: str = "assistant",
 ) -> GenerationRequest:
     echo = bool(body.get("echo"))
     echo_only = echo and limit == 0 and not chat
@@ -240,6 +267,7 @@ def _build_request(
         echo_only=echo_only,
         return_token_ids=bool(body.get("return_token_ids")),
         thinking=thinking,
+        role=role,
         tool_calls=tool_calls,
         names_tool=names_tool,
         json_schema=_json_schema(body),

@@ -7,7 +7,7 @@ from xxhash import xxh32_intdigest
 EOS = 2
 """Id of the end-of-sequence token, the only special token."""
 _FIRST_ID = 3
-_VOCABULARY_SIZE = 32_000
+VOCABULARY_SIZE = 32_000
 
 # A word includes its leading space, indentation stays together, and long words are cut. A combining mark or a part of
 # an emoji sequence is a token of its own, since code that joins deltas tends to break there.
@@ -21,7 +21,7 @@ def split_tokens(text: str) -> list[str]:
 
 def token_id(piece: str) -> int:
     """The id of a token text: the same in every process, never a special token's."""
-    return _FIRST_ID + xxh32_intdigest(piece.encode("utf-8", "surrogatepass")) % (_VOCABULARY_SIZE - _FIRST_ID)
+    return _FIRST_ID + xxh32_intdigest(piece.encode("utf-8", "surrogatepass")) % (VOCABULARY_SIZE - _FIRST_ID)
 
 
 def encode_text(text: str) -> list[int]:

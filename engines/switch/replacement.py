@@ -209,6 +209,9 @@ class Replacement:
     async def _retire(self, old: RunningEngine) -> bool:
         """Whether it was idle when it was stopped."""
         is_idle = await self._wait_until_idle(old)
+        if not is_idle:
+            # With a SIGTERM, vLLM would leave its streams open and silent, or end their text as if it were complete.
+            old.process.kill()
         await self._fleet.end(old)
         self._note("stop", f"{old.process.name} is stopped" + ("" if is_idle else ", with requests running there"))
         return is_idle

@@ -1,10 +1,15 @@
-"""A patch for vLLM's sampling on CPUs, loaded by `--worker-extension-cls`; importing this module applies it.
+"""Patches for vLLM on CPUs, loaded by `--worker-extension-cls`; importing this module applies them.
 
 With a draft and any temperature but 0, vLLM 0.32 on a CPU expands each request's temperature, top-k and top-p over its
 draft tokens in a kernel that converts its output to integers and fills the copy: the values used are uninitialized
 memory. No draft token is ever accepted then, and answers are noise. A request with `top_k` also crashes the engine at
 its first step without draft tokens, where there is no largest k. Both functions are replaced here with torch's own
-operations. Delete this file when vLLM has fixed both.
+operations.
+
+Linux kills a process that uses AMX without permission (SIGILL). vLLM 0.32 does not ask for it: its attention relies on
+oneDNN, which asks at the first matrix product that is large enough for AMX. Those of tiny models are not.
+
+Delete this file when vLLM has fixed all three.
 """
 
 import importlib
@@ -38,9 +43,15 @@ class SampleAsAsked:
     """The class that vLLM mixes into its worker. It is empty, since importing this module applies the patch."""
 
 
+def permit_amx(torch: Any) -> None:
+    """Asks Linux for the permission to use AMX; does nothing on other processors."""
+    torch.cpu._init_amx()  # noqa: SLF001 - torch has no public function for it
+
+
 def _repair(sampler: Any) -> None:
     sampler.expand_batch_to_tokens = expand_batch_to_tokens
     sampler.apply_top_k_top_p = skip_empty_logits(sampler.apply_top_k_top_p)
 
 
 _repair(importlib.import_module("vllm.v1.sample.rejection_sampler"))
+permit_amx(importlib.import_module("torch"))

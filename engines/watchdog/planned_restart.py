@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -28,27 +28,39 @@ class Outcome(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
+class Restart(Protocol):
+    """EngineSupervisor.restart."""
+
+    def __call__(self, *, kill: bool = False) -> Awaitable[None]: ...
+
+
 class PlannedRestart:
     """Restarts one engine.
 
     - An engine that was drained before stays drained.
     - It is resumed also if the restart fails or is cancelled: routers send nothing to an engine that is down.
     - If meanwhile no other engine of the model is left, it is resumed and not restarted.
-    - An engine that does not become idle in time is not restarted, unless it has stalled.
+    - An engine that does not become idle in time is not restarted, unless it has stalled, or other engines go on with
+      the streams that it has left. Then it is killed.
     """
 
     def __init__(
         self, engine: str, drains: Drains, *, request_count: Callable[[], Awaitable[float | None]],
-        restart: Callable[[], Awaitable[None]], others_available: Callable[[], Awaitable[bool]], drain_timeout: float,
-        poll_interval: float = POLL_INTERVAL, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        restart: Restart, others_available: Callable[[], Awaitable[bool]], drain_timeout: float,
+        streams_go_on: bool = False, poll_interval: float = POLL_INTERVAL,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:  # fmt: skip
-        """`request_count`: its running and waiting requests, None if unknown. `drain_timeout` in seconds."""
+        """`request_count`: its running and waiting requests, None if unknown. `drain_timeout` in seconds.
+
+        `streams_go_on`: routers continue the model's streams at other engines.
+        """
         self._engine = engine
         self._drains = drains
         self._request_count = request_count
         self._restart = restart
         self._others_available = others_available
         self._drain_timeout = drain_timeout
+        self._streams_go_on = streams_go_on
         self._poll_interval = poll_interval
         self._sleep = sleep
 
@@ -70,13 +82,20 @@ class PlannedRestart:
             return Outcome("not restarted", "no other engine of the model is left")
         timeout = min(self._drain_timeout, STALLED_DRAIN) if stalled else self._drain_timeout
         is_idle = await self._wait_until_idle(timeout)
-        if not is_idle and not stalled:
+        if not is_idle and not stalled and not self._streams_go_on:
             return Outcome("not restarted", f"it did not become idle within {timeout:g} s")
+        # The drain may have taken minutes.
+        if not is_idle and not stalled and not await self._others_available():
+            return Outcome("not restarted", f"it did not become idle within {timeout:g} s, and no other engine is left")
         try:
-            await self._restart()
+            await self._restart(kill=not is_idle)
         except (StartError, RestartRefusedError) as error:
             return Outcome("not restarted", str(error))
-        return Outcome("restarted", "" if is_idle else f"requests had stalled for {timeout:g} s after its drain")
+        if is_idle:
+            return Outcome("restarted")
+        if stalled:
+            return Outcome("restarted", f"requests had stalled for {timeout:g} s after its drain")
+        return Outcome("restarted", f"{timeout:g} s after its drain it still had requests, which went on elsewhere")
 
     async def _wait_until_idle(self, timeout: float) -> bool:
         idle_polls = 0

@@ -8,7 +8,8 @@ from engines.watchdog.decision import WatchPolicy
 class WatchdogSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`[watchdog]` of the configuration; times in seconds, `max_temperature` in degrees Celsius.
 
-    `drain_timeout`: how long an engine that is to be restarted may take to become idle. The rest: see WatchPolicy.
+    `drain_timeout`: how long an engine that is to be restarted may take to become idle. `continued_models`: those whose
+    streams go on at other engines then. The rest: see WatchPolicy.
     """
 
     enabled: bool = True
@@ -20,6 +21,7 @@ class WatchdogSpec(msgspec.Struct, frozen=True, kw_only=True):
     restart_after: float | None = None
     drain_timeout: float = 600.0
     max_temperature: float = 85.0
+    continued_models: frozenset[str] = frozenset()
 
     @property
     def policy(self) -> WatchPolicy:

@@ -16,7 +16,7 @@ from engines.watchdog.drains import Drains
 from engines.watchdog.engine_watch import EngineAnnouncer, EngineWatch
 from engines.watchdog.gpu_sensors import ReadGpus
 from engines.watchdog.heat_watch import HeatWatch
-from engines.watchdog.planned_restart import POLL_INTERVAL, PlannedRestart
+from engines.watchdog.planned_restart import POLL_INTERVAL, PlannedRestart, Restart
 from engines.watchdog.record import Record
 from engines.watchdog.scrape import Scrape, scrape_engine
 from engines.watchdog.settings import WatchdogSpec
@@ -35,7 +35,7 @@ class WatchedEngine(msgspec.Struct, frozen=True):
 
     spec: EngineSpec
     url: Callable[[], str | None]
-    restart: Callable[[], Awaitable[None]]
+    restart: Restart
     gpus: Sequence[int] = ()
 
 
@@ -99,6 +99,7 @@ class Watchdog:
         restart = PlannedRestart(
             spec.name, self.drains, request_count=request_count, restart=engine.restart, others_available=others,
             drain_timeout=self._settings.drain_timeout, poll_interval=self._poll_interval,
+            streams_go_on=spec.model in self._settings.continued_models,
         )  # fmt: skip
         return EngineWatch(
             spec.name, self._settings.policy, scrape=scrape, drains=self.drains, restart=restart,
