@@ -1,7 +1,7 @@
 """The effect of affinity: the share of prompt tokens that the engines find in their prefix caches, with and without it.
 
-    python benchmarks/affinity.py                                   # two simulated engines and a router of its own
-    python benchmarks/affinity.py --model llama --served NAME \\
+    .venv/bin/python -m benchmarks.affinity    # two simulated engines and a router of its own
+    .venv/bin/python -m benchmarks.affinity --model llama --served NAME \\
         --router http://127.0.0.1:8080 --engine http://127.0.0.1:8001 --engine http://127.0.0.1:8002
 
 The load: documents of some thousand characters as system prompts, and several questions about each, one after the other

@@ -1,6 +1,6 @@
 """A minimal router in Python that could cache responses in Redis and share them: a lower bound for Roundhouse.
 
-    python benchmarks/bare_router.py PORT --engine PORT --redis SOCKET
+    .venv/bin/python -m benchmarks.bare_router PORT --engine PORT --redis SOCKET
 
 A plain ASGI function on uvicorn: it hashes the body, queries Redis twice in sequence (as for a lookup and a claim), and
 forwards the engine's response as it arrives. It does not parse, classify, record, store, share or count anything, and

@@ -1,6 +1,6 @@
 """The cost of classifying a prompt, by kind and length; the load time of the weights, and their memory.
 
-    python benchmarks/classify.py [--repeats 300]
+    .venv/bin/python -m benchmarks.classify [--repeats 300]
 
 The measured region is `Classifier.classify` alone, called in a loop. The result is the time of the fastest of many
 loops, which other programs disturbed least. Lengths are in bytes of UTF-8, so 2000 is the "2 KB prompt" of the target

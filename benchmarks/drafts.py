@@ -1,7 +1,7 @@
 """The effect of engine selection on speculative decoding: the tokens per step of each draft alone, and of the router.
 
-    python benchmarks/drafts.py                                     # starts two small vLLM engines and a router
-    python benchmarks/drafts.py --router http://127.0.0.1:8080 --model llama --served NAME \\
+    .venv/bin/python -m benchmarks.drafts    # starts two small vLLM engines and a router
+    .venv/bin/python -m benchmarks.drafts --router http://127.0.0.1:8080 --model llama --served NAME \\
         --engine llama-chat=http://127.0.0.1:8001 --engine llama-code=http://127.0.0.1:8002
 
 The load: distinct prompts for code, chat and mathematics in a shuffled order (draft_prompts.py), one at a time, at

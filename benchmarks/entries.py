@@ -1,7 +1,7 @@
 """The size of entries in Redis, and the cost of hits when many entries are stored.
 
-    PYTHONPATH=. .venv/bin/python benchmarks/entries.py                   # one entry of each kind
-    PYTHONPATH=. .venv/bin/python benchmarks/entries.py --many 100000     # that many chats of 500 tokens
+    .venv/bin/python -m benchmarks.entries                   # one entry of each kind
+    .venv/bin/python -m benchmarks.entries --many 100000     # that many chats of 500 tokens
 
 One of each kind: a stream as vLLM 0.32 sends it (benchmarks/streamed.py) is recorded event by event, with the default
 `max_entry`, and written by the router's own store to a redis-server. `stored` is the length of the key and of all
@@ -26,14 +26,15 @@ from random import Random
 from typing import Any, Final
 
 import msgspec
-from load import load
-from processes import cpu_seconds, memory_kb, running_routers
-from streamed import Stream, chat, prose, request, shapes
 
+from benchmarks.load import load
+from benchmarks.processes import cpu_seconds, memory_kb, running_routers
+from benchmarks.streamed import Stream, chat, prose, request, shapes
 from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.cache.miss_reason import fingerprint_request
-from router.core.endpoints.recorded_response import NotStoredReason
+from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.request import parse_request
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.core.types import DEFAULT_TENANT, Entry
@@ -53,19 +54,26 @@ LARGE: Final = 64  # bytes; longer fields are shown by name
 def entry_of(stream: Stream) -> tuple[str, Entry] | NotStoredReason:
     """The key and the entry that a router stores for a stream, or the reason for storing nothing."""
     request = parse_request(ENDPOINT_BY_PATH[stream.path], msgspec.json.encode(stream.request))
-    parts = split_parts(request, ContextMarkers())
-    key = derive_cache_key(parts, tenant=DEFAULT_TENANT, model="bare", revision="")
     recorder = make_recorder(request.endpoint, CacheSettings().max_entry)
     for event in stream.events:
         recorder.feed(event)
-    recording = recorder.recorded_response(request)
+    return stored_as(request, recorder.recorded_response(request), 20 * stream.tokens)
+
+
+def stored_as(
+    request: InferenceRequest, recording: RecordedResponse | NotStoredReason, generation_ms: int
+) -> tuple[str, Entry] | NotStoredReason:
+    """The key and the entry of a recorded response."""
     if isinstance(recording, NotStoredReason):
         return recording
+    parts = split_parts(request, ContextMarkers())
+    key = derive_cache_key(parts, tenant=DEFAULT_TENANT, model="bare", revision="")
     halves = fingerprint_request(key, parts)
     entry = Entry(
-        **msgspec.structs.asdict(recording), digest=key.digest, model="bare", engine="bare", task="chat",
+        body=recording.body, stream=recording.stream, prompt_tokens=recording.prompt_tokens,
+        completion_tokens=recording.completion_tokens, digest=key.digest, model="bare", engine="bare", task="chat",
         created=int(1000 * time.time()) / 1000, ttl=CacheSettings().ttl, stale=CacheSettings().stale_if_error,
-        generation_ms=20 * stream.tokens, question=halves.question, params=halves.params,
+        generation_ms=generation_ms, question=halves.question, params=halves.params,
     )  # fmt: skip
     return key.text, entry
 
@@ -163,4 +171,5 @@ async def main() -> None:
         redis.remove()
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

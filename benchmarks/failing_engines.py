@@ -1,6 +1,6 @@
 """The outcomes of many concurrent requests while engines fail at random: complete, an explicit error, or lost.
 
-    python benchmarks/failing_engines.py [--requests 10000] [--at-once 500] [--every 1] [--seed 1] [--fallback]
+    .venv/bin/python -m benchmarks.failing_engines [--requests 10000] [--at-once 500] [--every 1] [--fallback]
 
 It starts a Redis, four simulated engines of one model, one of another, and two routers that share the Redis, each in
 its own process. Half of the requests are streams; each is new to the cache; they alternate between the routers. Every
@@ -17,6 +17,7 @@ The measured time is from the first request to the last byte of the last respons
 import argparse
 import asyncio
 import contextlib
+import json
 import random
 import signal
 import socket
@@ -25,11 +26,13 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx
 import uvloop
 
+from benchmarks.chat_connection import ChatConnection, Response, request_bytes
 from engines.redis_server import find_program, redis_argv
 
 ENGINES = 4
@@ -103,43 +106,49 @@ class Engine(Process):
 
 
 class Clients:
-    """Sends requests and counts their outcomes."""
+    """Sends requests and counts their outcomes. Each client has one connection, which it opens again if it breaks."""
 
-    def __init__(self, routers: list[str], requests: int) -> None:
+    def __init__(self, ports: list[int], requests: int) -> None:
         self.outcomes: Counter[str] = Counter()
         self.durations: list[float] = []
-        self.fallbacks = 0
-        self._routers = routers
+        self._ports = ports
         self._numbers = iter(range(requests))
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(limits=limits, timeout=None)
 
-    async def ask(self) -> None:
+    async def run(self, client: int) -> None:
+        port = self._ports[client % len(self._ports)]
+        connection: ChatConnection | None = None
         for number in self._numbers:
             started = time.perf_counter()
             try:
-                async with asyncio.timeout(TIMEOUT):
-                    outcome = await self._one(number)
-            except (httpx.TransportError, TimeoutError) as error:
-                outcome = f"lost: {type(error).__name__}"
-            self.outcomes[outcome] += 1
+                if connection is None or not connection.is_reusable:
+                    connection = await self._connect(port)
+                self.outcomes[await self._ask(connection, number)] += 1
+            except OSError as error:
+                self.outcomes[f"lost: {type(error).__name__}"] += 1
             self.durations.append(time.perf_counter() - started)
 
-    async def _one(self, number: int) -> str:
-        stream = number % 4 > 1
-        body = {"model": "llama", "messages": [{"role": "user", "content": f"Number {number}?"}], "stream": stream}
-        url = f"{self._routers[number % len(self._routers)]}/v1/chat/completions"
-        answer = await self._http.post(url, json={**body, "max_tokens": 24})
-        self.fallbacks += "x-fallback" in answer.headers
-        if answer.status_code != 200:
-            error = answer.json().get("error")
-            return f"error: {answer.status_code} {error['code']}" if error else f"lost: {answer.status_code}"
-        if not stream:
-            return "complete" if answer.json().get("choices") else "lost: no choices"
-        last = answer.content.removesuffix(b"\n\n").rpartition(b"\n\n")[2]
-        if last == b"data: [DONE]":
-            return "complete"
-        return "error: at the end of a stream" if b'"error"' in last else "lost: a stream without an end"
+    async def _connect(self, port: int) -> ChatConnection:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(TIMEOUT):
+            _, connection = await loop.create_connection(ChatConnection, "127.0.0.1", port)
+        return connection
+
+    async def _ask(self, connection: ChatConnection, number: int) -> str:
+        messages = [{"role": "user", "content": f"Number {number}?"}]
+        body = {"model": "llama", "messages": messages, "stream": number % 4 > 1, "max_tokens": 24}
+        response: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
+        connection.send(
+            request_bytes("localhost", "/v1/chat/completions", json.dumps(body).encode()), response.set_result
+        )
+        expiry = asyncio.get_running_loop().call_later(TIMEOUT, connection.abort, f"no end in {TIMEOUT:.0f} s")
+        result = await response
+        expiry.cancel()
+        if (error := result.error) is None:
+            is_stream = result.first is not None
+            return "complete" if is_stream is body["stream"] else "lost: JSON for a stream, or a stream for JSON"
+        kind, _, rest = error.partition(" ")
+        has_code = kind == "HTTP" and " " in rest  # after the status: that of OpenAI's error object
+        return f"error: {error}" if has_code or error.startswith("error event") else f"lost: {error}"
 
 
 async def inject_faults(engines: list[Engine], every: float, rng: random.Random, faults: "Counter[str]") -> None:
@@ -197,9 +206,10 @@ async def run(arguments: argparse.Namespace) -> int:
         for process in (redis, *engines, other):
             await process.start()
             stack.push_async_callback(process.end)
-        urls = []
+        ports, urls = [], []
         for number in (1, 2):
             port = free_port()
+            ports.append(port)
             text = CONFIGURATION.format(
                 port=port, redis=folder / "redis.sock", fallback='fallback = "mistral"' if arguments.fallback else ""
             )
@@ -210,30 +220,33 @@ async def run(arguments: argparse.Namespace) -> int:
             stack.push_async_callback(router.end, signal.SIGTERM)
             urls.append(f"http://127.0.0.1:{port}")
         await asyncio.gather(*map(until_ready, urls))
-        clients, faults = Clients(urls, arguments.requests), Counter[str]()
+        clients, faults = Clients(ports, arguments.requests), Counter[str]()
         started = time.perf_counter()
         injecting = asyncio.create_task(inject_faults(engines, arguments.every, random.Random(arguments.seed), faults))
-        await asyncio.gather(*(clients.ask() for _ in range(arguments.at_once)))
+        await asyncio.gather(*(clients.run(client) for client in range(arguments.at_once)))
         seconds = time.perf_counter() - started
         injecting.cancel()
         await asyncio.wait([injecting])
         report(clients, faults, seconds)
         metrics = [(await httpx.AsyncClient().get(f"{url}/metrics")).text for url in urls]
-        attempts = sum(
-            float(line.rpartition(" ")[2])
-            for page in metrics
-            for line in page.splitlines()
-            if line.startswith("llm_retries_total")
-        )
-        print(f"{attempts:.0f} attempts at engines failed")
+        total = partial(sum_of, metrics)
+        print(f"{total('llm_retries_total')} attempts at engines failed", end="; ")
+        print(f"{total('llm_fallbacks_total')} requests to the fallback model", end="; ")
+        print(f"""{total("llm_continuations_total", 'result="continued"')} streams continued""")
     return 1 if any(outcome.startswith("lost") for outcome in clients.outcomes) else 0
+
+
+def sum_of(pages: list[str], name: str, labels: str = "") -> int:
+    """Of a metric over the pages of all routers."""
+    lines = [line for page in pages for line in page.splitlines()]
+    return int(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name) and labels in line))
 
 
 def report(clients: Clients, faults: "Counter[str]", seconds: float) -> None:
     durations, total = sorted(clients.durations), sum(clients.outcomes.values())
     kinds = Counter(outcome.partition(":")[0] for outcome in clients.outcomes.elements())
     rate = total / seconds
-    print(f"{total} requests in {seconds:.1f} s, {rate:.0f} a second; {clients.fallbacks} by the fallback model")
+    print(f"{total} requests in {seconds:.1f} s, {rate:.0f} a second")
     print(", ".join(f"{kinds[kind]} {kind} ({kinds[kind] / total:.2%})" for kind in ("complete", "error", "lost")))
     median, p99 = durations[total // 2], durations[total * 99 // 100]
     print(f"seconds: median {median:.2f}, 99 % {p99:.2f}, slowest {durations[-1]:.2f}")

@@ -1,6 +1,6 @@
 """The time that a router adds to the first token of a stream, compared with a direct connection to the engine.
 
-    PYTHONPATH=. .venv/bin/python benchmarks/first_token.py [--streams 256 64] [--interval 20]
+    .venv/bin/python -m benchmarks.first_token [--streams 256 64] [--interval 20]
 
 The given number of streams is open at once, each of 66 events `--interval` milliseconds apart. They start one after the
 other at a constant rate, independent of the earlier ones (an open loop), and no two requests are equal. The engine
@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import cast
 
-from bare_engine import EVENTS
-from load import bodies
-from processes import bare_engine, bare_router, cpu_seconds, running_routers
+from benchmarks.bare_engine import EVENTS
+from benchmarks.load import bodies
+from benchmarks.processes import bare_engine, bare_router, cpu_seconds, running_routers
 
 ROUNDS = 4  # consecutive streams per open stream; the first is not counted
 

@@ -1,7 +1,7 @@
 """200 identical concurrent requests over two routers: the number of generations, and the CPU time of the routers.
 Also the effect of a frozen Redis.
 
-    PYTHONPATH=. .venv/bin/python benchmarks/identical_requests.py
+    .venv/bin/python -m benchmarks.identical_requests
 
 Two `roundhouse serve` processes, one redis-server and one simulated engine whose first token takes 300 ms, all on this
 machine. Times are those of a client, from sending the request to the end of the response; the clients share the machine
@@ -9,6 +9,7 @@ with all that they measure. For the frozen Redis, `cache.timeout` is its default
 without a delay.
 """
 
+import argparse
 import asyncio
 import json
 import tempfile
@@ -17,8 +18,8 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
-from processes import cpu_seconds
 
+from benchmarks.processes import cpu_seconds
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess
 from tests.support.router_server import LLAMA, chat_body, router_config
@@ -70,6 +71,7 @@ async def frozen(http: httpx.AsyncClient, url: str, redis: RedisServer) -> dict[
 
 
 async def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     redis = RedisServer()
     with tempfile.TemporaryDirectory() as folder:
         async with SimulatedEngine(LLAMA) as engine, httpx.AsyncClient(trust_env=False, timeout=30) as http:

@@ -1,24 +1,19 @@
 """A load on a router: a number of connections, each with consecutive requests."""
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, cast
+from typing import NamedTuple, cast
 
-SYSTEM: Final = "You answer briefly, in plain words, and say so when you do not know. " * 22
-"""About 1.5 KB, a typical length of system prompts."""
+from benchmarks.chats import Chats
 
 
 def bodies(*, stream: bool, different: int | None = None, name: str = "") -> Iterator[bytes]:
     """An endless sequence of chats: all different, or a cycle of `different` ones. Each `name` has its own chats."""
-    number = 0
+    chats, number = Chats(model="bare", max_tokens=64, name=name), 0
     while True:
-        question = f"{name} question {number if different is None else number % different}: " + "what is the sea? " * 16
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-        fields = {"model": "bare", "messages": messages, "temperature": 0, "max_tokens": 64}
-        yield json.dumps({**fields, "stream": True} if stream else fields).encode()
+        yield chats.body(number if different is None else number % different, stream=stream)
         number += 1
 
 

@@ -1,7 +1,7 @@
 """A profile by the parts of a request: the samples of py-spy, summed by part.
 
     py-spy record --pid PID --rate 500 --duration 8 --format raw --output hit.raw
-    python benchmarks/parts.py hit.raw [--cpu-ms 0.034]
+    .venv/bin/python -m benchmarks.parts hit.raw [--cpu-ms 0.034]
 
 The time of a library counts for the part of the router that called it. Samples without any part belong to the event
 loop: waiting, reading from sockets, and its own work. `--cpu-ms` is the cost of a request, to print the parts in
@@ -31,6 +31,7 @@ PARTS: Final = {
     "router/core/endpoints/": "recording and replay",
     "router/upstream/": "engine: request and response",
     "router/net/client/": "engine: request and response",
+    "router/flow/engine_request": "engine: request and response",
     "router/flow/dispatch": "engine: selection and admission",
     "router/flow/engine_": "engine: selection and admission",
     "router/flow/admission": "engine: selection and admission",

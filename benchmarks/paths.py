@@ -1,6 +1,6 @@
 """The cost of a request on each path: CPU time, and the instructions of the router's process.
 
-    PYTHONPATH=. .venv/bin/python benchmarks/paths.py [--instructions] [--only hit] [--tracing 1.0]
+    .venv/bin/python -m benchmarks.paths [--instructions] [--only hit] [--tracing 1.0]
 
 One router process with all features on, a Redis, an engine of minimal cost, and the load, all on this machine. CPU time
 is the router's, user and system, as the scheduler counts it. Instructions (user mode only) are counted by valgrind's
@@ -19,10 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bare_engine import EVENTS
-from load import Load, bodies, load
-from processes import cpu_seconds, running_routers
-
+from benchmarks.bare_engine import EVENTS
+from benchmarks.load import Load, bodies, load
+from benchmarks.processes import cpu_seconds, running_routers
 from tests.support.collector import Collector
 from tests.support.router_process import RouterProcess
 
@@ -33,7 +32,7 @@ CALLGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no", "--trace-chil
 class RequestPath(NamedTuple):
     """A path through the router: its requests, whether they must be hits, and the size of the local cache.
 
-    `events`: the number of events of a stream.
+    `events`: the number of events of a stream. `vllm`: the engine looks like vLLM; `rest`: tables of the configuration.
     """
 
     name: str
@@ -41,6 +40,8 @@ class RequestPath(NamedTuple):
     hits: bool
     local: str = "64MiB"
     events: int = EVENTS
+    vllm: bool = False
+    rest: str = ""
 
     def bodies(self) -> Iterator[bytes]:
         return bodies(stream=self.stream, different=64 if self.hits else None, name=self.name)
@@ -55,6 +56,11 @@ PATHS = [
     RequestPath("hit, stream of 500 events, from Redis", stream=True, hits=True, local="0B", events=500),
     RequestPath("miss, JSON", stream=False, hits=False),
     RequestPath("miss, stream of 66 events", stream=True, hits=False),
+    # The router asks for the ids of tokens only where another engine may go on with a stream.
+    RequestPath(
+        "miss, stream of vLLM, no token ids", stream=True, hits=False, vllm=True, rest="[retry]\ncontinuations = 0\n"
+    ),
+    RequestPath("miss, stream of vLLM, token ids", stream=True, hits=False, vllm=True),
 ]
 
 
@@ -75,9 +81,9 @@ async def cpu_ms(router: RouterProcess, path: RequestPath, connections: int, req
 async def million_instructions(path: RequestPath, connections: int, requests: int, rest: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         command_prefix = (*CALLGRIND, f"--callgrind-out-file={folder}/out")
-        async with running_routers(local=path.local, events=path.events, command_prefix=command_prefix, rest=rest) as (
-            router,
-        ):
+        async with running_routers(
+            local=path.local, events=path.events, command_prefix=command_prefix, rest=rest + path.rest, vllm=path.vllm
+        ) as (router,):
             bodies = path.bodies()
             await load(router.port, bodies, connections=connections, requests=256)
             await control(router, "--instr=on")
@@ -114,7 +120,9 @@ async def main() -> None:
 
 
 async def measure(path: RequestPath, arguments: argparse.Namespace, rest: str) -> None:
-    async with running_routers(local=path.local, events=path.events, rest=rest) as (router,):
+    async with running_routers(local=path.local, events=path.events, rest=rest + path.rest, vllm=path.vllm) as (
+        router,
+    ):
         row: dict[str, object] = {"path": path.name}
         row["cpu_ms"] = round(await cpu_ms(router, path, arguments.connections, arguments.requests), 4)
     if arguments.instructions:

@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from bare_engine import EVENTS
-
+from benchmarks.bare_engine import EVENTS
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import ROUNDHOUSE, RouterProcess
@@ -34,10 +34,20 @@ url = "http://127.0.0.1:{engine}"
 """
 
 
+class RunningRedis(Protocol):
+    """Anything with the URL of a running Redis: one server, or a deployment of several."""
+
+    url: str
+
+
 @contextlib.asynccontextmanager
-async def bare_engine(interval: float, events: int = EVENTS) -> AsyncIterator[int]:
-    """The port of an engine; `interval`: milliseconds between events; `events`: their number per stream."""
-    async with _bare("bare_engine.py", "--interval", str(interval), "--events", str(events)) as (port, _):
+async def bare_engine(interval: float, events: int = EVENTS, *, vllm: bool = False) -> AsyncIterator[int]:
+    """The port of an engine; `interval`: milliseconds between events; `events`: their number per stream.
+
+    `vllm`: it looks like vLLM.
+    """
+    options = ["--interval", str(interval), "--events", str(events), *(["--vllm"] if vllm else [])]
+    async with started_script("bare_engine.py", *options) as (port, _):
         yield port
 
 
@@ -49,7 +59,7 @@ async def bare_router(interval: float) -> AsyncIterator[tuple[int, int]]:
         await redis.start()
         async with (
             bare_engine(interval) as engine,
-            _bare("bare_router.py", "--engine", str(engine), "--redis", str(redis.socket)) as started,
+            started_script("bare_router.py", "--engine", str(engine), "--redis", str(redis.socket)) as started,
         ):
             yield started
     finally:
@@ -57,7 +67,7 @@ async def bare_router(interval: float) -> AsyncIterator[tuple[int, int]]:
 
 
 @contextlib.asynccontextmanager
-async def _bare(script: str, *options: str) -> AsyncIterator[tuple[int, int]]:
+async def started_script(script: str, *options: str) -> AsyncIterator[tuple[int, int]]:
     """Port and process id of a running script of this folder."""
     port = free_port()
     process = subprocess.Popen(  # noqa: ASYNC220 - it does not block
@@ -74,16 +84,16 @@ async def _bare(script: str, *options: str) -> AsyncIterator[tuple[int, int]]:
 @contextlib.asynccontextmanager
 async def running_routers(
     *, routers: int = 1, interval: float = 0.0, events: int = EVENTS, local: str = "64MiB",
-    command_prefix: Sequence[str] = (), redis: RedisServer | None = None, rest: str = "",
+    command_prefix: Sequence[str] = (), redis: RunningRedis | None = None, rest: str = "", vllm: bool = False,
 ) -> AsyncIterator[list[RouterProcess]]:  # fmt: skip
     """Routers that are ready.
 
     `interval`: milliseconds between events; `events`: their number per stream; `local`: the size of the local cache;
     `command_prefix`: a command that runs each router, such as valgrind; `redis`: a running one to use;
-    `rest`: further tables of the configuration.
+    `rest`: further tables of the configuration; `vllm`: the engine looks like vLLM.
     """
     with tempfile.TemporaryDirectory() as folder:
-        async with _redis(redis) as url, bare_engine(interval, events) as port:
+        async with _redis(redis) as url, bare_engine(interval, events, vllm=vllm) as port:
             text = CONFIGURATION.format(redis=url, engine=port, local=local) + rest
             started = [RouterProcess(Path(folder), text, name=f"router-{number}") for number in range(routers)]
             try:
@@ -99,7 +109,7 @@ async def running_routers(
 
 
 @contextlib.asynccontextmanager
-async def _redis(running: RedisServer | None) -> AsyncIterator[str]:
+async def _redis(running: RunningRedis | None) -> AsyncIterator[str]:
     """The URL of the running Redis, or of a temporary one."""
     if running is not None:
         yield running.url

@@ -1,6 +1,6 @@
 """The time until a router is ready, and the memory of its process then.
 
-    PYTHONPATH=. .venv/bin/python benchmarks/startup.py [--times 5]
+    .venv/bin/python -m benchmarks.startup [--times 5]
 
 From the start of `python -m router serve` until /readyz returns 200, with a running Redis and engine. The result is the
 fastest of several starts, which other programs disturbed least.
@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 
-from processes import memory_kb, running_routers
+from benchmarks.processes import memory_kb, running_routers
 
 
 async def main() -> None:

@@ -1,6 +1,6 @@
 """Many concurrent streams: CPU time and memory per stream, and the time to the first event.
 
-    PYTHONPATH=. .venv/bin/python benchmarks/streams.py [--streams 64 256 2000] [--seconds 13]
+    .venv/bin/python -m benchmarks.streams [--streams 64 256 2000] [--seconds 13]
 
 One router process, a Redis, an engine of minimal cost, and the clients, all on this machine. Every stream has 66
 events, evenly distributed over `--seconds`, so 2,000 streams are about 10,000 events per second. CPU time is the
@@ -12,9 +12,9 @@ import asyncio
 import json
 import resource
 
-from bare_engine import EVENTS
-from load import bodies, load
-from processes import cpu_seconds, memory_kb, running_routers
+from benchmarks.bare_engine import EVENTS
+from benchmarks.load import bodies, load
+from benchmarks.processes import cpu_seconds, memory_kb, running_routers
 
 
 async def measure(streams: int, seconds: float) -> dict[str, object]:

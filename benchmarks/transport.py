@@ -1,6 +1,6 @@
 """The cost of an exchange with an engine: our transport and httpx's own, at 1, 64 and 256 concurrent exchanges.
 
-    python benchmarks/transport.py [--events 66] [--only ours]
+    .venv/bin/python -m benchmarks.transport [--events 66] [--only ours]
 
 The server is a bare asyncio protocol in its own process. CPU is the time of this process, user and system; it includes
 everything that a client does: request, transport, event loop and the kernel's share. Wall is the duration of one
@@ -97,7 +97,7 @@ def with_httpx(client: httpx.AsyncClient) -> Exchange:
 
 def with_transport(transport: HTTPTransport) -> Exchange:
     async def exchange(url: str) -> int:
-        page, received = RequestTarget(url), 0
+        page, received = RequestTarget(url, ""), 0
 
         def count(piece: bytes) -> bool:
             nonlocal received
