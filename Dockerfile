@@ -1,5 +1,5 @@
 # The router, without engines and without Redis. The configuration is mounted at /etc/roundhouse/roundhouse.toml; it
-# must say host = "0.0.0.0", since a container's loopback is reached from nowhere else.
+# must set host = "0.0.0.0", since nothing outside of a container reaches its loopback address.
 #
 # `docker build --target simulator` builds another image, a simulated engine for demonstrations.
 
@@ -44,8 +44,8 @@ FROM runtime
 COPY --from=build /app/venv /app/venv
 EXPOSE 8080
 
-# Set another port with ROUNDHOUSE_ROUTER_PORT: it counts more than the configuration, and this reads it too. Unhealthy
-# is a router of which no engine answers.
+# Set another port with ROUNDHOUSE_ROUTER_PORT: it overrides the configuration, and this check reads it too. A router is
+# unhealthy while none of its engines is up.
 HEALTHCHECK --interval=10s --timeout=5s --retries=3 --start-period=60s CMD ["python", "-c", "import http.client, os; \
 port = int(os.environ.get('ROUNDHOUSE_ROUTER_PORT') or 8080); \
 router = http.client.HTTPConnection('127.0.0.1', port, timeout=4); \

@@ -14,6 +14,8 @@ _R = 'instance="router:8080", job="roundhouse"'
 _INSTANCE: Final = {"instance": "router:8080", "job": "roundhouse"}
 _HIT_LABELS: Final = f'model="llama", cache="HIT", {_R}'
 _REQUEST_LABELS: Final = f'tenant="acme", model="llama", engine="chat", task="chat", {_R}'
+_ASLEEP: Final = f'roundhouse_engine_asleep{{engine="chat", {_R}}}'
+_WAKES: Final = f'llm_engine_wakes_total{{model="llama", result="%s", {_R}}}'
 _UP: Final = f'roundhouse_engine_up{{engine="chat", {_R}}}'
 _RESTARTS: Final = f'roundhouse_watchdog_restarts_total{{engine="chat", reason="stalled", {_R}}}'
 _BREAKER: Final = f'roundhouse_breaker_state{{engine="chat", {_R}}}'
@@ -123,6 +125,20 @@ ALERT_TESTS: Final = (
     AlertTest("EngineDown", "up", {_UP: "1x10"}, "6m"),
     AlertTest("EngineDown", "unknown for some seconds after the start", {_UP: "0 0 1x20"}, "15s", interval="15s"),
     AlertTest("EngineDown", "removed from the configuration", {_UP: "0 _x20"}, "10m"),
+    AlertTest("EngineDown", "started by demand, and not needed", {_UP: "0x10", _ASLEEP: "1x10"}, "6m"),
+    AlertTest(
+        "EngineDown", "up for another router",
+        {_UP: "0x10", _ASLEEP: "1x10", _ASLEEP.replace("router:", "other:"): "0x10"}, "6m",
+        (({"engine": "chat"}, "The engine chat is down",
+          "A router has not reached chat for a minute (roundhouse_engine_up is 0)."),),
+    ),
+    AlertTest(
+        "EngineDoesNotStart", "a request has waited in vain", {_WAKES % "timeout": "0x5 1x20"}, "6m",
+        (({"model": "llama"}, "No engine of llama starts",
+          "1 requests of the last 10 minutes waited in vain for an engine to start."),),
+    ),
+    AlertTest("EngineDoesNotStart", "engines start", {_WAKES % "started": "0+1x20", _WAKES % "timeout": "0x20"}, "10m"),
+    AlertTest("EngineDoesNotStart", "a quarter of an hour ago", {_WAKES % "timeout": "0x5 1x30"}, "20m"),
     AlertTest(
         "BreakerOpen", "open, half-open after 10 s, open again", {_BREAKER: "2 1 2 2 1 2 1 2 2 1 2 2"}, "2m30s",
         (({"engine": "chat"}, "The breaker of chat is open",

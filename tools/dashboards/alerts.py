@@ -78,11 +78,21 @@ ALERTS: Final = (
     ),
     Alert(
         "EngineDown",
-        "min by (engine) (roundhouse_engine_up) == 0",
+        # Not for a model whose engines are started by demand, as long as no router reaches any of them.
+        "min by (engine) (roundhouse_engine_up) == 0"
+        " unless on (engine) min by (engine) (roundhouse_engine_asleep) == 1",
         "1m",
         "critical",
         "The engine {{ $labels.engine }} is down",
         "A router has not reached {{ $labels.engine }} for a minute (roundhouse_engine_up is {{ $value }}).",
+    ),
+    Alert(
+        "EngineDoesNotStart",
+        'sum by (model) (increase(llm_engine_wakes_total{result="timeout"}[10m])) > 0',
+        "0m",
+        "critical",
+        "No engine of {{ $labels.model }} starts",
+        '{{ $value | printf "%.0f" }} requests of the last 10 minutes waited in vain for an engine to start.',
     ),
     Alert(
         "BreakerOpen",

@@ -38,6 +38,13 @@ LOAD: Final = Row(
             stacked=True,
         ),
         Panel(
+            title="Requests that found no engine up",
+            description="Requests per second for models whose engines are started by demand, by what became of them.",
+            unit=units.RequestsPerSecond,
+            queries=(Query(_promql.rate("llm_engine_wakes_total", "model, result"), "{{model}} {{result}}"),),
+            stacked=True,
+        ),
+        Panel(
             title="Requests by engine",
             description="Requests per second by the engine that generated the response; hits count for it too.",
             unit=units.RequestsPerSecond,
@@ -125,6 +132,24 @@ FAILURES: Final = Row(
             unit=units.OpsPerSecond,
             queries=(Query(_promql.rate("llm_retries_total", "engine, reason"), "{{engine}}: {{reason}}"),),
             stacked=True,
+        ),
+        Panel(
+            title="Continued streams",
+            description="Streams per second that an engine broke off, by the failure and by what followed.",
+            unit=units.OpsPerSecond,
+            queries=(
+                Query(
+                    _promql.rate("llm_continuations_total", "model, reason, result"),
+                    "{{model}}: {{reason}}, {{result}}",
+                ),
+            ),
+            stacked=True,
+        ),
+        Panel(
+            title="Tokens of continued streams",
+            description="Tokens per second of prompts and responses that engines processed a second time.",
+            unit=TOKENS_PER_SECOND,
+            queries=(Query(_promql.rate("llm_continuation_tokens_total", "model"), "{{model}}"),),
         ),
         fallbacks(_promql),
         Panel(
