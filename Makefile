@@ -26,10 +26,15 @@ PYTHONS ?=
 TEST_PROCESSES ?= 3
 PARALLEL := -n $(TEST_PROCESSES) --dist loadfile
 
-# Tests of what is never compiled: launching engines, pages, generated files.
-WITHOUT_COMPILED := unit/engines unit/support unit/router/checks browser dashboards distribution kubernetes test_compose.py \
+# Tests of what is never compiled: checks, what commands print, launching engines, pages, generated files, benchmarks.
+WITHOUT_COMPILED := unit/benchmarks unit/engines unit/support unit/router/checks unit/router/core/routing \
+	browser dashboards distribution kubernetes test_compose.py \
 	test_docs.py test_docs_tables.py test_image.py test_redis_users.py test_systemd.py \
-	integration/test_cli_preflight.py integration/test_ray_placement.py integration/test_switch.py integration/test_watchdog.py
+	integration/test_check_cli.py integration/test_check_engines.py integration/test_check_table.py \
+	integration/test_cli_help.py integration/test_cli_init.py integration/test_cli_logs.py integration/test_cli_preflight.py \
+	integration/test_cli_top.py \
+	integration/test_load_tools.py integration/test_redis_limit.py integration/test_scale_benchmarks.py \
+	integration/test_ray_placement.py integration/test_switch.py integration/test_watchdog.py
 
 # Filters pip's output: one line per step, and every error.
 PIP_FILTER := while IFS= read -r line; do case "$$line" in \
@@ -48,7 +53,7 @@ help:
 	@echo 'make check               linter, types, import layers, unit tests of the core'
 	@echo 'make test                all tests that do not need vLLM'
 	@echo 'make test-compiled       the tests of the router with compiled modules, as pip install . builds them'
-	@echo 'make test-clients        every example of docs/clients.md, with the clients themselves; needs npm'
+	@echo 'make test-clients        every example of docs/clients.md and continued streams, with the clients themselves; needs npm'
 	@echo 'make test-vllm           the tests with real vLLM engines'
 	@echo 'make simulate            seeded schedules of events and faults on a virtual clock; SEEDS=1000, or SEED=7 for one'
 	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random, REDIS=server'
@@ -74,7 +79,7 @@ check: $(VENV)/.developed
 	$(VENV)/bin/pytest tests/unit/router/core tests/test_layers.py
 
 test: $(VENV)/.developed $(REDIS_BINARY)
-	$(VENV)/bin/pytest $(PARALLEL)
+	$(VENV)/bin/python -m tests.run $(PARALLEL)
 
 # Tests the package as a user installs it: pip builds it, and the tests run against the result.
 test-compiled: $(VENV)/.developed $(REDIS_BINARY)
@@ -84,11 +89,11 @@ test-compiled: $(VENV)/.developed $(REDIS_BINARY)
 	@ROUNDHOUSE_COMPILE=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VENV)/bin/pip install --disable-pip-version-check \
 		--no-deps --target $(COMPILED)/built ./$(COMPILED) | $(PIP_FILTER)
 	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
-	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/pytest $(PARALLEL) $(addprefix --ignore=tests/,$(WITHOUT_COMPILED))
+	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/python -m tests.run $(PARALLEL) $(addprefix --ignore=tests/,$(WITHOUT_COMPILED))
 
 test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CLIENTS_NODE)/.installed
 	ROUNDHOUSE_CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS_VENV)/bin/python ROUNDHOUSE_CLIENTS_NODE=$(CURDIR)/$(CLIENTS_NODE) \
-		$(VENV)/bin/pytest tests/integration/test_clients_page.py
+		$(VENV)/bin/pytest tests/integration/test_clients_page.py tests/integration/test_continuations_clients.py
 
 test-vllm: $(VENV)/.developed $(REDIS_BINARY) models
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \

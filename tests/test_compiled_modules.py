@@ -37,6 +37,16 @@ def test_a_compiled_module_makes_no_class_whose_base_reads_its_body_or_its_optio
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_a_compiled_module_names_the_exception_that_it_raises_again_after_an_await(path: str) -> None:
+    """mypyc can lose it otherwise: then `raise` sets None as the exception, which corrupts memory."""
+    for handler in nodes(path, ast.ExceptHandler):
+        inside = [node for statement in handler.body for node in ast.walk(statement)]
+        waits = [node.lineno for node in inside if isinstance(node, ast.Await | ast.AsyncWith | ast.AsyncFor)]
+        raises = [node.lineno for node in inside if isinstance(node, ast.Raise) and node.exc is None]
+        assert not waits or all(line < min(waits) for line in raises), f"line {handler.lineno}"
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_a_compiled_class_has_no_base_whose_instances_have_a_dict(path: str) -> None:
     """Since Python 3.11, such a dict is stored before the object, unexpected by mypyc: the process would crash."""
     module = importlib.import_module(module_name(path))

@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 from tests.support.redis_deployments import MINIMAL_ACL, SENTINEL_ACL
 
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "benchmarks" / "README.md"])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -51,7 +51,7 @@ def section(page: str, heading: str) -> str:
 def test_there_is_a_table_for_every_part_of_the_configuration() -> None:
     assert {heading for heading, _ in tables()} == {
         "[router]", "[cache]", "[auth]", "[[tenant]]", "[[model]]", "[[engine]]", "[engine.launch]", "[breaker]",
-        "[timeouts]", "[watchdog]", "[tracing]",
+        "[timeouts]", "[retry]", "[watchdog]", "[tracing]",
     }  # fmt: skip
 
 
@@ -136,6 +136,12 @@ def test_every_link_has_a_target(page: Path) -> None:
         assert target.resolve().is_relative_to(ROOT), f"{link} is outside of the project"
         if anchor:
             assert anchor in anchors(target), f"{link}: no such heading"
+
+
+def test_no_term_of_the_glossary_is_explained_twice() -> None:
+    first_cells = re.findall(r"^\| (.*?) \|", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    terms = [term for cell in first_cells for term in cell.split(", ")]
+    assert sorted({term for term in terms if terms.count(term) > 1}) == []
 
 
 def test_the_documented_acl_rules_are_those_of_the_tests() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 CELL_END = re.compile(r"(?<!\\)\|")
 DELIMITER_CELL = re.compile(r"\s*:?-+:?\s*")

@@ -36,6 +36,14 @@ def test_promtool_accepts_the_rules_and_the_configuration() -> None:
     assert f"{len(ALERTS)} rules found" in promtool("check", "rules", "alerts.rules.yml")
 
 
+def test_the_page_states_how_many_rules_promtool_finds() -> None:
+    page = (ROOT / "docs" / "dashboards.md").read_text(encoding="utf-8")
+    for name, kind in (("alerts", "alert"), ("recording", "record")):
+        groups = yaml.safe_load((FOLDER / f"{name}.rules.yml").read_text())["groups"]
+        rules = [rule for group in groups for rule in group["rules"] if kind in rule]
+        assert f"Checking {name}.rules.yml\n  SUCCESS: {len(rules)} rules found\n" in page
+
+
 @needs_promtool
 def test_the_tests_of_the_alerts_pass() -> None:
     promtool("test", "rules", "tests/alerts.test.yml")

@@ -87,7 +87,7 @@ class Testbed:
             f'[cache]\nurl = "{self._redis.url}"\ntimeout = "2500ms"\nretry = "20ms"',
             _tenants(),
             '[[model]]\nname = "llama"\nfallback = "mistral"\nauto = ["chat", "code"]',
-            '[[model]]\nname = "mistral"',
+            '[[model]]\nname = "mistral"\nwake = "10m"',
             _engine("llama-chat", "llama", "chat", self.chat, LLAMA, draft="chat-draft"),
             _engine("llama-code", "llama", "code", self.code, LLAMA, draft="code-draft"),
             _engine(

@@ -11,6 +11,7 @@ import pytest
 from router.api.auth import hash_key
 from tests.e2e.vllm_process_tree import VllmProcessTree, running_tree
 from tests.support.lora_files import write_lora_adapter
+from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.vllm
@@ -70,8 +71,9 @@ args = [
     "--enforce-eager",
     "--kv-cache-memory-bytes", "128M",
     "--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor",
+    "--worker-extension-cls", "engines.tiny.worker_extension.SampleAsAsked",
 ]
-env = {{ OMP_NUM_THREADS = "1", VLLM_ALLOW_RUNTIME_LORA_UPDATING = "True" }}
+env = {{ OMP_NUM_THREADS = "1", PYTHONPATH = "{ROOT}", VLLM_ALLOW_RUNTIME_LORA_UPDATING = "True" }}
 """
     with running_tree(folder, text, {"llama": port}) as tree:
         yield Lora(tree, first, second)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,15 @@ apply = skip_empty_logits(lambda logits, k, p: logits + k.max())
 nothing = torch.empty((0, 4))
 same = apply(nothing, torch.empty(0), None) is nothing
 print(json.dumps([same, apply(torch.zeros((1, 1)), torch.tensor([3.0]), None).tolist()]))
+"""
+
+AMX_PERMISSION = """
+import ctypes, json, torch
+import engines.tiny.worker_extension
+ARCH_PRCTL, ARCH_GET_XCOMP_PERM, TILE_DATA = 158, 0x1022, 1 << 18
+permitted = ctypes.c_uint64()
+ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_GET_XCOMP_PERM, ctypes.byref(permitted))
+print(json.dumps([torch.cpu._is_amx_tile_supported(), bool(permitted.value & TILE_DATA)]))
 """
 
 ANSWER = """
@@ -108,6 +118,12 @@ def test_each_draft_predicts_the_target_better_at_its_own_task_than_the_other_dr
 
 def test_sampling_options_apply_to_every_draft_token_of_their_request() -> None:
     assert in_vllms_environment(SPREAD) == [[0.5, 0.5, 1.0], "torch.float32"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is a part of x86-64")
+def test_a_processor_with_amx_may_use_it_from_the_first_step_on() -> None:
+    supported, permitted = in_vllms_environment(AMX_PERMISSION)
+    assert permitted == supported
 
 
 def test_a_step_without_draft_tokens_needs_no_largest_k() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.vllm_process_tree import VllmProcessTree
 from tests.support.typed_answers import RESPONSES, TYPED_PATHS, typed_body, typed_text
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.vllm
 
@@ -162,15 +163,21 @@ def test_the_draft_of_each_engine_predicts_some_tokens_correctly(tree: VllmProce
     assert tree.metric(engine, "vllm:spec_decode_num_accepted_tokens_total") > 0
 
 
-def test_the_router_shows_its_engines_and_their_speculation(tree: VllmProcessTree) -> None:
-    health = httpx.get(f"{tree.url}/healthz").json()
-    assert health["status"] == "healthy"
-    assert set(health["engines"]) == set(ENGINES)
-    page = httpx.get(f"{tree.url}/metrics").text
-    for engine in ENGINES:
-        assert f'roundhouse_engine_up{{engine="{engine}"}} 1.0' in page
-        assert f'vllm_spec_acceptance_rate{{engine="{engine}"}}' in page
-    assert httpx.get(f"{tree.url}/readyz").status_code == 200
+async def test_the_router_shows_its_engines_and_their_speculation(tree: VllmProcessTree) -> None:
+    expected = [f'roundhouse_engine_up{{engine="{engine}"}} 1.0' for engine in ENGINES]
+    expected += [f'vllm_spec_acceptance_rate{{engine="{engine}"}}' for engine in ENGINES]
+    async with httpx.AsyncClient(base_url=tree.url, timeout=30) as client:
+
+        async def is_shown() -> bool:
+            # An engine that computes on these cores may answer a check of its metrics too late; they are unknown then.
+            page = (await client.get("/metrics")).text
+            return all(line in page for line in expected)
+
+        await eventually(is_shown, timeout=60)
+        health = (await client.get("/healthz")).json()
+        assert health["status"] == "healthy"
+        assert set(health["engines"]) == set(ENGINES)
+        assert (await client.get("/readyz")).status_code == 200
 
 
 def frames(response: httpx.Response) -> Iterator[str]:
@@ -181,22 +188,21 @@ def frames(response: httpx.Response) -> Iterator[str]:
     assert rest == ""
 
 
-def test_an_engine_killed_during_a_stream_leaves_an_error_and_no_entry_and_the_others_serve(
+def test_another_engine_goes_on_with_the_stream_of_one_that_is_killed_and_the_others_serve(
     tree: VllmProcessTree,
 ) -> None:
     request = body("Go on for as long as you can.", max_tokens=3000, ignore_eos=True, stream=True)
     seen = []
     with httpx.stream("POST", f"{tree.url}/v1/chat/completions", json=request, timeout=120) as response:
         assert response.headers["x-engine"] == "llama-chat"
-        key = response.headers["x-cache-key"]
         for frame in frames(response):
             seen.append(frame)
             if len(seen) == 5:
                 tree.kill("llama-chat")
     assert len(seen) > 5
-    assert json.loads(seen[-1].removeprefix("data: "))["error"]["code"] == "engine_failed"
-    assert "data: [DONE]" not in seen
-    assert tree.redis("EXISTS", key) == ["0"]
+    assert seen[-1] == "data: [DONE]"
+    assert not any('"error"' in frame for frame in seen)
+    assert sum('"finish_reason":"length"' in frame for frame in seen) == 1
 
     other = ask(tree, body(f"{CHAT} Once more.", model="mistral"))
     assert (other.status_code, other.headers["x-engine"]) == (200, "mistral")

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from msgspec.structs import replace
 
 from router.shared.announcements import AnnouncedEngine, ModelRevision, write_command
 from tests.support.redis_process import RedisServer
-from tests.support.router_server import LLAMA, EngineSet, MakeRouter, RouterServer, router_config
+from tests.support.router_server import LLAMA, MISTRAL, EngineSet, MakeRouter, RouterServer, router_config
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -33,19 +34,21 @@ async def engine_names(router: RouterServer) -> set[str]:
 async def test_an_announced_engine_serves_without_a_restart_and_is_dropped_when_it_is_withdrawn(
     redis_server: RedisServer, redis: Any, engines: EngineSet, make_router: MakeRouter
 ) -> None:
-    only_code = {name: engine for name, engine in engines.as_config().items() if name == "llama-code"}
-    router = await make_router(router_config(redis_server.url, only_code))
-    assert (await router.chat("The sea?")).headers["x-engine"] == "llama-code"
-    await write(redis, announced(engines, name="new-chat"))
+    # Engines without a draft: one with a draft that is measured can come before an engine for the task.
+    config = router_config(redis_server.url, {"old-code": ("mistral", "code", engines.mistral.url)})
+    router = await make_router(config)
+    assert (await router.chat("The sea?", model="mistral")).headers["x-engine"] == "old-code"
+    new = announced(engines, name="new-chat", model="mistral", url=engines.mistral.url, served_model=MISTRAL)
+    await write(redis, new)
 
     async def has_new(expected: bool) -> bool:
         return ("new-chat" in await engine_names(router)) is expected
 
     await eventually(lambda: has_new(True))
-    assert (await router.chat("The moon?")).headers["x-engine"] == "new-chat"
+    assert (await router.chat("The moon?", model="mistral")).headers["x-engine"] == "new-chat"
     await write(redis, withdrawn=["new-chat"])
     await eventually(lambda: has_new(False))
-    assert (await router.chat("The sun?")).headers["x-engine"] == "llama-code"
+    assert (await router.chat("The sun?", model="mistral")).headers["x-engine"] == "old-code"
 
 
 async def test_a_router_that_starts_has_the_announced_engines_before_its_first_request(
@@ -161,3 +164,22 @@ async def test_an_engine_that_is_ignored_is_reported_once(
     await change(70.0)
     await change(71.0)
     assert len([line for line in caplog.messages if "ignored the announced engine" in line]) == 1
+
+
+async def test_a_renewal_makes_a_router_read_one_field(router: RouterServer, redis: Any, engines: EngineSet) -> None:
+    await write(redis, announced(engines))
+    await eventually(lambda: "llama-chat" in router.application._runtime.announcements.fleet.engines)
+
+    async def calls(command: str) -> int:
+        return int((await redis.info("commandstats")).get(f"cmdstat_{command}", {}).get("calls", 0))
+
+    async def has_looked(calls_before: int) -> bool:
+        return await calls("hget") >= calls_before + 2  # one is that of the script that writes
+
+    read_before = await calls("hgetall")
+    for _ in range(10):
+        looked_before = await calls("hget")
+        await write(redis, announced(engines))
+        await eventually(partial(has_looked, looked_before))
+    # The script reads the hash each time, and the router every two seconds.
+    assert await calls("hgetall") - read_before < 10 + 8

@@ -3,11 +3,7 @@
 An example whose package is not installed is skipped. `make test-clients` installs them all, and then none may be.
 """
 
-import asyncio
-import os
 import re
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from router.api.auth import hash_key
+from tests.support.client_programs import python_command, run_client
 from tests.support.paths import ROOT
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, router_config
@@ -23,16 +20,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PAGE_URL: Final = "http://127.0.0.1:8080"
 TENANT: Final = f'[auth]\nmode = "keys"\n[[tenant]]\nname = "acme"\nkeys = ["{hash_key(b"sk-acme")}"]\n'
-PYTHON: Final = os.environ.get("ROUNDHOUSE_CLIENTS_PYTHON")
-"""An interpreter that has the packages; by default that of the tests."""
-
-NODE_FOLDER: Final = os.environ.get("ROUNDHOUSE_CLIENTS_NODE")
-"""A folder with node_modules; by default the project's."""
-
-MISSING: Final = re.compile(r"No module named '([\w.]+)'|Cannot find package '([@\w/.-]+)'")
 BETWEEN_RUNS: Final = "--- the same again ---"
-TIMEOUT: Final = 60.0
-"""Seconds; LlamaIndex alone is imported for several on a busy machine."""
 
 
 class Example(NamedTuple):
@@ -63,7 +51,7 @@ def commands(example: Example, code: str) -> list[list[str]]:
             return [["bash", "-c", code]] * 2
         case "python":
             twice = f"for _ in range(2):\n    exec({code!r}, {{}})\n    print({BETWEEN_RUNS!r})\n"
-            return [[PYTHON or sys.executable, "-W", "ignore", "-c", twice]]
+            return [python_command(twice)]
         case "js":
             return [["node", "--input-type=module", "-e", code]] * 2
     raise AssertionError(f"{example.name}: nothing runs {example.language}")
@@ -72,36 +60,9 @@ def commands(example: Example, code: str) -> list[list[str]]:
 async def run_twice(example: Example, url: str, folder: Path) -> list[str]:
     """The output of each run. Skips the test if a program or a package is missing."""
     outputs = [
-        await run(command, folder) for command in commands(example, example.code.replace(PAGE_URL, url))
+        await run_client(command, folder) for command in commands(example, example.code.replace(PAGE_URL, url))
     ]  # fmt: skip
     return outputs[0].split(BETWEEN_RUNS)[:2] if len(outputs) == 1 else outputs
-
-
-async def run(command: list[str], folder: Path) -> str:
-    if shutil.which(command[0]) is None:
-        leave_out(f"{command[0]} is not installed")
-    # No proxy of this machine, no settings of a user, nothing sent to anybody else.
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "NO_PROXY": "*", "AI_SDK_LOG_WARNINGS": "false"}
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *command, cwd=NODE_FOLDER or ROOT, env=environment, stdout=pipe, stderr=pipe
-    )
-    try:
-        async with asyncio.timeout(TIMEOUT):
-            out, err = await process.communicate()
-    except BaseException:
-        process.kill()
-        raise
-    if process.returncode and (missing := MISSING.search(err.decode())):
-        leave_out(f"{missing[1] or missing[2]} is not installed")
-    assert process.returncode == 0, err.decode()
-    return out.decode()
-
-
-def leave_out(reason: str) -> None:
-    if PYTHON or NODE_FOLDER:
-        pytest.fail(reason)
-    pytest.skip(f"{reason}; make test-clients installs it")
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)

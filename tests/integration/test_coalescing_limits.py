@@ -1,6 +1,7 @@
 """Coalescing, and the limits of tenants and processes."""
 
 import asyncio
+import time
 from functools import partial
 
 import pytest
@@ -51,3 +52,23 @@ async def test_a_follower_of_a_router_without_a_free_slot_is_served_by_its_own(
         pair.release_chunks(4)
         answer = await following
         assert (answer.status_code, chat_text(answer), answer.content.endswith(DONE_FRAME)) == (200, "one two", True)
+
+
+async def test_a_follower_that_its_leader_has_kept_waiting_is_refused_as_soon_as_a_client_of_its_own_router(
+    pair: RouterPair, own_redis: RedisServer, make_router: MakeRouter
+) -> None:
+    config = pair_config(own_redis.url, pair.engine).replace("served_model", "max_in_flight = 1\nserved_model")
+    routers = [await make_router(f'{config}\n\n[timeouts]\nqueue = "2s"') for _ in range(2)]
+    async with open_stream(routers[0], "busy") as one, open_stream(routers[1], "busy, too") as other:
+        await one.read_until_text("one ")
+        await other.read_until_text("one ")
+        leading = asyncio.ensure_future(routers[0].chat("x"))
+        await asyncio.sleep(0.1)  # it waits for a slot and holds the lease
+        started_at = time.monotonic()
+        followed = await routers[1].chat("x")
+        waited = time.monotonic() - started_at
+        assert (await leading).json()["error"]["code"] == "queue_timeout"
+        assert (followed.status_code, followed.json()["error"]["code"]) == (503, "queue_timeout")
+        assert int(followed.headers["retry-after"]) > 0
+        # 2 s at each of the two routers would be nearly 4 s.
+        assert 1.8 < waited < 3.2

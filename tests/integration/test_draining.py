@@ -111,14 +111,14 @@ async def test_every_router_is_notified_at_once_and_one_that_starts_later_knows(
 ) -> None:
     other = await make_router(text)
     await post(guarded, "llama-chat", "drain")
-    await eventually(lambda: drained(other), timeout=1)
+    await eventually(lambda: drained(other))
     assert await drained(await make_router(text)) == {"llama-chat"}
     await post(other, "llama-chat", "resume")
 
     async def resumed() -> bool:
         return not await drained(guarded)
 
-    await eventually(resumed, timeout=1)
+    await eventually(resumed)
 
 
 async def test_an_unknown_engine_is_404(guarded: RouterServer, redis: Any) -> None:

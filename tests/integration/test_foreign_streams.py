@@ -65,10 +65,9 @@ async def test_a_last_event_without_its_empty_line_counts(
     [
         [event("Sea"), event("Möwe", end="").partition("ö".encode())[0] + b"\xc3"],
         [event("Sea"), event(finish_reason="stop")[:-10]],
-        [event("Sea"), event(finish_reason="stop"), USAGE[:-9]],
         [event("Sea"), event("Sun", index=1), event(finish_reason="stop", index=1)],
     ],
-    ids=["in a character", "in the finish", "in the usage", "one of two choices"],
+    ids=["in a character", "in the finish", "one of two choices"],
 )
 async def test_a_stream_that_is_cut_off_is_an_error_and_is_not_stored(
     redis_server: RedisServer, make_router: MakeRouter, pieces: list[bytes]
@@ -81,6 +80,21 @@ async def test_a_stream_that_is_cut_off_is_an_error_and_is_not_stored(
         assert response.headers["x-cache"] == "MISS"
         assert "engine_failed" in response.text
         assert "[DONE]" not in response.text
+    await engine.stop()
+
+
+async def test_a_stream_that_is_cut_off_in_its_usage_is_completed_without_it_and_not_stored(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    engine = ScriptedEngine(event("Sea"), event(finish_reason="stop"), USAGE[:-9])
+    await engine.start()
+    router = await make_router(config(redis_server, engine.url))
+    for _ in range(2):
+        response = await router.chat("The sea?", stream=True)
+        assert response.headers["x-cache"] == "MISS"
+        assert response.text.endswith("data: [DONE]\n\n")
+        assert "error" not in response.text
+        assert "prompt_tokens" not in response.text
     await engine.stop()
 
 

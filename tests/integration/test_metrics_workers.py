@@ -102,6 +102,22 @@ async def test_counters_and_histograms_are_summed_and_a_worker_that_died_neither
     await until_all_pages(served, counts(16))
 
 
+async def test_no_worker_is_killed_for_counting_requests_when_the_disk_is_full(served: RouterProcess) -> None:
+    await ask(served, "The sea?")
+    workers = served.worker_pids()
+    environment = Path(f"/proc/{min(workers)}/environ").read_bytes().split(b"\0")
+    (folder,) = [line.partition(b"=")[2].decode() for line in environment if line.startswith(b"PROMETHEUS_MULTI")]
+
+    def have_files() -> bool:
+        return {int(path.stem.rpartition("_")[2]) for path in Path(folder).glob("*.db")} == workers
+
+    await eventually(have_files)  # the second worker may still be starting
+    await eventually(lambda: all(path.stat().st_size for path in Path(folder).glob("*.db")))
+    files = {path.name: path.stat() for path in Path(folder).glob("*.db")}
+    # Their blocks are allocated: a process that writes into a hole of mapped memory is killed then.
+    assert [name for name, status in files.items() if status.st_blocks * 512 < status.st_size] == []
+
+
 async def test_requests_in_flight_are_summed_and_those_of_a_dead_worker_are_gone(
     served: RouterProcess, engines: EngineSet
 ) -> None:

@@ -99,7 +99,7 @@ async def test_check_reports_that_redis_answers(deployment: Deployment, engines:
     assert finding.note.startswith("version ")
     assert finding.note.endswith(", 3 primaries") == isinstance(deployment, Cluster)
     # With the least rights, too; only that the servers have no maxmemory is a finding.
-    about_redis = [other for other in others if other.what.startswith("redis")]
+    about_redis = [other for other in others if other.what.startswith("redis") and other.level != "ok"]
     assert all("maxmemory" in other.note for other in about_redis), about_redis
 
 
@@ -112,7 +112,7 @@ async def test_no_request_fails_while_sentinel_promotes_another_server(
         old = await group.primary_of_key("")
         old.kill()
         await eventually(lambda: _replaced(group, old))
-        await eventually(lambda: are_all(router, "HIT"), timeout=5)
+        await eventually(lambda: are_all(router, "HIT"))
     assert requests.failures == []
     assert requests.slowest < 3
 
@@ -132,7 +132,7 @@ async def test_no_request_fails_while_a_cluster_moves_slots_and_loses_a_primary(
         assert requests.failures == []
         target.kill()
         await eventually(lambda: _is_held_by_another(cluster, keys[0], target))
-        await eventually(lambda: are_all(router, "HIT"), timeout=5)
+        await eventually(lambda: are_all(router, "HIT"))
     assert requests.failures == []
     assert requests.slowest < 3
 

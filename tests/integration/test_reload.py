@@ -11,9 +11,11 @@ import pytest
 
 from router.api.auth import hash_key
 from router.settings import parse
+from tests.support.counting_engine import CountingEngine
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
-from tests.support.router_server import EngineSet, RouterServer, chat_body, router_config
+from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -119,6 +121,43 @@ async def test_the_load_of_an_engine_that_remains_is_known(
         return (await router.metrics())['llm_requests_in_flight{engine="llama-chat"}'] == 0
 
     await eventually(idle)
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_requests_of_earlier_configurations_count_for_the_limit_of_an_engine(
+    redis_server: RedisServer, make_router: MakeRouter, is_removed: bool
+) -> None:
+    engine = CountingEngine(ROLE_FRAME, chat_frame(content="one", finish="stop") + DONE_FRAME)
+    await engine.start()
+
+    def text(max_model_len: int) -> str:
+        limited = f"max_in_flight = 2\nmax_model_len = {max_model_len}\nserved_model"
+        table = {"limited": ("llama", "any", engine.url)}
+        return router_config(redis_server.url, table).replace("served_model", limited)
+
+    router = await make_router(text(1000))
+
+    async def queued(number: int) -> None:
+        async def are() -> bool:
+            return (await router.metrics())['llm_requests_queued{model="llama"}'] == number
+
+        await eventually(are)
+
+    def ask(*prompts: str) -> list[asyncio.Task[httpx.Response]]:
+        return [asyncio.create_task(router.chat(prompt, stream=True)) for prompt in prompts]
+
+    asked = ask("The sea?", "The moon?", "The sun?")
+    await queued(1)
+    if is_removed:
+        await reload(router, router_config(redis_server.url, {"other": ("llama", "any", "http://127.0.0.1:1")}))
+    await reload(router, text(2000))  # another object for the same engine
+    asked += ask("The sky?", "The earth?", "The wind?")
+    await queued(4)
+    for _ in asked:
+        engine.chunk_permits.release()
+    assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200] * 6
+    assert engine.most == 2
+    await engine.stop()
 
 
 async def test_an_engine_that_is_removed_has_no_gauges(

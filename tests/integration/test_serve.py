@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 from router.net.server.request_parser import MAX_HEAD_BYTES
-from router.server import remove_dead_worker_gauges
 from tests.support.configurations import MINIMAL
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
@@ -117,18 +115,6 @@ async def test_two_workers_share_their_metrics_and_their_entries(serve: Any, con
     await eventually(all_pages_show_all)
     served.process.send_signal(signal.SIGINT)
     await asyncio.to_thread(served.process.wait, 20)
-
-
-async def test_the_gauges_of_a_dead_worker_are_dropped_and_its_counters_are_not(tmp_path: Path) -> None:
-    ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
-    await ended.wait()
-    kinds = ["gauge_livesum", "gauge_livemostrecent", "counter", "histogram"]
-    for pid in (ended.pid, os.getpid()):
-        for kind in kinds:
-            (tmp_path / f"{kind}_{pid}.db").touch()
-    remove_dead_worker_gauges(tmp_path)
-    kept = {f"{kind}_{os.getpid()}.db" for kind in kinds} | {f"{kind}_{ended.pid}.db" for kind in kinds[2:]}
-    assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 async def test_a_port_in_use_is_one_clear_line(config: str, tmp_path: Path, engines: EngineSet) -> None:

@@ -54,8 +54,13 @@ async def test_eight_large_concurrent_lookups_over_a_slow_network_are_hits(
     async with SlowProxy(redis_server, bytes_per_second=RATE) as proxy:
         text = router_config(proxy.url, engines, cache="local = 0").replace('"2500ms"', DEFAULT_TIMEOUT)
         async with RouterServer(text) as reader:
-            answers = await asyncio.gather(*map(reader.chat, prompts))
-        assert [answer.headers["x-cache"] for answer in answers] == ["HIT"] * len(prompts)
+
+            async def all_are_hits() -> bool:
+                answers = await asyncio.gather(*map(reader.chat, prompts))
+                return all(answer.headers["x-cache"] == "HIT" for answer in answers)
+
+            # Not always at once: a busy machine can be silent for the 50 ms too.
+            await eventually(all_are_hits)
 
 
 async def test_a_redis_that_replies_one_byte_at_a_time_is_down_after_a_second(own_redis: RedisServer) -> None:

@@ -7,6 +7,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from tests.support.fault_timeouts import timeouts_for
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, EngineSet, MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine
@@ -69,8 +70,8 @@ async def test_while_no_engine_responds_a_stale_entry_is_served(
     fault: dict[str, Any],
     stream: bool,
 ) -> None:
-    short_timeouts = '[timeouts]\nfirst_token = "300ms"\nmin_tokens_per_second = 1e6'
-    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=short_timeouts))
+    timeouts = timeouts_for(fault, total=not stream)
+    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=timeouts))
     first = await ask_after_expiry(router, redis, 10)
     await all_engines_are_down(engines, fault)
     answer = await ask(router, stream=stream)
@@ -124,8 +125,12 @@ async def test_the_local_cache_serves_stale_entries_too(
 
     await eventually(is_in_local_cache)
     await all_engines_are_down(engines)
-    stale = await eventually(lambda: served_with(router, "STALE"), timeout=5)
-    assert stale.headers["cache-status"].endswith("; detail=local")
+
+    async def is_stale_and_local() -> bool:
+        stale = await served_with(router, "STALE")
+        return stale is not None and stale.headers["cache-status"].endswith("; detail=local")
+
+    await eventually(is_stale_and_local)
 
 
 async def served_with(router: RouterServer, status: str) -> httpx.Response | None:

@@ -30,6 +30,7 @@ ENGINE_FIELDS = [
 ]  # fmt: skip
 ROUTER_FIELDS = [
     "id", "host", "pid", "version", "compiled", "started_at", "in_flight", "queued", "seen", "draining",
+    "supervisor",
 ]  # fmt: skip
 MINUTE_FIELDS = [
     "requests", "hits", "misses", "coalesced", "stale", "bypass", "rejected", "errors", "prompt_tokens",

@@ -7,6 +7,7 @@ from typing import Any, Final
 import pytest
 
 from router.core.endpoints.stream_encoding import decode_stream
+from tests.support.fault_timeouts import timeouts_for
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, ScriptedRouter, router_config
 from tests.support.typed_answers import (
@@ -34,7 +35,6 @@ FIRST, LAST = (
 TEXT: Final = "  \tif x:\r\n\r\n    naïve  é e\u0301 👩‍👩‍👧 \u200b…\n"
 SLOWLY: Final[dict[str, Any]] = {"fault": "tps", "rate": 100}
 """So that the client has the first token before the engine fails."""
-SHORT_TIMEOUTS: Final = '[timeouts]\nfirst_token = "300ms"\nbetween_tokens = "300ms"'
 
 
 @PATHS
@@ -170,7 +170,7 @@ async def test_a_request_that_is_not_shared_is_generated_for_each_client(
 async def test_an_engine_that_fails_before_its_first_token_is_replaced_unnoticed(
     make_router: MakeRouter, redis_server: RedisServer, engines: EngineSet, path: str, fault: dict[str, Any]
 ) -> None:
-    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=SHORT_TIMEOUTS))
+    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=timeouts_for(fault)))
     await engines.chat.set_faults(fault)
     answer = await post_typed(router, path, "The sea?", stream=True)
     assert answer.headers["x-engine"] == "llama-code"
@@ -194,7 +194,7 @@ async def test_an_engine_that_fails_before_its_first_token_is_replaced_unnoticed
 async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_stored(
     make_router: MakeRouter, redis_server: RedisServer, engines: EngineSet, redis: Any, path: str, fault: dict[str, Any]
 ) -> None:
-    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=SHORT_TIMEOUTS))
+    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=timeouts_for(fault)))
     await engines.chat.set_faults(fault, SLOWLY)
     answer = await post_typed(router, path, "The sea?", stream=True)
     assert answer.status_code == 200

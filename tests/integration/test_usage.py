@@ -75,7 +75,8 @@ async def test_a_generation_without_reported_usage_is_counted_as_an_estimate(
     make_router: MakeRouter, by_key: str, engines: EngineSet, redis: Any
 ) -> None:
     async with RouterServer(by_key) as router:
-        await engines.chat.set_faults({"fault": "error", "after": 3})
+        for engine in (engines.chat, engines.code):
+            await engine.set_faults({"fault": "error", "after": 3})
         answer = await router.chat("The sea?", headers=bearer(ACME), stream=True)
         assert "error" in answer.text
     day = days_until(float((await redis.time())[0]), 1)[0]

@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import json
+import re
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -17,6 +20,7 @@ from engines.announcer import Announcer
 from engines.process import ManagedProcess
 from engines.spec import EngineSpec
 from engines.supervisor import EngineSupervisor
+from engines.watchdog.planned_restart import Outcome
 from engines.watchdog.scrape import is_healthy
 from engines.watchdog.settings import WatchdogSpec
 from engines.watchdog.watchdog import Watchdog, WatchedEngine
@@ -136,12 +140,62 @@ async def test_a_degraded_engine_is_drained_restarted_and_resumed_and_no_request
     assert float(decided["waiting"]) > 0
     assert "of its baseline" in decided["text"]
     assert reports[0].startswith("e0: watchdog: drain and restart: degraded for ")
-    metrics = await router.metrics()
-    assert metrics['roundhouse_watchdog_restarts_total{engine="e0",reason="degraded"}'] == 1
+
+    async def is_counted() -> bool:
+        metrics = await router.metrics()
+        return metrics.get('roundhouse_watchdog_restarts_total{engine="e0",reason="degraded"}') == 1
+
+    await eventually(is_counted)  # the router reads the announcements from time to time
     assert not loading.done()
     for task in (loading, *watching):
         task.cancel()
     await asyncio.gather(loading, *watching, return_exceptions=True)
+    await watchdog.aclose()
+    await announcer.aclose()
+    await client.aclose()
+
+
+async def test_long_streams_go_on_at_another_engine_when_the_bound_of_a_drain_is_over(
+    launched: list[Launched], redis_server: RedisServer, redis: Any, make_router: MakeRouter
+) -> None:
+    settings = msgspec.structs.replace(SETTINGS, drain_timeout=0.5, continued_models=frozenset({"llama"}))
+    announcer = Announcer.connect(redis_server.url, "test", lambda _: None)
+    await announcer.announce(*(engine.announced for engine in launched))
+    table = {engine.spec.name: ("llama", "any", engine.spec.url) for engine in launched}
+    router = await make_router(router_config(redis_server.url, table))
+    client = httpx.AsyncClient(trust_env=False)
+    faults = [{"fault": "tps", "rate": 60}]  # 400 tokens: far longer than the drain may take
+    await asyncio.gather(*(client.post(f"{engine.spec.url}/_sim/faults", json=faults) for engine in launched))
+
+    async def stream(number: int) -> tuple[str, str]:
+        body = chat_body(f"long {number}", stream=True, temperature=0, max_tokens=400, ignore_eos=True)
+        response = await router.http.post("/v1/chat/completions", json=body, timeout=60)
+        return response.headers["x-engine"], response.text
+
+    streams = [asyncio.ensure_future(stream(number)) for number in range(4)]
+    first, _ = launched
+
+    async def both_are_busy() -> bool:
+        pages = [(await client.get(f"{engine.spec.url}/metrics")).text for engine in launched]
+        return all(re.search(r"^vllm:num_requests_running\S* 2\.0$", page, re.MULTILINE) for page in pages)
+
+    await eventually(both_are_busy)
+    watchdog = Watchdog(
+        settings, engines=[engine.spec for engine in launched], client=client, redis_url=redis_server.url,
+        announcer=announcer, read_gpus=None, report=lambda _: None, poll_interval=0.05,
+    )  # fmt: skip
+    watch = WatchedEngine(first.spec, partial(str, first.spec.url), first.supervisor.restart)
+    pid = first.process.pid
+    outcome = await watchdog._engine_watch(watch, None)._restart.run(stalled=False)
+    assert outcome == Outcome("restarted", "0.5 s after its drain it still had requests, which went on elsewhere")
+    assert first.process.pid != pid
+    responses = await asyncio.gather(*streams)
+    for engine, text in responses:
+        assert text.endswith("data: [DONE]\n\n"), (engine, text[-300:])
+        events = [json.loads(event[6:]) for event in text.split("\n\n")[:-2]]
+        assert sum(bool(event["choices"][0]["delta"].get("content")) for event in events) == 400
+        assert len({event["id"] for event in events}) == 1
+    assert [engine for engine, _ in responses].count("e0") == 2
     await watchdog.aclose()
     await announcer.aclose()
     await client.aclose()

@@ -96,11 +96,12 @@ async def test_the_engine_gets_the_clients_request_with_only_the_model_replaced(
     assert list(json.loads(actual).items()) == list(expected.items())
 
 
-async def test_a_stream_requests_usage_from_the_engine_and_changes_nothing_else(
+async def test_a_stream_requests_usage_and_the_ids_of_tokens_from_vllm_and_changes_nothing_else(
     router: RouterServer, engines: EngineSet
 ) -> None:
     await router.chat(CHAT, stream=True, unknown=[1])
     expected = chat_body(CHAT, stream=True, unknown=[1], model=LLAMA, stream_options={"include_usage": True})
+    expected |= {"return_token_ids": True}
     assert await last_body(engines.chat) == expected
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from router.settings import load
-from tests.support.kubernetes_manifests import ENGINES, container, environment, of_kind, settings_of
+from tests.support.kubernetes_manifests import ENGINES, container, environment, of_kind, seconds, settings_of
 from tests.support.kustomization import Manifest
 from tests.support.paths import ROOT
 
@@ -54,7 +54,7 @@ def test_a_scaled_object_has_the_shape_of_keda(autoscaled: list[Manifest]) -> No
     for scaled in of_kind(autoscaled, "ScaledObject"):
         spec = scaled["spec"]
         assert scaled["apiVersion"] == "keda.sh/v1alpha1"
-        assert spec.keys() == {
+        assert spec.keys() - {"initialCooldownPeriod"} == {
             "scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "cooldownPeriod", "advanced",
             "triggers",
         }  # fmt: skip
@@ -74,6 +74,27 @@ def test_a_model_that_may_have_no_engine_has_a_fallback_that_always_has_one(
     assert always != {model.name for model in settings.model}
     for model in settings.model:
         assert model.name in always or model.fallback in always
+
+
+def test_requests_wait_for_the_engine_of_a_model_that_may_have_none(autoscaled: list[Manifest], tmp_path: Path) -> None:
+    settings = settings_of(autoscaled, tmp_path)
+    for scaled in of_kind(autoscaled, "ScaledObject"):
+        (engine,) = [each for each in settings.engine if each.name == f"{scaled['metadata']['name']}-0"]
+        (model,) = [each for each in settings.model if each.name == engine.model]
+        assert (model.wake is not None) is (scaled["spec"]["minReplicaCount"] == 0)
+        if model.wake is not None:
+            # A start must not be taken back while requests still wait for it.
+            assert scaled["spec"]["cooldownPeriod"] >= model.wake
+
+
+def test_the_first_start_of_an_engine_that_may_stop_has_the_time_to_download_the_weights(
+    autoscaled: list[Manifest],
+) -> None:
+    for scaled in of_kind(autoscaled, "ScaledObject"):
+        if scaled["spec"]["minReplicaCount"] == 0:
+            vllm = container(autoscaled, "vllm", scaled["spec"]["scaleTargetRef"]["name"])
+            # KEDA stops a pod that it has not started itself once this is over, without a cooldown.
+            assert scaled["spec"]["initialCooldownPeriod"] >= seconds(vllm["startupProbe"])
 
 
 def test_prometheus_finds_the_routers_as_the_job_of_the_rules(autoscaled: list[Manifest]) -> None:

@@ -77,7 +77,7 @@ def test_models_and_engines_are_those_of_the_configuration_for_one_machine(
     manifests: list[Manifest], tmp_path: Path
 ) -> None:
     ours, theirs = settings_of(manifests, tmp_path), load(ROOT / "roundhouse.toml", {})
-    assert [msgspec.structs.replace(model, fallback=None) for model in ours.model] == theirs.model
+    assert [msgspec.structs.replace(model, fallback=None, wake=None) for model in ours.model] == theirs.model
     for mine, other in zip(ours.engine, theirs.engine, strict=True):
         assert (mine.name, mine.model, mine.task) == (f"{other.name}-0", other.model, other.task)
 

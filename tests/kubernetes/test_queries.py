@@ -69,6 +69,11 @@ def test_a_model_without_requests_has_no_engine(autoscaled: list[Manifest], tmp_
         check(tmp_path, query, [], {"5m": 0})
 
 
+def test_one_request_that_waits_activates_an_engine(autoscaled: list[Manifest], tmp_path: Path) -> None:
+    query = queries(autoscaled, "mistral")[0]
+    check(tmp_path, query, [series("llm_requests_queued", "0x11 1x40", model="mistral")], {"2m30s": 0, "3m": 1})
+
+
 def test_the_first_request_wakes_an_engine_for_two_minutes(autoscaled: list[Manifest], tmp_path: Path) -> None:
     _, wake = queries(autoscaled, "mistral")
     # No sample before 2m45s, then a counter that begins with 1.

@@ -1,7 +1,7 @@
-"""An engine as a simulated process: HTTP/1.1, chat completions as JSON and as SSE, and scripted generations.
+"""An engine as a simulated process: HTTP/1.1, generations as JSON and as SSE by a script, and how they break off.
 
-Each generation has a unique number, which is in every token: `g17.0 g17.1 g17.2 `. So the bytes that a client gets show
-their generation, their positions, and whether they are complete.
+Each answer has a unique number, which is in every token: `g17.0 g17.1 g17.2 `. So the bytes that a client gets show
+their answer, their positions, and whether they are complete.
 """
 
 import asyncio
@@ -12,19 +12,30 @@ from random import Random
 from typing import Any, Final
 
 from tests.simulation.clock import CLOCK
+from tests.simulation.engine_answers import AnswerFormat, EngineRequest, read_request, token
 from tests.simulation.history import SimulatedGeneration
 from tests.simulation.loop import SimulatedProcess, VirtualLoop
 from tests.simulation.network import WireEnd
 
 _LENGTH: Final = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
-_QUESTION: Final = re.compile(rb"question (\d+)")
 _METRICS: Final = b"vllm:kv_cache_usage_perc 0.1\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 
 
-class GenerationScript:
-    """The course of a generation: seconds before each token, and whether the engine aborts it."""
+BREAKS: Final = (
+    "reset", "close", "half", "error", "aborted", "no-done", "stall",
+)  # fmt: skip
+"""How a stream breaks off: a TCP reset or a close between two events, a reset within one, an
+error event, the finish reason of an engine that is stopped (vLLM's "abort"), an end without `[DONE]`, and silence.
+"""
 
-    __slots__ = ("aborts", "waits")
+
+class GenerationScript:
+    """The course of a generation: seconds before each token, and how the engine breaks it off ("" if it does not).
+
+    `at_least`: tokens that are sent before.
+    """
+
+    __slots__ = ("at_least", "breaks", "waits")
 
     def __init__(self, random: Random, *, pauses: bool, aborts: bool) -> None:
         count = random.randint(1, 8)
@@ -32,23 +43,34 @@ class GenerationScript:
         self.waits = [pace * (0.5 + random.random()) for _ in range(count)]
         if pauses and random.random() < 0.3:
             self.waits[random.randrange(count)] += random.choice((0.7, 2.5, 3.5))
-        self.aborts = aborts and random.random() < 0.2
+        self.breaks = random.choice(BREAKS) if aborts and random.random() < 0.2 else ""
+        self.at_least = 0
+
+    def break_stream(self, random: Random) -> None:
+        """The engine breaks it off after the first token."""
+        self.breaks, self.at_least = random.choice(BREAKS), 1
 
 
 class EngineModel:
-    """One engine. `script` returns the course of the next generation; `on_generation` records its start."""
+    """One engine. `script` returns the course of the generation for a request; `on_generation` records its start.
+
+    `tells_ids`: whether it knows `return_token_ids`.
+    """
 
     def __init__(
         self,
         loop: VirtualLoop,
         name: str,
-        script: Callable[[], GenerationScript],
-        on_generation: Callable[[int, str, str, int, bool], SimulatedGeneration],
+        script: Callable[[EngineRequest], GenerationScript],
+        on_generation: Callable[[EngineRequest, str, str, int], SimulatedGeneration],
+        *,
+        tells_ids: bool = True,
     ) -> None:
         self.loop = loop
         self.process = SimulatedProcess(name)
         self.script = script
         self.on_generation = on_generation
+        self.tells_ids = tells_ids
 
     def accept(self) -> "_EngineConnection":
         return _EngineConnection(self)
@@ -63,7 +85,8 @@ class _EngineConnection(asyncio.Protocol):
         self._generation: SimulatedGeneration | None = None
         self._waits: list[float] = []
         self._script: GenerationScript | None = None
-        self._streams = False
+        self._format: AnswerFormat
+        self._request: EngineRequest
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, WireEnd)
@@ -86,28 +109,28 @@ class _EngineConnection(asyncio.Protocol):
             return
         self._buffer = rest[length:]
         if head.startswith(b"POST"):
-            self._generate(json.loads(rest[:length]), rest)
+            self._generate(json.loads(rest[:length]))
         else:
             body = _METRICS if head.startswith(b"GET /metrics") else b"{}"
             self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
 
     # -- a generation -------------------------------------------------------------------------------------------------
 
-    def _generate(self, body: dict[str, Any], raw: bytes) -> None:
+    def _generate(self, body: dict[str, Any]) -> None:
         engine = self._engine
-        match = _QUESTION.search(raw)
-        assert match is not None
-        self._script = script = engine.script()
-        self._streams = bool(body.get("stream"))
+        request = read_request(body if engine.tells_ids else body | {"return_token_ids": False})
+        self._request = request
+        self._script = script = engine.script(request)
         self._generation = generation = engine.on_generation(
-            int(match[1]), self._client, engine.process.name, len(script.waits), self._streams
+            request, self._client, engine.process.name, len(script.waits)
         )
-        self._waits = list(script.waits)
-        if self._streams:
-            role = _event(generation, {"role": "assistant", "content": ""})
+        # The answer that is continued may be longer than the script.
+        self._waits = [script.waits[at % len(script.waits)] for at in range(generation.tokens - generation.first)]
+        self._format = AnswerFormat(request, generation.number, 2 + generation.first)
+        if request.streams:
             self._transport.write(
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-                + _chunk(role)
+                + _chunk(self._format.opening())
             )
         self._next()
 
@@ -120,61 +143,69 @@ class _EngineConnection(asyncio.Protocol):
     def _token(self, generation: SimulatedGeneration) -> None:
         if self._generation is not generation or self._script is None:
             return
-        if self._script.aborts and generation.tokens_sent >= generation.tokens // 2:
-            generation.end("broken")
-            self._generation = None
-            self._transport.abort()
+        count = generation.tokens - generation.first
+        if self._script.breaks and generation.tokens_sent >= max(self._script.at_least, count // 2):
+            self._break_off(self._script.breaks, generation)
             return
-        if self._streams:
-            self._transport.write(
-                _chunk(_event(generation, {"content": token(generation.number, generation.tokens_sent)}))
-            )
-        generation.tokens_sent += 1
+        # As with a draft: after the first, an event can have two tokens. Without ids, a router cannot count them.
+        pairs = generation.number % 3 == 0 and generation.tokens_sent and self._request.asks_ids
+        step = min(2 if pairs else 1, len(self._waits) + 1)
+        if self._request.streams:
+            position = generation.first + generation.tokens_sent
+            tokens = [(generation.answer, position + number) for number in range(step)]
+            self._transport.write(_chunk(self._format.event(tokens)))
+        generation.tokens_sent += step
+        del self._waits[: step - 1]
         self._next()
+
+    def _break_off(self, how: str, generation: SimulatedGeneration) -> None:
+        if how == "stall" and self._request.streams and generation.tokens_sent:
+            return  # until the router closes the connection
+        next_event = self._format.event([(generation.answer, generation.first + generation.tokens_sent)])
+        generation.end("broken")
+        self._generation = None
+        data = b""
+        if self._request.streams:
+            match how:
+                case "half":
+                    # The beginning of the token is in it.
+                    data = next_event[: next_event.index(b"g%d." % generation.answer) + 2]
+                case "error":
+                    data = b'data: {"error": {"message": "dead", "type": "InternalServerError", "code": 500}}\n\n'
+                    data += b"data: [DONE]\n\n"
+                case "aborted":
+                    data = self._format.event([], "abort") + b"data: [DONE]\n\n"
+        if data:
+            self._transport.write(_chunk(data))
+        if how in ("close", "error", "aborted", "no-done") and self._request.streams:
+            if how != "close":
+                self._transport.write(b"0\r\n\r\n")
+            self._transport.close()
+        else:
+            self._transport.abort()
 
     def _finish(self) -> None:
         generation, self._generation = self._generation, None
         assert generation is not None
-        usage = {"prompt_tokens": 5, "completion_tokens": generation.tokens, "total_tokens": 5 + generation.tokens}
-        if self._streams:
-            last = _event(generation, {}, finish="stop") + _event(generation, None, usage=usage) + b"data: [DONE]\n\n"
+        completion = generation.tokens - generation.first
+        reason = "length" if generation.tokens == self._limit(generation) else "stop"
+        if self._request.streams:
+            last = self._format.event([], reason) + self._format.usage_event(completion) + b"data: [DONE]\n\n"
             self._transport.write(_chunk(last) + b"0\r\n\r\n")
         else:
-            text = "".join(token(generation.number, position) for position in range(generation.tokens))
-            message = {"role": "assistant", "content": text}
-            body = json.dumps({
-                "id": f"chatcmpl-{generation.number}", "object": "chat.completion", "created": 1, "model": "llama",
-                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage,
-            }).encode()  # fmt: skip
+            text = "".join(token(generation.answer, at) for at in range(generation.first, generation.tokens))
+            body = self._format.body(text, reason, completion)
             self._transport.write(
                 b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
             )
         generation.end("whole")
 
-
-def token(generation: int, at: int) -> str:
-    return f"g{generation}.{at} "
-
-
-def _event(
-    generation: SimulatedGeneration,
-    delta: dict[str, str] | None,
-    *,
-    finish: str | None = None,
-    usage: dict[str, int] | None = None,
-) -> bytes:
-    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
-    event: dict[str, Any] = {
-        "id": f"chatcmpl-{generation.number}", "object": "chat.completion.chunk", "created": 1, "model": "llama",
-        "choices": choices,
-    }  # fmt: skip
-    if usage is not None:
-        event["usage"] = usage
-    return b"data: " + json.dumps(event).encode() + b"\n\n"
+    def _limit(self, generation: SimulatedGeneration) -> int:
+        return generation.first + (self._request.max_tokens or 1000)
 
 
 def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 def now() -> float:

@@ -12,6 +12,7 @@ from tests.simulation.routers import SimulatedRouter
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+_MOST_BROKEN_STREAMS: Final = 4
 _LONG: Final = 1000.0  # seconds; longer than any history
 
 ApplyFault = Callable[["World", Random], None]
@@ -229,6 +230,18 @@ def engine(world: "World", random: Random) -> None:
     world.record_fault("engine", chosen.process.name, FOREVER, breaks=True, leases=4)
 
 
+def stream(world: "World", random: Random) -> None:
+    """The next streams break off after their first token; what goes on with them does not."""
+    # Fewer in all than open a circuit breaker, so that with two engines no client may notice.
+    broken = sum(fault.kind == "stream" for fault in world.history.faults)
+    count = min(random.randint(1, 2), _MOST_BROKEN_STREAMS - broken)
+    if count > 0:
+        alone = world.plan.engines - world.plan.standby < 2
+        world.streams_to_break += count
+        for _ in range(count):
+            world.record_fault("stream", "the next", FOREVER, breaks=alone, leases=0)
+
+
 FAULTS: Final[dict[str, ApplyFault]] = {
     "stall": stall,
     "cut": cut,
@@ -249,4 +262,5 @@ FAULTS: Final[dict[str, ApplyFault]] = {
     "failover": failover,
     "read-only": read_only,
     "engine": engine,
+    "stream": stream,
 }

@@ -11,11 +11,19 @@ Ending = Literal["", "complete", "failed", "left", "killed"]
 
 
 class SimulatedGeneration:
-    """One generation at an engine. `router`: the process that requested it; `tokens_sent`: sent so far, of `tokens`."""
+    """One generation at an engine. `router`: the process that requested it.
+
+    `answer`: the number of the generation that began the answer; `first`: the position of its first token, and `tokens`
+    the one after its last; `natural`: the same without the limit of the request. `tokens_sent`: sent so far.
+    """
 
     __slots__ = (
+        "answer",
+        "by_ids",
         "ended",
         "engine",
+        "first",
+        "natural",
         "number",
         "outcome",
         "question",
@@ -37,13 +45,25 @@ class SimulatedGeneration:
         self.ended = FOREVER
         self.outcome = ""
         self.tokens_sent = 0
+        self.answer = number
+        self.first = 0
+        self.natural = tokens
+        self.by_ids = False
+
+    @property
+    def is_continuation(self) -> bool:
+        return self.answer != self.number
 
     def end(self, outcome: str) -> None:
         if not self.outcome:
             self.outcome, self.ended = outcome, CLOCK.now
 
     def __repr__(self) -> str:
-        return f"generation {self.number} of question {self.question} at {self.router}, {self.started:.3f}-{self.ended:.3f} {self.outcome}"  # noqa: E501
+        begun = f" goes on with {self.answer} at {self.first}" if self.is_continuation else ""
+        return (
+            f"generation {self.number}{begun} of question {self.question} by {self.engine} at {self.router}, "
+            f"{self.started:.3f}-{self.ended:.3f} {self.outcome}"
+        )
 
 
 class RequestRecord:
@@ -127,16 +147,18 @@ class FaultRecord:
 
 
 class History:
-    """All events of one simulation. `processes`: the number of routers.
+    """All events of one simulation. `processes`: the number of routers. `standby`: an engine of another revision.
 
     `entries`: by tenant and question, the instants at which the entry changed, and its generation from then on (0:
     none).
     """
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, standby: str = "") -> None:
         self.processes = processes
+        self.standby = standby
         self.generations: list[SimulatedGeneration] = []
         self.requests: list[RequestRecord] = []
         self.purges: list[SimulatedPurge] = []
         self.faults: list[FaultRecord] = []
         self.entries: dict[tuple[str, int], list[tuple[float, int]]] = {}
+        self.defects: list[str] = []  # of requests that engines got

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from tests.simulation.history import FOREVER, FaultRecord, History, RequestRecord
+from tests.simulation.history import FOREVER, FaultRecord, History, RequestRecord, SimulatedGeneration
 
 LEASE: Final = 2.0
 """Seconds; see router.shared.inflight_leases."""
@@ -50,17 +50,27 @@ def parse_answer(request: RequestRecord) -> ReceivedAnswer:
             return ReceivedAnswer([], error=True)
         choices = document.get("choices", [])
         return _parse_tokens("".join(choice["message"]["content"] for choice in choices), done=bool(choices))
-    text, done, error = "", False, False
+    text, done, error, other = "", False, False, ""
+    ids, roles, reasons = set(), 0, []
     for event in body.decode().split("\n\n"):
         data = event.removeprefix("data: ")
-        if data == "[DONE]":
+        if done and data:
+            other += data  # nothing comes after the end
+        elif data == "[DONE]":
             done = True
         elif data:
             document = json.loads(data)
             error = error or "error" in document
-            text += "".join(choice["delta"].get("content", "") for choice in document.get("choices", ()))
+            ids |= {(document["id"], document["created"])} if "id" in document else set()
+            for choice in document.get("choices", ()):
+                roles += "role" in choice["delta"]
+                reasons += [choice["finish_reason"]] if choice.get("finish_reason") else []
+                text += choice["delta"].get("content") or ""
     answer = _parse_tokens(text, done=done)
     answer.error = error
+    if len(ids) > 1 or roles > 1 or len(reasons) > 1 or "abort" in reasons:
+        other += f"ids {sorted(ids)}, {roles} roles, finish reasons {reasons}"
+    answer.other += other
     return answer
 
 
@@ -79,6 +89,7 @@ def check(history: History) -> list[str]:
         *no_failure_without_a_fault(history),
         *few_generations_at_once(history),
         *hits_were_in_redis(history, answers),
+        *continuations_are_of_their_answer(history),
     ]
 
 
@@ -160,10 +171,11 @@ def few_generations_at_once(history: History) -> list[str]:
     """4. At most one generation per key at a time, and one more for each lost lease."""
     wrong = []
     tenants = _tenants(history)
-    for new in history.generations:
+    begun = [generation for generation in history.generations if not generation.is_continuation]
+    for new in begun:
         others = [
             old
-            for old in history.generations
+            for old in begun
             if old.question == new.question
             and old.number < new.number
             and old.ended > new.started + OVERLAP
@@ -206,4 +218,32 @@ def hits_were_in_redis(history: History, answers: dict[int, ReceivedAnswer]) -> 
             )
         ):
             wrong.append(f"5: {request} got generation {number}, which Redis had not had for a second: {states}")
+    return wrong
+
+
+def continuations_are_of_their_answer(history: History) -> list[str]:
+    """7. What goes on with an answer is another engine of the same revision, from a token that was sent, when the
+    engines before it have ended; and it is asked for no more than is left.
+    """
+    wrong = list(history.defects)
+    earlier: dict[int, list[SimulatedGeneration]] = {}
+    for generation in history.generations:
+        before = earlier.setdefault(generation.answer, [])
+        if generation.is_continuation:
+            sent = max((each.first + each.tokens_sent for each in before), default=0)
+            if generation.first > sent or not before:
+                wrong.append(f"7: {generation} goes on after {sent} tokens")
+            elif (generation.engine == history.standby) != (before[0].engine == history.standby):
+                wrong.append(f"7: {generation} is of another revision than {before[0]}")
+            # An engine that goes on where it was to go on before has sent tokens that were lost with its connection.
+            elif any(
+                each.engine == generation.engine and each.tokens_sent and each.first < generation.first
+                for each in before
+            ):
+                wrong.append(f"7: {generation} is by an engine that has broken the answer off")
+            elif any(each.ended > generation.started + OVERLAP for each in before):
+                wrong.append(f"7: {generation} began beside {before[-1]}")
+            elif generation.tokens > before[0].tokens:
+                wrong.append(f"7: {generation} may have {generation.tokens} tokens, and {before[0]} {before[0].tokens}")
+        before.append(generation)
     return wrong

@@ -3,19 +3,26 @@
 Compiled classes cannot be patched, so this needs the router as Python.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Final
 
+import msgspec
+
 from router.core.cache.key import CacheKey
+from router.core.endpoints import continuation_body
+from router.core.endpoints.choices_recorder import ChoicesRecorder
+from router.core.endpoints.continued_stream import ContinuedStream
 from router.core.types import Entry
 from router.flow.coalescer import Coalescer
 from router.flow.inflight import InFlightRequest
+from router.flow.seam import Seam
 from router.shared.purges import Purges
 from router.shared.stream_writer import RedisStreamWriter
 from router.store import entry_store as store
 from router.store.codec import decode_values
 from router.store.entry_store import EntryStore
+from router.upstream.engine import Engine
 
 Mutant = Callable[[], None]
 """Patches the router's classes, in an interpreter that runs nothing else."""
@@ -77,6 +84,52 @@ def unnoticed_loss() -> None:
     setattr(Purges, "_is_continuation", lambda *_: True)  # noqa: B010
 
 
+def repeated_seam() -> None:
+    """What is generated again is sent again."""
+    make = ContinuedStream.__init__
+
+    @wraps(make)
+    def make_without_comparison(self: ContinuedStream, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        self._repeated = ""
+
+    setattr(ContinuedStream, "__init__", make_without_comparison)  # noqa: B010
+
+
+def partial_event() -> None:
+    """The text of an event that did not arrive as a whole counts as said."""
+    find = Seam._find_obstacle
+
+    def find_with_partial_event(self: Seam) -> str | None:
+        obstacle = find(self)
+        if self.so_far is not None and isinstance(self._recorder, ChoicesRecorder):
+            partial = self._recorder._event_buffer.rest.decode().partition('"content":"')[2]
+            self.so_far = msgspec.structs.replace(self.so_far, text=self.so_far.text + partial)
+        return obstacle
+
+    setattr(Seam, "_find_obstacle", find_with_partial_event)  # noqa: B010
+
+
+def same_engine() -> None:
+    """The engine that broke the stream off may go on with it."""
+    candidates = Seam.candidates
+    setattr(Seam, "candidates", lambda self, engines, _: candidates(self, engines, ()))  # noqa: B010
+
+
+def any_revision() -> None:
+    """An engine of another revision may go on."""
+
+    def candidates(self: Seam, engines: Sequence[Engine], excluded: Sequence[Engine]) -> list[Engine]:
+        return [engine for engine in engines if engine not in excluded and self.request_for(engine) is not None]
+
+    setattr(Seam, "candidates", candidates)  # noqa: B010
+
+
+def whole_limit() -> None:
+    """The engine that goes on may generate as many tokens as the first one."""
+    setattr(continuation_body, "remaining_tokens", lambda request, _: request.max_tokens)  # noqa: B010
+
+
 MUTANTS: Final[dict[str, Mutant]] = {
     "same-ids": same_ids,
     "written-once": written_once,
@@ -84,4 +137,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "silent-leaders": silent_leaders,
     "joined-while-deaf": joined_while_deaf,
     "unnoticed-loss": unnoticed_loss,
+    "repeated-seam": repeated_seam,
+    "partial-event": partial_event,
+    "same-engine": same_engine,
+    "any-revision": any_revision,
+    "whole-limit": whole_limit,
 }

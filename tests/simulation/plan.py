@@ -11,6 +11,8 @@ from typing import Final
 import msgspec
 
 MILD: Final = ("stall", "cut", "lost", "hold", "silence", "slow", "freeze", "offset", "reload", "clock-back", "deaf")
+STREAM: Final = "stream"
+"""Streams that break off. Where another engine can go on, it is a mild fault."""
 HARD: Final = ("long-stall", "partition", "long-freeze", "kill", "empty", "failover", "read-only", "engine")
 
 
@@ -19,7 +21,8 @@ class ScenarioPlan(msgspec.Struct, frozen=True):
     requests.
 
     The booleans: whether there are `purges`; whether engines have `pauses`; whether a client `leaves` early; whether
-    some read slowly; whether the routers' loops have `ticks`.
+    some read slowly; whether the routers' loops have `ticks`; whether the engines tell `token_ids`; whether the last
+    engine is a `standby` of another revision.
     """
 
     seconds: float
@@ -35,20 +38,27 @@ class ScenarioPlan(msgspec.Struct, frozen=True):
     leaves: bool
     slow_readers: bool
     ticks: bool
+    token_ids: bool
+    standby: bool
 
 
-def draw_plan(random: Random, chosen: Sequence[str] = ()) -> ScenarioPlan:
-    """Draw a plan. `chosen`: the kinds of its faults, instead of random ones."""
+def draw_plan(random: Random, chosen: Sequence[str] = (), *, streams: Random) -> ScenarioPlan:
+    """Draw a plan. `chosen`: the kinds of its faults, instead of random ones. `streams`: for what streams meet."""
     kinds: list[str] = []
     if random.random() < 0.85:
         kinds += random.sample(MILD, random.randint(1, 3))
     if random.random() < 0.4:
         kinds += random.sample(HARD, random.randint(1, 2))
+    if streams.random() < 0.2:
+        kinds.append(STREAM)
     kinds = [*chosen] or kinds
+    seconds, routers, engines = random.choice((4.0, 6.0, 9.0)), random.choice((2, 2, 3)), random.choice((1, 1, 2))
+    if STREAM in kinds:
+        engines = streams.choice((1, 2, 2, 2, 3))
     return ScenarioPlan(
-        seconds=random.choice((4.0, 6.0, 9.0)),
-        routers=random.choice((2, 2, 3)),
-        engines=random.choice((1, 1, 2)),
+        seconds=seconds,
+        routers=routers,
+        engines=engines,
         tenants=random.choice((1, 1, 2)),
         questions=random.choice((1, 1, 2, 3)),
         episodes=random.randint(2, 6),
@@ -59,4 +69,6 @@ def draw_plan(random: Random, chosen: Sequence[str] = ()) -> ScenarioPlan:
         leaves=random.random() < 0.4,
         slow_readers=random.random() < 0.2,
         ticks=random.random() < 0.3,
+        token_ids=streams.random() < 0.7,
+        standby=engines > 1 and streams.random() < 0.3,
     )

@@ -230,7 +230,10 @@ class ModelConnection(asyncio.Protocol):
         return self.server.publish(rest[0], rest[1])
 
     def _info(self, rest: list[bytes]) -> bytes:
-        assert [word.lower() for word in rest] == [b"replication"], "the model of Redis knows INFO replication alone"
+        section = [word.lower() for word in rest]
+        if section == [b"memory"]:  # it has no limit
+            return b"# Memory\r\nused_memory:1000000\r\nmaxmemory:0\r\n"
+        assert section == [b"replication"], "the model of Redis knows INFO replication and memory alone"
         return b"# Replication\r\nrole:master\r\nconnected_slaves:%d\r\n" % self.server.replicas
 
     def _role(self, _: list[bytes]) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
-from router.shared import budgets, key_records, ledger, scripts
+from router.shared import budgets, key_records, ledger, retention, scripts
 from router.shared import inflight_leases as flights
 from router.shared import rate_limit_script as limits
 from router.store import entry_store as store
@@ -59,6 +59,18 @@ def _delete_if_unchanged(data: RedisData, key: bytes, words: list[bytes]) -> int
     if [current.get(name, b"") for name in (b"created", b"checksum")] != words[:2]:
         return 0
     return int(data.remove(key))
+
+
+def _end_probation(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    entry, expires_at = data.get(key, dict) or {}, data.expires(key)
+    fields = [float(entry[name]) for name in (b"created", b"ttl", b"stale") if name in entry]
+    if len(fields) < 3 or expires_at is None:
+        return 0
+    left = int(1000 * sum(fields)) - data.clock()
+    if left < expires_at - data.clock() + int(words[0]):
+        return 0
+    data.expire_at(key, data.clock() + left)
+    return 1
 
 
 def _limit(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
@@ -164,6 +176,7 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     _script_text(flights._RENEW): _renew,
     store._WRITE_SCRIPT.encode(): _write,
     store._DELETE_IF_UNCHANGED_SCRIPT.encode(): _delete_if_unchanged,
+    retention.RENEW_SCRIPT.encode(): _end_probation,
     limits.UPDATE_SCRIPT.encode(): _limit,
     ledger.ADD_SCRIPT.encode(): _add_savings,
     key_records.MERGE_SCRIPT.encode(): _merge_keys,

@@ -24,10 +24,14 @@ TENANTS: Final = ("acme", "beta")
 
 
 @cache
-def settings(engines: int) -> Settings:
-    """The default settings, with the addresses of Redis and the engines."""
+def settings(engines: int, *, standby: bool) -> Settings:
+    """The default settings, with the addresses of Redis and the engines. `standby`: as in ScenarioPlan.
+
+    It has a share, which none of the few requests falls into: with a share of 0, it would not be in their plan.
+    """
     engine_tables = "".join(
-        f'[[engine]]\nname = "e{number}"\nmodel = "llama"\nurl = "http://e{number}:8000"\nmax_model_len = 8192\n'
+        f'[[engine]]\nname = "e{number}"\nkind = "vllm"\nmodel = "llama"\nurl = "http://e{number}:8000"\n'
+        "max_model_len = 8192\n" + ('share = 1\nrevision = "other"\n' if standby and number == engines else "")
         for number in range(1, engines + 1)
     )
     tenants = f'[[tenant]]\nname = "{TENANTS[0]}"\n[[tenant]]\nname = "{TENANTS[1]}"\nconcurrent_requests = 50\n'
@@ -47,7 +51,9 @@ def share_classifier() -> None:
 class SimulatedRouter:
     """One router process. `ready` once it accepts requests."""
 
-    def __init__(self, loop: VirtualLoop, name: str, random: Random, *, engines: int, tick: float) -> None:
+    def __init__(
+        self, loop: VirtualLoop, name: str, random: Random, *, engines: int, standby: bool, tick: float
+    ) -> None:
         self.loop = loop
         self.name = name
         self.random = random
@@ -56,7 +62,7 @@ class SimulatedRouter:
         self.stopped = False
         self.requests: dict[int, SimulatedRequest] = {}
         self.application: Application
-        self._settings = settings(engines)
+        self._settings = settings(engines, standby=standby)
         self._runner: EagerRunner
         self._stop: asyncio.Event
         self._reloads = 0

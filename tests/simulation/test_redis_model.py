@@ -231,6 +231,23 @@ def test_a_script_deletes_only_the_entry_that_was_read(both: ClientFactory) -> N
     assert client.send_commands(*steps_, ("EVAL", delete, 1, "i", "1", "")) == [0, 0, 1, 0, 1]
 
 
+def test_a_script_gives_an_entry_its_full_lifetime_and_never_shortens_it(both: ClientFactory) -> None:
+    client, renew = both.connect(), script("'created', 'ttl', 'stale'")
+    ((seconds, _),) = client.send_commands(("TIME",))
+    now = int(seconds)
+    for entry, fields in (
+        ("h", ("created", now, "ttl", 3600, "stale", 0.5)),
+        ("i", ("created", now - 7000, "ttl", 3600, "stale", 3600.0)),
+        ("j", ("created", now, "ttl", 3600)),
+    ):
+        client.send_commands(("HSET", entry, *fields), ("PEXPIRE", entry, 600_000))
+    steps_ = [("EVAL", renew, 1, entry, 10_000) for entry in ("h", "h", "i", "j", "absent")]
+    assert client.send_commands(*steps_) == [1, 0, 0, 0, 0]
+    left = client.send_commands(*[("PTTL", entry) for entry in "hij"])
+    assert 3_590_000 < left[0] <= 3_601_000
+    assert all(590_000 < each <= 600_000 for each in left[1:])
+
+
 def test_a_script_adds_to_the_fields_of_a_hash(both: ClientFactory) -> None:
     client, add = both.connect(), script("'%.15g'")
     for amount in ("2", "0.5", "1e3"):

@@ -17,6 +17,7 @@ from router.store.admin.purge import purge
 from tests.simulation import clock
 from tests.simulation.clients import SimulatedRequest
 from tests.simulation.clock import CLOCK
+from tests.simulation.engine_answers import EngineRequest
 from tests.simulation.engine_model import EngineModel, GenerationScript
 from tests.simulation.faults import FAULTS
 from tests.simulation.history import FaultRecord, History, RequestRecord, SimulatedGeneration
@@ -33,6 +34,7 @@ from tests.simulation.routers import REDIS_ADDRESS, TENANTS, SimulatedRouter, sh
 _SETTLE_TIMEOUT: Final = 30.0  # maximum seconds from the last fault until all requests and generations have ended
 _QUIET_PERIOD: Final = 6.0  # seconds after the last request in which all state must be released; three leases
 _GENERATION: Final = re.compile(rb"g(\d+)\.0 ")
+LIMIT: Final = 5  # tokens, for questions with an odd number
 
 
 class SeedReport(msgspec.Struct):
@@ -51,10 +53,10 @@ class World:
         """`kinds`: kinds of faults, instead of those that the seed draws."""
         clock.reset(seed)
         self.random = Random(seed)
-        self.plan = draw_plan(self.random, kinds)
+        self.plan = draw_plan(self.random, kinds, streams=Random(f"streams of {seed}"))
         self.traced = traced
         self.log: list[str] = []
-        self.history = History(self.plan.routers)
+        self.history = History(self.plan.routers, f"e{self.plan.engines}" if self.plan.standby else "")
         self.loop = new_loop(Random(self.random.random()))
         self.network = SimulatedNetwork(self.loop, Random(self.random.random()))
         self.loop.network = self.network
@@ -65,11 +67,12 @@ class World:
         if "failover" in self.plan.kinds:
             self.redis.data.journal = []  # a failover rolls back the last writes
         self.engines_break = False
+        self.streams_to_break = 0
         script = Random(self.random.random())
         self.engines = [
             EngineModel(
                 self.loop, f"e{number}",
-                lambda: GenerationScript(script, pauses=self.plan.pauses, aborts=self.engines_break), self._generation,
+                lambda request: self._script(script, request), self._generation, tells_ids=self.plan.token_ids,
             )
             for number in range(1, self.plan.engines + 1)
         ]  # fmt: skip
@@ -124,9 +127,24 @@ class World:
                 self.history.entries.setdefault(self._keys[key], []).append((CLOCK.now, number))
                 self.trace(f"redis: the entry of {self._keys[key]} is generation {number}")
 
-    def _generation(self, question: int, router: str, engine: str, tokens: int, streams: bool) -> SimulatedGeneration:
-        generation = SimulatedGeneration(len(self.history.generations) + 1, question, router, engine, tokens, streams)
-        self.history.generations.append(generation)
+    def _script(self, random: Random, request: EngineRequest) -> GenerationScript:
+        script = GenerationScript(random, pauses=self.plan.pauses, aborts=self.engines_break)
+        if self.streams_to_break and request.streams and request.start is None and len(script.waits) > 1:
+            self.streams_to_break -= 1
+            script.break_stream(random)
+        return script
+
+    def _generation(self, request: EngineRequest, router: str, engine: str, tokens: int) -> SimulatedGeneration:
+        made, start = self.history.generations, request.start
+        if request.defect:
+            self.history.defects.append(f"7: {engine}, asked by {router}: {request.defect}")
+        generation = SimulatedGeneration(len(made) + 1, request.question, router, engine, tokens, request.streams)
+        if start is not None:
+            generation.answer, generation.first = start.answer, start.tokens
+            generation.natural, generation.by_ids = made[start.answer - 1].natural, not request.is_chat
+        limit = generation.first + (request.max_tokens or generation.natural)
+        generation.tokens = min(generation.natural, limit)
+        made.append(generation)
         self.trace(f"engine: {generation!r}")
         return generation
 
@@ -134,7 +152,12 @@ class World:
         self._starts += 1
         tick = self.random.choice((0.0, 0.002, 0.02)) if self.plan.ticks else 0.0
         router = SimulatedRouter(
-            self.loop, f"{name}.{self._starts}", Random(self.random.random()), engines=self.plan.engines, tick=tick
+            self.loop,
+            f"{name}.{self._starts}",
+            Random(self.random.random()),
+            engines=self.plan.engines,
+            standby=self.plan.standby,
+            tick=tick,
         )
         self.routers.append(router)
         router.start()
@@ -162,6 +185,10 @@ class World:
         record = RequestRecord(len(self.history.requests) + 1, tenant, question, router.name, stream)
         self.history.requests.append(record)
         body = {"model": "llama", "messages": [{"role": "user", "content": f"question {question}"}], "stream": stream}
+        body["temperature"] = 0
+        # Without their ids, tokens are not counted; then nothing goes on with a response that has a limit.
+        if question % 2 and self.plan.token_ids:
+            body["max_tokens"] = LIMIT
         request = SimulatedRequest(
             self.loop, record, json.dumps(body).encode(),
             headers=[(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
@@ -274,7 +301,7 @@ class World:
         return [*wrong, *self.loop.defects, *check(self.history)]
 
     def _heal(self) -> None:
-        self.engines_break = False
+        self.engines_break, self.streams_to_break = False, 0
         for process in (self.redis.process, *(e.process for e in self.engines), *(r.process for r in self.routers)):
             self.loop.thaw(process)
         self.redis.read_only = False
@@ -329,6 +356,8 @@ def run_seed(seed: int, kinds: Sequence[str] = (), *, traced: bool = False) -> S
     counts = {
         "requests": len(history.requests), "generations": len(history.generations), "purges": len(history.purges),
         "faults": len(history.faults),
+        "continuations by ids": sum(each.is_continuation and each.by_ids for each in history.generations),
+        "continuations by text": sum(each.is_continuation and not each.by_ids for each in history.generations),
         **{f"cache {record.cache or 'none'}": 0 for record in history.requests},
         **{f"ended {record.ending or 'never'}": 0 for record in history.requests},
     }  # fmt: skip

@@ -74,9 +74,9 @@ class Deployment:
 
 
 class SentinelGroup(Deployment):
-    """A master, a replica, and three Sentinels that fail over 1.5 seconds after the master has died."""
+    """A master, a replica, and three Sentinels that fail over once the master has been silent for `down_after` ms."""
 
-    def __init__(self, *options: str, announced: AnnouncedPort = same_port) -> None:
+    def __init__(self, *options: str, announced: AnnouncedPort = same_port, down_after: int = 1500) -> None:
         """`options` apply to the master and the replica."""
         ports = (free_port(), free_port())
         self._port_of = {announced(port): port for port in ports}
@@ -88,7 +88,7 @@ class SentinelGroup(Deployment):
         )
         conf = (
             f"sentinel monitor {SERVICE} 127.0.0.1 {master_port} 2\n"
-            f"sentinel down-after-milliseconds {SERVICE} 1500\n"
+            f"sentinel down-after-milliseconds {SERVICE} {down_after}\n"
             f"sentinel failover-timeout {SERVICE} 2000\n"
             f"user asker {' '.join(SENTINEL_ACL)}\n"
         )

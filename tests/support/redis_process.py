@@ -85,13 +85,15 @@ class RedisServer:
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
         argv = [find_program(self._program), *([str(self._conf)] if self._conf is not None else [])]
-        argv += ["--port", str(self.port), "--unixsocket", str(self.socket), "--dir", str(self.folder)]
+        argv += ["--bind", "127.0.0.1", "--port", str(self.port)]
+        argv += ["--unixsocket", str(self.socket), "--dir", str(self.folder)]
         if "--sentinel" not in self._options:
             # Nothing is saved, so that a restarted server is empty; Sentinels have no data.
             argv += ["--save", "", "--appendonly", "no"]
         argv += self._options
         with self._log.open("wb") as log:
-            return subprocess.Popen(argv, stdout=log)
+            # In a session of its own: Ctrl-C in a terminal reaches only the program that has started it.
+            return subprocess.Popen(argv, stdout=log, start_new_session=True)
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None

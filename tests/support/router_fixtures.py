@@ -28,14 +28,24 @@ from tests.support.simulated_engine import SimulatedEngine
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def redis_server() -> AsyncIterator[RedisServer]:
-    """A Redis that all tests share; a test must not break it."""
+async def shared_redis() -> AsyncIterator[RedisServer]:
     server = RedisServer()
     try:
         await server.start()
         yield server
     finally:
         server.remove()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def redis_server(shared_redis: RedisServer) -> RedisServer:
+    """A Redis that all tests share; a test must not break it. Every module starts with an empty one.
+
+    The processes of pytest-xdist run the modules in another order each time: keys, breakers or drains that a module
+    left there would change what a router does in the next one.
+    """
+    await shared_redis.command("FLUSHALL")
+    return shared_redis
 
 
 @pytest.fixture
@@ -49,8 +59,10 @@ def own_redis() -> Iterator[RedisServer]:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def running_engines() -> AsyncIterator[EngineSet]:
     started = EngineSet(
-        chat=SimulatedEngine(LLAMA, max_model_len=4096, draft="d"),
-        code=SimulatedEngine(LLAMA, max_model_len=4096, draft="d"),
+        # Drafts of one token that is always accepted: equally good (the last step of a response, which may have one
+        # token, hardly counts), so that the configured task decides between them.
+        chat=SimulatedEngine(LLAMA, max_model_len=4096, draft="d", acceptance=1.0, num_speculative_tokens=1),
+        code=SimulatedEngine(LLAMA, max_model_len=4096, draft="d", acceptance=1.0, num_speculative_tokens=1),
         mistral=SimulatedEngine(MISTRAL, max_model_len=4096),
     )
     async with AsyncExitStack() as stack:

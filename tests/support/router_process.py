@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.http_limits import LIMITS
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
@@ -20,7 +21,7 @@ ROUNDHOUSE = [sys.executable, "-m", "router"]
 
 
 def http_client(url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, verify=False, trust_env=False)
+    return httpx.AsyncClient(base_url=url, verify=False, trust_env=False, limits=LIMITS)
 
 
 class RouterProcess:

@@ -17,6 +17,7 @@ from router.net.server.connection import BoundedHttpProtocol
 from router.net.server.timeouts import ClientTimeouts
 from router.settings import parse
 from router.tracing.otlp import OpenExporter
+from tests.support.http_limits import LIMITS
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.waiting import TEST_TIMEOUT
@@ -137,7 +138,7 @@ class RouterServer:
 
 def _client(url: str) -> httpx.AsyncClient:
     # verify=False: loading the machine's certificates takes longer than most tests.
-    return httpx.AsyncClient(base_url=url, timeout=TEST_TIMEOUT, trust_env=False, verify=False)
+    return httpx.AsyncClient(base_url=url, timeout=TEST_TIMEOUT, trust_env=False, verify=False, limits=LIMITS)
 
 
 class _ErrorLog(logging.Handler):

@@ -16,6 +16,8 @@ from typing import Any, Self
 
 import httpx
 
+from tests.support.http_limits import LIMITS
+
 READY = "simulator ready at "
 
 
@@ -30,7 +32,7 @@ class SimulatedEngine:
         self.url = ""
         self._options = {"model": model, "port": 0, **options}
         self._process: asyncio.subprocess.Process | None = None
-        self._client = httpx.AsyncClient(timeout=15)
+        self._client = httpx.AsyncClient(timeout=15, limits=LIMITS)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -62,8 +64,10 @@ class SimulatedEngine:
         if self.url:
             self._options["port"] = self.port
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "engines.simulator", *_arguments(self._options), stdout=asyncio.subprocess.PIPE
-        )
+            sys.executable, "-m", "engines.simulator", *_arguments(self._options), stdout=asyncio.subprocess.PIPE,
+            # In a session of its own: Ctrl-C in a terminal reaches only the program that has started it.
+            start_new_session=True,
+        )  # fmt: skip
         assert self._process.stdout is not None
         line = (await self._process.stdout.readline()).decode()
         if not line.startswith(READY):
@@ -74,7 +78,7 @@ class SimulatedEngine:
         """Stops it with SIGTERM, as an operator does; returns its exit code. Stopping twice does nothing."""
         await self._client.aclose()
         # A new client, since the old one has connections to the stopped process.
-        self._client = httpx.AsyncClient(timeout=15)
+        self._client = httpx.AsyncClient(timeout=15, limits=LIMITS)
         return await self._terminate(signal.SIGTERM)
 
     async def kill(self) -> int:

@@ -163,7 +163,7 @@ async def test_the_engines_are_announced_again_after_redis_was_down(own_redis: R
     await own_redis.start()
     await launcher.announcer.renew()
     reply = await own_redis.command("HKEYS", ANNOUNCEMENTS_KEY)
-    assert set(reply) == {"engine/chat", "engine/code", "model/llama"}
+    assert set(reply) == {"changed", "engine/chat", "engine/code", "model/llama"}
     await launcher.announcer.aclose()
 
 
@@ -174,7 +174,7 @@ async def test_the_documented_permissions_suffice_and_old_engines_are_removed() 
         await server.command("HSET", ANNOUNCEMENTS_KEY, "engine/old", "1 other -")
         launcher = Launcher(f"redis://{USER}@127.0.0.1:{server.port}/0")
         await launcher.announcer.take_over([CHAT], {"llama": SECOND})
-        assert set(await server.command("HKEYS", ANNOUNCEMENTS_KEY)) == {"engine/chat", "model/llama"}
+        assert set(await server.command("HKEYS", ANNOUNCEMENTS_KEY)) == {"changed", "engine/chat", "model/llama"}
         await launcher.announcer.aclose()
         assert launcher.reports == []
     finally:

@@ -40,7 +40,7 @@ SCHEMES: Final = (
             '["a\\nb"]\n',
             (
                 '"a\\nb": no such setting; known settings: '
-                "router, cache, auth, tenant, model, engine, breaker, timeouts, watchdog, tracing"
+                "router, cache, auth, tenant, model, engine, breaker, timeouts, retry, watchdog, tracing"
             ),
         ),
         ("[router]\nport = 0\n", "router.port: 0 is not an integer from 1 to 65535"),
@@ -152,6 +152,7 @@ def test_a_mistake_is_reported_with_its_place(text: str, message: str) -> None:
     [
         ("", "model is missing; add at least one [[model]]"),
         (MODEL, "model[0].name: 'llama' has no engine; add an [[engine]] with this model"),
+        (MODEL + 'wake = "0s"\n' + ENGINE, "model[0].wake: '0s' must be greater than 0"),
         (
             MODEL.replace("llama", "auto") + ENGINE.replace("llama", "auto"),
             f"model[0].name: 'auto' {AUTOMATIC}",

@@ -7,9 +7,10 @@ import pytest
 
 from router.settings import Settings, parse
 from router.shared.redis import ServerReport
-from router.start_report import MAX_NAMES, log_start
+from router.start_report import MAX_NAMES, EngineCount, log_ready, log_start
 from tests.support.configurations import MINIMAL
 
+ENGINE: Final = '[[engine]]\nname = "e"\nmodel = "m"\nurl = "http://e:1"'
 UP: Final = ServerReport(version="7.2.4")
 
 
@@ -47,3 +48,11 @@ def test_a_router_without_the_redis_of_up_hears_who_starts_it(caplog: pytest.Log
 def test_an_ipv6_address_is_a_url(caplog: pytest.LogCaptureFixture) -> None:
     line = start_lines(f'[router]\nhost = "::1"\n{MINIMAL}', UP, caplog)[0]
     assert " starts on http://[::1]:8080: 1 worker" in line
+
+
+def test_engines_that_are_started_on_demand_are_no_reason_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "roundhouse.server"):
+        log_ready(parse(f'[[model]]\nname = "m"\nwake = "30m"\n{ENGINE}', {}), EngineCount(0, 1))
+        log_ready(parse(f'[[model]]\nname = "m"\n{ENGINE}', {}), EngineCount(0, 1))
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    assert caplog.messages[0].endswith("no engine is up, and requests wait for one to start")

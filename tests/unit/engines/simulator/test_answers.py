@@ -51,26 +51,26 @@ def test_a_stop_string_is_found_however_the_text_is_cut(
 
 
 def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
-    texts = ["".join(token.text for token in generate_tokens(OutputSpec(seed, "What is steam?"))) for seed in (1, 1, 2)]
+    texts = ["".join(token.text for token in generate_tokens(OutputSpec(seed))) for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_response_ends_by_itself_after_some_dozens_of_tokens(seed: int) -> None:
     code = seed % 2 == 0
-    assert 40 <= len(list(generate_tokens(OutputSpec(seed, "prompt", code=code)))) <= 140
+    assert 40 <= len(list(generate_tokens(OutputSpec(seed, code=code)))) <= 140
 
 
 def test_a_longer_response_begins_with_the_shorter_one() -> None:
-    short = list(generate_tokens(OutputSpec(7, "prompt", token_count=10)))
-    long = list(islice(generate_tokens(OutputSpec(7, "prompt", ignore_eos=True)), 500))
+    short = list(generate_tokens(OutputSpec(7, token_count=10)))
+    long = list(islice(generate_tokens(OutputSpec(7, ignore_eos=True)), 500))
     assert len(short) == 10
     assert long[:10] == short
     assert len(long) == 500
 
 
 def test_a_reasoning_response_reasons_first() -> None:
-    kinds = [token.kind for token in generate_tokens(OutputSpec(7, "prompt", reasoning=True))]
+    kinds = [token.kind for token in generate_tokens(OutputSpec(7, reasoning=True))]
     first_content = kinds.index(TokenKind.CONTENT)
     assert first_content > 0
     assert set(kinds[:first_content]) == {TokenKind.REASONING}

@@ -37,6 +37,12 @@ def test_random_eviction_may_take_the_log_of_purges() -> None:
     assert "the log of purges" in note
 
 
+def test_eviction_by_expiry_takes_what_routers_coordinate_with_first() -> None:
+    (_, (level, note)) = found(server({"maxmemory_policy": "volatile-ttl"}))
+    assert level == "warning"
+    assert "claims of generations in flight" in note
+
+
 @pytest.mark.parametrize(("lead", "words"), [(7.0, "7 s ahead of"), (-60.0, "60 s behind")])
 def test_a_clock_that_differs_is_a_warning(lead: float, words: str) -> None:
     (_, (level, note)) = found(server(clock_lead=lead))
@@ -61,6 +67,17 @@ def test_a_sentinel_that_is_down_is_a_warning_and_a_primary_that_is_down_an_erro
     down = (Problem("the server is down", "start it"),)
     assert found(server(), kind="sentinel", partial=down)[1] == ("warning", "the server is down")
     assert found(server(), server(), kind="cluster", partial=down)[1] == ("error", "the server is down")
+
+
+def test_a_right_that_retention_by_worth_needs_is_no_longer_one_of_administration_alone() -> None:
+    """Without it, no hit would give an entry back the lifetime that this setting has shortened."""
+    facts = RedisFacts(kind="server", servers=(server(denied=("pttl", "scan")),))
+    (_, *findings) = judge_redis("redis", facts, retention="worth")
+    assert [(finding.level, finding.note) for finding in findings] == [
+        ("error", "its user may not use pttl"),
+        ("warning", "its user may not use scan, so `roundhouse cache` and the admin API fail"),
+    ]
+    assert [level for level, _ in found(server(denied=("pttl",)))] == ["ok", "warning"]
 
 
 def test_keys_that_may_only_be_read_are_named_apart() -> None:

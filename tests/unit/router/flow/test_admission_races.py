@@ -329,3 +329,11 @@ async def test_in_any_sequence_the_limits_hold_and_every_slot_is_released(seed: 
     assert harness.waiting == 0
     assert {type(error) for error in ended if error is not None} <= {NoSlotError, asyncio.CancelledError}
     assert ended.count(None) > 100
+
+
+def test_a_closed_admission_leaves_no_trace_at_the_engines_that_it_took_over() -> None:
+    later, earlier = engine("later"), AdmissionHarness(engine("a"))
+    earlier.admission.adopt([later])
+    assert later.on_slot_freed
+    earlier.admission.close()
+    assert later.on_slot_freed == ()

@@ -148,3 +148,35 @@ async def test_a_client_that_has_received_nothing_retries_a_generation_that_was_
     inflight.finish(lost_result())
     with pytest.raises(RetryRequest):
         await delivery.start()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_whose_time_in_queues_is_over_is_refused(stream: bool) -> None:
+    inflight = in_flight_request(request=chat(stream=stream))
+    delivery = ResponseDelivery(inflight, chat(stream=stream), new_exchange(), queue_time=0.0, retry_after=7)
+    with pytest.raises(ApiError) as refusal:
+        await delivery.start()
+    assert (refusal.value.status, refusal.value.code, refusal.value.retry_after) == (503, "queue_timeout", 7)
+
+
+async def test_a_client_whose_time_in_queues_is_over_waits_on_if_an_engine_has_its_request() -> None:
+    inflight = in_flight_request()
+    inflight.record.engine = "llama-1"
+    delivery = ResponseDelivery(inflight, chat(), new_exchange(), queue_time=0.0)
+    starting = asyncio.ensure_future(delivery.start())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not starting.done()
+    inflight.finish(GenerationResult(complete=True, body=BODY))
+    assert await starting == BODY
+
+
+@pytest.mark.parametrize("code", LEADER_LOCAL_ERRORS)
+async def test_a_retry_says_whether_the_client_was_queued(code: str) -> None:
+    inflight = in_flight_request()
+    inflight.is_leader = False
+    delivery, _ = deliver(inflight, chat())
+    inflight.finish(GenerationResult(complete=False, error=ApiError(503, "no", code=code, retry_after=7)))
+    with pytest.raises(RetryRequest) as retry:
+        await delivery.start()
+    assert retry.value.retry_after == (7 if "queue" in code else None)

@@ -59,7 +59,7 @@ def test_a_long_outage_keeps_no_more_minutes_than_the_history_has() -> None:
 
 
 def publisher_on(pipeline: Pipeline, observers: list[RequestObserver | None]) -> StatusPublisher:
-    identity = identify_process(0.0)
+    identity = identify_process(0.0, is_worker=False)
 
     def snapshot() -> RouterSnapshot:
         load = ProcessLoad(in_flight=0, queued=0, draining=False)

@@ -213,3 +213,97 @@ async def test_while_redis_is_down_the_engines_stay(pipeline: RedisPipeline) -> 
         await reader.read()
     await reader.announcements.try_refresh()
     assert list(reader.announcements.fleet.engines) == ["llama-chat"]
+
+
+class CountingPipeline:
+    """Passes commands on, and notes those that a router sends."""
+
+    def __init__(self, pipeline: RedisPipeline) -> None:
+        self._pipeline = pipeline
+        self.sent: list[Any] = []
+
+    async def execute(self, *commands: Any) -> Any:
+        self.sent += [command[0] for command in commands]
+        return await self._pipeline.execute(*commands)
+
+    def take_sent(self) -> list[Any]:
+        sent, self.sent = self.sent, []
+        return sent
+
+
+async def test_a_renewal_does_not_make_a_router_read_all_engines(pipeline: RedisPipeline) -> None:
+    counting = CountingPipeline(pipeline)
+    reader = Reader(counting)  # type: ignore[arg-type]
+    revisions = {"llama": ModelRevision(revision="2", configured="1")}
+    shown = replace(CHAT, temperature_celsius=70.5, power_watts=300.0, restarts={"stuck": 1, "dead": 2}, capacity=0.5)
+    await write(pipeline, shown, revisions=revisions)
+    await reader.read()
+    renewed = [
+        shown,
+        replace(shown, temperature_celsius=-1e-7),
+        replace(shown, temperature_celsius=None),
+        replace(shown, power_watts=None),
+        replace(shown, restarts={}),
+    ]
+    counting.take_sent()
+    for engine in renewed:
+        await write(pipeline, engine, revisions=revisions)
+        await reader.announcements.try_apply_change()
+        assert counting.take_sent() == ["HGET"], engine
+    await reader.read()
+    assert reader.announcements.fleet.engines == {"llama-chat": renewed[-1]}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(CHAT, capacity=0.5),
+        replace(CHAT, max_in_flight=4),
+        replace(CHAT, url="http://127.0.0.1:9002"),
+        replace(CHAT, served_model='x,"power_watts":1'),
+        None,
+    ],
+    ids=["capacity", "limit", "url", "text-like-a-field", "withdrawn"],
+)
+async def test_a_change_is_applied_as_soon_as_it_is_notified(
+    pipeline: RedisPipeline, changed: AnnouncedEngine | None
+) -> None:
+    reader = Reader(pipeline)
+    await write(pipeline, CHAT)
+    await reader.read()
+    if changed is None:
+        await write(pipeline, withdrawn=["llama-chat"])
+    else:
+        await write(pipeline, changed)
+    await reader.announcements.try_apply_change()
+    assert list(reader.announcements.fleet.engines.values()) == ([] if changed is None else [changed])
+
+
+async def test_another_engine_or_revision_and_an_engine_that_is_back_are_applied_at_once(
+    pipeline: RedisPipeline, redis: Any
+) -> None:
+    reader = Reader(pipeline)
+    await write(pipeline, CHAT)
+    await reader.read()
+    fleets = reader.announcements
+    await write(pipeline, replace(CHAT, name="llama-code"), owner="two")
+    await fleets.try_apply_change()
+    assert list(fleets.fleet.engines) == ["llama-chat", "llama-code"]
+    await write(pipeline, CHAT, revisions={"llama": ModelRevision(revision="2", configured="1")})
+    await fleets.try_apply_change()
+    assert fleets.fleet.revisions["llama"].revision == "2"
+    await make_older(redis, "llama-chat", 17)
+    later = Reader(pipeline)
+    assert await later.read() == ["llama-code"]
+    await write(pipeline, CHAT)
+    await later.announcements.try_apply_change()
+    assert list(later.announcements.fleet.engines) == ["llama-chat", "llama-code"]
+
+
+async def test_a_launcher_of_an_earlier_version_says_not_whether_it_has_changed_anything(
+    pipeline: RedisPipeline, redis: Any
+) -> None:
+    await redis.hset(ANNOUNCEMENTS_KEY, "engine/llama-chat", f"{int(time.time() * 1e6)} one ".encode() + encoded(CHAT))
+    reader = Reader(pipeline)
+    await reader.announcements.try_apply_change()
+    assert list(reader.announcements.fleet.engines) == ["llama-chat"]

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from router.shared.router_snapshots import (
     LIFETIME,
@@ -92,6 +93,15 @@ def test_engines_of_several_routers_are_merged() -> None:
     assert (first.name, first.state, first.in_flight, first.max_in_flight) == ("e", "up", 3, 8)
     assert (second.name, second.max_in_flight) == ("f", None)
     assert third.name == "g"
+
+
+def test_the_limit_of_the_workers_of_one_router_counts_once() -> None:
+    def worker(name: str, supervisor: int | None) -> RouterSnapshot:
+        of_router = snapshot(name, engine("e", in_flight=1, max_in_flight=4))
+        return replace(of_router, router=replace(of_router.router, supervisor=supervisor))
+
+    (merged,) = merge_engines([worker("a", 10), worker("b", 10), worker("c", 20), worker("d", None), worker("e", None)])
+    assert (merged.in_flight, merged.max_in_flight) == (5, 16)
 
 
 def test_models_of_several_routers_are_merged() -> None:

@@ -14,6 +14,7 @@ from tests.support.entry_factory import make_entry
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import RouterServer
 from tests.support.store_fixture import StoreFixture
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -120,7 +121,7 @@ async def test_clients_of_a_damaged_entry_share_one_generation_that_replaces_it(
 ) -> None:
     first = await router.chat("x")
     key = first.headers["x-cache-key"]
-    body = json.loads(await redis.hget(key, "body"))
+    body = json.loads(await eventually(lambda: redis.hget(key, "body")))
     await redis.hset(key, "body", json.dumps(body)[:-20])
     answers = await asyncio.gather(*(router.chat("x") for _ in range(5)))
     assert [answer.headers["x-cache"] for answer in answers].count("MISS") == 1

@@ -51,10 +51,10 @@ def test_the_key_of_an_engine_goes_to_no_announced_address() -> None:
     assert with_fleet(configured, Fleet({"llama-chat": replace(SAME, url="http://10.0.0.2:1")})) == configured
 
 
-def test_an_engine_without_a_limit_gets_a_share_of_the_usual_one_of_all_workers_together() -> None:
+def test_an_engine_without_a_limit_gets_a_share_of_the_usual_one_whatever_the_number_of_workers() -> None:
     catalog = build_catalog(replace(CONFIGURED, router=replace(CONFIGURED.router, workers=4)))
     catalog.set_announced({"llama-chat": replace(SAME, capacity=0.5)})
-    assert catalog.engines["llama-chat"].max_in_flight == 32
+    assert catalog.engines["llama-chat"].max_in_flight == 128
 
 
 def test_a_new_engine_of_a_configured_model_is_added() -> None:

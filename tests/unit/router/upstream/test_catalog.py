@@ -2,6 +2,7 @@
 
 import pytest
 
+from router.core.resilience.breaker import BreakerState
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.types import EngineTask, Task
 from router.errors import ApiError
@@ -92,11 +93,33 @@ def test_a_router_is_ready_once_an_engine_of_each_model_is_up() -> None:
         engines[changed].up = up
         ready.append(catalog_.ready(accept_all))
     assert ready == [False, False, True, False, True]
-    assert not catalog_.ready(lambda name: name != "a"), "it is up, and takes no work"
+    assert not catalog_.ready(lambda name: BreakerState.OPEN if name == "a" else BreakerState.CLOSED), (
+        "it is up, and takes no work"
+    )
 
 
-def accept_all(_: str) -> bool:
-    return True
+def accept_all(_: str) -> BreakerState:
+    return BreakerState.CLOSED
+
+
+def test_a_model_that_is_asleep_does_not_keep_a_router_from_being_ready() -> None:
+    only = engine("a", "llama")
+    catalog_ = catalog(Model("llama", "1", wake=60.0), engines=(only,))
+    assert not catalog_.ready(accept_all), "nobody knows yet"
+    only.up = False
+    assert catalog_.ready(accept_all)
+    assert catalog_.asleep_engines(accept_all) == {"a": True}
+    only.drained = True
+    assert not catalog_.ready(accept_all)
+
+
+def test_engines_that_replace_others_are_the_models_and_the_others_are_still_found() -> None:
+    catalog_ = catalog(Model("llama", "1", wake=60.0), engines=(engine("a", "llama"),))
+    new = engine("b", "llama")
+    catalog_.replace_engines("llama", [new])
+    assert catalog_.engines_for("llama") == [new]
+    assert set(catalog_.engines) == {"a", "b"}
+    assert catalog_.families_for("llama") == {"b"}
 
 
 def test_a_model_whose_fallback_is_up_is_ready() -> None:

@@ -3,8 +3,10 @@
 import pytest
 
 from router.settings import Settings, parse
+from router.shared.announcements import AnnouncedEngine
 from router.upstream.catalog import Catalog
-from router.upstream.configured_catalog import build_catalog, share_of_worker
+from router.upstream.configured_catalog import build_catalog
+from router.upstream.process_slots import ProcessSlots
 
 
 def settings(engine: str = "", *, rest: str = "") -> Settings:
@@ -31,14 +33,10 @@ def test_each_address_of_an_engine_is_an_engine_of_its_own() -> None:
     }
 
 
-@pytest.mark.parametrize(("workers", "limit", "share"), [(4, 16, 4), (4, 7, 1), (4, 2, 1), (1, 5, 5), (4, None, None)])
-def test_workers_divide_the_limit_of_an_engine_and_each_may_do_something(
-    workers: int, limit: int | None, share: int | None
-) -> None:
-    assert share_of_worker(limit, workers) == share
-    text = f"{URL}\nmax_in_flight = {limit}" if limit is not None else URL
-    (engine,) = build_catalog(settings(text, rest=f"[router]\nworkers = {workers}")).engines.values()
-    assert engine.max_in_flight == share
+def test_workers_do_not_divide_the_limit_of_an_engine() -> None:
+    text = f"{URL}\nmax_in_flight = 7"
+    (engine,) = build_catalog(settings(text, rest="[router]\nworkers = 4")).engines.values()
+    assert engine.max_in_flight == 7
 
 
 def test_an_engine_whose_settings_stay_is_the_same_object_so_that_its_requests_stay_counted() -> None:
@@ -107,3 +105,18 @@ def test_an_engine_that_is_added_later_is_compared_with() -> None:
     after = reloaded(old, before, settings(f"{URL}\n{DRAFT}", rest=other(LAUNCH)))
     assert after.engines["one"] is before.engines["one"]
     assert after.engines["one"].baseline == "plain"
+
+
+def test_an_engine_that_is_throttled_stays_so_while_its_settings_change() -> None:
+    old, new = settings(f"{URL}\nmax_in_flight = 4"), settings(f"{URL}\nmax_in_flight = 4\nmax_model_len = 1000")
+    slots = ProcessSlots()
+    before = build_catalog(old, slots=slots)
+    engine = before.engines["one"]
+    engine.set_announced(
+        AnnouncedEngine(name="one", model="llama", task="any", url="http://127.0.0.1:1", served_model="m", capacity=0.5)
+    )
+    assert [engine.take_slot() for _ in range(3)] == [True, True, False]
+    granted: list[bool] = []
+    engine.on_slot_freed = (lambda waited_for: granted.append(waited_for.take_slot()),)  # as for one that waits
+    after = build_catalog(new, (old, before), slots).engines["one"]
+    assert (after.max_in_flight, any(granted)) == (2, False)

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.resilience.retry import (
+    CONTINUATIONS_PER_SECOND,
     MAX_ATTEMPTS,
     MAX_RETRY_AFTER,
     MAX_WAIT,
@@ -55,6 +56,8 @@ def waits(engines: list[str], reason: str, *, random: float, retry_after: float 
         ("ab", ["timeout", "broken-off"], "abb"),
         ("ab", ["status-404"], "ab"),
         ("ab", ["connect", "malformed"], "abbb"),
+        ("ab", ["diverged", "timeout"], "aba"),
+        ("a", ["refused"], "a"),
         ("", ["connect"], ""),
     ],
 )
@@ -216,3 +219,9 @@ def test_retry_after_is_seconds_or_a_date_and_bounded(text: str | None, seconds:
 def test_any_retry_after_is_parsed_or_ignored(text: str) -> None:
     seconds = parse_retry_after(text, AT)
     assert seconds is None or 0 <= seconds <= MAX_RETRY_AFTER
+
+
+def test_a_minimum_rate_of_one_s_own_is_there_from_the_start_and_comes_back() -> None:
+    budget = RetryBudget(0, CONTINUATIONS_PER_SECOND)
+    assert taken(budget, 0) == CONTINUATIONS_PER_SECOND * RetryBudget.WINDOW
+    assert taken(budget, 1) in (19, 20)

@@ -1,0 +1,155 @@
+"""Which streams another engine continues, and how: the table of docs/resilience.md, row by row."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import MakeRouter, router_config
+from tests.support.toy_engine import Break, ToyEngine, toy_engines
+from tests.support.toy_model import PROMPT_IDS, ToyModel
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PAGE: Final = ROOT / "docs" / "resilience.md"
+ANSWER: Final = "The sea is wide and blue."
+PICTURE: Final = [
+    {"type": "text", "text": "x"},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+]
+COUNTED: Final = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}
+
+
+class Case(NamedTuple):
+    """A request of the table, and its engines. `rest`: tables of the configuration; `kind`: of the engines."""
+
+    fields: Mapping[str, Any] = MappingProxyType({})
+    path: str = "/v1/chat/completions"
+    kind: str = "vllm"
+    groups: tuple[int, ...] = (1,)
+    engines: int = 2
+    rest: str = ""
+    model: str = ""
+    second: str = ""
+    knows_ids: bool = True
+
+
+COMPLETION: Final = "/v1/completions"
+
+CASES: Final[dict[str, list[Case]]] = {
+    "chat of texts, temperature 0": [Case()],
+    "chat of texts, another temperature": [Case({"temperature": 0.7}), Case({"temperature": None})],
+    "completion of a text": [Case({"prompt": "x"}, COMPLETION), Case({"prompt": ["x"]}, COMPLETION)],
+    "completion of token ids": [Case({"prompt": PROMPT_IDS}, COMPLETION)],
+    "stop strings, temperature 0": [Case({"stop": ["q"]}), Case({"stop": "qqq"})],
+    "several tokens in each event, temperature 0": [Case(groups=(2,))],
+    "several tokens in each event, another temperature": [Case({"temperature": 0.7}, groups=(2,))],
+    "chat with an image": [Case({"messages": [{"role": "user", "content": PICTURE}]})],
+    "a field that the router does not know": [Case({"new_option": 1})],
+    "chat without a limit, engines of SGLang, or of a vLLM without `return_token_ids`": [
+        Case({"max_tokens": None}, kind="sglang"),
+        Case({"max_tokens": None}, knows_ids=False),
+    ],
+    "`max_tokens` or `min_tokens`, these engines": [
+        Case(kind="sglang"),
+        Case(knows_ids=False),
+        Case({"max_tokens": None, "min_tokens": 1}, kind="sglang"),
+    ],
+    "the same with `continuous_usage_stats`": [
+        Case(kind="sglang", fields=COUNTED),
+        Case(knows_ids=False, fields=COUNTED),
+    ],
+    "completion, engines of an unknown kind": [Case({"prompt": "x"}, COMPLETION, "someone")],
+    "completion with `continuous_usage_stats`, engines of an unknown kind": [
+        Case({"prompt": "x", **COUNTED}, COMPLETION, "someone"),
+    ],
+    "chat, engines of an unknown kind": [Case({"max_tokens": None}, kind="someone")],
+    "stop strings, engines of another kind": [Case({"stop": ["q"], "max_tokens": None}, kind="sglang")],
+    "stop strings with `include_stop_str_in_output`": [Case({"stop": ["q"], "include_stop_str_in_output": True})],
+    "stop strings with `min_tokens`": [Case({"stop": ["q"], "min_tokens": 1})],
+    "tools": [Case({"tools": [{"type": "function", "function": {"name": "f"}}]}), Case({"tool_choice": "auto"})],
+    "a schema, a regex or a grammar": [
+        Case({"response_format": SCHEMA}),
+        Case({"structured_outputs": {"regex": "a"}}),
+        Case({"guided_grammar": "root ::= a"}),
+        Case({"regex": "a", "max_tokens": None}, kind="sglang"),
+        Case({"prompt": "x", "grammar": "root ::= a"}, COMPLETION, "llamacpp"),
+    ],
+    "several choices": [Case({"n": 2}), Case({"prompt": ["x", "y"]}, COMPLETION)],
+    "beam search": [Case({"use_beam_search": True})],
+    "log probabilities": [Case({"logprobs": True}), Case({"prompt": "x", "logprobs": 0}, COMPLETION)],
+    "`return_token_ids` of the client": [Case({"return_token_ids": True})],
+    "`echo`, `suffix` or `truncate_prompt_tokens`": [
+        Case({"prompt": "x", "echo": True}, COMPLETION),
+        Case({"prompt": "x", "suffix": "y"}, COMPLETION),
+        Case({"truncate_prompt_tokens": 9}),
+    ],
+    "audio as output": [Case({"modalities": ["text", "audio"]})],
+    "reasoning that is hidden (`include_reasoning` false)": [Case({"include_reasoning": False})],
+    "no other engine of the model": [Case(engines=1)],
+    "engines of another revision": [
+        Case(second='share = 0\nrevision = "2"'),  # not in the plan
+        Case({"max_tokens": 99}, second='share = 1\nrevision = "2"'),  # in the plan, after the other
+    ],
+    "`resume = false` at the model": [Case(model="resume = false")],
+    "`continuations = 0`": [Case(rest="[retry]\ncontinuations = 0")],
+}
+"""The requests of each row."""
+
+
+def table() -> dict[str, str]:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    rows: dict[str, str] = {}
+    for line in lines[lines.index("| request | goes on |") + 2 :]:
+        if not line.startswith("|"):
+            break
+        request, outcome = (cell.strip() for cell in line.strip("|").split("|"))
+        rows[request] = outcome
+    return rows
+
+
+async def test_the_table_has_every_request_once() -> None:
+    assert list(table()) == list(CASES)
+
+
+@pytest.mark.parametrize("row", CASES)
+async def test_a_stream_goes_on_as_the_table_says(redis_server: RedisServer, make_router: MakeRouter, row: str) -> None:
+    expected = table()[row]
+    for case in CASES[row]:
+        options: Any = {"groups": list(case.groups), "kind": case.kind, "knows_ids": case.knows_ids}
+        first = ToyEngine(ToyModel(ANSWER, [1]), Break(1500), name="a", **options)
+        second = ToyEngine(ToyModel(ANSWER, [1]), name="b", **options)
+        async with toy_engines(*[first, second][: case.engines]) as engines:
+            text = router_config(redis_server.url, engines, rest=case.rest)
+            text = text.replace('name = "llama"\n', f'name = "llama"\n{case.model}\n')
+            if case.second:
+                text = text.replace('name = "b"\n', f'name = "b"\n{case.second}\n')
+            router = await make_router(text)
+            for engine in (first, second)[: case.engines]:
+                await engine.asked_for_models.wait()
+            body: dict[str, Any] = {"model": "llama", "stream": True, "temperature": 0, "max_tokens": 100}
+            if case.path != COMPLETION:
+                body["messages"] = [{"role": "user", "content": "x"}]
+            answer = await router.post(case.path, {**body, **case.fields})
+            metrics = await router.metrics()
+        assert case.kind == "vllm" or not any("return_token_ids" in each for each in first.bodies + second.bodies)
+        results = [
+            (name.partition('result="')[2].partition('"')[0], name)
+            for name, value in metrics.items()
+            if name.startswith("llm_continuations_total{") and value
+        ]
+        if expected.startswith("by"):
+            assert [result for result, _ in results] == ["continued"], case
+            assert answer.content.endswith(b"data: [DONE]\n\n"), case
+            by_ids = isinstance(second.bodies[0].get("prompt"), list)
+            assert expected == ("by token ids" if by_ids else "by text"), case
+        else:
+            assert answer.content.count(b'"error"') == 1, case
+            assert b"[DONE]" not in answer.content, case
+            assert not second.bodies, case
+            seen = f" (`{results[0][0]}`)" if results else ""
+            assert expected == f"no{seen}", case

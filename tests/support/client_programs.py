@@ -1,0 +1,55 @@
+"""Runs programs that use clients' libraries, which are not in the tests' own environment: `make test-clients`."""
+
+import asyncio
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support.paths import ROOT
+
+CLIENTS_PYTHON: Final = os.environ.get("ROUNDHOUSE_CLIENTS_PYTHON")
+"""An interpreter that has the packages; by default that of the tests."""
+
+CLIENTS_NODE: Final = os.environ.get("ROUNDHOUSE_CLIENTS_NODE")
+"""A folder with node_modules; by default the project's."""
+
+MISSING: Final = re.compile(r"No module named '([\w.]+)'|Cannot find package '([@\w/.-]+)'")
+TIMEOUT: Final = 60.0
+"""Seconds; LlamaIndex alone is imported for several on a busy machine."""
+
+
+def python_command(code: str) -> list[str]:
+    return [CLIENTS_PYTHON or sys.executable, "-W", "ignore", "-c", code]
+
+
+async def run_client(command: list[str], folder: Path) -> str:
+    """Its output. `folder`: the home folder. Skips the test if a program or a package is missing."""
+    if shutil.which(command[0]) is None:
+        _leave_out(f"{command[0]} is not installed")
+    # No proxy of this machine, no settings of a user, nothing sent to anybody else.
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "NO_PROXY": "*", "AI_SDK_LOG_WARNINGS": "false"}
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=CLIENTS_NODE or ROOT, env=environment, stdout=pipe, stderr=pipe
+    )
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            out, err = await process.communicate()
+    except BaseException:
+        process.kill()
+        raise
+    if process.returncode and (missing := MISSING.search(err.decode())):
+        _leave_out(f"{missing[1] or missing[2]} is not installed")
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+def _leave_out(reason: str) -> None:
+    if CLIENTS_PYTHON or CLIENTS_NODE:
+        pytest.fail(reason)
+    pytest.skip(f"{reason}; make test-clients installs it")

@@ -1,0 +1,63 @@
+"""A model whose engine is started by demand: what an autoscaler such as KEDA does, for tests."""
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Self
+
+from tests.support.ports import free_port
+from tests.support.router_server import LLAMA, RouterServer
+from tests.support.simulated_engine import SimulatedEngine
+
+QUEUED = 'llm_requests_queued{model="llama"}'
+WAKE = "60s"
+
+
+def with_wake(text: str, wake: str = WAKE, model: str = "llama") -> str:
+    return text.replace(f'name = "{model}"\naliases', f'name = "{model}"\nwake = "{wake}"\naliases')
+
+
+class SleepingEngine(SimulatedEngine):
+    """A simulated engine of llama that has an address, and is not started."""
+
+    def __init__(self, **options: object) -> None:
+        self.fixed_port = free_port()
+        super().__init__(LLAMA, max_model_len=4096, port=self.fixed_port, **options)
+        self.fixed_url = f"http://127.0.0.1:{self.fixed_port}"
+
+    def as_config(self, name: str = "llama-0") -> dict[str, tuple[str, str, str]]:
+        return {name: ("llama", "any", self.fixed_url)}
+
+
+async def queued(*routers: RouterServer) -> float:
+    """The sum over the routers, which is what KEDA's query asks for."""
+    pages = [await router.metrics() for router in routers]
+    return sum(page.get(QUEUED, 0.0) for page in pages)
+
+
+class Launcher:
+    """Starts an engine once a request waits at one of the routers, and at least `waiting` of them do."""
+
+    def __init__(self, engine: SleepingEngine, *routers: RouterServer, waiting: int = 1) -> None:
+        self._engine = engine
+        self._routers = routers
+        self._waiting = waiting
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        await self._engine.stop()
+
+    async def _run(self) -> None:
+        while await queued(*self._routers) < self._waiting:  # noqa: ASYNC110 - as an autoscaler does
+            await asyncio.sleep(0.05)
+        await self._engine.start()
