@@ -97,7 +97,7 @@ test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CL
 
 test-vllm: $(VENV)/.developed $(REDIS_BINARY) models
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
-		$(VENV)/bin/pytest -m vllm tests
+		$(VENV)/bin/python -m tests.run -m vllm
 
 simulate: $(VENV)/.developed
 	$(VENV)/bin/python -m tests.simulation $(if $(SEED),--seed $(SEED),\

@@ -25,7 +25,8 @@ def run(arguments: list[str]) -> int:
     if not 0 < len(failed) <= MAX_AGAIN:
         return code
     sys.stdout.write(f"\n{_list('Running again, alone:', failed)}\n")
-    code = _pytest(*failed)
+    # Without the markers of pyproject.toml: the first run has selected the tests.
+    code = _pytest("-m", "", *failed)
     if code == 0:
         sys.stdout.write(f"\n{_list('WARNING: these tests failed, and passed when they ran again, alone:', failed)}\n")
     return code

@@ -32,9 +32,9 @@ args = [
     "--enforce-eager",
     "--kv-cache-memory-bytes", "128M",
     "--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor",
-    "--worker-extension-cls", "engines.tiny.worker_extension.SampleAsAsked",
+    "--worker-extension-cls", "tests.e2e.slow_worker.SlowSteps",
 ]
-env = {{ OMP_NUM_THREADS = "1", PYTHONPATH = "{root}" }}
+env = {{ OMP_NUM_THREADS = "1", PYTHONPATH = "{root}", ROUNDHOUSE_TEST_SLOW_STEPS = "{slow_steps}" }}
 """
 STREAMS = 140
 """At once, over two replicas."""
@@ -59,10 +59,17 @@ class Stream(NamedTuple):
 
 
 @pytest.fixture
-def replicas(tmp_path: Path) -> Iterator[VllmProcessTree]:
+def slow_steps(tmp_path: Path) -> Path:
+    """While this file exists, the engines' steps are slow."""
+    return tmp_path / "slow-steps"
+
+
+@pytest.fixture
+def replicas(tmp_path: Path, slow_steps: Path) -> Iterator[VllmProcessTree]:
     ports = {name: free_port() for name in ("one", "two")}
     text = '[[model]]\nname = "tiny"\nrevision = "llama"\n'
-    text += "".join(ENGINE.format(name=name, port=port, models=MODELS, root=ROOT) for name, port in ports.items())
+    paths = {"models": MODELS, "root": ROOT, "slow_steps": slow_steps}
+    text += "".join(ENGINE.format(name=name, port=port, **paths) for name, port in ports.items())
     with running_tree(tmp_path, text, ports) as tree:
         yield tree
 
@@ -121,12 +128,17 @@ class Load:
         return next((name for name in ("one", "two") if under_way.count(name) >= BROKEN), None)
 
 
-async def kill_during(tree: VllmProcessTree, **more: object) -> tuple[str, list[Stream]]:
+async def kill_during(tree: VllmProcessTree, slow_steps: Path, **more: object) -> tuple[str, list[Stream]]:
+    """The engine that was killed once BROKEN of its streams were under way, and what the clients got."""
     load = Load(tree, more)
+    slow_steps.touch()
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(timeout=300, limits=limits) as http:
         tasks = [asyncio.create_task(load.run(http, number)) for number in range(STREAMS)]
-        killed = await eventually(load.busy_engine, timeout=120)
+        await eventually(lambda: load.busy_engine() or any(task.done() for task in tasks), timeout=120)
+        killed = load.busy_engine()
+        assert killed, [task for task in tasks if task.done()]
+        slow_steps.unlink()
         load.kill(killed)
         return killed, list(await asyncio.gather(*tasks))
 
@@ -166,19 +178,19 @@ def assert_all_end_well(streams: list[Stream]) -> None:
     assert all((stream.usage or {}).get("completion_tokens") == TOKENS for stream in streams)
 
 
-def test_streams_whose_engine_is_killed_go_on_at_its_replica(replicas: VllmProcessTree) -> None:
+def test_streams_whose_engine_is_killed_go_on_at_its_replica(replicas: VllmProcessTree, slow_steps: Path) -> None:
     expected = unbroken(replicas, list(range(STREAMS)))
-    killed, streams = asyncio.run(kill_during(replicas))
+    killed, streams = asyncio.run(kill_during(replicas, slow_steps))
     broken, _, equal = report("by token ids", killed, streams, expected)
     assert_all_end_well(streams)
     assert broken >= BROKEN
     assert equal >= broken - MOST_UNEQUAL
 
 
-def test_streams_that_cannot_go_on_by_token_ids_go_on_by_text(replicas: VllmProcessTree) -> None:
+def test_streams_that_cannot_go_on_by_token_ids_go_on_by_text(replicas: VllmProcessTree, slow_steps: Path) -> None:
     expected = unbroken(replicas, list(range(STREAMS)))
     # It is not known what a completion would make of this field.
-    killed, streams = asyncio.run(kill_during(replicas, a_field_of_chats=1))
+    killed, streams = asyncio.run(kill_during(replicas, slow_steps, a_field_of_chats=1))
     # None need be equal: these streams go on beyond the model's end, whose tokens are not part of the text.
     broken, _, _ = report("by text", killed, streams, expected)
     assert_all_end_well(streams)

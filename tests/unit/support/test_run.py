@@ -30,7 +30,7 @@ ALWAYS_FAILS = "def test_that_always_fails():\n    assert False\n"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -m 'not vllm'\nmarkers = vllm\n")
     return tmp_path
 
 
@@ -48,6 +48,13 @@ def test_tests_that_pass_alone_are_named_and_are_no_error(folder: Path) -> None:
     warning = ran.stdout.rpartition("WARNING: these tests failed, and passed when they ran again, alone:\n")[2]
     assert warning.split() == [f"test_it.py::test_that_fails_once[{number}]" for number in range(MAX_AGAIN)]
     assert (folder / "passed").read_text() == "x"
+
+
+def test_tests_that_a_marker_selects_run_again_too(folder: Path) -> None:
+    marked = FAILS_ONCE.format(count=1).replace("import pytest", "import pytest\npytestmark = pytest.mark.vllm")
+    ran = run(folder, marked, "-m", "vllm")
+    assert ran.returncode == 0, ran.stdout
+    assert "WARNING" in ran.stdout
 
 
 def test_a_test_that_fails_alone_too_is_an_error(folder: Path) -> None:
