@@ -23,8 +23,9 @@ REDIS_BINARY := $(if $(shell command -v redis-server),,$(VENV)/.redis)
 PYTHONS ?=
 
 # Most tests wait for processes to start, so a few at a time take half as long. Those of one file share servers.
+# In the order of their names, files with few, long tests come first; by default, pytest-xdist leaves them for the end.
 TEST_PROCESSES ?= 3
-PARALLEL := -n $(TEST_PROCESSES) --dist loadfile
+PARALLEL := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Tests of what is never compiled: checks, what commands print, launching engines, pages, generated files, benchmarks.
 WITHOUT_COMPILED := unit/benchmarks unit/engines unit/support unit/router/checks unit/router/core/routing \
@@ -76,7 +77,7 @@ check: $(VENV)/.developed
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/pytest tests/unit/router/core tests/test_layers.py
+	$(VENV)/bin/pytest $(PARALLEL) tests/unit/router/core tests/test_layers.py
 
 test: $(VENV)/.developed $(REDIS_BINARY)
 	$(VENV)/bin/python -m tests.run $(PARALLEL)

@@ -355,12 +355,16 @@ def test_the_verdict_is_the_same_in_every_process() -> None:
 
 
 def test_the_same_examples_train_the_same_weights(tmp_path: Path) -> None:
-    lines = (TOOLS / "classifier_examples.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    few = tmp_path / "few.jsonl"
-    few.write_text("".join(lines[::12]), encoding="utf-8")
+    def few(name: str) -> str:
+        lines = (TOOLS / name).read_text(encoding="utf-8").splitlines(keepends=True)
+        path = tmp_path / name
+        path.write_text("".join(lines[::12]), encoding="utf-8")
+        return str(path)
+
+    examples = ["--examples", few("classifier_examples.jsonl"), "--documents", few("classifier_documents.jsonl")]
 
     def trained(out: Path, seed: str) -> bytes:
-        script = [sys.executable, str(TOOLS / "train_classifier.py"), "--examples", str(few), "--repeats", "0"]
+        script = [sys.executable, str(TOOLS / "train_classifier.py"), *examples, "--repeats", "0"]
         subprocess.run([*script, "--out", str(out)], check=True, capture_output=True, env=environment(seed))
         return out.read_bytes()
 
