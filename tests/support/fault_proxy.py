@@ -19,6 +19,8 @@ class FaultProxy:
     - `cut` ends the existing connections; while `refuse` is on, new ones of that kind end as soon as their kind is
       known.
     - `drop_replies`: replies of Redis on connections of a kind are dropped, until `release`.
+    - `drop_replies_from`: once a command with a name has been forwarded, all replies on its connection are dropped; the
+      event that it returns is set then. Other connections, and new ones, are as before.
     """
 
     def __init__(self, server: RedisServer) -> None:
@@ -28,6 +30,8 @@ class FaultProxy:
         self._held: set[ConnectionKind] = set()
         self._dropping: set[ConnectionKind] = set()
         self._refused: set[ConnectionKind] = set()
+        self._command: bytes | None = None
+        self._command_seen = asyncio.Event()
         self._changed = asyncio.Condition()
         self.port = 0
 
@@ -50,6 +54,10 @@ class FaultProxy:
 
     async def drop_replies(self, *kinds: ConnectionKind) -> None:
         await self._update(lambda: self._dropping.update(kinds))
+
+    def drop_replies_from(self, command: bytes) -> asyncio.Event:
+        self._command, self._command_seen = command, asyncio.Event()
+        return self._command_seen
 
     async def refuse(self, *kinds: ConnectionKind) -> None:
         await self._update(lambda: self._refused.update(kinds))
@@ -96,12 +104,15 @@ class FaultProxy:
                 # The kind is unknown until the first bytes; a connection counts as one for commands until then.
                 if not reply and _LISTENING in data:
                     pipe.kind = "listening"
+                if not reply and self._command is not None and self._command in data:
+                    pipe.replies_dropped, self._command = True, None
+                    self._command_seen.set()
                 if pipe.kind in self._refused:
                     return
                 async with self._changed:
                     # Each piece waits here, so that `hold` also stops connections that are in use.
                     await self._changed.wait_for(lambda: pipe.kind not in self._held)
-                if not (reply and pipe.kind in self._dropping):
+                if not (reply and (pipe.replies_dropped or pipe.kind in self._dropping)):
                     writer.write(data)
                     await writer.drain()
         except OSError:
@@ -111,6 +122,7 @@ class FaultProxy:
 class _Pipe:
     def __init__(self, *ends: asyncio.StreamWriter) -> None:
         self.kind: ConnectionKind = "commands"
+        self.replies_dropped = False
         self._ends = ends
 
     def cut(self) -> None:
