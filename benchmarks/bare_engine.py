@@ -6,7 +6,7 @@ A streamed chat gets 66 events, or the number given by `--events` (the role, pie
 write and `--interval` milliseconds apart. Any other request with a body gets 1.2 KB of JSON, and a request without a
 body an empty page.
 
-With `--vllm`, its /v1/models tells that it is vLLM, and its events are vLLM's: with the ids of their tokens where the
+With `--vllm`, its /v1/models says that it is vLLM, and its events are vLLM's: with the ids of their tokens where the
 request asks for them.
 """
 

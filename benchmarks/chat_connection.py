@@ -40,7 +40,7 @@ class ChatConnection(asyncio.Protocol):
     """Sends one request at a time.
 
     - Each `send` is followed by exactly one call of `on_end`, also if the connection breaks or `abort` is called.
-    - `is_reusable` tells, from `on_end` on, whether the connection can take another request.
+    - `is_reusable`: whether the connection can take another request; valid from `on_end` on.
     """
 
     def __init__(self, on_gap: Callable[[float], None] | None = None) -> None:

@@ -257,7 +257,7 @@ class Telemetry:
             series.add_work(generation.earlier_seconds, None)
         series.prompt_tokens += generation.prompt_tokens
         series.completion_tokens += generation.completion_tokens
-        # A stream of two engines tells the speed of neither.
+        # The rate of a stream of two engines is that of neither.
         if not generation.stream or generation.first_token_at is None or generation.continuations:
             return
         duration = now - generation.first_token_at

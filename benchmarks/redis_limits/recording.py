@@ -24,7 +24,7 @@ ENTRY_KEY: Final = re.compile(rb"rh:1:default:bare:[0-9a-f]+:[0-9a-f]+:([0-9a-f]
 class Recording(NamedTuple):
     """What a router sends. `hit`, `miss`: the batches of one request, each after the reply to the one before.
 
-    `listener`: the bytes with which a router asks to be told of changes. `digest`: the last part of the entry's key.
+    `listener`: the bytes with which a router subscribes to changes. `digest`: the last part of the entry's key.
     """
 
     hit: list[bytes]

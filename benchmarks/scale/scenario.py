@@ -79,9 +79,9 @@ def repeatable_share(assumptions: Assumptions, processes: int) -> float:
 
 
 def most_users(assumptions: Assumptions, costs: Costs) -> int:
-    """The users with whom a router process spends its target on what others store: no number of processes serves more.
+    """The number of users at which a router process needs all of its target CPU for what others store.
 
-    Beyond that, users need deployments of their own, each with a Redis.
+    More processes serve no more of them. Further users need deployments of their own, each with a Redis.
     """
     low, high = 1, 1_000_000_000
     while high - low > low // 1000 + 1:

@@ -23,7 +23,7 @@ from engines.simulator.tokens import encode_text, split_tokens, token_id
 
 @dataclass(frozen=True, slots=True)
 class AnswerKind:
-    """The form of an answer, which the tokens of its prompt do not tell."""
+    """The form of an answer, which cannot be derived from the tokens of its prompt."""
 
     code: bool
     fenced: bool

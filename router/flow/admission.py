@@ -228,7 +228,7 @@ class Admission:
     ) -> Slot:
         """Waits for a slot at any READY engine of the model, also one that is not known yet. Raises NoSlotError.
 
-        `can_use` tells whether the request may go to an engine.
+        `can_use` returns whether the request may go to an engine.
         """
         model = self._models[model_name]
         waiter = _QueuedRequest((), can_use)

@@ -1,7 +1,7 @@
 """Runs a stream to its end: if its engine breaks it off, another one goes on.
 
 Theory of operation. `EngineStream.run` raises the failure of an engine after its first token, when the client has part
-of the response. The stream's recorder has all of that part; a Seam tells from it how another engine can go on. That
+of the response. The stream's recorder has all of that part; a Seam derives from it how another engine can go on. That
 engine is found as the first one was: with a slot, within the retry budget, past open breakers. Its events go through
 the recorder of the first one, so the client, the followers and the store get one stream. If nothing can go on, the
 failure is raised, and the client gets an error event.

@@ -1,4 +1,4 @@
-"""What a client is told if no engine has answered its request."""
+"""The errors of requests that no engine has answered."""
 
 from collections.abc import Sequence
 from math import ceil

@@ -99,7 +99,7 @@ _decode_model_list = msgspec.json.Decoder(_ModelList).decode
 
 
 class ListedModel(msgspec.Struct, frozen=True):
-    """What /v1/models tells of a model and its server; None is unknown.
+    """What /v1/models says about a model and its server; None is unknown.
 
     `max_model_len`: the context in tokens. `adapters`: those of the model; `ignored_adapters` counts further ones,
     which are beyond the bounds of router.upstream.adapters.

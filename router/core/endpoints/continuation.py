@@ -3,7 +3,7 @@
 Theory. A client has read part of a response, and the engine that generated it is gone. Another engine of the same model
 gets the prompt and what has been said, as the beginning of its own response. There are two ways:
 
-- by token ids: vLLM tells the ids of the prompt and of each event's tokens. The next engine gets exactly these, so it
+- by token ids: vLLM sends the ids of the prompt and of each event's tokens. The next engine gets exactly these, so it
   is in the state that the failed one was in.
 - by text: a chat gets what has been said as a last message to be continued, a completion gets it after its prompt. The
   next engine tokenizes it anew, which need not give the same tokens.

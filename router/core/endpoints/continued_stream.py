@@ -202,7 +202,7 @@ class ContinuedStream:
                 event[name] = head[name]
         if "object" in event:
             event["object"] = self._format.event_object
-        for name in _OWN_FIELDS:  # they tell of this engine's part alone
+        for name in _OWN_FIELDS:  # they describe only this engine's part
             event.pop(name, None)
         if isinstance(event.get("usage"), dict):
             event["usage"] = self._whole_usage(event["usage"])
