@@ -26,6 +26,7 @@ from router.core.endpoints.recorded_response import NotStoredReason, RecordedRes
 from router.core.endpoints.recording import StreamRecorder
 from router.core.endpoints.token_ids import TokenIdCutter
 from router.core.endpoints.upload import media_type
+from router.core.endpoints.workload import workload
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
 from router.flow.admission import Admission, NoSlotError, Slot
@@ -263,7 +264,7 @@ class Dispatcher:
             raise EngineError("diverged", "the engine cannot go on with the response")
         recorder = seam.new_recorder()
         # By the client's request: `request` is for the rest, but the time that the tokens before it took counts too.
-        whole = self._timeouts.total(seam.request.max_tokens, slot.engine.max_model_len)
+        whole = self._timeouts.total(workload(seam.request), slot.engine.max_model_len)
         total = whole - seam.elapsed(time.perf_counter())
         if total < _LEAST_TIME:
             raise engine_timeout()

@@ -12,7 +12,8 @@ from router.core.endpoints.engine_errors import (
     parse_refusal,
 )
 from router.core.endpoints.request import engine_body
-from router.core.endpoints.upload import engine_form, longest_answer
+from router.core.endpoints.upload import engine_form
+from router.core.endpoints.workload import workload
 from router.core.resilience.retry import parse_retry_after
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
@@ -43,11 +44,9 @@ class EngineRequests:
         `total`: seconds until the complete response; None: as long as the request may take.
         """
         if total is None:
-            form = request.form
-            if form is None:
-                total = self._timeouts.total(request.max_tokens, engine.max_model_len)
-            else:  # an engine cuts a long file into pieces, so its context does not bound the response
-                total = self._timeouts.total(longest_answer(form), None)
+            # An engine cuts a long file into pieces, so its context does not bound the response.
+            context = engine.max_model_len if request.form is None else None
+            total = self._timeouts.total(workload(request), context)
         head_timeout = total if head_timeout is None else head_timeout
         stream_usage = engine.traits.stream_usage
         started_at = time.monotonic()

@@ -2,7 +2,13 @@
 
 import pytest
 
-from router.core.resilience.timeouts import DEFAULT_ANSWER_TOKENS, MAX_ANSWER_TOKENS, EngineTimeouts
+from router.core.resilience.timeouts import (
+    DEFAULT_ANSWER_TOKENS,
+    MAX_ANSWER_TOKENS,
+    MAX_BATCH_TOKENS,
+    EngineTimeouts,
+    Workload,
+)
 
 TIMEOUTS = EngineTimeouts(first_token=30, between_tokens=15, min_tokens_per_second=10)
 
@@ -25,4 +31,32 @@ TIMEOUTS = EngineTimeouts(first_token=30, between_tokens=15, min_tokens_per_seco
 def test_a_response_may_take_its_length_at_the_minimum_speed(
     max_tokens: int | None, max_model_len: int | None, seconds: float
 ) -> None:
-    assert TIMEOUTS.total(max_tokens, max_model_len) == pytest.approx(seconds)
+    assert TIMEOUTS.total(Workload(max_tokens), max_model_len) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("work", "max_model_len", "seconds"),
+    [
+        (Workload(16, answers=512), 8192, 30 + 512 * 1.6),
+        (Workload(None, answers=2), 8192, 30 + 2 * 819.2),
+        (Workload(100, answers=10**400), 8192, 30 + MAX_BATCH_TOKENS / 10),  # a client's number must not overflow
+        (Workload(100_000, answers=2), 131_072, 30 + 10_000),  # one answer of that length counts in full
+        (Workload(10, answers=0), None, 30 + 1),
+    ],
+)
+def test_a_request_with_several_answers_may_take_the_time_of_all_up_to_a_bound(
+    work: Workload, max_model_len: int | None, seconds: float
+) -> None:
+    assert TIMEOUTS.total(work, max_model_len) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("prompt_bytes", "max_model_len", "seconds"),
+    [
+        (400_000, 131_072, 400),
+        (400_000, None, 4 * MAX_BATCH_TOKENS / 1000),
+        (50_000_000, 131_072, 4 * 131_072 / 1000),  # what is over the context is no text
+    ],
+)
+def test_a_long_prompt_prolongs_the_timeout(prompt_bytes: int, max_model_len: int | None, seconds: float) -> None:
+    assert TIMEOUTS.total(Workload(10, 1, prompt_bytes), max_model_len) == pytest.approx(30 + 1 + seconds)
