@@ -17,7 +17,7 @@ The number of answers comes from the client, and an engine computes them togethe
 """
 
 PREFILL_SPEED: Final = 1000.0
-"""Bytes of a body per second: about 250 tokens. An engine on a CPU is that slow; one on a GPU is a hundred times faster."""
+"""Bytes of a body per second: about 250 tokens. Few engines on a CPU are slower; a GPU is a hundred times faster."""
 
 _BYTES_PER_TOKEN: Final = 4
 
