@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from router.api.cors import CorsPolicy, is_private
 from router.api.inference import AsgiScope, AsgiSend, choose_request_id, send_error
+from router.core.endpoints.table import errors_at
 from router.errors import ApiError
 from router.net.server.client_connection import CLIENT_EXTENSION, AsgiReceive, ClientConnection
 from router.net.tasks import cancel_and_wait
@@ -242,7 +243,9 @@ async def _send_no_content(scope: AsgiScope, send: AsgiSend, headers: list[tuple
 
 async def _method_not_allowed(scope: AsgiScope, send: AsgiSend) -> None:
     error = ApiError(405, f"{scope['method']} is not allowed on {scope['path']}.", code="method_not_allowed")
-    await send_error(error, _with_request_id(scope, send), ALLOW_POST)
+    request_id = choose_request_id(scope["headers"])
+    headers = [*ALLOW_POST, (b"x-request-id", request_id.encode("ascii"))]
+    await send_error(error, send, headers, errors_at(scope["path"]).body(error, request_id))
 
 
 def _with_request_id(scope: AsgiScope, send: AsgiSend) -> AsgiSend:

@@ -14,6 +14,7 @@ from router.api.auth import Authenticator
 from router.api.response_headers import JSON_CONTENT_TYPE, RawHeaders, ResponseHeaders
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl, parse_cache_control
 from router.core.endpoints.endpoint import Endpoint, FileUpload
+from router.core.endpoints.error_envelope import BrokenStream
 from router.core.routing.affinity import SESSION_ID
 from router.core.trace_context import traceparent_of, tracestate_of
 from router.errors import ApiError, internal_error, unavailable
@@ -164,7 +165,7 @@ class InferenceEndpoint:
         exchange.status = error.status
         exchange.outcome = "refused"
         exchange.error_reason = error.reason
-        body = error.body()
+        body = self._endpoint.errors.body(error, exchange.request_id)
         client.start_response(
             error.status, self._response_headers.render(exchange) + header_lines(_error_headers(error)), len(body)
         )
@@ -181,9 +182,9 @@ class InferenceEndpoint:
         """Ends a response that has begun."""
         exchange.outcome, exchange.error_reason = "failed", error.reason
         # A JSON body that remains incomplete makes the server close the connection.
-        streaming = self._endpoint.streaming
-        if exchange.stream and streaming is not None:
-            await send({"type": "http.response.body", "body": streaming.error_frame(error)})
+        if exchange.stream and self._endpoint.streaming is not None:
+            stream = exchange.broken_stream or BrokenStream(exchange.request_id, exchange.model or "", int(time.time()))
+            await send({"type": "http.response.body", "body": self._endpoint.errors.frame(error, stream)})
 
     async def _send_stream(
         self, exchange: Exchange, delivery: ResponseDelivery, client: ClientConnection, send: AsgiSend,
@@ -239,8 +240,8 @@ async def read_body(
             return b"".join(parts)
 
 
-async def send_error(error: ApiError, send: AsgiSend, headers: RawHeaders) -> None:
-    body = error.body()
+async def send_error(error: ApiError, send: AsgiSend, headers: RawHeaders, body: bytes) -> None:
+    """Sends an error that no InferenceEndpoint has to do with. `body`: in the form of the endpoint's errors."""
     headers = [*headers, JSON_CONTENT_TYPE, (b"content-length", b"%d" % len(body)), *_error_headers(error)]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -8,6 +8,7 @@ import msgspec
 
 from router.core.cache.fingerprint import MissReason
 from router.core.endpoints.endpoint import Endpoint
+from router.core.endpoints.error_envelope import BrokenStream
 from router.core.endpoints.recorded_response import NotStoredReason, RequestSpeculation
 from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Task
 from router.flow.admission import Slot
@@ -151,6 +152,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     - `age`, and `ttl` (the remaining time to live), are in whole seconds.
     - `generation`: the last one that it waited for, its own or another request's.
     - `fallback_model`: the model that generated the response, if it is not the requested one.
+    - `broken_stream`: what an error event needs to know of a stream that ended early; None if none did.
     - `adjusted_fields`: the fields that were left out of the request to the engine.
     """
 
@@ -187,6 +189,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     # Engines.
     generation: GenerationRecord | None = None
     fallback_model: str | None = None
+    broken_stream: BrokenStream | None = None
     adjusted_fields: tuple[str, ...] = ()
     dispatched_at: float | None = None
     first_token_at: float | None = None

@@ -39,8 +39,10 @@ class InFlightRequest:
         "_buffered_bytes",
         "_dropped_events",
         "_dropped_frames",
+        "_first_dropped",
         "_frames",
         "_join_limit",
+        "_last_dropped",
         "_on_no_subscribers",
         "_on_not_joinable",
         "documents",
@@ -81,6 +83,7 @@ class InFlightRequest:
         self.task: asyncio.Task[None] | None = None
         self._frames: list[bytes] = []
         self._dropped_frames = 0  # frames before the first one in `_frames`
+        self._first_dropped = self._last_dropped = b""
         self._buffered_bytes = 0
         self._dropped_events = 0  # events in the dropped frames, for the estimate of tokens
         self._join_limit = join_limit
@@ -95,6 +98,12 @@ class InFlightRequest:
     def buffered_data(self) -> bytes:
         """All frames so far. To be called only while it is joinable: later, the first ones may have been dropped."""
         return b"".join(self._frames)
+
+    def first_and_last_frames(self) -> tuple[bytes, bytes]:
+        """What was published first and last; empty if nothing was. They are known even after they were dropped."""
+        frames = self._frames
+        first = self._first_dropped or (frames[0] if frames else b"")
+        return first, frames[-1] if frames else self._last_dropped
 
     def stop_joining(self) -> None:
         if self.joinable:
@@ -156,6 +165,9 @@ class InFlightRequest:
             unneeded = self._frames[: needed - self._dropped_frames]
             self._buffered_bytes -= sum(map(len, unneeded))
             self._dropped_events += sum(map(_count_events, unneeded))
+            if unneeded:
+                self._first_dropped = self._first_dropped or unneeded[0]
+                self._last_dropped = unneeded[-1]
             del self._frames[: needed - self._dropped_frames]
             self._dropped_frames = needed
             # The newest event does not count, so one of any size reaches the subscribers that have read all others.

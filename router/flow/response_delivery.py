@@ -12,8 +12,9 @@ from typing import Final
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.engine_errors import is_refusal
+from router.core.endpoints.error_envelope import BrokenStream
 from router.core.endpoints.replay import replay
-from router.errors import UPSTREAM, ApiError
+from router.errors import ENGINE_FAILED, UPSTREAM, ApiError
 from router.flow.admission import queue_timeout
 from router.flow.exchange import Exchange
 from router.flow.inflight import InFlightRequest, TrySend
@@ -117,6 +118,8 @@ class ResponseDelivery:
         return data + self._ending()
 
     def close(self) -> None:
+        if not self.finished:
+            self._exchange.broken_stream = self._broken_stream()
         self.finished = True
         self._subscriber.close()
 
@@ -141,19 +144,24 @@ class ResponseDelivery:
         """What follows the last frame of the stream."""
         result = self._inflight.result
         if self._subscriber.overrun:
-            return self._error_event("slow-reader", "The response was interrupted: the client reads too slowly.")
+            slow = ApiError(502, "The response was interrupted: the client reads too slowly.", kind=UPSTREAM)
+            return self._error_event("slow-reader", slow)
         assert result is not None  # a subscriber finishes only with the result, or overrun
         if result.complete:
             self._record_usage(result)
             return result.endings[self._request.include_usage]  # without and with the usage event
-        return self._error_event(result.error_reason or "lost", result.error.message if result.error else "")
+        return self._error_event(result.error_reason or "lost", result.error or ApiError(502, "", kind=UPSTREAM))
 
-    def _error_event(self, reason: str, message: str) -> bytes:
+    def _error_event(self, reason: str, error: ApiError) -> bytes:
         self._exchange.outcome = "failed"
         self._exchange.error_reason = reason
-        streaming = self._request.endpoint.streaming
-        assert streaming is not None  # only streams are read piece by piece
-        return streaming.error_frame(ApiError(502, message, kind=UPSTREAM, code="engine_failed"))
+        if not is_refusal(error.status):
+            error = ApiError(502, error.message, kind=UPSTREAM, code=ENGINE_FAILED)
+        return self._request.endpoint.errors.frame(error, self._broken_stream())
+
+    def _broken_stream(self) -> BrokenStream:
+        first, last = self._inflight.first_and_last_frames()
+        return BrokenStream(self._exchange.request_id, self._request.model, int(time.time()), first, last)
 
     def _record_usage(self, result: GenerationResult) -> None:
         exchange = self._exchange

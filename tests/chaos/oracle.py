@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from tests.chaos.answer_reader import ParsedAnswer, always_sends_usage, parse_json_answer, parse_stream
 from tests.chaos.generation_store import GenerationIndex, LoggedGeneration
-from tests.chaos.workload import TENANTS, ClientRequest, WorkloadQuestion
+from tests.chaos.workload import MESSAGES, TENANTS, ClientRequest, WorkloadQuestion
 
 _ENGINE_FAILURE_STATUSES: Final = (502, 503, 504)
 """Statuses that are allowed while engines fail: the requests themselves are valid."""
@@ -57,6 +57,8 @@ def check_response(request: ClientRequest, response: ClientResponse, store: Gene
 def _check_error(request: ClientRequest, response: ClientResponse, defects: list[str]) -> str:
     if not response.complete:
         return "cut"
+    if request.origin.question.path == MESSAGES:
+        return _check_anthropic_error(request, response, defects)
     error = json.loads(response.body)["error"]
     ending = f"{response.status} {error['code']}"
     if not (error["message"] and error["type"]) or error.keys() != {"message", "type", "param", "code"}:
@@ -73,6 +75,21 @@ def _check_error(request: ClientRequest, response: ClientResponse, defects: list
     if response.status in (429, 503) and "retry-after" not in response.headers:
         defects.append(f"{response.status} without Retry-After")
     return f"{ending} {error['type']}" if response.status == 429 else ending
+
+
+def _check_anthropic_error(request: ClientRequest, response: ClientResponse, defects: list[str]) -> str:
+    # Without a code, so a 429 may be of the tenant's limits or of the queue.
+    body = json.loads(response.body)
+    error = body.get("error", {})
+    if body.keys() != {"type", "error", "request_id"} or error.keys() != {"type", "message"}:
+        defects.append(f"an error of no shape of Anthropic's: {response.body!r}")
+    if body.get("request_id") != request.origin.request_id():
+        defects.append(f"request_id is {body.get('request_id')}")
+    if response.status not in (*_ENGINE_FAILURE_STATUSES, 429):
+        defects.append(f"an error that no fault explains: {response.status} {error.get('type')}")
+    if response.status in (429, 503) and "retry-after" not in response.headers:
+        defects.append(f"{response.status} without Retry-After")
+    return f"{response.status} {error.get('type')}"
 
 
 def _check_success(

@@ -117,4 +117,5 @@ async def test_the_header_is_not_accepted_elsewhere_nor_with_another_key(make_ro
         await router.post(MESSAGES, body, x_api_key=KEY, authorization="Bearer sk-other"),
     ]
     assert [answer.status_code for answer in refused] == [401] * 5
-    assert {answer.json()["error"]["code"] for answer in refused} == {"invalid_api_key"}
+    assert {answer.json()["error"]["code"] for answer in refused[:2]} == {"invalid_api_key"}
+    assert {answer.json()["error"]["type"] for answer in refused[2:]} == {"authentication_error"}

@@ -158,7 +158,8 @@ async def test_a_body_a_hundred_thousand_levels_deep_is_refused_everywhere(
 ) -> None:
     body = f'{{"model":"llama","max_tokens":1,"input":"x","messages":[{{"role":"user","content":"x"}}],"x":{deep}}}'
     answer = await router.post(path, body.encode())
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+    assert answer.status_code == 400
+    assert "levels deep" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/admin/cache/purge", "/admin/cache/explain"])

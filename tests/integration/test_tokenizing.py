@@ -85,15 +85,16 @@ async def test_anthropics_clients_may_send_their_key_as_usual(make_router: MakeR
         for key in ("k", "wrong")
     ]
     assert [answer.status_code for answer in answers] == [200, 401, 400, 401]  # /v1/messages lacks `max_tokens`
-    assert answers[1].json() == answers[3].json()
+    assert answers[1].json()["error"] == answers[3].json()["error"]
+    assert answers[1].json()["error"]["type"] == "authentication_error"
 
 
-async def test_a_refusal_has_openais_form_at_every_endpoint(router: RouterServer) -> None:
+async def test_a_refusal_has_anthropics_form_where_tokens_are_counted(router: RouterServer) -> None:
     tools = [{"name": "f", "input_schema": {"type": "object"}}]
     answer = await ask(router, "/v1/messages/count_tokens", tools=tools)
     assert answer.status_code == 400
     assert "--enable-auto-tool-choice" in answer.json()["error"]["message"]
-    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert answer.json()["error"].keys() == {"message", "type"}
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])

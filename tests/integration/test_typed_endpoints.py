@@ -200,10 +200,16 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_stored(
     assert answer.status_code == 200
     events = typed_events(answer.content)
     assert typed_delta_text(events)
-    assert [event["type"] for event in events].count("error") == 1
-    assert events[-1]["type"] == "error"
-    assert events[-1]["error"]["type"] == "upstream_error"
-    assert "was interrupted" in events[-1]["error"]["message"]
+    last, error = events[-1], events[-1]["error"]
+    assert "was interrupted" in error["message"]
+    if path == MESSAGES:
+        assert last == {"type": "error", "error": error, "request_id": answer.headers["x-request-id"]}
+        assert error["type"] == "api_error"
+    else:
+        assert last["type"] == "response.failed"
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert (last["response"]["id"], last["response"]["status"]) == (events[0]["response"]["id"], "failed")
+        assert last["response"]["error"] == {"code": "server_error", "message": error["message"]}
     assert LAST[path].encode() not in answer.content
     await engines.chat.clear_faults()
     assert (await post_typed(router, path, "The sea?", stream=True)).headers["x-cache"] == "MISS"
@@ -239,19 +245,26 @@ async def test_an_error_of_an_engine_without_a_stream_goes_to_the_next_engine(
 
 
 @PATHS
-async def test_errors_have_openais_format_whatever_their_origin(router: RouterServer, path: str) -> None:
+async def test_errors_have_the_format_of_the_endpoint_whatever_their_origin(router: RouterServer, path: str) -> None:
     refused = [
         await post_typed(router, path, "x", model="gpt-9"),
         await router.post(path, b"{"),
         await router.post(path, {"model": "llama"}),
         await post_typed(router, path, "far too long " * 5000),
+        await router.http.get(path),
+        await router.post(path, b"x", content_encoding="gzip"),
         await post_typed(router, path, "far too long " * 5000, stream=True),
     ]
-    assert [answer.status_code for answer in refused] == [404, 400, 400, 400, 400]
+    assert [answer.status_code for answer in refused] == [404, 400, 400, 400, 405, 415, 400]
     for answer in refused:
         error = answer.json()
-        assert list(error) == ["error"]
-        assert {"message", "type", "param", "code"} <= error["error"].keys()
+        if path == MESSAGES:
+            kind = "not_found_error" if answer.status_code == 404 else "invalid_request_error"
+            about = {"type": kind, "message": error["error"]["message"]}
+            assert error == {"type": "error", "error": about, "request_id": answer.headers["x-request-id"]}
+        else:
+            assert list(error) == ["error"]
+            assert {"message", "type", "param", "code"} <= error["error"].keys()
     assert "maximum context length" in refused[-1].json()["error"]["message"]
 
 

@@ -5,6 +5,7 @@ from router.core.endpoints.chat import CHAT, CHAT_CHOICES
 from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.completions import COMPLETIONS, COMPLETIONS_CHOICES
 from router.core.endpoints.endpoint import Endpoint, InferenceRequest, Recorder
+from router.core.endpoints.error_envelope import BrokenStream
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.errors import ApiError
 
@@ -23,5 +24,4 @@ def record_body(request: InferenceRequest, body: bytes, limit: int) -> RecordedR
 
 
 def error_frame(endpoint: Endpoint, error: ApiError) -> bytes:
-    assert endpoint.streaming is not None
-    return endpoint.streaming.error_frame(error)
+    return endpoint.errors.frame(error, BrokenStream("request-1"))

@@ -13,7 +13,6 @@ from router.core.endpoints.recorded_response import NotStoredReason, RecordedRes
 from router.core.endpoints.request_fields import RequestFields
 from router.core.endpoints.sse import DONE
 from router.core.endpoints.transcript_recorder import TranscriptRecorder
-from router.errors import ApiError
 
 _TEXT_FORMATS: Final = ("text", "srt", "vtt")
 """Formats whose response need not be JSON; vLLM's `text` is."""
@@ -71,7 +70,6 @@ def _endpoint(name: str, operation: str) -> Endpoint:
             make_recorder=lambda _limit, _shapes: TranscriptRecorder(),
             replay_end=DONE,
             frames_from_body=lambda _body, _include_usage: None,
-            error_frame=ApiError.frame,
         ),
     )
 

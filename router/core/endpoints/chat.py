@@ -50,7 +50,6 @@ CHAT: Final = Endpoint(
         make_recorder=partial(ChoicesRecorder, CHAT_CHOICES),
         replay_end=DONE,
         frames_from_body=partial(frames_from_body, CHAT_CHOICES),
-        error_frame=ApiError.frame,
         choices_format=CHAT_CHOICES,
     ),
 )

@@ -43,7 +43,6 @@ COMPLETIONS: Final = Endpoint(
         make_recorder=partial(ChoicesRecorder, COMPLETIONS_CHOICES),
         replay_end=DONE,
         frames_from_body=partial(frames_from_body, COMPLETIONS_CHOICES),
-        error_frame=ApiError.frame,
         choices_format=COMPLETIONS_CHOICES,
     ),
 )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from router.core.endpoints.anthropic_errors import ANTHROPIC_ERRORS
 from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest
 from router.core.endpoints.json_responses import JsonResponse, decode_success
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
@@ -55,5 +56,6 @@ COUNT_TOKENS: Final = Endpoint(
     may_fall_back=False,  # each model has its own tokens
     record_body=record_count,
     streaming=None,
+    errors=ANTHROPIC_ERRORS,
     runs_model=False,
 )

@@ -13,10 +13,10 @@ import msgspec
 
 from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.choices import ChoicesFormat
+from router.core.endpoints.error_envelope import OPENAI_ERRORS, ErrorEnvelope
 from router.core.endpoints.form_data import FormData
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, RequestSpeculation
 from router.core.endpoints.request_fields import RequestFields
-from router.errors import ApiError
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -166,7 +166,6 @@ class Streaming:
     - `replay_end`: what follows the stored events: `[DONE]`, or nothing if the final event is stored with the others.
     - `frames_from_body`: the events with all the information of a stored JSON response, and with the usage event if the
       flag is set. None if there are no such events. Raises MALFORMED_RESPONSE_ERRORS.
-    - `error_frame`: the event that ends a stream which fails after its first byte; nothing follows it.
     - `choices_format`: of an endpoint whose streams another engine can continue; None for the others.
     """
 
@@ -174,7 +173,6 @@ class Streaming:
     make_recorder: Callable[[int, AnswerShapes | None], Recorder]
     replay_end: bytes
     frames_from_body: Callable[[bytes, bool], bytes | None]
-    error_frame: Callable[[ApiError], bytes]
     choices_format: ChoicesFormat | None = None
 
 
@@ -197,6 +195,7 @@ class Endpoint:
     - `may_fall_back`: another model may answer in place of the requested one.
     - `record_body`: what to store of a JSON response, in at most so many bytes, or why nothing is stored.
     - `streaming`: None if responses are always JSON; engines then ignore the field `stream`.
+    - `errors`: the form of its errors.
     - `runs_model`: engines run the model. If not, their tokenizer alone answers: no context length applies, no token
       counts for limits and metrics, and a new engine is not warmed up with such requests.
     - `alias_of`: the endpoint of which this is another path, see `at`; None for most.
@@ -215,6 +214,7 @@ class Endpoint:
     may_fall_back: bool
     record_body: Callable[[InferenceRequest, bytes, int], RecordedResponse | NotStoredReason]
     streaming: Streaming | None
+    errors: ErrorEnvelope = OPENAI_ERRORS
     runs_model: bool = True
     alias_of: "Endpoint | None" = None
     key_path: str = field(init=False)

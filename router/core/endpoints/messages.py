@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.answer_shapes import AnswerShapes
+from router.core.endpoints.anthropic_errors import ANTHROPIC_ERRORS
 from router.core.endpoints.delta_merge import may_merge
 from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest, Streaming
 from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS, MalformedResponseError
@@ -280,11 +281,6 @@ def _block_start_and_deltas(block: Any) -> list[Json] | None:
     return None
 
 
-def _error_frame(error: ApiError) -> bytes:
-    """Anthropic's `error` event."""
-    return encode_event({"type": "error", "error": {"type": error.kind, "message": error.message}})
-
-
 def _make_recorder(limit: int, _: AnswerShapes | None) -> TypedRecorder:
     return TypedRecorder(MessagesReader(), limit)
 
@@ -306,6 +302,6 @@ MESSAGES: Final = Endpoint(
         make_recorder=_make_recorder,
         replay_end=b"",
         frames_from_body=frames_from_message,
-        error_frame=_error_frame,
     ),
+    errors=ANTHROPIC_ERRORS,
 )

@@ -19,6 +19,7 @@ from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS, Malformed
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, parse_token_count
 from router.core.endpoints.recording import record_json
 from router.core.endpoints.request_fields import RequestFields, missing_field_error
+from router.core.endpoints.responses_errors import RESPONSES_ERRORS
 from router.core.endpoints.server_state import find_server_state
 from router.core.endpoints.typed_events import TypedRecorder, encode_event, is_nonempty
 from router.errors import ApiError
@@ -227,15 +228,6 @@ def _parts_events(item: Json, parts: list[Any], kind: str) -> list[Json] | None:
     return events
 
 
-def _error_frame(error: ApiError) -> bytes:
-    """OpenAI's `error` event as documented, plus the `error` field that OpenAI sends and on which its clients raise.
-
-    Without `sequence_number`, since the router does not count events.
-    """
-    details = {"message": error.message, "code": error.code, "param": error.param}
-    return encode_event({"type": "error", **details, "error": {"type": error.kind, **details}})
-
-
 def _make_recorder(limit: int, _: AnswerShapes | None) -> TypedRecorder:
     return TypedRecorder(ResponsesReader(), limit)
 
@@ -263,6 +255,6 @@ RESPONSES: Final = Endpoint(
         make_recorder=_make_recorder,
         replay_end=b"",
         frames_from_body=frames_from_response,
-        error_frame=_error_frame,
     ),
+    errors=RESPONSES_ERRORS,
 )

@@ -11,6 +11,7 @@ from router.core.endpoints.count_tokens import COUNT_TOKENS
 from router.core.endpoints.detokenize import DETOKENIZE
 from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.endpoints.endpoint import Endpoint
+from router.core.endpoints.error_envelope import OPENAI_ERRORS, ErrorEnvelope
 from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.pooling import POOLING
 from router.core.endpoints.rerank import RERANK, RERANK_V1, RERANK_V2
@@ -39,3 +40,9 @@ ENDPOINT_BY_PATH: Final[Mapping[str, Endpoint]] = {endpoint.path: endpoint for e
 
 UPLOAD_ENDPOINTS: Final = (TRANSCRIPTIONS, TRANSLATIONS)
 """Endpoints that take a form with a file: their requests are routed and not cached."""
+
+
+def errors_at(path: str) -> ErrorEnvelope:
+    """The form of errors at a path, of an endpoint or not."""
+    endpoint = ENDPOINT_BY_PATH.get(path)
+    return endpoint.errors if endpoint is not None else OPENAI_ERRORS

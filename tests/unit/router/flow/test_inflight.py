@@ -94,6 +94,14 @@ async def test_a_subscriber_that_lags_too_far_is_overrun_and_delays_nobody() -> 
     assert await reading == frames * 3
 
 
+async def test_the_first_and_the_last_frames_are_known_after_they_were_dropped() -> None:
+    inflight = in_flight_request(join_limit=4)
+    assert inflight.first_and_last_frames() == (b"", b"")
+    for frames in (b"first", b"second", b"third"):  # nobody reads, so each is dropped at once
+        inflight.publish(frames)
+        assert inflight.first_and_last_frames() == (b"first", frames)
+
+
 async def test_the_last_subscriber_to_leave_is_reported_once_and_not_after_the_end() -> None:
     reported: list[InFlightRequest] = []
     inflight = in_flight_request(on_no_subscribers=reported.append)

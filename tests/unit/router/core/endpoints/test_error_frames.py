@@ -3,14 +3,18 @@
 import json
 
 import pytest
+from openai.types.responses import ResponseFailedEvent
 
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
+from router.core.endpoints.count_tokens import COUNT_TOKENS
 from router.core.endpoints.endpoint import Endpoint
+from router.core.endpoints.error_envelope import BrokenStream
 from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.sse import payload
 from router.core.endpoints.table import ENDPOINTS
+from router.core.endpoints.typed_events import encode_event
 from router.errors import UPSTREAM, ApiError
 from tests.support.endpoints import error_frame, make_recorder
 
@@ -20,16 +24,71 @@ ERROR = ApiError(502, "It broke off.", kind=UPSTREAM, code="engine_failed")
 def test_messages_end_with_anthropics_event() -> None:
     frame = error_frame(MESSAGES, ERROR)
     assert frame.startswith(b"event: error\ndata: {")
-    error = {"type": "upstream_error", "message": "It broke off."}
-    assert json.loads(payload(frame) or b"") == {"type": "error", "error": error}
+    error = {"type": "api_error", "message": "It broke off."}
+    assert json.loads(payload(frame) or b"") == {"type": "error", "error": error, "request_id": "request-1"}
 
 
-def test_responses_end_with_openais_event_and_the_error_on_which_its_clients_raise() -> None:
-    frame = error_frame(RESPONSES, ERROR)
-    assert frame.startswith(b"event: error\ndata: {")
-    about = {"message": "It broke off.", "code": "engine_failed", "param": None}
-    error = {"type": "upstream_error", **about}
-    assert json.loads(payload(frame) or b"") == {"type": "error", **about, "error": error}
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (405, "invalid_request_error"),
+        (413, "request_too_large"),
+        (415, "invalid_request_error"),
+        (422, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (502, "api_error"),
+        (503, "overloaded_error"),
+        (504, "timeout_error"),
+        (529, "overloaded_error"),
+    ],
+)
+@pytest.mark.parametrize("endpoint", [MESSAGES, COUNT_TOKENS])
+def test_anthropics_clients_get_anthropics_type_of_each_status(endpoint: Endpoint, status: int, expected: str) -> None:
+    error = ApiError(status, "No.", kind="something_else", raw=b'{"error": {"message": "as the engine sent it"}}')
+    body = {"type": "error", "error": {"type": expected, "message": "No."}, "request_id": "request-1"}
+    assert json.loads(endpoint.errors.body(error, "request-1")) == body
+
+
+def test_a_stream_of_responses_ends_with_its_own_response_as_failed() -> None:
+    opened = {"id": "resp_7", "object": "response", "model": "llama", "status": "in_progress", "output": []}
+    first = encode_event({"type": "response.created", "response": opened, "sequence_number": 0})
+    last = encode_event({"type": "response.output_text.delta", "delta": "so", "sequence_number": 6})
+    last += encode_event({"type": "response.output_text.delta", "delta": " far", "sequence_number": 7})
+    frame = RESPONSES.errors.frame(ERROR, BrokenStream("request-1", "llama", 5, first, last))
+    assert frame.startswith(b"event: response.failed\ndata: {")
+    event = json.loads(payload(frame) or b"")
+    failed = {**opened, "status": "failed", "error": {"code": "server_error", "message": "It broke off."}}
+    assert (event["type"], event["sequence_number"], event["response"]) == ("response.failed", 8, failed)
+    assert event["error"]["message"] == "It broke off."  # openai-python raises for it
+
+
+@pytest.mark.parametrize("sent", [b"", b": waiting\n\n", b"data: not JSON\n\n", b'data: {"response": 7}\n\n'])
+def test_a_stream_of_responses_that_never_began_ends_with_a_response_of_its_own(sent: bytes) -> None:
+    frame = RESPONSES.errors.frame(ERROR, BrokenStream("request-1", "llama", 5, sent, sent))
+    event = ResponseFailedEvent.model_validate(json.loads(payload(frame) or b""), strict=True)
+    assert (event.sequence_number, event.response.id, event.response.status) == (0, "resp_request-1", "failed")
+    assert (event.response.model, event.response.created_at) == ("llama", 5)
+    assert event.response.error is not None
+    assert event.response.error.message == "It broke off."
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ERROR, "server_error"),
+        (ApiError(429, "Slowly.", code="rate_limit_exceeded"), "rate_limit_exceeded"),
+        (ApiError(400, "Too long.", code="context_length_exceeded"), "context_length_exceeded"),
+        (ApiError(400, "No."), "invalid_prompt"),
+    ],
+)
+def test_a_failed_response_has_a_code_that_its_clients_know(error: ApiError, expected: str) -> None:
+    event = json.loads(payload(error_frame(RESPONSES, error)) or b"")
+    assert event["response"]["error"]["code"] == expected
 
 
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])
