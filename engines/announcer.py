@@ -135,8 +135,11 @@ class Announcer:
         try:
             async with asyncio.timeout(_TIMEOUT):
                 return held_by_others(await self._redis.execute_command(*command))
+        except TimeoutError:
+            raise AnnounceError(f"cannot announce the engines in Redis: no reply within {_TIMEOUT:g} s") from None
         except (RedisError, RedisClusterException, OSError) as error:
-            raise AnnounceError(f"cannot announce the engines in Redis: {error or type(error).__name__}") from None
+            reason = str(error) or type(error).__name__  # an exception is true, also without a text
+            raise AnnounceError(f"cannot announce the engines in Redis: {reason}") from None
 
     def _revisions_beside(self, held: Collection[str]) -> dict[str, ModelRevision]:
         """Without those of models that only the engines of other launchers serve."""

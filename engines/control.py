@@ -57,7 +57,8 @@ async def serve_control(socket: Path, fleet: EngineFleet, switcher: Switcher) ->
     """Serves until the server is closed. Only this user may connect."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+        # Cancelled at the end of `up`; for a handler that ends so, Python 3.11 prints a traceback.
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.CancelledError):
             _write_line(writer, await _reply(reader, writer, fleet, switcher))
             await writer.drain()
 
@@ -73,7 +74,9 @@ async def _reply(
     try:
         async with asyncio.timeout(_REQUEST_TIMEOUT):
             request = msgspec.json.decode(await reader.readline(), type=_Request)
-    except (TimeoutError, ValueError) as error:  # ValueError: too long, or not such a request
+    except TimeoutError:
+        return _Reply(f"invalid request: it was not complete within {_REQUEST_TIMEOUT:g} s")
+    except ValueError as error:  # too long, or not such a request
         return _Reply(f"invalid request: {error}")
     match request:
         case _Request(restart=str(name), switch=None, rollback=None):
@@ -112,6 +115,7 @@ async def _run_while_connected(
             await asyncio.wait([running])
     finally:
         disconnected.cancel()
+        disconnected.add_done_callback(_retrieve_error)
         running.cancel()
     if running.cancelled():
         raise ConnectionAbortedError
@@ -121,6 +125,12 @@ async def _run_while_connected(
     # Also an unexpected error is a reply: the client must learn that the switch has ended.
     is_expected = isinstance(error, SwitchRefusedError | SwitchFailedError)
     return _Reply(str(error) if is_expected else f"unexpected: {error!r}")
+
+
+def _retrieve_error(task: "asyncio.Task[bytes]") -> None:
+    """A connection that is reset ends the wait with an error, which asyncio would print."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _write_line(writer: asyncio.StreamWriter, value: Any) -> None:

@@ -1,11 +1,16 @@
 """The metrics of the announced engines, which their launchers report in Redis."""
 
+from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from router.shared.announcements import AnnouncedEngine
+
+_REASONS: Final = ("degraded", "stalled", "errors", "scheduled")
+"""The watchdog's reasons to restart an engine. A launcher may report any text: each would be a series of its own."""
 
 
 def announced_families(engines: Iterable[AnnouncedEngine]) -> list[Metric]:
@@ -28,6 +33,9 @@ def announced_families(engines: Iterable[AnnouncedEngine]) -> list[Metric]:
             temperature.add_metric([engine.name], engine.temperature_celsius)
         if engine.power_watts is not None:
             power.add_metric([engine.name], engine.power_watts)
+        by_reason: Counter[str] = Counter()
         for reason, count in engine.restarts.items():
+            by_reason[reason if reason in _REASONS else "other"] += count
+        for reason, count in by_reason.items():
             restarts.add_metric([engine.name, reason], count)
     return [capacity, temperature, power, restarts]

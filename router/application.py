@@ -30,6 +30,7 @@ log = logging.getLogger("roundhouse.engines")
 ALLOW_POST: Final = [(b"allow", b"OPTIONS, POST")]
 
 _POLL_INTERVAL: Final = 0.1  # seconds between two checks whether an old runtime is idle
+_FLEET_RETRY: Final = 5.0  # seconds until announced engines that could not be applied are tried again
 
 
 RuntimeFactory = Callable[[Settings, ProcessState, Runtime | None], Runtime]
@@ -46,6 +47,8 @@ class Application:
         self._runtime = create_runtime(settings, process_state, None)
         self._warnings: frozenset[str] = frozenset()  # about the announced engines, those that are logged
         self._fleet_task: asyncio.Task[None] | None = None
+        self._fleet_timer: asyncio.TimerHandle | None = None
+        self._fleet_problem: str | None = None  # why the announced engines are not in effect
         process_state.on_fleet_change = self._on_fleet_change
         process_state.in_flight = self._count_in_flight
         self._retiring: dict[asyncio.Task[None], Runtime] = {}
@@ -104,15 +107,31 @@ class Application:
             self._fleet_task = asyncio.get_running_loop().create_task(self._apply_fleet())
 
     async def _apply_fleet(self) -> None:
-        """Replaces the runtime until it has the engines that are announced now; often it has them already."""
+        """Replaces the runtime until it has the engines that are announced now; often it has them already.
+
+        What cannot be applied now, as the disk is full for example, is tried again later: an announcement that stays as
+        it is changes nothing that would cause another try.
+        """
         try:
             async with self._reload_lock:
                 while (settings := self._with_fleet(self._configured)) != self._runtime.settings:
                     await self._replace_runtime(settings)
                     log.info("the announced engines are in effect: %s", ", ".join(self._runtime.catalog.engines))
-        except Exception:
-            # The last line of defence: the present engines go on serving, and the next change tries again.
-            log.exception("the announced engines cannot be applied")
+                is_applied = self._runtime.catalog.set_announced(self._fleet.engines)
+                self._fleet_problem = None
+        except Exception as error:
+            # The last line of defence: the present engines go on serving.
+            is_applied = False
+            if self._fleet_problem != repr(error):  # else it is logged already
+                self._fleet_problem = repr(error)
+                log.exception("the announced engines cannot be applied; trying again every %g s", _FLEET_RETRY)
+        if not is_applied:
+            self._try_fleet_later()
+
+    def _try_fleet_later(self) -> None:
+        if self._fleet_timer is not None:
+            self._fleet_timer.cancel()
+        self._fleet_timer = asyncio.get_running_loop().call_later(_FLEET_RETRY, self._on_fleet_change)
 
     @property
     def _fleet(self) -> Fleet:
@@ -197,6 +216,8 @@ class Application:
         await receive()
         self._process_state.on_fleet_change = lambda: None  # from now on, no runtime is replaced
         await cancel_and_wait(self._fleet_task)
+        if self._fleet_timer is not None:
+            self._fleet_timer.cancel()
         self.end_events()
         await self._wait_for_followers()
         self._runtime.withdraw_status()

@@ -49,4 +49,4 @@ class Drains:
         try:
             return await self._redis.execute_command(*command)
         except REDIS_FAILURES as error:
-            raise DrainError(f"Redis: {error}") from None
+            raise DrainError(f"Redis: {str(error) or type(error).__name__}") from None

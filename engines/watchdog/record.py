@@ -33,7 +33,7 @@ class Record:
             pairs = [word for pair in fields.items() for word in pair]
             await self._redis.execute_command("XADD", WATCHDOG_LOG_KEY, "MAXLEN", "~", MAX_RECORDS, "*", *pairs)
         except REDIS_FAILURES as error:
-            self._report(f"{engine}: watchdog: cannot write to Redis: {error}")
+            self._report(f"{engine}: watchdog: cannot write to Redis: {str(error) or type(error).__name__}")
 
 
 def _format(value: float | bool) -> str:

@@ -92,6 +92,7 @@ class Catalog:
         self._engines_by_adapter: Mapping[str, Sequence[Engine]] = {}
         self._adapter_problems: Set[str] = frozenset()
         self._seen_adapters: list[Sequence[ListedAdapter]] = []
+        self._uncounted: Set[str] = frozenset()  # engines whose requests the workers do not count together
         self.update_adapters()
 
     def resolve(self, name: str, task: Task | None, access: ModelAccess | None = None) -> Model:
@@ -190,15 +191,23 @@ class Catalog:
                 log.info("engine %s is %s", engine.name, "drained" if drained else "resumed")
                 engine.drained = drained
 
-    def set_announced(self, announced: Mapping[str, AnnouncedEngine]) -> None:
-        """The state of announced engines, by name. Engines that are not in the catalog are ignored."""
+    def set_announced(self, announced: Mapping[str, AnnouncedEngine]) -> bool:
+        """The state of announced engines, by name. Engines that are not in the catalog are ignored.
+
+        False: the workers do not count the requests of some engine together, and it is to be called again later.
+        """
+        uncounted = set()
         for engine in self.engines.values():
             try:
                 engine.set_announced(announced.get(engine.name))
             except OSError as error:  # the disk is full, for example
-                log.warning(
-                    "engine %s: the workers do not count its requests together: %s", engine.name, error.strerror
-                )
+                uncounted.add(engine.name)
+                if engine.name not in self._uncounted:
+                    log.warning(
+                        "engine %s: the workers do not count its requests together: %s", engine.name, error.strerror
+                    )
+        self._uncounted = uncounted
+        return not uncounted
 
     def fallback_chain(self, model: str) -> Sequence[str]:
         """A model and its fallbacks in their order; at most MAX_FALLBACKS, none twice.

@@ -33,8 +33,23 @@ def build_catalog(
     models = [
         Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto), m.fallback, wake=m.wake) for m in settings.model
     ]
+    engines: list[Engine] = []
+    created: list[Engine] = []
+    try:
+        _add_engines(settings, old, slots, engines, created)
+    except OSError:  # no room for the file of an engine's slots; those of the others would stay open
+        for engine in created:
+            engine.close()
+        raise
+    return Catalog(models, engines, old[1].reported_adapters if old is not None else None)
+
+
+def _add_engines(
+    settings: Settings, old: tuple[Settings, Catalog] | None, slots: SharedSlots | ProcessSlots | None,
+    engines: list[Engine], created: list[Engine],
+) -> None:  # fmt: skip
+    """Adds all to `engines`, and those that did not exist before to `created`, too."""
     revisions = {model.name: model.revision for model in settings.model}
-    engines = []
     for engine in settings.engine:
         many = len(engine.addresses) > 1
         unchanged = old is not None and engine in old[0].engine and settings.breaker == old[0].breaker
@@ -47,7 +62,7 @@ def build_catalog(
                 engines.append(previous)
                 continue
             same = previous if previous is not None and previous.url == url else None
-            created = Engine(
+            new = Engine(
                 name=name,
                 model=engine.model,
                 task=engine.task,
@@ -68,10 +83,10 @@ def build_catalog(
                 share=engine.share,
                 revision=_own_revision(engine, revisions),
             )
+            created.append(new)
             if same is not None:
-                created.inherit_state(same)
-            engines.append(created)
-    return Catalog(models, engines, old[1].reported_adapters if old is not None else None)
+                new.inherit_state(same)
+            engines.append(new)
 
 
 def _own_revision(engine: EngineSettings, revisions: Mapping[str, str]) -> str | None:

@@ -266,12 +266,14 @@ class Engine:
         self._set_limit(None)
 
     def _set_limit(self, limit: int | None) -> None:
-        if limit == self.max_in_flight:
+        slots = self._slots
+        # The file of the slots may have been missing so far, since there was no room for it.
+        is_counted = self._all_slots is None or (slots is None) is (limit is None)
+        if limit == self.max_in_flight and is_counted:
             return
         self.max_in_flight = limit
         if self._all_slots is None:
             return
-        slots = self._slots
         if limit is None:
             self._slots = None
             if slots is not None:
@@ -289,6 +291,7 @@ class Engine:
     # -- state --------------------------------------------------------------------------------------------------------
 
     def set_announced(self, announced: AnnouncedEngine | None) -> None:
+        """Raises OSError if there is no room for the file of its slots; the limit is that of each worker then."""
         self.announced = announced
         full = self._max_in_flight_at_full_capacity
         if announced is None or announced.capacity == 1:

@@ -63,7 +63,11 @@ class SlotFile:
         self._path = path
         self._worker = worker
         self._file = _open(path)
-        self._memory = mmap.mmap(self._file, _SIZE)
+        try:
+            self._memory = mmap.mmap(self._file, _SIZE)
+        except OSError:
+            _close(self._file, path)
+            raise
         self._view = memoryview(self._memory)
         self._grants = self._view[_GRANTS:_LIMITS].cast("Q")
         self._limits = self._view[_LIMITS : _LIMITS + 4 * workers].cast("I")

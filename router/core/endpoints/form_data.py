@@ -129,9 +129,13 @@ def _parse_parts(body: bytes, boundary: bytes) -> list[FormPart]:
         if head_end < 0:
             raise _malformed("the headers of a part are incomplete or too long")
         start = head_end + 4
-        end = body.find(delimiter, start)
+        # From `at`, not from `start`: the end of the headers is also the beginning of a delimiter (RFC 2046, section
+        # 5.1.1), so to one parser the part is empty, and to another one it begins with the boundary.
+        end = body.find(delimiter, at)
         if end < 0:
             raise _malformed("it is incomplete")
+        if end < start:
+            raise _malformed("a part begins with its boundary, or has it in its headers")
         part = _parse_part(body[at + 2 : head_end], start, end)
         if part.name in names and not part.name.endswith("[]"):
             raise bad_request(f"`{part.name}` is in the form twice.", param=part.name, code="invalid_form")

@@ -28,6 +28,7 @@ MAX_PIPELINED_REQUESTS: Final = 256
 _CHUNK_OVERHEAD_PER_BYTE: Final = 8
 _UPGRADE_HEADERS: Final = (b"connection", b"upgrade", b"http2-settings")
 _PERSISTENCE_OPTIONS: Final = (b"close", b"keep-alive")
+_VERSIONS: Final = ("1.1", "1.0")  # httptools also reads 0.9, without a version, and 2.0
 
 RequestQueue = deque[tuple[Cycle, dict[str, Any]]]
 """Requests that are to be answered, in order of arrival, each with its ASGI scope."""
@@ -57,7 +58,9 @@ class _RequestLine:
 class RequestParser:
     """The requests of one connection.
 
-    - A head beyond MAX_HEAD_BYTES or MAX_HEADERS is refused with 431; invalid HTTP, or no single Host, with 400.
+    - A head beyond MAX_HEAD_BYTES or MAX_HEADERS is refused with 431; invalid HTTP, or no single Host, with 400. So are
+      other versions than 1.0 and 1.1, and a transfer coding, except `chunked` alone in HTTP/1.1: another server may
+      see another body.
     - Trailers are not added to the headers; they are ignored.
     - A request to switch protocols (`Upgrade`) is served as HTTP/1.1; CONNECT is refused.
     """
@@ -77,7 +80,7 @@ class RequestParser:
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._host_count = 0
-        self._expects_continue = False
+        self._expects_continue = self._is_chunked = False
         # The last request's line. It rarely changes on a connection, and comparing is cheaper than parsing.
         self._raw_request_line = b""
         self._request_line = _RequestLine(is_http11=False, is_head_request=False, scope={})
@@ -178,7 +181,7 @@ class RequestParser:
         self.in_message = self.in_head = True
         self.message_boundaries += 1
         self._head_bytes = self._bytes_after_head = self._body_bytes = self._host_count = 0
-        self._expects_continue = False
+        self._expects_continue = self._is_chunked = False
         self._url = b""
         self._headers = []
 
@@ -191,6 +194,10 @@ class RequestParser:
             self._host_count += 1
         elif name == b"expect":
             self._expects_continue = value.lower() == b"100-continue"
+        elif name == b"transfer-encoding":
+            if value.strip(b" \t").lower() != b"chunked":
+                raise _invalid_http()
+            self._is_chunked = True
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -216,6 +223,8 @@ class RequestParser:
         # RFC 9112, section 3.2: exactly one Host; HTTP/1.0 may have none.
         if self._host_count != 1 and (self._host_count or request_line.is_http11):
             raise _invalid_http()
+        if self._is_chunked and not request_line.is_http11:  # RFC 9112, section 6.1: the framing is faulty
+            raise _invalid_http()
         keep_alive = request_line.is_http11 and not self.closing and parser.should_keep_alive()
         self.receiving_cycle = cycle = Cycle(
             self._connection, request_line.is_head_request, request_line.is_http11, keep_alive, self._expects_continue
@@ -228,6 +237,8 @@ class RequestParser:
 
     def _parse_request_line(self) -> None:
         method, version = self._parser.get_method(), self._parser.get_http_version()
+        if version not in _VERSIONS:
+            raise _invalid_http()
         self._raw_request_line = b"%b %b HTTP/%b\r\n" % (method, self._url, version.encode("ascii"))
         url: Any = httptools.parse_url(self._url)  # its types say that there is always a query
         path = url.path.decode("ascii")

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 from msgspec.json import encode
 from msgspec.structs import replace
+from redis.exceptions import RedisError
 
 from engines.announcer import AnnounceError, Announcer
 from router.core.cache.redis_keys import ANNOUNCEMENTS_KEY
@@ -165,6 +166,26 @@ async def test_the_engines_are_announced_again_after_redis_was_down(own_redis: R
     reply = await own_redis.command("HKEYS", ANNOUNCEMENTS_KEY)
     assert set(reply) == {"changed", "engine/chat", "engine/code", "model/llama"}
     await launcher.announcer.aclose()
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [(TimeoutError(), "no reply within 5 s"), (OSError(), "OSError"), (RedisError("READONLY"), "READONLY")],
+    ids=repr,
+)
+async def test_a_problem_is_reported_with_its_reason_also_where_the_exception_has_no_text(
+    failure: Exception, reason: str
+) -> None:
+    class Failing:
+        async def execute_command(self, *_: Any) -> Any:
+            raise failure
+
+        async def aclose(self) -> None:
+            pass
+
+    with pytest.raises(AnnounceError) as caught:
+        await Announcer(Failing(), "one", lambda _: None).take_over([CHAT], {})
+    assert str(caught.value) == f"cannot announce the engines in Redis: {reason}"
 
 
 async def test_the_documented_permissions_suffice_and_old_engines_are_removed() -> None:

@@ -1,7 +1,9 @@
 """Requests at the control socket of `roundhouse up`."""
 
 import asyncio
+import gc
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +25,7 @@ from engines.switch.request import (
 from router.commands.restart import is_up_running, request_restart
 from router.commands.switch import ControlError
 from router.commands.switch import exchange as switch_exchange
-from tests.support.waiting import TEST_TIMEOUT
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 
 class Supervisor:
@@ -166,6 +168,38 @@ async def test_a_client_that_disconnects_cancels_its_switch(control_socket: Path
     writer.close()
     async with asyncio.timeout(TEST_TIMEOUT):
         await switcher.cancelled.wait()
+
+
+async def test_a_client_that_resets_its_connection_cancels_its_switch_without_a_traceback(
+    control_socket: Path, switcher: Switcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(control_socket))
+        client.sendall(b'{"switch": {"engine": "e0"}}\n')
+        await eventually(lambda: switcher.requests)
+    # Closed with an event that it has not read: the connection is reset.
+    async with asyncio.timeout(TEST_TIMEOUT):
+        await switcher.cancelled.wait()
+    await eventually(lambda: len(asyncio.all_tasks()) == 1)
+    gc.collect()  # asyncio reports an exception that nobody retrieved when its task is freed
+    assert caplog.messages == []
+
+
+def test_the_end_of_up_prints_no_traceback_for_the_command_that_it_cancels(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def end_during_a_switch() -> None:
+        path, stand_in = tmp_path / "up.sock", Switcher()
+        fleet: Any = SimpleNamespace(engines={})
+        server = await serve_control(path, fleet, stand_in)  # type: ignore[arg-type]  # has what is used
+        client.connect(str(path))
+        client.sendall(b'{"switch": {"engine": "e0"}}\n')
+        await eventually(lambda: stand_in.requests)
+        server.close()
+
+    with socket.socket(socket.AF_UNIX) as client:
+        asyncio.run(end_during_a_switch())
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from router.announced_metrics import announced_families
 from router.core.endpoints.chat import CHAT
 from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
@@ -194,6 +195,13 @@ async def test_the_energy_of_a_generation_counts_where_the_power_of_its_engine_i
     assert joules == pytest.approx(250 * seconds), "two requests share the power"
     telemetry.record(saved(2000), 0.5)
     assert sample(telemetry, "llm_energy_joules_total", **labels) == pytest.approx(2 * 250)
+
+
+def test_a_launcher_cannot_make_series_with_the_reasons_that_it_reports() -> None:
+    restarts = {"stalled": 2} | {f"reason {number}": 1 for number in range(50)}
+    engine = AnnouncedEngine(name="e", model="m", task="any", url="", served_model="m", restarts=restarts)
+    family = next(each for each in announced_families([engine]) if each.name == "roundhouse_watchdog_restarts")
+    assert {one.labels["reason"]: one.value for one in family.samples} == {"stalled": 2, "other": 50}
 
 
 def saved(milliseconds: int) -> Exchange:

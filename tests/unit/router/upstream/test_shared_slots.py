@@ -4,16 +4,20 @@ import asyncio
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from router.core.resilience.readiness import Readiness
 from router.flow.admission import Admission, Slot
+from router.settings import parse
 from router.shared.announcements import AnnouncedEngine
 from router.upstream.catalog import Catalog, Model
+from router.upstream.configured_catalog import build_catalog
 from router.upstream.engine import UNBOUNDED_IN_FLIGHT, Engine
 from router.upstream.shared_slots import SharedSlots, WorkerPlace, create_directory, release_worker
+from router.upstream.slot_file import SlotFile
 from tests.support.waiting import eventually
 
 ANNOUNCED = AnnouncedEngine(
@@ -182,11 +186,48 @@ async def test_an_engine_is_throttled_although_the_disk_has_no_room_for_its_slot
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("router.upstream.shared_slots.SlotFile", fail)
-    catalog = Catalog([Model("m", "")], [worker.engine])
-    catalog.set_announced({"a": replace(ANNOUNCED, capacity=1 / UNBOUNDED_IN_FLIGHT)})
+    catalog, throttled = (
+        Catalog([Model("m", "")], [worker.engine]),
+        replace(ANNOUNCED, capacity=1 / UNBOUNDED_IN_FLIGHT),
+    )
+    assert not catalog.set_announced({"a": throttled})
     held = await worker.has()
     assert worker.admission.try_acquire("t", [worker.engine]) is None
+    shared_before = worker.engine.shares_with_workers
+    monkeypatch.undo()
+    assert catalog.set_announced({"a": throttled}), "there is room again"
+    assert (shared_before, worker.engine.shares_with_workers) == (False, True)
     held.release()
+
+
+async def test_the_slots_of_a_configuration_that_cannot_be_built_are_closed(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = parse("""
+        [[model]]
+        name = "m"
+        [[engine]]
+        name = "a"
+        model = "m"
+        urls = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+        max_in_flight = 1
+    """, {})  # fmt: skip
+    create_directory(directory, 1)
+    slots = SharedSlots(WorkerPlace(directory, 0, 1))
+    opened: list[Path] = []
+
+    def open_one(*place: Any) -> SlotFile:
+        if opened:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        opened.append(place[0])
+        return SlotFile(*place)
+
+    monkeypatch.setattr("router.upstream.shared_slots.SlotFile", open_one)
+    with pytest.raises(OSError, match="space"):
+        build_catalog(settings, slots=slots)
+    assert opened
+    assert not list(directory.glob("slots-*"))
+    slots.close()
 
 
 async def test_the_newest_configuration_sets_the_limit_for_requests_of_earlier_ones(directory: Path) -> None:

@@ -81,6 +81,22 @@ def test_an_engine_gets_other_values_and_the_same_file() -> None:
 
 
 @pytest.mark.parametrize(
+    "form",
+    [
+        body(MODEL, part(b'name="a"', b"--boundary\r\n" + DISPOSITION + b'name="b"\r\n\r\nx')),
+        body(MODEL, part(b'name="a"', b"--boundary--")),
+        body(part(b'name="a"', b"--boundaryless"), MODEL),
+        body(MODEL, part(b'name="a"', b"x", b"--boundary: y")),
+        body(MODEL, b"--boundary\r\n" + part(b'name="a"', b"x")),
+    ],
+)
+def test_a_part_that_begins_with_its_boundary_is_refused_as_parsers_read_it_differently(form: bytes) -> None:
+    error = refusal(form)
+    assert (error.status, error.code) == (400, "invalid_form")
+    assert "a part begins with its boundary" in error.body().decode()
+
+
+@pytest.mark.parametrize(
     ("content_type", "boundary"),
     [
         (b"multipart/form-data; boundary=boundary", b"boundary"),

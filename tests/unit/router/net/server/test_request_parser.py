@@ -75,6 +75,37 @@ async def test_a_first_line_equal_to_the_previous_one_is_part_of_the_same_pipeli
         await parse_pieces(VERSION_REQUEST, VERSION_REQUEST.replace(b"HTTP/1.1", b"HTTP/1.1x"))
 
 
+_CODED = CHAT_HEAD + b"transfer-encoding: %b\r\n\r\n0\r\n\r\n"
+REFUSED = {
+    "no version": b"GET /version\r\n\r\n",
+    "an old version": VERSION_REQUEST.replace(b"/1.1", b"/0.9"),
+    "a new version": VERSION_REQUEST.replace(b"/1.1", b"/2.0"),
+    "an unknown version": VERSION_REQUEST.replace(b"/1.1", b"/1.2"),
+    "chunks in HTTP/1.0": (_CODED % b"chunked").replace(b"/1.1", b"/1.0"),
+    "a coding with an upgrade": http_request(None, *H2C, b"transfer-encoding: gzip, chunked") + b"0\r\n\r\n",
+} | {
+    f"the coding {coding!r}": _CODED % coding
+    for coding in (
+        b"gzip, chunked", b"chunked, gzip", b"gzip", b"identity", b"identity, chunked", b"chunked, chunked", b"",
+        b"xchunked", b"chunked;a=b", b",chunked", b"gzip\r\ntransfer-encoding: chunked",
+        b"chunked\r\ntransfer-encoding: chunked", b"chunked\r\ncontent-length: 5",
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sent", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("before", [b"", VERSION_REQUEST], ids=["first", "pipelined"])
+async def test_another_version_and_a_coding_other_than_chunked_alone_are_refused(sent: bytes, before: bytes) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        await parse_pieces(before, sent)
+    assert caught.value.status == 400
+
+
+async def test_the_coding_chunked_may_have_capitals_and_blanks_around_it() -> None:
+    (request,) = await parse_pieces(_CODED % b" Chunked ")
+    assert request[-1] == b""
+
+
 BODIED = b"".join([http_request("x" * 100_000), http_request(method=b"GET", path=b"/next"), http_request("y" * 70_000)])
 
 
