@@ -7,7 +7,7 @@ once. If the client reads slowly, `try_send` refuses data and `send` waits.
 
 import asyncio
 from collections.abc import Callable, MutableMapping
-from typing import Any
+from typing import Any, Final
 
 from router.net.server.client_connection import CLIENT_EXTENSION
 from tests.simulation.history import RequestRecord
@@ -15,7 +15,17 @@ from tests.simulation.loop import VirtualLoop
 
 PATH = "/v1/chat/completions"
 
+LIMIT: Final = 5
+"""Tokens, of the requests that have a limit."""
+
 Message = MutableMapping[str, Any]
+
+
+def request_body(question: int, *, limited: bool) -> dict[str, Any]:
+    """The fields that are in the cache key."""
+    messages = [{"role": "user", "content": f"question {question}."}]
+    body = {"model": "llama", "messages": messages, "temperature": 0}
+    return body | {"max_tokens": LIMIT} if limited else body
 
 
 class SimulatedRequest:

@@ -27,7 +27,7 @@ class AnswerStart(msgspec.Struct, frozen=True):
 class EngineRequest(msgspec.Struct, frozen=True):
     """One request that an engine gets. `question` is 0 if it is told only by an answer that is to be continued.
 
-    `defect`: what is wrong with it.
+    `defect`: what is wrong with it. `tenant`: of the client; a continuation by ids does not name it.
     """
 
     question: int
@@ -37,6 +37,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     max_tokens: int | None
     start: AnswerStart | None = None
     defect: str = ""
+    tenant: str = ""
 
 
 def token(answer: int, at: int) -> str:
@@ -54,7 +55,7 @@ def prompt_ids(question: int) -> list[int]:
 def read_request(body: dict[str, Any]) -> EngineRequest:
     fields: dict[str, Any] = {
         "streams": bool(body.get("stream")), "asks_ids": bool(body.get("return_token_ids")),
-        "max_tokens": body.get("max_tokens"),
+        "max_tokens": body.get("max_tokens"), "tenant": body.get("safety_identifier", ""),
     }  # fmt: skip
     if "prompt" in body:
         question, mark, *ids = body["prompt"]

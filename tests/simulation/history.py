@@ -13,6 +13,8 @@ Ending = Literal["", "complete", "failed", "left", "killed"]
 class SimulatedGeneration:
     """One generation at an engine. `router`: the process that requested it.
 
+    `tenant`: of the client that asked first; "" if unknown.
+
     `answer`: the number of the generation that began the answer; `first`: the position of its first token, and `tokens`
     the one after its last; `natural`: the same without the limit of the request. `tokens_sent`: sent so far.
     """
@@ -30,6 +32,7 @@ class SimulatedGeneration:
         "router",
         "started",
         "streams",
+        "tenant",
         "tokens",
         "tokens_sent",
     )
@@ -45,6 +48,7 @@ class SimulatedGeneration:
         self.ended = FOREVER
         self.outcome = ""
         self.tokens_sent = 0
+        self.tenant = ""
         self.answer = number
         self.first = 0
         self.natural = tokens
@@ -149,8 +153,8 @@ class FaultRecord:
 class History:
     """All events of one simulation. `processes`: the number of routers. `standby`: an engine of another revision.
 
-    `entries`: by tenant and question, the instants at which the entry changed, and its generation from then on (0:
-    none).
+    `entries`: by tenant, question and key, the instants at which the entry changed, and its generation from then on (0:
+    none). A question has a key for each revision of the engines that answer it.
     """
 
     def __init__(self, processes: int, standby: str = "") -> None:
@@ -160,5 +164,5 @@ class History:
         self.requests: list[RequestRecord] = []
         self.purges: list[SimulatedPurge] = []
         self.faults: list[FaultRecord] = []
-        self.entries: dict[tuple[str, int], list[tuple[float, int]]] = {}
+        self.entries: dict[tuple[str, int, bytes], list[tuple[float, int]]] = {}
         self.defects: list[str] = []  # of requests that engines got

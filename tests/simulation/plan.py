@@ -16,6 +16,9 @@ STREAM: Final = "stream"
 HARD: Final = ("long-stall", "partition", "long-freeze", "kill", "empty", "failover", "read-only", "engine")
 
 
+MAX_QUESTIONS: Final = 3
+
+
 class ScenarioPlan(msgspec.Struct, frozen=True):
     """`seconds` of activity; the `kinds` of faults, and the total number of `faults`. `episodes` are groups of equal
     requests.
@@ -60,7 +63,7 @@ def draw_plan(random: Random, chosen: Sequence[str] = (), *, streams: Random) ->
         routers=routers,
         engines=engines,
         tenants=random.choice((1, 1, 2)),
-        questions=random.choice((1, 1, 2, 3)),
+        questions=random.choice((1, 1, 2, MAX_QUESTIONS)),
         episodes=random.randint(2, 6),
         kinds=tuple(kinds),
         faults=random.randint(1, 6) if kinds else 0,

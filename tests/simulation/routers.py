@@ -21,6 +21,7 @@ from tests.simulation.loop import SimulatedProcess, VirtualLoop
 
 REDIS_ADDRESS: Final = ("redis", 6379)
 TENANTS: Final = ("acme", "beta")
+STANDBY_SHARE: Final = 1  # percent
 
 
 @cache
@@ -31,7 +32,8 @@ def settings(engines: int, *, standby: bool) -> Settings:
     """
     engine_tables = "".join(
         f'[[engine]]\nname = "e{number}"\nkind = "vllm"\nmodel = "llama"\nurl = "http://e{number}:8000"\n'
-        "max_model_len = 8192\n" + ('share = 1\nrevision = "other"\n' if standby and number == engines else "")
+        "max_model_len = 8192\n"
+        + (f'share = {STANDBY_SHARE}\nrevision = "other"\n' if standby and number == engines else "")
         for number in range(1, engines + 1)
     )
     tenants = f'[[tenant]]\nname = "{TENANTS[0]}"\n[[tenant]]\nname = "{TENANTS[1]}"\nconcurrent_requests = 50\n'

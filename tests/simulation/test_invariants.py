@@ -24,10 +24,12 @@ def _at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def generation(
-    history: History, question: int = 1, *, started: float = 0.0, ended: float = 1.0, tokens: int = 3
-) -> int:
+    history: History, question: int = 1, *, started: float = 0.0, ended: float = 1.0, tokens: int = 3,
+    tenant: str = "acme", engine: str = "e1",
+) -> int:  # fmt: skip
     CLOCK.now = started
-    made = SimulatedGeneration(len(history.generations) + 1, question, "r1", "e1", tokens, True)
+    made = SimulatedGeneration(len(history.generations) + 1, question, "r1", engine, tokens, True)
+    made.tenant = tenant
     made.ended, made.outcome = ended, "whole"
     history.generations.append(made)
     return made.number
@@ -158,16 +160,25 @@ def test_two_concurrent_generations_are_detected_unless_a_lease_was_lost(history
     assert check(history) == []
 
 
-def test_concurrent_generations_of_two_tenants_are_correct(history: History) -> None:
-    one, two = generation(history), generation(history, started=0.2)
-    record_request(history, one, [0, 1, 2], tenant="acme")
-    record_request(history, two, [0, 1, 2], tenant="beta")
+def test_concurrent_generations_of_two_tenants_are_correct_even_if_no_client_gets_a_token(history: History) -> None:
+    generation(history, tenant="acme")
+    generation(history, started=0.2, tenant="beta")
+    assert check(history) == []
+
+
+def test_concurrent_generations_of_two_revisions_are_correct_and_so_are_their_entries(history: History) -> None:
+    history.standby = "e2"
+    one, two = generation(history), generation(history, started=0.2, engine="e2")
+    history.entries["acme", 1, b"key"] = [(1.0, one)]
+    history.entries["acme", 1, b"key of the other revision"] = [(1.1, two)]
+    for number in (one, two):
+        record_request(history, number, [0, 1, 2], started=5.0, ended=5.1, cache="HIT")
     assert check(history) == []
 
 
 def test_a_hit_that_has_not_been_in_redis_for_over_a_second_is_detected(history: History) -> None:
     one = generation(history, ended=0.5)
-    history.entries["acme", 1] = [(0.5, one), (1.0, 0)]
+    history.entries["acme", 1, b"key"] = [(0.5, one), (1.0, 0)]
     record_request(history, one, [0, 1, 2], started=1.0 + invariants.PURGE_DELAY - 0.1, ended=2.0, cache="HIT")
     assert check(history) == []
     record_request(history, one, [0, 1, 2], started=1.0 + invariants.PURGE_DELAY + 0.1, ended=2.2, cache="HIT")

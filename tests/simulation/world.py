@@ -15,7 +15,7 @@ from router.net.redis.errors import RedisBackendError
 from router.shared.redis import open_backend
 from router.store.admin.purge import purge
 from tests.simulation import clock
-from tests.simulation.clients import SimulatedRequest
+from tests.simulation.clients import SimulatedRequest, request_body
 from tests.simulation.clock import CLOCK
 from tests.simulation.engine_answers import EngineRequest
 from tests.simulation.engine_model import EngineModel, GenerationScript
@@ -34,7 +34,6 @@ from tests.simulation.routers import REDIS_ADDRESS, TENANTS, SimulatedRouter, sh
 _SETTLE_TIMEOUT: Final = 30.0  # maximum seconds from the last fault until all requests and generations have ended
 _QUIET_PERIOD: Final = 6.0  # seconds after the last request in which all state must be released; three leases
 _GENERATION: Final = re.compile(rb"g(\d+)\.0 ")
-LIMIT: Final = 5  # tokens, for questions with an odd number
 
 
 class SeedReport(msgspec.Struct):
@@ -124,7 +123,7 @@ class World:
                 self._keys[key] = (parts[2].decode(), self.history.generations[number - 1].question)
             if key in self._keys and self._states.get(key, 0) != number:
                 self._states[key] = number
-                self.history.entries.setdefault(self._keys[key], []).append((CLOCK.now, number))
+                self.history.entries.setdefault((*self._keys[key], key), []).append((CLOCK.now, number))
                 self.trace(f"redis: the entry of {self._keys[key]} is generation {number}")
 
     def _script(self, random: Random, request: EngineRequest) -> GenerationScript:
@@ -139,6 +138,7 @@ class World:
         if request.defect:
             self.history.defects.append(f"7: {engine}, asked by {router}: {request.defect}")
         generation = SimulatedGeneration(len(made) + 1, request.question, router, engine, tokens, request.streams)
+        generation.tenant = request.tenant
         if start is not None:
             generation.answer, generation.first = start.answer, start.tokens
             generation.natural, generation.by_ids = made[start.answer - 1].natural, not request.is_chat
@@ -184,11 +184,9 @@ class World:
     ) -> SimulatedRequest:
         record = RequestRecord(len(self.history.requests) + 1, tenant, question, router.name, stream)
         self.history.requests.append(record)
-        body = {"model": "llama", "messages": [{"role": "user", "content": f"question {question}"}], "stream": stream}
-        body["temperature"] = 0
         # Without their ids, tokens are not counted; then nothing goes on with a response that has a limit.
-        if question % 2 and self.plan.token_ids:
-            body["max_tokens"] = LIMIT
+        limited = bool(question % 2) and self.plan.token_ids
+        body = request_body(question, limited=limited) | {"stream": stream, "safety_identifier": tenant}
         request = SimulatedRequest(
             self.loop, record, json.dumps(body).encode(),
             headers=[(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
