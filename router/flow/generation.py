@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
+from router.core.endpoints.engine_fields import names_engine_memory
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.errors import UPSTREAM, ApiError
 from router.flow.continuation import is_exact, run_to_end
@@ -32,6 +33,8 @@ async def run_generation(
         recorded = NotStoredReason.FALLBACK  # the key stands for the requested model's response
     if inflight.record.has_other_revision and isinstance(recorded, RecordedResponse):
         recorded = NotStoredReason.REVISION
+    if isinstance(recorded, RecordedResponse) and result.is_private:
+        recorded = NotStoredReason.ENGINE_MEMORY
     if isinstance(recorded, RecordedResponse) and not is_exact(inflight.record, inflight.request):
         recorded = NotStoredReason.CONTINUED
     if isinstance(recorded, NotStoredReason):
@@ -54,10 +57,14 @@ async def _run_stream(
         return GenerationResult(complete=False, error=broken_off, error_reason=error.reason, had_data=True), reason
     inflight.record.speculation = recorder.speculation
     recorded = recorder.recorded_response(inflight.request)
+    stored = recorded if isinstance(recorded, RecordedResponse) else None
+    endings = recorder.final_frames(include_usage=False), recorder.final_frames(include_usage=True)
+    shown = (stored.body if stored is not None else b"", *endings)
     return GenerationResult(
         complete=True,
-        recorded_response=recorded if isinstance(recorded, RecordedResponse) else None,
-        endings=(recorder.final_frames(include_usage=False), recorder.final_frames(include_usage=True)),
+        is_private=recorded is NotStoredReason.ENGINE_MEMORY or any(map(names_engine_memory, shown)),
+        recorded_response=stored,
+        endings=endings,
         prompt_tokens=recorder.usage.prompt_tokens if recorder.usage is not None else 0,
         completion_tokens=recorder.usage.completion_tokens if recorder.usage is not None else 0,
         generation_ms=inflight.record.generation_ms(time.perf_counter()),
@@ -73,6 +80,7 @@ async def _run_json(
     inflight.record.speculation = stored.speculation if stored is not None else None
     return GenerationResult(
         complete=True,
+        is_private=names_engine_memory(body),
         body=body,
         recorded_response=stored,
         prompt_tokens=stored.prompt_tokens if stored is not None else 0,

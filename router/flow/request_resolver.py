@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Mapping
 
+import msgspec
+
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
 from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.endpoints.endpoint import Endpoint
+from router.core.endpoints.engine_fields import find_engine_field
 from router.core.endpoints.request import parse_request
 from router.core.endpoints.upload import parse_upload
 from router.core.routing.classify import task_for
@@ -21,7 +24,7 @@ from router.upstream.catalog import Catalog
 class RequestResolver:
     """Parses requests and resolves their models. It does no I/O, so nothing in it waits."""
 
-    __slots__ = ("_access", "_catalog", "_log_odds_of", "_markers")
+    __slots__ = ("_access", "_catalog", "_log_odds_of", "_markers", "_rules")
 
     def __init__(
         self, *, catalog: Catalog, log_odds_of: Callable[[str], float], markers: ContextMarkers, rules: TenantRules
@@ -29,6 +32,7 @@ class RequestResolver:
         """`log_odds_of` scores a question; see classify.Classifier.log_odds."""
         self._catalog = catalog
         self._access = rules.access
+        self._rules = rules
         self._log_odds_of = log_odds_of
         self._markers = markers
 
@@ -41,12 +45,16 @@ class RequestResolver:
         form_type: bytes | None = None,
         session: str | None = None,
     ) -> ParsedRequest:
-        """Raises ApiError for an invalid request (400), and for a model that is unknown or not the tenant's (404).
+        """Raises ApiError for an invalid request or a field that the tenant may not send (400), and for a model that is unknown or not the tenant's (404).
 
         `form_type`: the Content-Type of a form; None for JSON.
         """
         request = parse_request(endpoint, body) if form_type is None else parse_upload(endpoint, body, form_type)
+        if (engine_field := find_engine_field(request.fields)) is not None:
+            self._rules.check_engine_field(tenant, engine_field)
         parts = split_parts(request, self._markers)
+        if engine_field is not None:
+            parts = msgspec.structs.replace(parts, texts_only=False)
         # Only `auto` depends on the task. For other models, the classification is left to ParsedRequest.log_odds.
         log_odds = self._log_odds_of(parts.question) if request.model == AUTO else None
         access = self._access.get(tenant)

@@ -85,6 +85,8 @@ class ResponseDelivery:
         exchange.first_token_at = time.perf_counter()
         if inflight.result is None:
             return None
+        if inflight.result.is_private and not self._is_initiator:
+            raise RetryRequest
         if not inflight.result.complete:
             failure = self._error_or_retry(inflight.result)
             if self._request.stream and inflight.has_data and failure is inflight.result.error:

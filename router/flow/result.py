@@ -20,6 +20,7 @@ class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
     - `error`: the error for the subscribers if it is not complete; `error_reason`: the same as a word for metrics.
       Not complete and no error: the response is in the cache already, and subscribers retry.
     - `had_data`: whether a token came before the error, so that another attempt may succeed.
+    - `is_private`: it names memory of one engine, so it is for the client that the generation was started for.
     """
 
     complete: bool
@@ -32,6 +33,7 @@ class GenerationResult(msgspec.Struct, frozen=True, kw_only=True):
     error: ApiError | None = None
     error_reason: str | None = None
     had_data: bool = False
+    is_private: bool = False
 
 
 def lost_result() -> GenerationResult:

@@ -1,7 +1,8 @@
-"""What each tenant may do: the models that it may use, and the priority of its requests."""
+"""What each tenant may do: the models that it may use, the fields that it may send, the priority of its requests."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from router.core.endpoints.engine_fields import engine_field_error
 from router.core.quota.model_access import ModelAccess
 from router.core.quota.priority import PriorityRule, priority_rule
 from router.settings import Settings
@@ -14,15 +15,23 @@ class TenantRules:
     `access`: by tenant, the models that it may use.
     """
 
-    __slots__ = ("_catalog", "_default_priority", "_priorities", "access")
+    __slots__ = ("_catalog", "_default_priority", "_priorities", "_transferring", "access")
 
     def __init__(
-        self, catalog: Catalog, access: Mapping[str, ModelAccess], priorities: Mapping[str, PriorityRule]
-    ) -> None:
+        self, catalog: Catalog, access: Mapping[str, ModelAccess], priorities: Mapping[str, PriorityRule],
+        transferring: Collection[str] = (),
+    ) -> None:  # fmt: skip
+        """`transferring`: the tenants that may send fields which reach an engine's memory, see engine_fields."""
         self._catalog = catalog
         self.access = access
         self._priorities = dict(priorities)
         self._default_priority = PriorityRule()
+        self._transferring = frozenset(transferring)
+
+    def check_engine_field(self, tenant: str, field: str) -> None:
+        """Raises ApiError (400) if the tenant may not send `field`, which find_engine_field has found."""
+        if tenant not in self._transferring:
+            raise engine_field_error(field)
 
     def allows(self, tenant: str, model: Model) -> bool:
         access = self.access.get(tenant)
@@ -51,6 +60,7 @@ def tenant_rules(settings: Settings, catalog: Catalog) -> TenantRules:
             for tenant in settings.tenant
             if tenant.highest_priority is not None or tenant.priority is not None
         },
+        [tenant.name for tenant in settings.tenant if tenant.kv_transfer],
     )
 
 

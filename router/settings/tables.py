@@ -120,7 +120,7 @@ class AuthSettings(Strict, frozen=True):
 class TenantSettings(Strict, frozen=True):
     """The limits: core.quota.rate_limit and core.quota.budget; `group`: core.endpoints.cache_salt.
 
-    `models`: core.quota.model_access. `highest_priority`, `priority`: core.quota.priority.
+    `kv_transfer`: core.endpoints.engine_fields. `models`: core.quota.model_access. `highest_priority`, `priority`: core.quota.priority.
     """
 
     name: Name
@@ -139,6 +139,7 @@ class TenantSettings(Strict, frozen=True):
     ttl: Seconds | None = None
     store: StorePolicy | None = None
     log_prompts: bool = True
+    kv_transfer: bool = False
 
 
 class ModelSettings(Strict, frozen=True):

@@ -8,6 +8,7 @@ import msgspec
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
 from router.core.cache.remote_content import find_remote_content
 from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.engine_fields import find_engine_field
 from router.core.types import BypassReason
 
 StorePolicy = Literal["all", "deterministic"]
@@ -52,7 +53,7 @@ def decide_caching(
     """What the configuration and the client allow.
 
     The store policy `deterministic` excludes requests with neither temperature 0 nor a seed. `remote_policy`: see
-    RemoteContentPolicy. `texts_only`: the request has no remote content; see RequestParts.
+    RemoteContentPolicy. `texts_only`: the request has no remote content, and names no memory of an engine; see RequestParts.
     """
     if control.no_store:
         return CacheDecision(_NO_STORE, may_store=False)
@@ -75,6 +76,8 @@ def _find_uncacheable(request: InferenceRequest, remote_policy: RemoteContentPol
 
 def _explain_uncacheable(request: InferenceRequest, remote_policy: RemoteContentPolicy) -> str | None:
     """Why the response depends on more than the request, so that it must not be reused; None if it does not."""
+    if (field := find_engine_field(request.fields)) is not None:
+        return f"`{field}` refers to the memory of one engine."
     find_server_state = request.endpoint.find_server_state
     if find_server_state is not None and (explanation := find_server_state(request.fields)) is not None:
         return explanation

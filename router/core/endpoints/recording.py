@@ -15,6 +15,7 @@ import msgspec
 
 from router.core.endpoints.delta_template import StreamParts
 from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.engine_fields import names_engine_memory
 from router.core.endpoints.recorded_response import (
     NotStoredReason,
     RecordedResponse,
@@ -181,6 +182,8 @@ def record_stream(
 
     `lossless`: `body` has all the information of the events, so it can answer requests for JSON.
     """
+    if not lossless and any(map(names_engine_memory, parts.merged_events(lambda _begin, _end: True))):
+        return NotStoredReason.ENGINE_MEMORY  # else `body` shows it
     try:
         stream = encode_stream(parts, body, usage_frame, lossless=lossless)
     except ValueError:  # over stream_encoding.MAX_DECODED

@@ -77,3 +77,8 @@ def test_an_encoded_end_has_all_that_a_router_of_the_format_before_requires(body
         complete=True, body=body, recorded_response=recorded(stream=b"~"), endings=(DONE_FRAME, DONE_FRAME)
     )
     assert msgspec.msgpack.decode(encode_result(result, engine="llama")).keys() >= END_OF_FORMAT_1.keys()
+
+
+def test_a_response_that_names_memory_of_one_engine_does_not_reach_followers() -> None:
+    private = GenerationResult(complete=True, body=b"{}", is_private=True)
+    assert decode_result(encode_result(private, engine="llama")).error_reason == "lost"

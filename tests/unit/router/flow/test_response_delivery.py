@@ -180,3 +180,14 @@ async def test_a_retry_says_whether_the_client_was_queued(code: str) -> None:
     with pytest.raises(RetryRequest) as retry:
         await delivery.start()
     assert retry.value.retry_after == (7 if "queue" in code else None)
+
+
+async def test_a_response_that_names_memory_of_one_engine_is_for_the_client_that_it_was_generated_for() -> None:
+    private = GenerationResult(complete=True, body=BODY, is_private=True)
+    inflight = in_flight_request()
+    owner, _ = deliver(inflight, chat(), is_initiator=True)
+    joined, _ = deliver(inflight, chat())
+    inflight.finish(private)
+    assert await owner.start() == BODY
+    with pytest.raises(RetryRequest):
+        await joined.start()
