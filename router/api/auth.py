@@ -7,9 +7,10 @@ then compared in constant time, so that no response depends on a comparison that
 """
 
 import hmac
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Final, Literal
 
 from router.core.api_keys import KeyRecord, key_id
 from router.core.api_keys import hash_key as hash_key
@@ -19,6 +20,14 @@ from router.errors import AUTHENTICATION, PERMISSION, UNAVAILABLE, ApiError
 Headers = Iterable[tuple[bytes, bytes]]
 
 AuthMode = Literal["open", "keys", "header"]
+
+log = logging.getLogger("roundhouse.keys")
+
+MODE_UNSET: Final = (
+    'auth.mode is not set, and the configuration has no keys, but Redis has: the operator must set it to "keys" or '
+    '"open".'
+)
+KEYS_UNKNOWN: Final = "The keys in Redis are not known yet: Redis does not answer."
 
 
 class _TenantKey:
@@ -68,6 +77,7 @@ class Authenticator:
         self._keys = self._configured
         self._waits_for_stored_keys = has_stored_keys
         self._guarded = guarded
+        self._reported = False
         # Tenants without keys: perhaps theirs are in Redis.
         self._is_closed = guarded and has_stored_keys and any(name != DEFAULT_TENANT for name in self._tenants)
 
@@ -81,6 +91,16 @@ class Authenticator:
         self._keys = stored | self._configured
         self._waits_for_stored_keys = False
         self._is_closed = self._guarded and any(True for _ in records)
+        if self._is_closed and not self._reported:
+            log.error("every request is refused (503 auth_mode_unset): %s", MODE_UNSET)
+        self._reported = self._is_closed
+
+    @property
+    def refuses_all(self) -> str | None:
+        """Why every request is refused, whatever its key; None if some are not."""
+        if self._is_closed:
+            return KEYS_UNKNOWN if self._waits_for_stored_keys else MODE_UNSET
+        return KEYS_UNKNOWN if self._mode == "keys" and self._waits_for_stored_keys and not self._keys else None
 
     def take_used(self) -> list[str]:
         """The ids of the keys that were used since the last call."""
@@ -113,11 +133,7 @@ class Authenticator:
     def _closed(self) -> ApiError:
         if self._waits_for_stored_keys:
             return _keys_unknown()
-        message = (
-            "auth.mode is not set, and the configuration has no keys, but Redis has: the operator must set it to "
-            '"keys" or "open".'
-        )
-        return ApiError(503, message, kind=UNAVAILABLE, code="auth_mode_unset", retry_after=60)
+        return ApiError(503, MODE_UNSET, kind=UNAVAILABLE, code="auth_mode_unset", retry_after=60)
 
 
 class AdminAuthenticator:
@@ -181,5 +197,4 @@ def invalid_key(message: str) -> ApiError:
 
 
 def _keys_unknown() -> ApiError:
-    message = "The keys in Redis are not known yet: Redis does not answer."
-    return ApiError(503, message, kind=UNAVAILABLE, code="keys_unknown", retry_after=1)
+    return ApiError(503, KEYS_UNKNOWN, kind=UNAVAILABLE, code="keys_unknown", retry_after=1)

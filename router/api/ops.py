@@ -106,12 +106,13 @@ class OpsRoutes:
         # Draining comes first: a load balancer must stop sending before the server stops listening.
         if self._is_draining():
             return PlainTextResponse("not ready: the router is shutting down\n", 503, {"retry-after": "1"})
-        if self._catalog.ready(self._breakers.state):
+        reason = self._auth.refuses_all or self._catalog.unready_reason(self._breakers.state)
+        if reason is None:
             return PlainTextResponse("ready\n")
-        return PlainTextResponse("not ready: a model has no available engine\n", 503, {"retry-after": "1"})
+        return PlainTextResponse(f"not ready: {reason}\n", 503, {"retry-after": "1"})
 
     async def healthz(self, _: Request) -> Response:
-        """Liveness and a summary; 503 if no engine is up, since then only hits can be served.
+        """Liveness and a summary; 503 if no engine is up, since then only hits can be served, or if nothing is.
 
         The engines of a model that is asleep do not count: they are meant to be down.
         """
@@ -121,15 +122,17 @@ class OpsRoutes:
         breakers = {engine.name: self._breakers.state(engine.name) for engine in engines}
         any_open = BreakerState.OPEN in breakers.values()
         usages = [e.gauges.kv_cache_usage for e in engines if e.gauges.kv_cache_usage is not None]
-        if wanted and not any(engine.up for engine in wanted):
+        refuses_all, all_drained = self._auth.refuses_all, self._catalog.all_drained
+        if refuses_all is not None or (wanted and not any(engine.up for engine in wanted)):
             status = "unhealthy"
-        elif self._pipeline.up and all(engine.up for engine in wanted) and not any_open:
+        elif self._pipeline.up and not all_drained and all(engine.up for engine in wanted) and not any_open:
             status = "healthy"
         else:
             status = "degraded"
         last_check = self._probe.last_check
         summary = {
             "status": status,
+            "reason": refuses_all or ("all engines are drained" if all_drained else None),
             "circuit_breaker_open": any_open,
             "gpu_cache_usage_percent": round(100 * max(usages), 2) if usages else None,
             "last_check": dt.datetime.fromtimestamp(last_check, dt.UTC).isoformat() if last_check is not None else None,

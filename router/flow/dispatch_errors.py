@@ -35,6 +35,8 @@ def engine_timeout() -> ApiError:
 def _no_attempt_error(engines: Sequence[Engine], health: EngineHealth) -> ApiError:
     # One that was drained while the request waited is left out, as it is from the engines of a new request.
     engines = [engine for engine in engines if not engine.drained]
+    if not engines:
+        return unavailable("All engines of this model are drained, or gone.", code=NO_ENGINE)
     wait = max(1, ceil(min((health.breakers.retry_after(engine.name) for engine in engines), default=0.0)))
     if all(engine.up is False for engine in engines):
         message = "No engine of this model can be reached."

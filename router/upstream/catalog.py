@@ -216,15 +216,28 @@ class Catalog:
         """
         return self._fallback_chains.get(model) or (model,)
 
-    def ready(self, breaker_state: BreakerStates) -> bool:
-        """Whether each model, or a fallback of it, has an engine that is up, not drained, and takes work.
+    def unready_reason(self, breaker_state: BreakerStates) -> str | None:
+        """None if each model, or a fallback of it, has an engine that is up, not drained, and takes work.
 
         A model whose requests may wait for an engine to start counts as well while it is asleep.
         """
-        return all(self._can_answer(model, breaker_state) for model in self.models)
+        model = next((model for model in self.models if not self._can_answer(model, breaker_state)), None)
+        if model is None:
+            return None
+        engines = self._chain_engines(model)
+        if engines and all(engine.drained for engine in engines):
+            return f"all engines of the model {model.name} are drained"
+        return f"the model {model.name} has no available engine"
+
+    @property
+    def all_drained(self) -> bool:
+        return bool(self.engines) and all(engine.drained for engine in self.engines.values())
+
+    def _chain_engines(self, model: Model) -> Sequence[Engine]:
+        return [engine for name in self.fallback_chain(model.name) for engine in self._engines_by_model[name]]
 
     def _can_answer(self, model: Model, breaker_state: BreakerStates) -> bool:
-        engines = [engine for name in self.fallback_chain(model.name) for engine in self._engines_by_model[name]]
+        engines = self._chain_engines(model)
         return any(
             engine.up and not engine.drained and breaker_state(engine.name) is not BreakerState.OPEN
             for engine in engines

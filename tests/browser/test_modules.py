@@ -99,7 +99,8 @@ async def test_addresses_name_a_view_and_what_it_shows(page: Page) -> None:
     ("states", "redis_up", "state", "text"),
     [
         ([("up", "closed", False)], True, "good", "The engine is up."),
-        ([("up", "closed", True)], True, "warn", "The engine is up. Drained: e0."),
+        ([("up", "closed", True)], True, "bad", "All engines are drained: only hits can be served."),
+        ([("up", "closed", True), ("up", "closed", False)], True, "warn", "All 2 engines are up. Drained: e0."),
         ([("up", "closed", False), ("down", "open", False)], True, "bad", "1 engine is down: e1."),
         ([("down", "open", False)], True, "bad", "All engines are down: only hits can be served."),
         ([("up", "open", False)], True, "bad", "The breaker of e0 is open."),

@@ -100,10 +100,16 @@ async def test_a_model_whose_engines_are_all_drained_is_not_ready_and_is_named(g
     assert (await guarded.http.get("/readyz")).status_code == 200
     for engine in ("llama-chat", "llama-code"):
         await post(guarded, engine, "drain")
-    assert (await guarded.http.get("/readyz")).status_code == 503
+    ready = await guarded.http.get("/readyz")
+    assert (ready.status_code, ready.text) == (503, "not ready: all engines of the model llama are drained\n")
     answer = await guarded.chat("The sea?")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
+    assert "drained" in answer.json()["error"]["message"]
     assert (await guarded.chat("The sea?", model="mistral")).status_code == 200
+    assert (await guarded.http.get("/healthz")).json()["reason"] is None
+    await post(guarded, "mistral", "drain")
+    health = (await guarded.http.get("/healthz")).json()
+    assert (health["status"], health["reason"]) == ("degraded", "all engines are drained")
 
 
 async def test_every_router_is_notified_at_once_and_one_that_starts_later_knows(

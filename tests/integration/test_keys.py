@@ -234,5 +234,9 @@ async def test_a_router_without_a_mode_refuses_all_requests_while_redis_has_keys
     await eventually(is_closed)
     answer = await use(open_router.http, made["key"])
     assert answer.json()["error"]["code"] == "auth_mode_unset"
+    ready, health = await open_router.http.get("/readyz"), await open_router.http.get("/healthz")
+    assert (ready.status_code, "auth.mode is not set" in ready.text) == (503, True)
+    assert (health.status_code, health.json()["status"]) == (503, "unhealthy")
+    assert "auth.mode is not set" in health.json()["reason"]
     said_open = await make_router(config + '\n[auth]\nmode = "open"\n')
     assert (await said_open.chat("The sea?")).status_code == 200

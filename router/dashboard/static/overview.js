@@ -14,7 +14,9 @@ export function judge({ engines, redis }) {
   else if (down.length) problems.push(`${plural(down.length, "engine is", "engines are")} down: ${names(down)}.`);
   if (open.length) problems.push(`The breaker of ${names(open)} is open.`);
   const drained = engines.filter(({ state, drained: isDrained }) => isDrained && state !== "down");
-  const notes = drained.length ? [`Drained: ${names(drained)}.`] : [];
+  const allDrained = drained.length > 0 && drained.length === engines.length;
+  if (allDrained) problems.push("All engines are drained: only hits can be served.");
+  const notes = drained.length && !allDrained ? [`Drained: ${names(drained)}.`] : [];
   if (problems.length) return { state: "bad", text: [...problems, ...notes].join(" "), problems: problems.length };
   const up = engines.filter(({ state }) => state === "up").length;
   const unknown = engines.length - up;

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router.api.auth import AdminAuthenticator, Authenticator, Headers, hash_key
+from router.api.auth import KEYS_UNKNOWN, MODE_UNSET, AdminAuthenticator, Authenticator, Headers, hash_key
 from router.core.api_keys import KeyRecord
 from router.errors import ApiError
 
@@ -279,6 +279,26 @@ def test_a_router_without_a_mode_is_not_open_if_redis_has_keys(ended: dict[str, 
     open_ = stored_authenticator(Clock(), "open")
     open_.set_stored_keys([stored])
     assert status(open_, b"any") == (200, None)
+
+
+def refusal(authenticator: Authenticator) -> str | None:
+    return authenticator.refuses_all
+
+
+def test_a_router_that_refuses_every_request_says_why_and_logs_an_error_once(caplog: pytest.LogCaptureFixture) -> None:
+    authenticator = stored_authenticator(Clock(), "open", guarded=True)
+    assert refusal(authenticator) == KEYS_UNKNOWN
+    for _ in range(2):
+        authenticator.set_stored_keys([record(b"ci-key")])
+        assert refusal(authenticator) == MODE_UNSET
+    assert [(each.levelname, "auth_mode_unset" in each.message) for each in caplog.records] == [("ERROR", True)]
+    authenticator.set_stored_keys([])
+    assert refusal(authenticator) is None
+    waiting = Authenticator("keys", {}, ["default"], has_stored_keys=True)
+    assert refusal(waiting) == KEYS_UNKNOWN
+    waiting.set_stored_keys([])
+    assert refusal(waiting) is None
+    assert refusal(stored_authenticator(Clock())) is None, "a key of the configuration is valid without Redis"
 
 
 def test_a_router_without_a_mode_but_with_tenants_is_open_only_once_redis_was_read() -> None:

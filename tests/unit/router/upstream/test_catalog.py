@@ -88,12 +88,12 @@ def test_every_requestable_name_is_listed_once() -> None:
 def test_a_router_is_ready_once_an_engine_of_each_model_is_up() -> None:
     engines = engine("a", "llama"), engine("b", "llama"), engine("c", "mistral")
     catalog_ = catalog(Model("llama", "1"), Model("mistral", "1"), engines=engines)
-    ready = [catalog_.ready(accept_all)]
+    ready = [catalog_.unready_reason(accept_all) is None]
     for changed, up in ((1, True), (2, True), (1, False), (0, True)):
         engines[changed].up = up
-        ready.append(catalog_.ready(accept_all))
+        ready.append(catalog_.unready_reason(accept_all) is None)
     assert ready == [False, False, True, False, True]
-    assert not catalog_.ready(lambda name: BreakerState.OPEN if name == "a" else BreakerState.CLOSED), (
+    assert catalog_.unready_reason(lambda name: BreakerState.OPEN if name == "a" else BreakerState.CLOSED), (
         "it is up, and takes no work"
     )
 
@@ -105,12 +105,12 @@ def accept_all(_: str) -> BreakerState:
 def test_a_model_that_is_asleep_does_not_keep_a_router_from_being_ready() -> None:
     only = engine("a", "llama")
     catalog_ = catalog(Model("llama", "1", wake=60.0), engines=(only,))
-    assert not catalog_.ready(accept_all), "nobody knows yet"
+    assert catalog_.unready_reason(accept_all) is not None, "nobody knows yet"
     only.up = False
-    assert catalog_.ready(accept_all)
+    assert catalog_.unready_reason(accept_all) is None
     assert catalog_.asleep_engines(accept_all) == {"a": True}
     only.drained = True
-    assert not catalog_.ready(accept_all)
+    assert catalog_.unready_reason(accept_all) is not None
 
 
 def test_engines_that_replace_others_are_the_models_and_the_others_are_still_found() -> None:
@@ -126,9 +126,9 @@ def test_a_model_whose_fallback_is_up_is_ready() -> None:
     engines = engine("a", "llama"), engine("b", "mistral")
     catalog_ = catalog(Model("llama", "1", fallback="mistral"), Model("mistral", "1"), engines=engines)
     engines[1].up = True
-    assert catalog_.ready(accept_all)
+    assert catalog_.unready_reason(accept_all) is None
     engines[0].up, engines[1].up = True, False
-    assert not catalog_.ready(accept_all), "mistral has no engine and no fallback"
+    assert catalog_.unready_reason(accept_all) is not None, "mistral has no engine and no fallback"
 
 
 def test_a_chain_of_fallbacks_has_no_model_twice_and_ends() -> None:
