@@ -45,8 +45,8 @@ _decode = msgspec.msgpack.Decoder(_EncodedResult).decode
 def encode_result(result: GenerationResult, *, engine: str | None) -> bytes:
     """A result as the last record of the in-flight request's stream. `engine`: the one that generated it.
 
-    A response of more than MAX_UNSENT_BYTES, or one that is private, does not go through Redis: followers get "lost", and
-    retry.
+    A response of more than MAX_UNSENT_BYTES, or one that is private, does not go through Redis: followers get "lost",
+    and retry.
     """
     # Stored by another process. Followers also get "lost": they retry, and find the entry.
     is_stored = not result.complete and result.error is None

@@ -45,7 +45,8 @@ class RequestResolver:
         form_type: bytes | None = None,
         session: str | None = None,
     ) -> ParsedRequest:
-        """Raises ApiError for an invalid request or a field that the tenant may not send (400), and for a model that is unknown or not the tenant's (404).
+        """Raises ApiError for an invalid request or a field that the tenant may not send (400), and for a model that is
+        unknown or not the tenant's (404).
 
         `form_type`: the Content-Type of a form; None for JSON.
         """

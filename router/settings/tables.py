@@ -120,7 +120,8 @@ class AuthSettings(Strict, frozen=True):
 class TenantSettings(Strict, frozen=True):
     """The limits: core.quota.rate_limit and core.quota.budget; `group`: core.endpoints.cache_salt.
 
-    `kv_transfer`: core.endpoints.engine_fields. `models`: core.quota.model_access. `highest_priority`, `priority`: core.quota.priority.
+    `kv_transfer`: core.endpoints.engine_fields. `models`: core.quota.model_access. `highest_priority`, `priority`:
+    core.quota.priority.
     """
 
     name: Name

@@ -64,8 +64,8 @@ class RequestParts(msgspec.Struct, frozen=True, gc=False):
 
     - `query`: the endpoint, the messages, and all other fields.
     - `question`: the last user text, without its context.
-    - `texts_only`: every message is just a role and a text, so the request cannot refer to remote content; and it has none
-      of the fields that engine_fields finds.
+    - `texts_only`: every message is just a role and a text, so the request cannot refer to remote content; and it has
+      none of the fields that engine_fields finds.
     """
 
     system: list[Any]

@@ -53,7 +53,8 @@ def decide_caching(
     """What the configuration and the client allow.
 
     The store policy `deterministic` excludes requests with neither temperature 0 nor a seed. `remote_policy`: see
-    RemoteContentPolicy. `texts_only`: the request has no remote content, and names no memory of an engine; see RequestParts.
+    RemoteContentPolicy. `texts_only`: the request has no remote content, and names no memory of an engine; see
+    RequestParts.
     """
     if control.no_store:
         return CacheDecision(_NO_STORE, may_store=False)

@@ -4,8 +4,8 @@ A client that sends `kv_transfer_params` chooses the host and port that the engi
 loads. So such fields are for tenants with `kv_transfer = true` alone, and others get 400. A response to such a request
 names blocks of one engine, which exist for seconds: it is neither stored nor shared.
 
-Source: the request models of vLLM 0.32 (`protocol.py` in the folders of its `entrypoints`), and the fields of SGLang and
-TensorRT-LLM for the same purpose.
+Source: the request models of vLLM 0.32 (`protocol.py` in the folders of its `entrypoints`), and the fields of SGLang
+and TensorRT-LLM for the same purpose.
 """
 
 import json
@@ -61,8 +61,8 @@ _LOOKED_AT: Final = _NEED_RIGHT | _NESTING
 
 _NO_VALUE: Final[tuple[Any, ...]] = (None, {})  # clients send null for every field that they do not set
 
-# A name in quotes is a field: in a text, the quotes would be escaped. Engines send null where they transfer nothing. The
-# pattern begins with a text that is rare, since this is searched for in each response that may be stored.
+# A name in quotes is a field: in a text, the quotes would be escaped. Engines send null where they transfer nothing.
+# The pattern begins with a text that is rare, since this is searched for in each response that may be stored.
 _TRANSFER_VALUE: Final = re.compile(rb'_params"\s*:(?!\s*(?:null|\{\s*\}))')
 _TRANSFER_NAMES: Final = (b'"kv_transfer', b'"ec_transfer', b'"disaggregated')
 

@@ -1,4 +1,4 @@
-"""Fields with which a client reaches beyond its prompt: which need a right, and responses that name memory of an engine."""
+"""Fields with which a client reaches beyond its prompt, and responses that name memory of one engine."""
 
 import json
 from typing import Any
