@@ -20,8 +20,10 @@ _MAX_PAGE: Final = 4 << 20  # bytes
 
 async def get_page(transport: HTTPTransport, target: RequestTarget, *, timeout: float) -> tuple[int, bytes]:
     """Status and body. `timeout` in seconds. Raises EngineError."""
-    timeouts = {"connect_timeout": timeout, "head_timeout": timeout, "total_timeout": timeout}
-    with await transport.send(target.origin, target.get_request, **timeouts) as response:
+    sent = transport.send(
+        target.origin, target.get_request, connect_timeout=timeout, head_timeout=timeout, total_timeout=timeout
+    )
+    with await sent as response:
         return response.status, await response.read(_MAX_PAGE)
 
 

@@ -279,8 +279,10 @@ class Dispatcher:
             raise
 
     async def _start(self, slot: Slot, response: EngineResponse, recorder: Recorder, publish: Publish) -> EngineStream:
-        chunk_timeout = self._timeouts.between_tokens
-        stream = EngineStream(slot, response, recorder, self._health, publish, chunk_timeout=chunk_timeout)
+        stream = EngineStream(
+            slot, response, recorder, self._health, publish,
+            first_timeout=self._timeouts.first_token, chunk_timeout=self._timeouts.between_tokens,
+        )  # fmt: skip
         try:
             await stream.wait_first_token()
         except BaseException:

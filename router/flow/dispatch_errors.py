@@ -14,7 +14,7 @@ def client_error(error: EngineError | None, engines: Sequence[Engine], health: E
     if error is None:
         return _no_attempt_error(engines, health)
     match error.reason:
-        case "connect":
+        case "connect" | "lost":
             return unavailable("No engine of this model can be reached.", code=NO_ENGINE)
         case "local":
             message = "The router has no file descriptor, port or memory left for a connection to an engine."
@@ -22,7 +22,7 @@ def client_error(error: EngineError | None, engines: Sequence[Engine], health: E
         case "status-429" | "status-503":
             wait = max(1, ceil(error.retry_after or 0.0))
             return unavailable("The engines of this model are busy.", code="engines_busy", retry_after=wait)
-        case "timeout":
+        case "timeout" | "slow":
             return engine_timeout()
         case _:
             return ApiError(502, f"The request failed at the engine: {error}.", kind=UPSTREAM, code=ENGINE_FAILED)

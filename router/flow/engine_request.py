@@ -110,6 +110,7 @@ class EngineRequests:
         status = response.status
         with response:
             retry_after = parse_retry_after(response.retry_after, time.time())
+            response.unwatch()  # whatever the engine does for others, a message that does not come is not needed
             try:
                 error_body, complete = await response.read_up_to(MAX_ERROR_BODY, self._timeouts.between_tokens)
             except EngineError:  # the status is enough to go on

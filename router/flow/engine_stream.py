@@ -24,17 +24,23 @@ class EngineStream:
     - `close` frees the engine and its slot.
     """
 
-    __slots__ = ("_chunk_timeout", "_health", "_initial_data", "_publish", "_response", "_slot", "recorder")
+    __slots__ = (
+        "_chunk_timeout", "_first_timeout", "_health", "_initial_data", "_publish", "_response", "_slot", "recorder",
+    )  # fmt: skip
 
     def __init__(
         self, slot: Slot, response: EngineResponse, recorder: Recorder, health: EngineHealth, publish: Publish, *,
-        chunk_timeout: float,
+        first_timeout: float, chunk_timeout: float,
     ) -> None:  # fmt: skip
-        """`chunk_timeout`: maximum seconds from one chunk to the next."""
+        """Maximum seconds from one chunk to the next: before the first token, and after it.
+
+        The engine's watch allows more if it works for others.
+        """
         self.recorder = recorder
         self._slot = slot
         self._response = response
         self._health = health
+        self._first_timeout = first_timeout
         self._chunk_timeout = chunk_timeout
         self._initial_data: list[bytes] = []
         self._publish = publish
@@ -46,7 +52,7 @@ class EngineStream:
     async def wait_first_token(self) -> None:
         """Waits for the first token and publishes it. Raises EngineError, or ApiError if the request is at fault."""
         try:
-            if not await self._response.stream_to(self._on_first_chunk):
+            if not await self._response.stream_to(self._on_first_chunk, self._first_timeout):
                 last_event = self._read_last_event()
                 self._require_complete()  # a response without any token is valid
                 if data := b"".join([*self._initial_data, last_event]):

@@ -33,7 +33,7 @@ log = logging.getLogger("roundhouse.engines")
 
 T = TypeVar("T")
 
-_LOST: Final = ("broken-off", "reset")  # EngineError.reason of a connection that has ended too early
+_LOST: Final = ("broken-off", "reset", "lost")  # EngineError.reason of a connection that has ended too early
 
 WakeResult = Literal["started", "timeout", "declined", "full", "left", "stopped", "fallback"]
 """What became of a request that found its model asleep; `declined`: its client does not wait (any longer)."""

@@ -236,6 +236,11 @@ class Catalog:
     def _chain_engines(self, model: Model) -> Sequence[Engine]:
         return [engine for name in self.fallback_chain(model.name) for engine in self._engines_by_model[name]]
 
+    def has_other(self, engine: Engine) -> bool:
+        """Whether another engine of its model, or of a fallback, is up and may get its requests."""
+        engines = (each for name in self.fallback_chain(engine.model) for each in self.engines_for(name))
+        return any(each is not engine and each.up and not each.drained for each in engines)
+
     def _can_answer(self, model: Model, breaker_state: BreakerStates) -> bool:
         engines = self._chain_engines(model)
         return any(

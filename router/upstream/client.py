@@ -26,7 +26,9 @@ class EngineClient:
         head_timeout: float, total_timeout: float, tracestate: str | None = None, priority: int | None = None,
         form_type: bytes | None = None,
     ) -> Awaitable[EngineResponse]:  # fmt: skip
-        """Send a request; returns the response once its head is there. Raises EngineError.
+        """Send a request, which the engine's watch decides about; returns the response once its head is there.
+
+        Raises EngineError.
 
         `total_timeout`: seconds until the complete response must be there in any case. `priority`: for vLLM's
         scheduler; None for the default. `form_type`: the Content-Type of a form; None for JSON.
@@ -51,6 +53,7 @@ class EngineClient:
             connect_timeout=self._connect_timeout,
             head_timeout=head_timeout,
             total_timeout=total_timeout,
+            watch=engine.watch,
         )
 
     def post_json(self, engine: Engine, path: str, body: bytes, *, timeout: float) -> Awaitable[EngineResponse]:

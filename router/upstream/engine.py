@@ -18,6 +18,7 @@ from router.shared.announcements import AnnouncedEngine
 from router.upstream.adapters import Adapter, ListedAdapter
 from router.upstream.energy import EnergyMeter
 from router.upstream.engine_kinds import traits_of
+from router.upstream.engine_watch import EngineWatch
 from router.upstream.process_slots import ProcessEngineSlots, ProcessSlots
 from router.upstream.shared_slots import EngineSlots, SharedSlots
 from router.upstream.unserved_paths import UnservedPaths
@@ -32,7 +33,10 @@ _NONE_STATED: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class EngineGauges(msgspec.Struct, frozen=True):
-    """The last values of an engine's own metrics; None is unknown, which is never 0. Ratios are 0 to 1."""
+    """The last values of an engine's own metrics; None is unknown, which is never 0. Ratios are 0 to 1.
+
+    `progress`: values that change while it computes; empty if there are none.
+    """
 
     kv_cache_usage: float | None = None
     running: float | None = None
@@ -41,6 +45,7 @@ class EngineGauges(msgspec.Struct, frozen=True):
     spec_acceptance_rate: float | None = None
     spec_tokens_per_step: float | None = None
     spec_counts: SpeculationCounters | None = None
+    progress: tuple[float, ...] = ()
 
 
 class DraftStatus(msgspec.Struct, frozen=True):
@@ -74,6 +79,7 @@ class Engine:
     - `adapters`: those that it listed last; they stay while it is down.
     - `share`: the percentage of the model's requests that its family gets; None for a part of the rest.
     - `revision`: what its weights are, if that is not the model's revision.
+    - `watch`: of the requests that wait for it.
     """
 
     __slots__ = (
@@ -113,6 +119,7 @@ class Engine:
         "unserved_paths",
         "up",
         "url",
+        "watch",
     )  # fmt: skip
 
     def __init__(
@@ -182,6 +189,7 @@ class Engine:
         self.adapters: Sequence[ListedAdapter] = ()
         self.share = share
         self.revision = revision
+        self.watch = EngineWatch()
         self.set_announced(announced)
 
     def target(self, path: str) -> RequestTarget:
@@ -352,6 +360,7 @@ class Engine:
             previous.gauges,
             previous.external_load,
         )
+        self.watch = previous.watch  # it has the requests that are in flight
         self.learn_kind(previous.kind)
         self.drafts, self.has_draft = previous.drafts, self.has_draft or previous.has_draft
         self.tokens_per_step_by_bin = previous.tokens_per_step_by_bin

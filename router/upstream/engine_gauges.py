@@ -21,7 +21,24 @@ _RUNNING: Final = (
 _WAITING: Final = (
     "vllm:num_requests_waiting", "sglang:num_queue_reqs", "llamacpp:requests_deferred", "tgi_queue_size",
 )  # fmt: skip
+# What changes while a server computes. A long prompt that is prefilled in chunks generates nothing until its last one;
+# of vLLM's values, only the usage of the KV cache changes then.
+_PROGRESS: Final = (
+    "vllm:generation_tokens_total",
+    "vllm:prompt_tokens_total",
+    "vllm:iteration_tokens_total_sum",
+    "vllm:kv_cache_usage_perc",
+    "vllm:gpu_cache_usage_perc",
+    "sglang:generation_tokens_total",
+    "sglang:prompt_tokens_total",
+    "sglang:token_usage",
+    "llamacpp:tokens_predicted_total",
+    "llamacpp:prompt_tokens_total",
+    "llamacpp:n_decode_total",
+    "tgi_batch_inference_count",
+)
 _METRIC_NAMES: Final = (
+    *_PROGRESS,
     *_KV_CACHE_USAGE,
     *_RUNNING,
     *_WAITING,
@@ -66,5 +83,6 @@ def parse_gauges(page: str) -> EngineGauges:
         spec_acceptance_rate=ratio(accepted, total("vllm:spec_decode_num_draft_tokens_total")),
         # Each step yields the accepted draft tokens and one token of the target model.
         spec_tokens_per_step=1 + per_draft if per_draft is not None else None,
+        progress=tuple(sum(values[name]) for name in _PROGRESS if name in values),
         spec_counts=SpeculationCounters(drafts, accepted) if drafts is not None and accepted is not None else None,
     )

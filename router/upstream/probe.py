@@ -7,7 +7,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from router.net.client.errors import EngineError
+from router.core.resilience.signs_of_life import CheckResult
+from router.net.client.errors import EngineError, is_refused
 from router.upstream.catalog import Catalog
 from router.upstream.client import EngineClient
 from router.upstream.engine import Engine, EngineGauges
@@ -32,6 +33,7 @@ class EngineProbe:
     - `last_check`: when the last round ended, in seconds since the epoch; None before the first.
     - `on_round` is called after every round, and `on_up` as soon as an engine that was down is up: the check of another
       engine may take longer.
+    - The requests that wait for an engine that is down move to another one, see router.core.resilience.signs_of_life.
     - An engine that cannot be checked because this machine lacks a resource keeps its state.
     """
 
@@ -76,6 +78,7 @@ class EngineProbe:
             return
         deadline = now + self._timeout  # all requests share it
         up = False
+        result = CheckResult.DOWN
         gauges = EngineGauges()
         try:
             up = await self._is_up(engine, deadline)
@@ -85,6 +88,8 @@ class EngineProbe:
             log.debug("engine %s: %s", engine.name, error)
             if isinstance(error, EngineError) and error.reason == "local":
                 return  # no request was sent, so the engine's state is unchanged
+            if isinstance(error, EngineError) and is_refused(error):
+                result = CheckResult.CLOSED
         if up and engine.up:
             await self._model_lists.refresh(engine)
         elif up:
@@ -93,8 +98,17 @@ class EngineProbe:
         was_down = engine.up is False
         engine.update_status(up=up)
         engine.update_gauges(gauges)
+        engine.watch.on_check(CheckResult.UP if up else result, gauges.running, gauges.progress)
+        self._abort_lost(engine)
         if up and was_down:
             self._on_up(engine)
+
+    def _abort_lost(self, engine: Engine) -> None:
+        """If another engine can take over, ends what waits for an engine that is down."""
+        # Without another one, there is nothing to gain: this one may be back before the timeouts.
+        if engine.watch.has_lost_requests and self._catalog.has_other(engine):
+            count = engine.watch.abort_lost()
+            log.warning("engine %s does not answer its checks; %d requests leave it", engine.name, count)
 
     async def _is_up(self, engine: Engine, deadline: float) -> bool:
         status = await self._health(engine, deadline)

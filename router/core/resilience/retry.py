@@ -60,8 +60,10 @@ def classify_failure(reason: str, retry_after: float | None) -> FailureClass:
             return _NOT_ENGINE_FAILURE
         case "diverged":  # it did not repeat what the client has; without that to repeat, it may go on
             return FailureClass(counts_for_breaker=False, uses_retry_budget=False)
-        case "timeout":
+        case "timeout" | "lost":
             return FailureClass(may_retry_engine=False)
+        case "slow":  # the engine works for others
+            return FailureClass(counts_for_breaker=False, may_retry_engine=False)
         case "status-429":
             return FailureClass(counts_for_breaker=False, engine_busy=True)
         case "status-404" | "status-405" | "status-501":  # this engine lacks the model or feature; another may have it
@@ -123,7 +125,7 @@ class RetrySchedule(Generic[T]):
     def on_failure(self, engine: T, reason: str, retry_after: float | None, now: float) -> None:
         failure = classify_failure(reason, retry_after)
         self._attempt_count += failure.counts_as_attempt
-        self._timeout_count += reason == "timeout"
+        self._timeout_count += reason in ("timeout", "slow")
         if failure.may_retry_engine:
             self._retryable.append((now + (retry_after or 0.0), engine))
 

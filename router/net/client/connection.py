@@ -5,9 +5,10 @@ its output on, and record a failure if there is one. A caller waits at most twic
 the end of the body or as much of it as its sink wants. Chunks between these two need no future and wake no task: the
 sink is called directly from `data_received`.
 
-A connection has at most one timer, and the timer is lazy. A wait only records its deadline. When the timer fires too
-early for the current deadline, possibly that of a later exchange, it is set again for the remaining time. So neither a
-stream of a thousand chunks nor a connection that serves a thousand requests creates a timer for each of them.
+A connection has at most one timer, and the timer is lazy. A wait only records its deadline, and a chunk only when it
+came. When the timer fires too early for the current deadline, possibly that of a later exchange, it is set again for
+the remaining time. So neither a stream of a thousand chunks nor a connection that serves a thousand requests creates a
+timer for each of them. When a limit for silence has passed, a Watch may allow more.
 """
 
 import asyncio
@@ -17,12 +18,15 @@ from typing import Final, TypeAlias, cast
 from router.net.client.errors import EngineError, broken_off, connection_reset, timed_out
 from router.net.client.http1 import ResponseReader
 from router.net.client.target import Origin
+from router.net.client.watch import Watch
 
 Sink: TypeAlias = Callable[[bytes], bool]
 """Takes a chunk of a body, which is never empty. Returns True once it needs no more."""
 
 Waiter: TypeAlias = asyncio.Future[Exception | None]
 """Completes with None, or with the exception that ended the wait as its result; it does not raise it."""
+
+_CLOSED: Final = ("broken-off", "reset")  # EngineError.reason of a connection that the server may have closed
 
 CLOCK_RESOLUTION: Final = 0.001
 """Seconds. uvloop's clock counts milliseconds, so a timer may fire up to one millisecond early."""
@@ -33,8 +37,9 @@ class HTTPConnection(asyncio.Protocol):
 
     - `send_request` starts an exchange and waits for the response's head; `stream_to` waits for its body;
       `finish_exchange` ends it and returns whether the connection can carry another. There is one wait at a time.
-    - No wait lasts beyond `deadline`, until `stream_to` sets a timeout per chunk; and none lasts beyond
-      `total_deadline`. Both are instants of the loop's clock.
+    - No wait lasts beyond `deadline`, until `stream_to` sets a timeout per chunk, unless the exchange has a watch that
+      allows more; and none lasts beyond `total_deadline`. Both are instants of the loop's clock.
+    - `heard_at`: when the last chunk came, or the request was sent.
     - `usable` is false once either side has closed, and once unexpected bytes came while the connection was idle.
     - `closed_while_idle`: a reused connection that failed before any byte of this exchange's response came.
     - Reading pauses while more than `high_water` bytes are unread.
@@ -49,6 +54,7 @@ class HTTPConnection(asyncio.Protocol):
         "_deadline",
         "_exchange_count",
         "_failure",
+        "_head_limit",
         "_high_water",
         "_loop",
         "_on_lost",
@@ -60,7 +66,9 @@ class HTTPConnection(asyncio.Protocol):
         "_transport",
         "_unread_bytes",
         "_waiter",
+        "_watch",
         "connect_seconds",
+        "heard_at",
         "origin",
         "reader",
         "sink_done",
@@ -79,7 +87,9 @@ class HTTPConnection(asyncio.Protocol):
         self.connect_seconds: float | None = None
         self.reader = ResponseReader(max_head=max_head)
         self.sink_done = False  # the sink needs no more
-        self._deadline = self._total_deadline = 0.0
+        self.heard_at = 0.0
+        self._watch: Watch | None = None
+        self._deadline = self._total_deadline = self._head_limit = 0.0
         self._chunk_timeout: float | None = None
         self._loop = loop
         self._high_water = high_water
@@ -105,11 +115,11 @@ class HTTPConnection(asyncio.Protocol):
 
     @property
     def closed_while_idle(self) -> bool:
-        # A timeout is no sign that the server has closed the connection.
+        # A timeout is no sign that the server has closed the connection, nor is what its watch finds.
         failure = self._failure
         return (
             failure is not None
-            and failure.reason != "timeout"
+            and failure.reason in _CLOSED
             and self._exchange_count > 1
             and self.reader.nothing_received
         )
@@ -126,7 +136,13 @@ class HTTPConnection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None
 
-    def send_request(self, request: bytes, deadline: float, total_deadline: float) -> Waiter:
+    @property
+    def has_response(self) -> bool:
+        return not self.reader.nothing_received
+
+    def send_request(
+        self, request: bytes, deadline: float, total_deadline: float, watch: Watch | None = None
+    ) -> Waiter:
         if self._transport is None or self._closed:
             raise broken_off()
         self.reader.begin()
@@ -135,7 +151,12 @@ class HTTPConnection(asyncio.Protocol):
         self._failure = None
         self._buffered.clear()
         self._unread_bytes = 0
+        self.heard_at = now = self._loop.time()
         self._deadline, self._total_deadline = deadline, total_deadline
+        self._head_limit, self._chunk_timeout = deadline - now, None
+        self._watch = watch
+        if watch is not None:
+            watch.begin(self)
         self._transport.write(request)
         return self._start_wait()
 
@@ -161,10 +182,18 @@ class HTTPConnection(asyncio.Protocol):
             raise self._failure
         self._sink, self._chunk_timeout = sink, chunk_timeout
         if chunk_timeout is not None:
-            self._deadline = min(self._loop.time() + chunk_timeout, self._total_deadline)
+            self.heard_at = self._loop.time()  # the caller may have waited before it reads on
+            self._deadline = min(self.heard_at + chunk_timeout, self._total_deadline)
         return self._start_wait()
 
+    def unwatch(self) -> None:
+        """What comes now is not what the watch is for."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end(self)
+
     def finish_exchange(self) -> bool:
+        self.unwatch()
         reusable = (
             self.reader.reusable
             and self._transport is not None
@@ -202,10 +231,7 @@ class HTTPConnection(asyncio.Protocol):
             return
         chunk = reader.feed(data)
         if chunk:
-            if self._chunk_timeout is not None:
-                deadline = self._loop.time() + self._chunk_timeout
-                # A conditional expression: min() would be one more call per chunk.
-                self._deadline = deadline if deadline < self._total_deadline else self._total_deadline
+            self.heard_at = self._loop.time()
             try:
                 self.sink_done = sink(chunk)
             except Exception as error:  # noqa: BLE001 - the waiting task raises it
@@ -221,6 +247,7 @@ class HTTPConnection(asyncio.Protocol):
         if not self._busy:  # bytes without a request must never become the response to the next one
             self.abort()
             return
+        self.heard_at = self._loop.time()
         self._buffered.append(self.reader.feed(data))
         self._unread_bytes += len(data)
         if self.reader.head_complete and self._waiter is not None:
@@ -291,7 +318,15 @@ class HTTPConnection(asyncio.Protocol):
         self._timer = None
         if self._waiter is None:  # the next wait sets a timer if it needs one
             return
-        if self._deadline - self._loop.time() > CLOCK_RESOLUTION:
-            self._set_timer()
-        else:
-            self.abort(timed_out())
+        watch, limit, total = self._watch, self._chunk_timeout, self._total_deadline
+        if limit is not None:
+            self._deadline = min(self.heard_at + limit, total)
+        if self._deadline - self._loop.time() <= CLOCK_RESOLUTION:
+            if watch is not None:
+                if limit is None:
+                    limit = self._head_limit
+                self._deadline = min(watch.silent_until(self, limit), total)
+            if self._deadline - self._loop.time() <= CLOCK_RESOLUTION:
+                self.abort(watch.timed_out(self) if watch is not None else timed_out())
+                return
+        self._set_timer()

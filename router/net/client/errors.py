@@ -1,5 +1,10 @@
 """What can go wrong with an engine: errors of sockets, TLS and parsers are converted to these."""
 
+import errno
+from typing import Final
+
+_REFUSED: Final = f"[Errno {errno.ECONNREFUSED}]"
+
 
 class EngineError(Exception):
     """A request to an engine failed. `reason` is a metric label, the message a sentence for people.
@@ -21,6 +26,13 @@ def unreachable() -> EngineError:
     return EngineError("connect", "cannot connect to the engine")
 
 
+def is_refused(error: EngineError) -> bool:
+    """Whether nothing accepts connections at the address, though the machine answers."""
+    # By the text: of a name with several addresses, asyncio raises one OSError with the texts of all.
+    cause = error.__cause__
+    return error.reason == "connect" and (isinstance(cause, FileNotFoundError) or _REFUSED in str(cause))
+
+
 def out_of_resources(cause: str) -> EngineError:
     """The connection could not be opened because this machine lacks a resource; see router.net.local_errors."""
     return EngineError("local", f"the router cannot open a connection: {cause}")
@@ -28,6 +40,15 @@ def out_of_resources(cause: str) -> EngineError:
 
 def timed_out() -> EngineError:
     return EngineError("timeout", "timeout at the engine")
+
+
+def slow_response() -> EngineError:
+    """A timeout at an engine that works: it has made progress since the last byte of this response."""
+    return EngineError("slow", "the engine works, and did not respond in time")
+
+
+def engine_lost() -> EngineError:
+    return EngineError("lost", "the engine does not answer its checks")
 
 
 def broken_off() -> EngineError:

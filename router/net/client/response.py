@@ -94,11 +94,16 @@ class EngineResponse:
             self.close()
         return parts[0] if len(parts) == 1 else b"".join(parts), not exceeded
 
+    def unwatch(self) -> None:
+        """From now on, the watch of the request does not decide how long it may be silent."""
+        self._require_connection().unwatch()
+
     def close(self, *, linger: bool = False) -> None:
         """Release the connection. `linger`: the content is complete, so only the end of the response may follow."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
+        connection.unwatch()
         ending = None
         if linger and not connection.reader.done:
             # Further content ends the wait, and the connection is closed unless the response ended with it.

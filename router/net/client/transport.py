@@ -6,6 +6,7 @@
     pool        selects an idle connection
     response    a response, which holds its connection
     transport   this module: runs an exchange and owns the connections
+    watch       decides about an exchange that is silent
     client      (router.upstream) the requests that engines get
 
 A request costs one dictionary lookup, one write and one future; a chunk of its response costs none of these.
@@ -22,6 +23,7 @@ from router.net.client.pool import IdlePool
 from router.net.client.response import EngineResponse
 from router.net.client.target import Origin
 from router.net.client.tls import create_tls_context
+from router.net.client.watch import Watch
 from router.net.local_errors import local_cause
 
 
@@ -80,11 +82,13 @@ class HTTPTransport:
         return len(self._idle)
 
     async def send(
-        self, origin: Origin, request: bytes, *, connect_timeout: float, head_timeout: float, total_timeout: float
-    ) -> EngineResponse:
+        self, origin: Origin, request: bytes, *, connect_timeout: float, head_timeout: float, total_timeout: float,
+        watch: Watch | None = None,
+    ) -> EngineResponse:  # fmt: skip
         """Send a request and wait for the head. The caller reads the response to its end or closes it.
 
-        Timeouts are in seconds from now; `total_timeout` covers the whole response. Raises EngineError.
+        Timeouts are in seconds from now; `total_timeout` covers the whole response. `watch`: may allow more than
+        `head_timeout`, and than the timeouts per chunk of the response. Raises EngineError.
         """
         loop = self._loop
         if loop is None:
@@ -96,7 +100,7 @@ class HTTPTransport:
             if connection is None:
                 connection = await self._connect(loop, origin, deadline, connect_timeout)
             try:
-                failure = await connection.send_request(request, deadline, total_deadline)
+                failure = await connection.send_request(request, deadline, total_deadline, watch)
             except BaseException:  # a cancellation too: the connection would stay in `_busy`
                 self._release(connection)
                 raise

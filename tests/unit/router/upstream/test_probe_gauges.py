@@ -45,6 +45,7 @@ def test_a_page_of_vllm_is_read() -> None:
         spec_acceptance_rate=349 / 620,
         spec_tokens_per_step=1 + 349 / 155,
         spec_counts=SpeculationCounters(155, 349),
+        progress=(777.0, 777.0, 777.0, 0.25),  # tokens generated and prefilled, those of all steps, the KV cache
     )
 
 
@@ -55,7 +56,7 @@ def test_a_missing_metric_is_unknown_and_not_0(page: str) -> None:
 
 def test_a_gauge_of_0_is_0() -> None:
     page = "vllm:kv_cache_usage_perc 0.0\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
-    assert parse_gauges(page) == EngineGauges(kv_cache_usage=0, running=0, waiting=0)
+    assert parse_gauges(page) == EngineGauges(kv_cache_usage=0, running=0, waiting=0, progress=(0,))
 
 
 def test_the_older_name_of_the_kv_cache_is_known_too() -> None:
@@ -84,7 +85,7 @@ def test_engine_cores_behind_one_address_are_summed_and_the_fullest_cache_counts
         'vllm:num_requests_running{engine="0"} 2\nvllm:num_requests_running{engine="1"} 3\n'
         'vllm:kv_cache_usage_perc{engine="0"} 0.9\nvllm:kv_cache_usage_perc{engine="1"} 0.1\n'
     )
-    assert parse_gauges(page) == EngineGauges(running=5, kv_cache_usage=0.9)
+    assert parse_gauges(page) == EngineGauges(running=5, kv_cache_usage=0.9, progress=(1.0,))
 
 
 @pytest.mark.parametrize("value", ["NaN", "nan", "+Inf", "-Inf"])

@@ -53,6 +53,9 @@ def waits(engines: list[str], reason: str, *, random: float, retry_after: float 
         ("a", ["connect"], "a"),
         ("abcdef", ["timeout"], "ab"),
         ("a", ["timeout"], "a"),
+        ("abcdef", ["slow"], "ab"),
+        ("abcdef", ["lost"], "abc"),
+        ("a", ["lost"], "a"),
         ("ab", ["timeout", "broken-off"], "abb"),
         ("ab", ["status-404"], "ab"),
         ("ab", ["connect", "malformed"], "abbb"),
@@ -113,7 +116,7 @@ def test_every_request_runs_out_of_attempts(engines: list[str], reasons: list[st
 
 @pytest.mark.parametrize(
     "reason",
-    ["connect", "timeout", "reset", "broken-off", "error-frame", "malformed", "status-500", "status-502"],
+    ["connect", "timeout", "lost", "reset", "broken-off", "error-frame", "malformed", "status-500", "status-502"],
 )
 def test_failures_of_the_engine_count_against_it(reason: str) -> None:
     assert classify_failure(reason, None).counts_for_breaker
@@ -137,6 +140,11 @@ def test_client_errors_and_the_routers_own_limits_neither_count_nor_use_the_retr
     assert attempts_of(list("abcdef"), reason) == [(name, 0.0) for name in "abc"], (
         "engines that lack it are tried three times"
     )
+
+
+def test_a_timeout_at_an_engine_that_works_does_not_count_and_uses_the_retry_budget() -> None:
+    failure = classify_failure("slow", None)
+    assert (failure.counts_for_breaker, failure.may_retry_engine, failure.uses_retry_budget) == (False, False, True)
 
 
 def test_a_503_counts_unless_it_has_a_retry_after() -> None:

@@ -12,6 +12,7 @@ import uvloop
 from router.net.client.connection import HTTPConnection
 from router.net.client.errors import EngineError
 from router.net.client.transport import HTTPTransport
+from router.net.client.watch import WatchedExchange
 from tests.support.certificate import certificate, needs_openssl
 from tests.support.transport_harness import (
     OK,
@@ -136,8 +137,28 @@ class Clock:
         callback()  # type: ignore[operator]
 
 
+class Watch:
+    """Allows silence until an instant."""
+
+    def __init__(self, until: float = 0.0) -> None:
+        self.until = until
+        self.watched: list[WatchedExchange] = []
+
+    def begin(self, exchange: WatchedExchange) -> None:
+        self.watched.append(exchange)
+
+    def end(self, exchange: WatchedExchange) -> None:
+        self.watched.remove(exchange)
+
+    def silent_until(self, exchange: WatchedExchange, limit: float) -> float:
+        return self.until
+
+    def timed_out(self, exchange: WatchedExchange) -> EngineError:
+        return EngineError("timeout", "the watch says so")
+
+
 def waiting_connection(
-    clock: Clock, head_timeout: float, total: float = 1000.0
+    clock: Clock, head_timeout: float, total: float = 1000.0, watch: Watch | None = None
 ) -> tuple[HTTPConnection, asyncio.Future[Exception | None]]:
     """A connection with a started exchange that waits for its head, on a fake socket."""
     connection = HTTPConnection(
@@ -148,7 +169,7 @@ def waiting_connection(
         on_lost=lambda _: None,
     )
     connection.connection_made(Nowhere())
-    return connection, connection.send_request(b"", clock.now + head_timeout, clock.now + total)
+    return connection, connection.send_request(b"", clock.now + head_timeout, clock.now + total, watch)
 
 
 class Nowhere(asyncio.Transport):
@@ -190,6 +211,55 @@ async def test_chunks_extend_the_timeout_without_setting_a_timer() -> None:
     assert [when for when, _ in clock.timers] == [10.0, 19.0]
     clock.fire()
     assert timed_out(streaming)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_watch_allows_more_silence_but_not_beyond_the_total_timeout(*, streams: bool) -> None:
+    clock, watch = Clock(), Watch(until=15.0)
+    connection, waiter = waiting_connection(clock, 10.0, 30.0, watch)
+    waiting: asyncio.Future[Exception | None] | None = waiter
+    if streams:
+        connection.data_received(STREAM)
+        waiting = connection.stream_to(lambda _: False, 10.0)
+    clock.fire()
+    assert (clock.now, waits(waiting)) == (10.0, True)
+    watch.until = 1000.0
+    clock.fire()
+    assert (clock.now, waits(waiting)) == (15.0, True)
+    clock.fire()
+    assert (clock.now, timed_out(waiting)) == (30.0, True)
+
+
+async def test_after_more_silence_that_a_watch_allowed_the_timeout_counts_from_the_next_chunk() -> None:
+    clock, watch = Clock(), Watch(until=15.0)
+    connection, _ = waiting_connection(clock, 10.0, watch=watch)
+    connection.data_received(STREAM)
+    streaming = connection.stream_to(lambda _: False, 10.0)
+    clock.fire()
+    clock.now = 14.0
+    connection.data_received(b"1\r\na\r\n")
+    clock.fire()
+    assert waits(streaming)
+    clock.fire()
+    assert (clock.now, timed_out(streaming)) == (24.0, True)
+
+
+async def test_an_exchange_is_watched_until_its_end() -> None:
+    clock, watch = Clock(), Watch()
+    connection, _ = waiting_connection(clock, 10.0, watch=watch)
+    assert watch.watched == [connection]
+    connection.data_received(STREAM)
+    connection.finish_exchange()
+    assert watch.watched == []
+
+
+async def test_a_watch_ends_an_exchange_that_is_not_sent_again() -> None:
+    clock, watch = Clock(), Watch()
+    connection, waiter = waiting_connection(clock, 10.0, watch=watch)
+    connection.abort(EngineError("lost", "the engine is gone"))
+    failure = waiter.result()
+    assert isinstance(failure, EngineError)
+    assert (failure.reason, connection.closed_while_idle) == ("lost", False)
 
 
 async def test_nothing_extends_the_total_timeout() -> None:
