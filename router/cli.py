@@ -30,14 +30,14 @@ from router.commands.init import init
 from router.commands.keys import app as keys
 from router.commands.reload import reload
 from router.commands.serve import serve
+from router.commands.suggestions import command_group
 from router.commands.top.command import top
 from router.commands.usage import usage
 from router.settings import DEFAULT_PATH, missing_extra
 
-app = typer.Typer(
+app = command_group(
+    "A cache-aware, OpenAI-compatible router for vLLM engines.",
     name="roundhouse",
-    help="A cache-aware, OpenAI-compatible router for vLLM engines.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},  # those below inherit it
 )

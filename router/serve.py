@@ -20,8 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from msgspec.structs import replace
-
 from router.api.prompt_log import prompt_log_warning
 from router.app import build
 from router.discovery.start import DiscoveryError, settings_of_engines
@@ -36,7 +34,6 @@ from router.settings import DEFAULT_PATH, ConfigurationError, Settings, load, mi
 from router.shared.redis import ask_server
 from router.start_report import EngineCount, log_ready, log_start
 from router.supervisor import Supervisor
-from router.units import Seconds
 from router.worker_metrics import has_live_worker
 
 log = logging.getLogger("roundhouse.server")
@@ -190,8 +187,6 @@ def _start(options: ServeOptions) -> int:
     source = "" if options.engine else f"{options.config}: "
     if (problem := missing_extra(settings)) is not None:
         raise CannotStartError(_FAILED, f"{source}{problem}")
-    if options.no_drain:
-        settings = replace(settings, router=replace(settings.router, drain=Seconds(0)))
     try:
         listen_socket = listen(settings)
     except OSError as error:

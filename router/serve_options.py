@@ -29,7 +29,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
 
     - `model`: the engines' names of the models to serve; all, if empty. `api_key_env`: the environment variable with
       the engines' key. `wait`: for how many seconds the engines may be starting.
-    - `redis`, `host`, `port` and `workers` count more than the environment and the file.
+    - `redis`, `host`, `port`, `workers` and `no_drain` count more than the environment and the file.
     """
 
     config: str = DEFAULT_PATH
@@ -45,10 +45,12 @@ class ServeOptions(msgspec.Struct, frozen=True):
 
     @property
     def overrides(self) -> list[Override]:
+        """A reload applies them again, so an option is never taken for a change of the file."""
         values = {name: getattr(self, name) for name in _OVERRIDES}
-        return [
+        overrides = [
             Override(_OVERRIDES[name], str(value), f"--{name}") for name, value in values.items() if value is not None
         ]
+        return [*overrides, Override(("router", "drain"), "0", "--no-drain")] if self.no_drain else overrides
 
 
 def exec_serve(options: ServeOptions) -> NoReturn:

@@ -25,6 +25,7 @@ from router.commands.console import (
 )
 from router.commands.engine_access import probe_engines, with_announced
 from router.commands.redis import with_redis
+from router.commands.suggestions import command_group
 from router.errors import ApiError
 from router.settings import DEFAULT_PATH, Settings
 
@@ -37,7 +38,7 @@ ModelOption = Annotated[
     str | None, typer.Option("--model", "-m", help="The base model; needed if there are several models.")
 ]
 
-app = typer.Typer(help="List the engines' LoRA adapters; load and unload one.", no_args_is_help=True)
+app = command_group("List the engines' LoRA adapters; load and unload one.")
 
 
 class AdapterRow(msgspec.Struct, frozen=True):

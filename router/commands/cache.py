@@ -27,6 +27,7 @@ from router.commands.console import (
 from router.commands.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
 from router.commands.redis import parse_filter, with_redis
 from router.commands.savings import savings
+from router.commands.suggestions import command_group
 from router.commands.transfer import export_, import_from
 from router.core.cache.entry_filter import MAX_PAGE_SIZE
 from router.core.endpoints.chat import CHAT
@@ -42,7 +43,7 @@ if TYPE_CHECKING:  # imported by the commands that need them, since they would s
 
 KeyArgument = Annotated[str, typer.Argument(help="The key, as in X-Cache-Key.")]
 
-app = typer.Typer(help="Inspect, explain, purge, export and import the cache.", no_args_is_help=True)
+app = command_group("Inspect, explain, purge, export and import the cache.")
 app.command(name="export")(export_)
 app.command(name="import")(import_from)
 app.command(name="savings")(savings)

@@ -32,6 +32,7 @@ from router.commands.engine_access import engine_names, probe_engines, with_anno
 from router.commands.engine_list import list_command
 from router.commands.logs import logs
 from router.commands.redis import with_redis
+from router.commands.suggestions import command_group
 from router.commands.switch import rollback, switch
 from router.settings import DEFAULT_PATH, EMBEDDED, Settings
 
@@ -47,10 +48,9 @@ _IDLE_POLLS: Final = 3
 
 EngineNameArgument = Annotated[str, typer.Argument(help="Engine name, as in `roundhouse engines list`.")]
 
-app = typer.Typer(
-    help="List the engines; check them before their start; announce, drain, resume, restart and switch one; "
-    "show its log; change LoRA adapters.",
-    no_args_is_help=True,
+app = command_group(
+    "List the engines; check them before their start; announce, drain, resume, restart and switch one; "
+    "show its log; change LoRA adapters."
 )
 app.command(name="list")(list_command)
 app.add_typer(adapters, name="adapters")

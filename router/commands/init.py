@@ -61,10 +61,11 @@ def init(
         api_key_env = _prompt_for_variable()
         check_key_of(api_key_env)
         answers = _ask(urls, api_key_env)
+    found = plan(answers, model or [])
+    _check_access(found, api_key_env, config)
     if redis is None:
         redis = _prompt("Redis", DEFAULT_REDIS) if asks else DEFAULT_REDIS
     _check_redis(redis)
-    found = plan(answers, model or [])
     _report(found, api_key_env)
     if not found.models and not found.unknown:
         fail(f"there is no model for a configuration, so {config} is not written")
@@ -78,6 +79,22 @@ def init(
 def _ask(urls: list[str], api_key_env: str | None) -> list[Answer]:
     key = os.environ.get(api_key_env or "")
     return asyncio.run(ask_engines(urls, {"authorization": f"Bearer {key}"} if key else {}))
+
+
+def _check_access(found: Plan, api_key_env: str | None, config: Path) -> None:
+    """Ends the command if no model is known since the engines refuse the key: a file without models is of no use."""
+    refused = [answer for answer in found.unknown if answer.wants_key]
+    if found.models or not refused:
+        return
+    for answer in refused:
+        print_err(f"roundhouse: the engine at {answer.url}: {answer.problem}")
+    if api_key_env is None:
+        remedy = f"name the environment variable with the engines' key: --api-key-env {_DEFAULT_KEY_VARIABLE}"
+    elif os.environ.get(api_key_env):
+        remedy = f"correct the key in the environment variable {api_key_env}"
+    else:
+        remedy = f"set the environment variable {api_key_env}, which is not set"
+    fail(f"{config} is not written; {remedy}")
 
 
 def _report(found: Plan, api_key_env: str | None) -> None:

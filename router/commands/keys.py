@@ -23,6 +23,7 @@ from router.commands.console import (
     write_table,
 )
 from router.commands.redis import with_redis
+from router.commands.suggestions import command_group
 from router.core.api_keys import hash_key, key_id
 from router.errors import ApiError
 from router.settings import DEFAULT_PATH, Settings
@@ -34,7 +35,7 @@ if TYPE_CHECKING:  # imported by the commands, since it would slow all others do
 MAX_KEY_BYTES: Final = 4096
 """Bytes; a longer key would risk the limits on request headers."""
 
-app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
+app = command_group("Create, list and revoke API keys.")
 
 
 @app.command()

@@ -76,6 +76,36 @@ async def test_an_engine_that_is_down_and_one_that_wants_a_key_are_told_and_comm
 
 
 @pytest.mark.parametrize(
+    ("value", "problem", "remedy"),
+    [
+        (
+            None,
+            "refuses the request without a key with status 401",
+            "name the environment variable with the engines' key",
+        ),
+        ("wrong", "refuses the key with status 401", "correct the key in the environment variable TEST_ENGINE_KEY"),
+        (
+            "",
+            "refuses the request without a key with status 401",
+            "set the environment variable TEST_ENGINE_KEY",
+        ),
+    ],
+)
+async def test_no_file_is_written_for_engines_that_refuse_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None, problem: str, remedy: str
+) -> None:
+    path = tmp_path / "roundhouse.toml"
+    monkeypatch.setenv("TEST_ENGINE_KEY", value or "")
+    key_option = [] if value is None else ["--api-key-env", "TEST_ENGINE_KEY"]
+    async with served(engine_of("llama", api_key="k")) as url:
+        result = await run_cli("init", "-o", path, "--engine", url, "--redis", "embedded", *key_option)
+    assert (result.code, result.stdout, path.exists()) == (1, "", False)
+    why, refusal = result.stderr.splitlines()
+    assert why == f"roundhouse: the engine at {url}: {problem}"
+    assert refusal.startswith(f"roundhouse: {path} is not written; {remedy}")
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ([], "--engine: name at least one engine"),

@@ -179,7 +179,9 @@ async def test_options_count_more_than_the_environment_and_that_more_than_the_fi
     serve: Any, config: str, tmp_path: Path
 ) -> None:
     (tmp_path / "roundhouse.toml").write_text(config.replace("[router]", "[router]\nworkers = 1\nport = 1\n"))
-    router = serve("--host", "127.0.0.2", env={"ROUNDHOUSE_ROUTER_LOG_FORMAT": "json", "ROUNDHOUSE_ROUTER_HOST": "h"})
+    router = serve(
+        "--host", "127.0.0.2", "--no-drain", env={"ROUNDHOUSE_ROUTER_LOG_FORMAT": "json", "ROUNDHOUSE_ROUTER_HOST": "h"}
+    )
     await eventually(lambda: f'"address":"http://127.0.0.2:{router.port}","engines"' in router.log)
     # A reload applies them again, so nothing has changed.
     router.process.send_signal(signal.SIGHUP)

@@ -30,6 +30,12 @@ def test_the_options_survive_the_way_to_it(options: ServeOptions) -> None:
     assert from_arguments([*PROGRAM, *to_arguments(options)]) == options
 
 
+def test_no_drain_is_a_setting_that_a_reload_applies_again() -> None:
+    (override,) = ServeOptions(no_drain=True).overrides
+    assert (override.place, override.value, override.origin) == (("router", "drain"), "0", "--no-drain")
+    assert ServeOptions().overrides == []
+
+
 def test_other_arguments_are_refused() -> None:
     for arguments in (["serve"], [*PROGRAM, "--port=x"]):
         with pytest.raises(ValueError, match=r"roundhouse serve|Expected"):

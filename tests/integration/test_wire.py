@@ -174,6 +174,7 @@ async def test_a_request_id_in_a_body_cannot_be_a_network_address(
 ) -> None:
     answer = await router.http.post(path, json={"model": "llama", **body, "request_id": ADDRESSES})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
+    assert answer.json()["error"]["message"] == "`request_id` must be 1 to 128 letters, digits, `_` and `-`."
 
 
 async def test_the_trace_of_the_client_reaches_the_engine(router: RouterServer, engines: EngineSet) -> None:

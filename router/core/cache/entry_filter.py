@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from router.core.cache.key_parts import KeyParts
 from router.core.cache.redis_keys import claim_key, entry_key
-from router.errors import bad_request
+from router.errors import ApiError, bad_request
 
 MAX_DOCUMENT_NAME: Final = 128
 """Maximum length of a document id in characters; a longer id is replaced by its hash."""
@@ -23,6 +23,16 @@ HexHash = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 EntryKey = Annotated[
     str, Meta(pattern=r"^rh:1:[a-z0-9._-]{1,64}:[a-z0-9._-]{1,64}:[0-9a-f]{16}:[0-9a-f]{16}:[0-9a-f]{32}\Z")
 ]
+
+_NAME: Final = "must be 1 to 64 of the characters a-z, 0-9, `.`, `_` and `-`"
+_HASH: Final = "must be 16 hexadecimal digits in lower case, as in X-Cache-Key"
+_FORMS: Final = {
+    "key": "must be a whole key, as in X-Cache-Key: rh:1:TENANT:MODEL:SYSTEM:RAG:QUERY",
+    "tenant": _NAME,
+    "model": _NAME,
+    "system": _HASH,
+    "rag": _HASH,
+}
 
 
 class EntryFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -99,7 +109,7 @@ def parse_purge_filter(body: bytes) -> EntryFilter:
     try:
         entry_filter = msgspec.json.decode(body, type=EntryFilter)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise bad_request(f"Invalid purge: {error}", code="invalid_purge") from None
+        raise _invalid("purge", error, code="invalid_purge") from None
     if entry_filter.is_empty:
         raise bad_request(
             "A purge needs `key`, `tenant`, `model`, `system`, `rag` or `document`, or `all`.",
@@ -115,5 +125,14 @@ def parse_listing_filter(fields: Mapping[str, Any]) -> EntryFilter:
     try:
         entry_filter = msgspec.convert(fields, EntryFilter)
     except msgspec.ValidationError as error:
-        raise bad_request(f"Invalid filter: {error}", code="invalid_query") from None
+        raise _invalid("filter", error, code="invalid_query") from None
     return EntryFilter(all=True) if entry_filter.is_empty else entry_filter
+
+
+def _invalid(what: str, error: Exception, *, code: str) -> ApiError:
+    """The refusal. msgspec's message has a regular expression where a text does not have the form of its field."""
+    message = str(error)
+    field = message.rpartition("`$.")[2].removesuffix("`")
+    if "matching regex" in message and field in _FORMS:
+        return bad_request(f"Invalid {what}: `{field}` {_FORMS[field]}.", param=field, code=code)
+    return bad_request(f"Invalid {what}: {message}", code=code)

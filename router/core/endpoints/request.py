@@ -12,6 +12,7 @@ import msgspec
 
 from router.core.endpoints.cache_salt import combine_salts
 from router.core.endpoints.endpoint import Endpoint, InferenceRequest
+from router.core.endpoints.request_fields import ENGINE_ID_FORM
 from router.core.json_values import is_deeper, is_integer, normalize_numbers
 from router.core.quota.priority import DEFAULT_PRIORITY
 from router.errors import ApiError, bad_request
@@ -132,6 +133,8 @@ def wrong_type_error(error: msgspec.ValidationError) -> ApiError:
         field = what.rpartition("field ")[2].strip("`")
         path = f"{path}.{field}" if path else field
         return bad_request(f"`{path}` is missing.", param=path)
+    if "matching regex" in what:  # the only texts with a form are ids for an engine
+        return bad_request(f"`{path}` {ENGINE_ID_FORM}.", param=path)
     return bad_request(f"`{path}`: {what[0].lower()}{what[1:]}.", param=path or None)
 
 

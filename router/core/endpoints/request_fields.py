@@ -1,6 +1,6 @@
 """The fields of request bodies that the router reads itself: those of all endpoints, and types that several share."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 
@@ -14,6 +14,8 @@ class StreamOptions(msgspec.Struct):
 
 EngineId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]
 """An id that a client may pass to an engine. It cannot hold an address, as some vLLM connectors parse one from ids."""
+
+ENGINE_ID_FORM: Final = "must be 1 to 128 letters, digits, `_` and `-`"
 
 
 class RequestFields(msgspec.Struct):

@@ -12,6 +12,7 @@ from router.core.cache.entry_filter import (
     MAX_DOCUMENT_NAME,
     EntryFilter,
     document_name,
+    parse_listing_filter,
     parse_purge_filter,
     possible_document_names,
     text_document_name,
@@ -144,6 +145,25 @@ def test_an_empty_or_invalid_filter_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
         parse_purge_filter(body)
     assert (caught.value.status, caught.value.code) == (400, "invalid_purge")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("key", "nonsense", "`key` must be a whole key, as in X-Cache-Key: rh:1:TENANT:MODEL:SYSTEM:RAG:QUERY."),
+        ("tenant", "Acme", "`tenant` must be 1 to 64 of the characters a-z, 0-9, `.`, `_` and `-`."),
+        ("model", "", "`model` must be 1 to 64 of the characters a-z, 0-9, `.`, `_` and `-`."),
+        ("system", "abc", "`system` must be 16 hexadecimal digits in lower case, as in X-Cache-Key."),
+        ("rag", "*", "`rag` must be 16 hexadecimal digits in lower case, as in X-Cache-Key."),
+    ],
+)
+def test_a_value_in_the_wrong_form_is_refused_in_plain_words(field: str, value: str, message: str) -> None:
+    with pytest.raises(ApiError) as purge:
+        parse_purge_filter(json.dumps({field: value}).encode())
+    with pytest.raises(ApiError) as listing:
+        parse_listing_filter({field: value})
+    assert (purge.value.message, purge.value.param) == (f"Invalid purge: {message}", field)
+    assert (listing.value.message, listing.value.param) == (f"Invalid filter: {message}", field)
 
 
 @given(st.binary(max_size=60) | st.recursive(st.text(), st.lists).map(lambda value: json.dumps(value).encode()))
