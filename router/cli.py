@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +17,7 @@ from router.commands.console import (
     EXIT_USAGE,
     ConfigOption,
     EngineKindOption,
+    JsonLinesOption,
     JsonOption,
     VllmPythonOption,
     check_engine_kind,
@@ -23,6 +25,7 @@ from router.commands.console import (
     load_settings,
     pluralize,
     print_err,
+    write_json,
 )
 from router.commands.engine_plan import build_plan, exec_engines
 from router.commands.engines import app as engine_commands
@@ -62,9 +65,7 @@ def up(
     engines: EngineKindOption = "auto",
     vllm_python: VllmPythonOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, and start nothing.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="With --dry-run: print JSON, one object per process and line.")
-    ] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """Run a private Redis, the engines and the router of a configuration, until Ctrl-C."""
     settings = load_settings(config)
@@ -81,10 +82,14 @@ def up(
 @app.command()
 def check(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False) -> None:
     """Read the configuration, connect to everything in it, and report what is wrong."""
-    settings = load_settings(config)
     from router.check import check_all
-    from router.checks.finding import Finding, Problem, wrong
+    from router.checks.finding import Finding, Problem, report_json, wrong
 
+    def write_mistakes(mistakes: Sequence[str]) -> None:
+        if as_json:
+            write_json(report_json([Finding("configuration", mistake, "error") for mistake in mistakes]))
+
+    settings = load_settings(config, write_mistakes)
     findings = asyncio.run(check_all(settings))
     from router.flow.tenant_rules import unmatched_models
 
@@ -94,8 +99,7 @@ def check(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False
         setting, _, note = missing.partition(": ")
         findings.append(wrong("configuration", setting, Problem(*note.split("; ", 1))))
     if as_json:
-        report = {"ok": all(f.ok for f in findings), "findings": [f.as_json() for f in findings]}
-        typer.echo(json.dumps(report, indent=2))
+        write_json(report_json(findings))
     else:
         models, engines = pluralize(len(settings.model), "model"), pluralize(len(settings.engine), "engine")
         typer.echo(f"ok    {config}: {models}, {engines}")
@@ -111,7 +115,7 @@ def classify(
         list[str] | None,
         typer.Argument(help="Prompts; if none, JSON lines with `prompt` from standard input."),
     ] = None,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """Classify prompts as code or chat, with the words that decided it."""
     from router.core.routing.classify import Classifier
@@ -120,7 +124,7 @@ def classify(
     for prompt in prompts if prompts else _prompts_from_stdin():
         verdict = classifier.classify(prompt)
         if as_json:
-            typer.echo(json.dumps({"task": verdict.task, "score": round(verdict.score, 4)}))
+            write_json({"task": verdict.task, "score": round(verdict.score, 4)})
         else:
             features = ", ".join(f"{feature} {weight:+.2f}" for feature, weight in classifier.explain(prompt)[:5])
             shortened = prompt if len(prompt) <= 60 else prompt[:59] + "…"

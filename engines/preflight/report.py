@@ -27,7 +27,7 @@ def report_lines(findings: Sequence[Finding], engine_count: int) -> Iterator[str
 
 def report_json(findings: Sequence[Finding]) -> bytes:
     report: dict[str, Any] = {"ok": not has_errors(findings), "findings": findings}
-    return msgspec.json.format(msgspec.json.encode(report), indent=2)
+    return msgspec.json.encode(report)
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,5 +1,6 @@
 """What `roundhouse check` says of one thing that it looked at."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -43,6 +44,11 @@ class Finding(msgspec.Struct, frozen=True):
         if self.fix is None:
             return [first]
         return [first, f"      {self.setting}: {self.fix}" if self.setting is not None else f"      {self.fix}"]
+
+
+def report_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """What `roundhouse check --json` prints."""
+    return {"ok": all(finding.ok for finding in findings), "findings": [finding.as_json() for finding in findings]}
 
 
 def wrong(what: str, setting: str | None, problem: Problem, level: Level = "error") -> Finding:

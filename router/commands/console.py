@@ -17,13 +17,13 @@ EXIT_USAGE: Final = 2
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="Configuration file.", show_default=True)
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print a JSON object, in one line.")]
 VllmPythonOption = Annotated[Path | None, typer.Option(help="Python interpreter with vLLM installed, if not this one.")]
 EngineKindOption = Annotated[
     str,
     typer.Option("--engines", help="Engines to run: auto, vllm or simulator; auto uses vLLM if it is installed."),
 ]
-JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print a JSON object for each item, one a line.")]
 
 
 def print_err(message: str) -> None:
@@ -45,11 +45,15 @@ def confirm(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def load_settings(config: Path) -> Settings:
-    """Loads the configuration; if it cannot be used, the command ends with a line for each mistake."""
+def load_settings(config: Path, on_mistakes: Callable[[Sequence[str]], None] = lambda _: None) -> Settings:
+    """Loads the configuration; if it cannot be used, the command ends with a line for each mistake.
+
+    `on_mistakes` gets them before.
+    """
     try:
         return load(config)
     except ConfigurationError as error:
+        on_mistakes(error.mistakes)
         for mistake in error.mistakes:
             print_err(f"roundhouse: {mistake}")
         raise typer.Exit(EXIT_USAGE) from None

@@ -7,7 +7,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -115,7 +115,13 @@ def preflight(
     from router.commands.engine_plan import build_plan, exec_engines
 
     command = ["preflight", "--json"] if as_json else ["preflight"]
-    exec_engines(command, build_plan(load_settings(config), config, "vllm", vllm_python))
+
+    def write_mistakes(mistakes: Sequence[str]) -> None:
+        if as_json:
+            fields = {"severity": "error", "engine": None, "setting": "configuration", "remedy": ""}
+            write_json({"ok": False, "findings": [{**fields, "problem": mistake} for mistake in mistakes]})
+
+    exec_engines(command, build_plan(load_settings(config, write_mistakes), config, "vllm", vllm_python))
 
 
 @app.command()

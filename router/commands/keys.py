@@ -13,6 +13,7 @@ from router.commands.console import (
     EXIT_FAILED,
     EXIT_USAGE,
     ConfigOption,
+    JsonLinesOption,
     JsonOption,
     fail,
     format_duration,
@@ -142,11 +143,12 @@ def hash_(
 
 
 @app.command(name="list")
-def list_(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False) -> None:
+def list_(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonLinesOption = False) -> None:
     """List the keys of the configuration and of Redis: their ids, which log lines have as `key_id`, and last use."""
     rows = _fetch_rows(load_settings(config), config)
     if as_json:
-        write_json(rows)
+        for row in rows:
+            write_json(row)
         return
     now = time.time()
     titles = ("key id", "role", "tenant", "name", "in", "status", "created", "expires", "last used")

@@ -5,13 +5,13 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from router.commands.console import EXIT_USAGE, ConfigOption, fail, load_settings, print_err
+from router.commands.console import EXIT_USAGE, ConfigOption, JsonOption, fail, load_settings, print_err, write_json
 from router.pid_file import pid_file_path, running_pid, running_routers
 from router.reloading import read_outcome
 from router.settings import DEFAULT_PATH
@@ -28,18 +28,24 @@ def reload(
         Path | None, typer.Option(help="The router's pid file, if not that of the configuration.")
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, max=3600, help="Seconds to wait for the outcome.")] = 60.0,
+    as_json: JsonOption = False,
 ) -> None:
     """Make a running router read its configuration again, and wait for the outcome."""
     # If the configuration is needed, what is wrong with it is printed, and the router is left alone.
-    path = pid_file.absolute() if pid_file is not None else pid_file_path(load_settings(config), port)
+
+    def write_mistakes(mistakes: Sequence[str]) -> None:
+        if as_json:
+            write_json({"reloaded": False, "pid": None, "lines": mistakes})
+
+    path = pid_file.absolute() if pid_file is not None else pid_file_path(load_settings(config, write_mistakes), port)
     try:
         with _one_at_a_time(path.parent):
-            _reload(path, timeout)
+            _reload(path, timeout, as_json=as_json)
     except OSError as error:
         fail(f"{path}: {error.strerror}")
 
 
-def _reload(path: Path, timeout: float) -> None:
+def _reload(path: Path, timeout: float, *, as_json: bool) -> None:
     pid = running_pid(path)
     if pid is None:
         running = ", ".join(map(str, running_routers(path.parent)))
@@ -58,11 +64,14 @@ def _reload(path: Path, timeout: float) -> None:
         if time.monotonic() >= deadline:
             fail(f"process {pid} has not reloaded within {timeout:g} s; its log may say why")
         time.sleep(_POLL_INTERVAL)
+    if as_json:
+        write_json({"reloaded": outcome.is_in_effect, "pid": pid, "lines": outcome.lines})
     for line in outcome.lines:
         print_err(f"roundhouse: {line}")
     if not outcome.is_in_effect:
         fail(f"not reloaded: the previous configuration stays in effect (process {pid})")
-    typer.echo(f"reloaded: the new configuration is in effect (process {pid})")
+    if not as_json:
+        typer.echo(f"reloaded: the new configuration is in effect (process {pid})")
 
 
 @contextlib.contextmanager

@@ -42,6 +42,17 @@ async def test_warnings_succeed_and_errors_fail(redis_server: RedisServer, engin
     assert text.stderr == ""
 
 
+@pytest.mark.parametrize("command", [["check"], ["engines", "preflight"]])
+async def test_an_invalid_file_is_a_finding_of_the_json_too(tmp_path: Path, command: list[str]) -> None:
+    file = tmp_path / "roundhouse.toml"
+    file.write_text("[routr]\n[auth]\nmode = 'key'\n")
+    result = await run_cli(*command, "--config", file, "--json")
+    report = result.json()
+    assert (result.code, report["ok"], len(report["findings"])) == (2, False, 3)
+    assert all(str(file) in str(finding) for finding in report["findings"])
+    assert len(result.stderr.splitlines()) == 3
+
+
 async def test_a_router_that_runs_with_the_configuration_does_not_disturb(
     redis_server: RedisServer, engines: EngineSet
 ) -> None:

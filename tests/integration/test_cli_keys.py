@@ -33,7 +33,7 @@ async def test_the_keys_of_a_configuration_are_listed_by_their_ids(tmp_path: Pat
         f'[auth]\nadmin_keys = ["{OTHER_HASH}"]\n\n[[tenant]]\nname = "acme"\nkeys = ["{HASH}"]\n\n{MINIMAL}'
     )
     result = await run_cli("keys", "list", "--json", "-c", config)
-    rows = result.json()
+    rows = result.json_lines()
     assert [(row["key_id"], row["role"], row["tenant"], row["source"]) for row in rows] == [
         ("ffffffff", "admin", None, "configuration"),
         (HASH.removeprefix("sha256:")[:8], "tenant", "acme", "configuration"),

@@ -52,6 +52,9 @@ async def test_it_returns_when_the_new_configuration_is_in_effect(
         0, f"reloaded: the new configuration is in effect (process {served.process.pid})\n"
     )  # fmt: skip
     assert result.stderr == "roundhouse: router.log_format: a change needs a restart\n"
+    again = await reload(served, "--json")
+    lines = ["router.log_format: a change needs a restart"]
+    assert again.json() == {"reloaded": True, "pid": served.process.pid, "lines": lines}
     for _ in range(6):  # all workers have it already
         async with http_client(served.url) as http:
             assert "sea" in [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
@@ -82,6 +85,9 @@ async def test_an_invalid_file_is_refused_before_the_router_hears_of_it(
     result = await reload(served)
     assert result.code == 2
     assert "routr: no such setting; did you mean router?" in result.stderr
+    as_json = await reload(served, "--json")
+    assert (as_json.code, as_json.json()["reloaded"], as_json.json()["pid"]) == (2, False, None)
+    assert "routr: no such setting" in as_json.json()["lines"][0]
     assert "stays in effect" not in served.log.read_text()
 
 

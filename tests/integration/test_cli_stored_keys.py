@@ -44,7 +44,9 @@ async def test_a_key_is_made_listed_and_revoked_while_routers_run(make_router: M
         0, f"revoked {key_id} (ci) of acme; 2 router processes confirmed it\n",
     )  # fmt: skip
     assert await statuses(key, *pair) == [401, 401]
-    assert [row["status"] for row in (await keys(file, "list", "--json")).json() if row["name"] == "ci"] == ["revoked"]
+    assert [row["status"] for row in (await keys(file, "list", "--json")).json_lines() if row["name"] == "ci"] == [
+        "revoked"
+    ]
     assert key not in made.stderr + table + revoked.stdout + revoked.stderr
 
 

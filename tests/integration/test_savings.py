@@ -1,6 +1,5 @@
 """GPU seconds, energy and the savings ledger, from requests to Redis, the command and the admin API."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -194,11 +193,11 @@ async def test_the_command_shows_a_row_for_each_day_and_tenant_and_their_totals(
 
 async def test_the_command_can_be_limited_to_days_and_a_tenant(redis: Any, file: Path) -> None:
     await fill(redis)
-    one_day = json.loads((await run_cli("cache", "savings", "--days", 1, "--json", "--config", file)).stdout)
+    one_day = (await run_cli("cache", "savings", "--days", 1, "--json", "--config", file)).json()
     assert {row["tenant"] for row in one_day["rows"]} == {"acme"}
     assert {row["model"] for row in one_day["rows"]} == {"llama", "org/mistral"}
     assert one_day["total"]["requests"] == 10
-    other = json.loads((await run_cli("cache", "savings", "--tenant", "other", "--json", "--config", file)).stdout)
+    other = (await run_cli("cache", "savings", "--tenant", "other", "--json", "--config", file)).json()
     assert [(row["requests"], row["joules_saved"]) for row in other["rows"]] == [(5, None)]
     assert (
         await run_cli("cache", "savings", "--tenant", "nobody", "--config", file)

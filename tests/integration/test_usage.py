@@ -1,6 +1,5 @@
 """The usage of tenants and API keys: from requests to Redis, the command, the admin API and the tenant's own page."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +121,7 @@ async def test_the_command_shows_rows_by_day_tenant_key_or_model(redis: Any, fil
     today, yesterday = await fill(redis)
 
     async def shown(*options: Any) -> Any:
-        return json.loads((await run_cli("usage", *options, "--json", "--config", file)).stdout)
+        return (await run_cli("usage", *options, "--json", "--config", file)).json()
 
     assert requests_by(await shown(), "day") == {today: 10, yesterday: 6}
     assert requests_by(await shown("--by", "tenant"), "tenant") == {"acme": 11, "beta": 5}

@@ -18,10 +18,15 @@ class CommandResult(NamedTuple):
     stderr: str
 
     def json(self) -> Any:
-        return json.loads(self.stdout)
+        """The one line of a command with one result."""
+        (result,) = self.json_lines()
+        return result
 
     def json_lines(self) -> list[Any]:
-        return [json.loads(line) for line in self.stdout.splitlines()]
+        """The form of every `--json`: each line is an object (docs/operating.md)."""
+        results = [json.loads(line) for line in self.stdout.splitlines()]
+        assert all(isinstance(result, dict) for result in results)
+        return results
 
 
 async def run_cli(*arguments: object, stdin: bytes = b"") -> CommandResult:

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from router.addresses import is_http_url
-from router.commands.console import EXIT_USAGE, ConfigOption, fail, load_settings, write_json
+from router.commands.console import EXIT_USAGE, ConfigOption, JsonOption, fail, load_settings, write_json
 from router.settings import DEFAULT_PATH
 
 KEY_VARIABLE: Final = "ROUNDHOUSE_ADMIN_KEY"
@@ -30,7 +30,7 @@ def top(
     ] = None,
     interval: Annotated[float, typer.Option(min=0.5, max=3600, help="Seconds between two readings.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit, as without a terminal.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the documents once, as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Show routers, engines, traffic and the latest requests, live, over HTTP."""
     from router.commands.top import session  # imported here, since it would slow the other commands down
