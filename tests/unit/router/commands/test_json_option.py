@@ -1,7 +1,7 @@
 """One form for every `--json`: a line is an object. What it is for each command is in docs/operating.md."""
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import typer
 
@@ -36,12 +36,12 @@ def test_every_command_that_reads_has_json() -> None:
 
 
 def test_json_is_described_in_one_of_two_ways() -> None:
-    forms = {option.__metadata__[0].help for option in (JsonOption, JsonLinesOption)}
+    forms = {get_args(option)[1].help for option in (JsonOption, JsonLinesOption)}
     assert {text for text in HELP.values() if text is not None} == forms
 
 
 def test_the_documentation_names_the_commands_that_print_several_lines() -> None:
-    lines_help = JsonLinesOption.__metadata__[0].help
+    lines_help = get_args(JsonLinesOption)[1].help
     section = (ROOT / "docs/operating.md").read_text().partition(SECTION)[2].partition("\n## ")[0]
     (listings,) = [line for line in section.splitlines() if line.startswith("| an object for each ")]
     assert {path for path, text in HELP.items() if text == lines_help} == {
