@@ -40,9 +40,11 @@ class SimulatedRequest:
         headers: list[tuple[bytes, bytes]],
         pause: float,
         on_ended: Callable[["SimulatedRequest"], None],
+        path: str = PATH,
     ) -> None:
         """`pause`: seconds after each piece of the response in which the client reads nothing."""
         self.record = record
+        self._path = path
         self.cancelled_by_disconnect = False
         self._loop = loop
         self._body: bytes | None = body
@@ -61,7 +63,7 @@ class SimulatedRequest:
         return {
             "type": "http",
             "method": "POST",
-            "path": PATH,
+            "path": self._path,
             "headers": self._headers,
             "extensions": {CLIENT_EXTENSION: self},
         }

@@ -57,6 +57,8 @@ def read_request(body: dict[str, Any]) -> EngineRequest:
         "streams": bool(body.get("stream")), "asks_ids": bool(body.get("return_token_ids")),
         "max_tokens": body.get("max_tokens"), "tenant": body.get("safety_identifier", ""),
     }  # fmt: skip
+    if "prompt" in body and isinstance(body["prompt"][0], str):
+        return EngineRequest(0, False, **fields)
     if "prompt" in body:
         question, mark, *ids = body["prompt"]
         assert mark == 1

@@ -18,8 +18,10 @@ from tests.simulation.loop import SimulatedProcess, VirtualLoop
 from tests.simulation.network import WireEnd
 
 _LENGTH: Final = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
-_METRICS: Final = b"vllm:kv_cache_usage_perc 0.1\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
-
+_METRICS: Final = (
+    b"vllm:kv_cache_usage_perc 0.1\nvllm:num_requests_running %d\nvllm:num_requests_waiting 0\n"
+    b"vllm:generation_tokens_total %.3f\n"
+)
 
 BREAKS: Final = (
     "reset", "close", "half", "error", "aborted", "no-done", "stall",
@@ -54,7 +56,7 @@ class GenerationScript:
 class EngineModel:
     """One engine. `script` returns the course of the generation for a request; `on_generation` records its start.
 
-    `tells_ids`: whether it knows `return_token_ids`.
+    `tells_ids`: whether it knows `return_token_ids`. `has_counters`: whether its metrics show that it computes.
     """
 
     def __init__(
@@ -65,15 +67,33 @@ class EngineModel:
         on_generation: Callable[[EngineRequest, str, str, int], SimulatedGeneration],
         *,
         tells_ids: bool = True,
+        has_counters: bool = True,
     ) -> None:
         self.loop = loop
         self.process = SimulatedProcess(name)
         self.script = script
         self.on_generation = on_generation
         self.tells_ids = tells_ids
+        self.has_counters = has_counters
+        self._computed = 0.0
+        self._running: dict[_EngineConnection, bool] = {}  # the requests, and whether they are computed
 
     def accept(self) -> "_EngineConnection":
         return _EngineConnection(self)
+
+    def set_running(self, connection: "_EngineConnection", *, computes: bool | None) -> None:
+        """`computes`: False for a generation that hangs, None for one that has ended."""
+        self._running.pop(connection, None)
+        if computes is not None:
+            self._running[connection] = computes
+
+    def metrics(self) -> bytes:
+        """What is computed shows even where nothing is sent: a long prompt, or text that a parser holds back."""
+        if not self.has_counters:
+            return b""
+        if any(self._running.values()):
+            self._computed = CLOCK.now
+        return _METRICS % (len(self._running), self._computed)
 
 
 class _EngineConnection(asyncio.Protocol):
@@ -94,6 +114,7 @@ class _EngineConnection(asyncio.Protocol):
         self._client = transport.wire.ends[0].process.name
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._engine.set_running(self, computes=None)
         if self._generation is not None:
             self._generation.end("aborted")
             self._generation = None
@@ -111,7 +132,7 @@ class _EngineConnection(asyncio.Protocol):
         if head.startswith(b"POST"):
             self._generate(json.loads(rest[:length]))
         else:
-            body = _METRICS if head.startswith(b"GET /metrics") else b"{}"
+            body = self._engine.metrics() if head.startswith(b"GET /metrics") else b"{}"
             self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
 
     # -- a generation -------------------------------------------------------------------------------------------------
@@ -120,6 +141,7 @@ class _EngineConnection(asyncio.Protocol):
         engine = self._engine
         request = read_request(body if engine.tells_ids else body | {"return_token_ids": False})
         self._request = request
+        engine.set_running(self, computes=True)
         self._script = script = engine.script(request)
         self._generation = generation = engine.on_generation(
             request, self._client, engine.process.name, len(script.waits)
@@ -160,7 +182,9 @@ class _EngineConnection(asyncio.Protocol):
 
     def _break_off(self, how: str, generation: SimulatedGeneration) -> None:
         if how == "stall" and self._request.streams and generation.tokens_sent:
+            self._engine.set_running(self, computes=False)
             return  # until the router closes the connection
+        self._engine.set_running(self, computes=None)
         next_event = self._format.event([(generation.answer, generation.first + generation.tokens_sent)])
         generation.end("broken")
         self._generation = None
@@ -187,6 +211,7 @@ class _EngineConnection(asyncio.Protocol):
     def _finish(self) -> None:
         generation, self._generation = self._generation, None
         assert generation is not None
+        self._engine.set_running(self, computes=None)
         completion = generation.tokens - generation.first
         reason = "length" if generation.tokens == self._limit(generation) else "stop"
         if self._request.streams:

@@ -4,7 +4,7 @@ import gc
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from router.net.redis.errors import RedisBackendError
 from router.shared.redis import open_backend
 from router.store.admin.purge import purge
 from tests.simulation import clock
-from tests.simulation.clients import SimulatedRequest, request_body
+from tests.simulation.clients import PATH, SimulatedRequest, request_body
 from tests.simulation.clock import CLOCK
 from tests.simulation.engine_answers import EngineRequest
 from tests.simulation.engine_model import EngineModel, GenerationScript
@@ -26,11 +26,12 @@ from tests.simulation.invariants import check
 from tests.simulation.loop import SimulatedProcess, new_loop
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.network import SimulatedNetwork
-from tests.simulation.plan import draw_plan
+from tests.simulation.plan import ScenarioPlan, draw_plan
 from tests.simulation.redis_client import OperatorClient
 from tests.simulation.redis_model import RedisModel
 from tests.simulation.routers import REDIS_ADDRESS, TENANTS, SimulatedRouter, share_classifier
 
+_NO_FIELDS: Final[Mapping[str, object]] = {}
 _SETTLE_TIMEOUT: Final = 30.0  # maximum seconds from the last fault until all requests and generations have ended
 _QUIET_PERIOD: Final = 6.0  # seconds after the last request in which all state must be released; three leases
 _GENERATION: Final = re.compile(rb"g(\d+)\.0 ")
@@ -48,11 +49,13 @@ class SeedReport(msgspec.Struct):
 class World:
     """The simulated processes of one seed, and the schedule of what happens to them."""
 
-    def __init__(self, seed: int, kinds: Sequence[str] = (), *, traced: bool = False) -> None:
-        """`kinds`: kinds of faults, instead of those that the seed draws."""
+    def __init__(
+        self, seed: int, kinds: Sequence[str] = (), *, traced: bool = False, plan: ScenarioPlan | None = None
+    ) -> None:
+        """`kinds`: kinds of faults, `plan`: a plan, instead of those that the seed draws."""
         clock.reset(seed)
         self.random = Random(seed)
-        self.plan = draw_plan(self.random, kinds, streams=Random(f"streams of {seed}"))
+        self.plan = plan or draw_plan(self.random, kinds, streams=Random(f"streams of {seed}"))
         self.traced = traced
         self.log: list[str] = []
         self.history = History(self.plan.routers, f"e{self.plan.engines}" if self.plan.standby else "")
@@ -180,18 +183,19 @@ class World:
     # -- clients and operators ----------------------------------------------------------------------------------------
 
     def ask(
-        self, tenant: str, question: int, router: SimulatedRouter, *, stream: bool, **headers: str
-    ) -> SimulatedRequest:
+        self, tenant: str, question: int, router: SimulatedRouter, *, stream: bool,
+        fields: Mapping[str, object] = _NO_FIELDS, path: str = PATH, **headers: str,
+    ) -> SimulatedRequest:  # fmt: skip
         record = RequestRecord(len(self.history.requests) + 1, tenant, question, router.name, stream)
         self.history.requests.append(record)
         # Without their ids, tokens are not counted; then nothing goes on with a response that has a limit.
         limited = bool(question % 2) and self.plan.token_ids
-        body = request_body(question, limited=limited) | {"stream": stream, "safety_identifier": tenant}
+        body = request_body(question, limited=limited) | {"stream": stream, "safety_identifier": tenant, **fields}
         request = SimulatedRequest(
             self.loop, record, json.dumps(body).encode(),
             headers=[(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
             pause=self.random.choice((0.05, 0.4)) if self.plan.slow_readers and self.random.random() < 0.3 else 0.0,
-            on_ended=lambda request: self._on_request_ended(router, request),
+            on_ended=lambda request: self._on_request_ended(router, request), path=path,
         )  # fmt: skip
         router.submit(request, self.network.delay())
         self.trace(f"client: {record!r}")

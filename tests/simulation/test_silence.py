@@ -1,0 +1,55 @@
+"""What clients get from engines that are silent, at default settings; silence.py has the scenarios."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+
+Outcome = list[Any]
+"""How a request ended, its status, after how many seconds, and how many generations it took."""
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, dict[str, Outcome]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation.silence"], cwd=ROOT, capture_output=True, text=True, check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def whole(seconds: float, generations: int = 1) -> Outcome:
+    return ["complete", 200, pytest.approx(seconds, abs=1.0), generations]
+
+
+def failed(status: int, seconds: float, generations: int = 1) -> Outcome:
+    return ["failed", status, pytest.approx(seconds, abs=1.0), generations]
+
+
+MOVED = whole(17.0, 2)  # 10 s at the engine that freezes then, and 7 s until two checks of it have failed
+SLOW = ("2", "4", "6", "8", "10")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "expected"),
+    [
+        ("parser_holds_arguments_back", {"2": whole(61), "4": whole(35)}),
+        ("long_prompt", {"2": whole(90), "4": whole(90)}),
+        ("hung_generation", {"2": whole(15.2, 2)}),  # `between_tokens`: the engine does nothing meanwhile
+        ("slow_prompts_with_counters", {**dict.fromkeys(SLOW, whole(50)), "20": whole(0.1)}),
+        ("slow_prompts_without_counters", {**dict.fromkeys(SLOW, failed(504, 30)), "12": whole(21), "20": whole(0.1)}),
+        ("hung_engine_without_counters", {**dict.fromkeys(SLOW, failed(504, 30)), "20": failed(503, 0, 0)}),
+        ("frozen_engine", {**dict.fromkeys(SLOW[:4], MOVED), "20": whole(0.1)}),
+        ("only_engine_pauses", {"2": whole(13), "4": whole(13)}),
+        ("batch_of_prompts", {"0": failed(504, 30 + 64 * 1.6)}),
+    ],
+)
+def test_a_silent_request_waits_for_an_engine_that_works_and_leaves_one_that_does_not(
+    outcomes: dict[str, dict[str, Outcome]], scenario: str, expected: dict[str, Outcome]
+) -> None:
+    assert outcomes[scenario] == expected
