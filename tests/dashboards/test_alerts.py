@@ -45,8 +45,9 @@ def test_the_page_states_how_many_rules_promtool_finds() -> None:
 
 
 @needs_promtool
-def test_the_tests_of_the_alerts_pass() -> None:
-    promtool("test", "rules", "tests/alerts.test.yml")
+@pytest.mark.parametrize("name", ["alerts", "week"])
+def test_the_tests_of_the_alerts_pass(name: str) -> None:
+    promtool("test", "rules", f"tests/{name}.test.yml")
 
 
 @needs_promtool

@@ -32,20 +32,33 @@ class AlertTest(NamedTuple):
     at: str
     fires: tuple[Firing, ...] = ()
     interval: str = "1m"
+    takes_a_week: bool = False
+    """The rules are then evaluated every 30 minutes."""
 
 
-def _first_tokens(within_100_ms: int, within_250_ms: int, within_1_s: int) -> dict[str, str]:
-    """Requests per minute, by their time to first token."""
+FirstTokens = tuple[int, int, int, int]
+"""Requests per minute whose first token takes up to 0.1, 0.25, 1 and 5 s."""
+
+_USUAL: Final = "more than twice the time of a week ago, or than 2 s where it is unknown."
+_WEEK: Final = 7 * 24 * 60  # minutes
+
+
+def _first_tokens(now: FirstTokens, last_week: FirstTokens | None = None) -> dict[str, str]:
+    """The series of 20 minutes; with `last_week`, of a week before and one hour."""
     bucket = f"llm_time_to_first_token_seconds_bucket{{{_HIT_LABELS}, le="
-    up_to_250_ms = within_100_ms + within_250_ms
-    total = up_to_250_ms + within_1_s
-    return {
-        f'{bucket}"0.1"}}': f"0+{within_100_ms}x20",
-        f'{bucket}"0.25"}}': f"0+{up_to_250_ms}x20",
-        f'{bucket}"1"}}': f"0+{total}x20",
-        f'{bucket}"+Inf"}}': f"0+{total}x20",
-        f'llm_requests_total{{{_REQUEST_LABELS}, status="200"}}': f"0+{total}x20",
-    }
+    series = {}
+    for number, bound in enumerate(("0.1", "0.25", "1", "5", "+Inf"), 1):
+        series[f'{bucket}"{bound}"}}'] = _counter(now, last_week, number)
+    series[f'llm_requests_total{{{_REQUEST_LABELS}, status="200"}}'] = _counter(now, last_week, 4)
+    return series
+
+
+def _counter(now: FirstTokens, last_week: FirstTokens | None, number: int) -> str:
+    """Counts the requests of the first `number` times."""
+    if last_week is None:
+        return f"0+{sum(now[:number])}x20"
+    before = sum(last_week[:number])
+    return f"0+{before}x{_WEEK} {before * _WEEK}+{sum(now[:number])}x60"
 
 
 def _statuses(minutes: int = 20, **per_minute: int) -> dict[str, str]:
@@ -66,14 +79,26 @@ _ACCEPTANCE: Final = f'vllm_spec_acceptance_rate{{engine="chat", {_R}}}'
 
 ALERT_TESTS: Final = (
     AlertTest(
-        "TimeToFirstTokenHigh", "one request in ten takes up to 250 ms", _first_tokens(90, 10, 0), "15m",
+        "TimeToFirstTokenHigh", "a new model takes seconds", _first_tokens((0, 0, 90, 10)), "15m",
         (({"model": "llama"}, "The time to first token of llama is high",
-          "99 % of the requests get their first token within 235ms; more than 200 ms."),),
+          f"99 % of the requests get their first token within 4.6s; {_USUAL}"),),
     ),
-    AlertTest("TimeToFirstTokenHigh", "only the slowest take longer", _first_tokens(988, 7, 5), "15m"),
-    AlertTest("TimeToFirstTokenHigh", "a slow request a minute is too few to judge", _first_tokens(0, 0, 1), "15m"),
-    AlertTest("TimeToFirstTokenHigh", "no traffic", _first_tokens(0, 0, 0), "15m"),
-    AlertTest("TimeToFirstTokenHigh", "slow for less than five minutes", _first_tokens(0, 0, 60), "4m"),
+    AlertTest("TimeToFirstTokenHigh", "a new model takes a second", _first_tokens((0, 0, 100, 0)), "15m"),
+    AlertTest("TimeToFirstTokenHigh", "only the slowest take longer", _first_tokens((900, 88, 7, 5)), "15m"),
+    AlertTest("TimeToFirstTokenHigh", "a slow request a minute is too few", _first_tokens((0, 0, 0, 1)), "15m"),
+    AlertTest("TimeToFirstTokenHigh", "no traffic", _first_tokens((0, 0, 0, 0)), "15m"),
+    AlertTest("TimeToFirstTokenHigh", "slow for less than five minutes", _first_tokens((0, 0, 0, 60)), "4m"),
+    AlertTest(
+        "TimeToFirstTokenHigh", "three times as slow as a week ago", _first_tokens((0, 0, 100, 0), (0, 100, 0, 0)),
+        "7d1h",
+        (({"model": "llama"}, "The time to first token of llama is high",
+          f"99 % of the requests get their first token within 992.5ms; {_USUAL}"),),
+        takes_a_week=True,
+    ),
+    AlertTest(
+        "TimeToFirstTokenHigh", "seconds, as a week ago", _first_tokens((0, 0, 0, 60), (0, 0, 0, 60)), "7d1h",
+        takes_a_week=True,
+    ),
     AlertTest(
         "KVCacheNearlyFull", "95 % for minutes", {f'vllm_kv_cache_usage{{engine="chat", {_R}}}': "0.95x10"}, "5m",
         (({"engine": "chat"}, "The KV cache of chat is nearly full",

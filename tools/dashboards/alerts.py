@@ -34,14 +34,24 @@ def _at_least(rate: str, count: int) -> str:
     return f"sum by (model) ({rate}) * 300 >= {count}"
 
 
+def _usual_first_token() -> str:
+    """The seconds that are normal for a model. It depends on the model, its prompts and its hits: so its own week.
+
+    Twice the hour of a week ago, at least 200 ms; 2 s for a model without traffic then.
+    """
+    last_week = f"avg_over_time({TTFT_P99.record}[1h] offset 1w)"
+    return f"(clamp_min(2 * {last_week}, 0.2) or 0 * {TTFT_P99.record} + 2)"
+
+
 ALERTS: Final = (
     Alert(
         "TimeToFirstTokenHigh",
-        f"{TTFT_P99.record} > 0.2 and on (model) {_at_least(REQUESTS.record, 20)}",
+        f"{TTFT_P99.record} > {_usual_first_token()} and on (model) {_at_least(REQUESTS.record, 20)}",
         "5m",
         "warning",
         "The time to first token of {{ $labels.model }} is high",
-        "99 % of the requests get their first token within {{ $value | humanizeDuration }}; more than 200 ms.",
+        "99 % of the requests get their first token within {{ $value | humanizeDuration }}; "
+        "more than twice the time of a week ago, or than 2 s where it is unknown.",
     ),
     Alert(
         "KVCacheNearlyFull",

@@ -44,6 +44,9 @@ def generated_files() -> dict[str, str]:
         "prometheus/tests/alerts.test.yml": (
             "promtool test rules deploy/prometheus/tests/alerts.test.yml", prometheus_files.rule_tests(),
         ),
+        "prometheus/tests/week.test.yml": (
+            "promtool test rules deploy/prometheus/tests/week.test.yml", prometheus_files.rule_tests(of_a_week=True),
+        ),
     }  # fmt: skip
     return files | {f"deploy/{path}": as_yaml(*content) for path, content in yaml_files.items()}
 

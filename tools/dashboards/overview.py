@@ -75,7 +75,7 @@ SUMMARY: Final = Row(
         ),
         _stat(
             "First token, p99", "Time to first token of all requests, hits included.", units.Seconds,
-            _promql.quantile(0.99, TTFT), (0, GOOD), (0.2, WARNING), (2, BAD),
+            _promql.quantile(0.99, TTFT), (0, GOOD), (2, WARNING), (10, BAD),
         ),
         _stat(
             "GPU time saved", "Seconds of generation that the cache saved, in the time range.", units.Seconds,
