@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
-from router.checks.engine_facts import EngineFacts
+from router.checks.engine_facts import CHAT_PATH, EngineFacts
 from router.checks.finding import Finding, Problem, wrong
 from router.settings import Settings
 from router.settings.mistakes import written
@@ -63,22 +63,36 @@ def _different_tasks(index: int, model: ModelSettings, by_model: dict[str, list[
     generating, pooling = _generating(own), _pooling(own)
     if generating and pooling:
         note = f"{_names(generating)} generates text, but {_names(pooling)} does not: requests fail by chance"
-        setting = f"{pooling[0].table}.model"
-        yield wrong(what, setting, Problem(note, "give the engines that only embed a [[model]] of their own"))
+        problem = Problem(note, "give the engines that only embed a [[model]] of their own")
+        yield _without_text(what, f"{pooling[0].table}.model", problem, pooling)
     if pooling and not generating and model.auto:
         problem = Problem('takes part in model = "auto", but its engines do not generate text', "remove it")
-        yield wrong(what, written(("model", index, "auto")), problem)
+        yield _without_text(what, written(("model", index, "auto")), problem, pooling)
     if model.fallback is None:
         return
     fallback = by_model[model.fallback]
     place = written(("model", index, "fallback"))
     if generating and not pooling and _pooling(fallback) and not _generating(fallback):
         note = f"falls back on {model.fallback}, whose engines do not generate text"
-        yield wrong(what, place, Problem(note, "choose a model that does, or remove it"))
+        problem = Problem(note, "choose a model that does, or remove it")
+        yield _without_text(what, place, problem, _pooling(fallback))
     if pooling and not generating and _generating(fallback) and not _embedding(fallback):
         note = f"falls back on {model.fallback}, whose engines have no embeddings"
-        fix = "remove it: embeddings of different models cannot be compared"
-        yield wrong(what, place, Problem(note, fix))
+        problem = Problem(note, "remove it: embeddings of different models cannot be compared")
+        yield _without_text(what, place, problem, pooling)
+
+
+def _without_text(what: str, setting: str, problem: Problem, pooling: Sequence[EngineFacts]) -> Finding:
+    """An error only where each of the engines has embeddings: it does not generate text then.
+
+    Otherwise a proxy may have answered the GET of a path for POST with its own 404.
+    """
+    if all(facts.embeds for facts in pooling):
+        return wrong(what, setting, problem)
+    seen = f"as far as it can be seen: GET {CHAT_PATH} gets 404 from {_names(pooling)}"
+    return wrong(
+        what, setting, Problem(f"{problem.note}; {seen}", f"{problem.fix}, unless a proxy answers so"), "warning"
+    )
 
 
 def _generating(engines: Sequence[EngineFacts]) -> list[EngineFacts]:

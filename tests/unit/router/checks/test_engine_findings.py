@@ -79,9 +79,31 @@ def test_a_server_may_stand_behind_two_engines_with_different_models() -> None:
 
 
 def test_engines_of_a_model_of_which_some_only_embed_are_an_error() -> None:
-    chat, embed = facts(engine(), generates=True), facts(engine("two", url="http://[::1]:1"), generates=False)
+    chat, embed = (
+        facts(engine(), generates=True),
+        facts(engine("two", url="http://[::1]:1"), generates=False, embeds=True),
+    )
     assert model_notes(chat, embed) == ["one generates text, but two does not: requests fail by chance"]
     assert model_notes(embed, auto=["chat"]) == ['takes part in model = "auto", but its engines do not generate text']
+
+
+@pytest.mark.parametrize("embeds", [True, False, None])
+def test_an_endpoint_that_a_proxy_may_hide_is_a_warning_at_most(embeds: bool | None) -> None:
+    """vLLM has the path of chats or that of embeddings; a proxy may answer both of these GETs with 404."""
+    hidden = facts(engine(), generates=False, embeds=embeds)
+    chat = facts(engine("two", url="http://[::1]:1"), generates=True)
+    other = facts(engine("two", model="other", url="http://[::1]:1"), generates=True)
+    models = {
+        "auto": ([ModelSettings(name="llama", auto=["chat"])], [hidden]),
+        "mixed": ([ModelSettings(name="llama")], [hidden, chat]),
+        "fallback": ([ModelSettings(name="llama", fallback="other"), ModelSettings(name="other")], [hidden, other]),
+        "of a chat": ([ModelSettings(name="llama"), ModelSettings(name="other", fallback="llama")], [hidden, other]),
+    }
+    for case, (configured, engines) in models.items():
+        (found,) = judge_models(Settings(model=configured), engines)
+        assert (found.level == "error") == (embeds is True), case
+        unproven = "; as far as it can be seen: GET /v1/chat/completions gets 404 from one"
+        assert found.note.endswith(unproven) == (embeds is not True), case
 
 
 def test_an_engine_of_unknown_abilities_is_judged_by_nothing() -> None:
