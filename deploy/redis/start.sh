@@ -4,7 +4,7 @@
 #
 #   REDISCLI_AUTH          password of `roundhouse`, which has only the rights that the router needs; redis-cli reads
 #                          the variable too
-#   REDIS_ADMIN_PASSWORD   password of `default`, which has all rights; if empty, that user is disabled
+#   REDIS_ADMIN_PASSWORD   password of `default`, which has all rights; if empty, nobody can log in as that user
 #   REDIS_MAXMEMORY        the memory limit
 
 set -eu
@@ -29,7 +29,9 @@ rights='resetchannels ~rh:1:* &rh:1:* -@all +hello +ping +client|setname +client
     if [ -n "${REDIS_ADMIN_PASSWORD:-}" ]; then
         echo "user default on #$(hash_of "$REDIS_ADMIN_PASSWORD") ~* &* +@all"
     else
-        echo "user default off"
+        # It is off, and has no password: nobody logs in as it. It has all rights, because Redis loads the append-only
+        # file as this user: without them, it refuses transactions in the file and starts without their data.
+        echo "user default off ~* &* +@all"
     fi
 } > /tmp/users.acl
 

@@ -15,6 +15,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     - `denied`: commands that its user may not send. `untried`: those of which that could not be found out.
     - `hidden_keys`, `protected_keys`: patterns of keys that it may not read; that it may read but not write.
     - `hears_channels`: whether it may use the routers' channels.
+    - `default_has_rights`: whether the user `default` may use all commands and keys; None if this user may not ask.
     - `clock_lead`: how far its clock is ahead of this machine's, in seconds.
     """
 
@@ -25,6 +26,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     hidden_keys: tuple[str, ...] = ()
     protected_keys: tuple[str, ...] = ()
     hears_channels: bool = True
+    default_has_rights: bool | None = None
     clock_lead: float = 0.0
 
 

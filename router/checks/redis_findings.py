@@ -1,4 +1,4 @@
-"""Judges Redis: rights, version, memory, password and clocks."""
+"""Judges Redis: rights, version, memory, persistence, password and clocks."""
 
 from collections.abc import Collection, Iterator
 from typing import Final
@@ -30,6 +30,7 @@ def judge_redis(what: str, facts: RedisFacts, *, retention: Retention = "ttl") -
         yield from _rights(name, server, administration)
         yield from _version(name, server)
         yield from _memory(name, server)
+        yield from _restart(name, server)
         yield from _clock(name, server)
     if facts.remote and not facts.has_password:
         problem = Problem(
@@ -102,6 +103,13 @@ def _memory(what: str, server: ServerFacts) -> Iterator[Finding]:
     elif policy == "volatile-ttl":
         note = "evicts first what expires first (volatile-ttl): claims of generations in flight, leases, breakers"
         yield wrong(what, None, Problem(note, f"set {lru} in redis.conf"), "warning")
+
+
+def _restart(what: str, server: ServerFacts) -> Iterator[Finding]:
+    if server.default_has_rights is False and server.info.get("aof_enabled") == "1":
+        note = "loses data at each restart: it loads the append-only file as `default`, a user without rights"
+        fix = "ACL SETUSER default ~* +@all; the user can stay off. In a file: user default off ~* &* +@all"
+        yield wrong(what, None, Problem(note, fix), "warning")
 
 
 def _size(size: int) -> str:

@@ -13,7 +13,9 @@ from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError, 
 from router.checks.finding import Problem
 from router.checks.redis_facts import ServerFacts
 from router.checks.redis_rights import (
+    DEFAULT_USER_COMMAND,
     NEEDED_COMMANDS,
+    has_all_rights,
     is_inconclusive,
     parse_refusal,
     read_trial,
@@ -78,7 +80,7 @@ async def ask_server(
     """Raises CannotAskError."""
     async with connected(address, host, timeout=timeout) as connection:
         before = time.time()
-        clock, info = await ask(connection, ("TIME",), ("INFO",))
+        clock, info, default = await ask(connection, ("TIME",), ("INFO",), DEFAULT_USER_COMMAND)
         middle = (before + time.time()) / 2
         needed = [command for command in NEEDED_COMMANDS if command.use in uses_of(address.kind)]
         names = [command.name for command in needed]
@@ -98,6 +100,7 @@ async def ask_server(
         hidden_keys=hidden,
         protected_keys=tuple(pattern for pattern in _refused_keys(samples, writes) if pattern not in hidden),
         hears_channels=all(refusal is None or refusal.of != "channel" for refusal in refusals.values()),
+        default_has_rights=has_all_rights(default),
         clock_lead=0.0 if isinstance(clock, Exception) else int(clock[0]) + int(clock[1]) / 1e6 - middle,
     )
 

@@ -150,3 +150,19 @@ def parse_refusal(reply: object) -> Refusal | None:
 def is_inconclusive(reply: object) -> bool:
     """Redis 6.2 does not know scripts that may not write."""
     return isinstance(reply, Exception) and "compiling script" in str(reply)
+
+
+DEFAULT_USER_COMMAND: Final[Command] = ("ACL", "GETUSER", "default")
+"""Only an administrator may use it, so the router's user mostly gets a refusal."""
+
+
+def has_all_rights(reply: object) -> bool | None:
+    """Whether the user that the reply to ACL GETUSER describes may use all commands and keys; None for a refusal."""
+    if not isinstance(reply, dict):
+        return None
+    commands, keys = reply.get(b"commands"), reply.get(b"keys")
+    if not isinstance(commands, bytes):
+        return None
+    # Redis 6.2 has a list of patterns, without the `~`.
+    patterns = keys.split() if isinstance(keys, bytes) else keys
+    return commands.startswith(b"+@all") and isinstance(patterns, list) and (b"~*" in patterns or b"*" in patterns)

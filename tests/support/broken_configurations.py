@@ -30,17 +30,20 @@ class BrokenWorld:
         self.closed_redis = RedisServer(port=free_port())
         self.member = RedisServer("--cluster-enabled", "yes", port=free_port())
         self.full = RedisServer("--maxmemory", "64mb", port=free_port())
+        self.forgetful = RedisServer("--appendonly", "yes")
         self.sentinel = TLSSentinel()
         self.embedder = SimulatedEngine("intfloat/e5", runner="pooling")
         self.with_key = self.untrusted = self.other_host = ""
         self.other_authority = folder
 
     async def __aenter__(self) -> Self:
-        servers = (self.redis, self.closed_redis, self.member, self.full)
+        servers = (self.redis, self.closed_redis, self.member, self.full, self.forgetful)
         for server in servers:
             self._stack.callback(server.remove)
             await server.start()
         await self.closed_redis.command("CONFIG", "SET", "requirepass", "pw")
+        await self.forgetful.command("ACL", "SETUSER", "admin", "on", ">pw", "+@all", "~*", "&*")
+        await self.forgetful.command("ACL", "SETUSER", "default", "off", "-@all")
         record = KeyRecord(hash=hash_key(b"k"), tenant="acme", name="ci", created=1)
         await self.full.command("HSET", KEYS_RECORDS_KEY, record.id, encode_record(record).decode())
         self._stack.callback(self.sentinel.remove)
@@ -111,6 +114,9 @@ BROKEN: Final[Mapping[str, Callable[[BrokenWorld], str]]] = {
     "the user may use no channels": lambda w: w.as_user("deaf"),
     "Redis has no memory limit": lambda w: w.with_redis(f"redis://127.0.0.1:{w.redis.port}"),
     "Redis has a memory limit and evicts nothing": lambda w: w.with_redis(f"redis://127.0.0.1:{w.full.port}"),
+    "Redis loads its file as a user without rights": lambda w: w.with_redis(
+        w.forgetful.url.replace("://", "://admin:pw@")
+    ),
     "the Sentinels have TLS, the URL has not": lambda w: w.with_redis(
         w.sentinel.url.replace("rediss", "redis").partition("?")[0]
     ),

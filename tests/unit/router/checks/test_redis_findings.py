@@ -88,3 +88,13 @@ def test_what_could_not_be_found_out_is_said_and_is_no_mistake() -> None:
     (_, (level, note)) = found(server({"redis_version": "6.2.14"}, untried=("lpush",)))
     assert level == "ok"
     assert "does not tell whether its user may use lpush" in note
+
+
+def test_a_default_user_without_rights_is_a_warning_where_redis_has_an_append_only_file() -> None:
+    append_only = {"aof_enabled": "1"}
+    (_, (level, note)) = found(server(append_only, default_has_rights=False))
+    assert level == "warning"
+    assert "loses data at each restart" in note
+    assert len(found(server({"aof_enabled": "0"}, default_has_rights=False))) == 1
+    assert len(found(server(append_only, default_has_rights=True))) == 1
+    assert len(found(server(append_only, default_has_rights=None))) == 1

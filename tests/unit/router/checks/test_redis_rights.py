@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.checks.redis_rights import NEEDED_COMMANDS, parse_refusal, sample_keys
+from router.checks.redis_rights import NEEDED_COMMANDS, has_all_rights, parse_refusal, sample_keys
 from router.core.cache.redis_keys import KEY_PREFIX, RESERVED_TENANT_NAMES
 
 
@@ -35,3 +35,22 @@ def test_only_a_lack_of_rights_is_a_refusal(text: str, of: str | None) -> None:
     refusal = parse_refusal(Exception(text))
     assert (refusal.of if refusal is not None else None) == of
     assert parse_refusal(text.encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ({b"flags": [b"off"], b"commands": b"+@all", b"keys": b"~*", b"channels": b"&*"}, True),  # Redis 7.0
+        ({b"flags": [b"off"], b"commands": b"-@all", b"keys": b"", b"channels": b""}, False),
+        ({b"flags": [b"on"], b"commands": b"+@all", b"keys": b"~rh:1:* ~other", b"channels": b""}, False),
+        ({b"flags": [b"on"], b"commands": b"-@all +@read", b"keys": b"~*", b"channels": b"&*"}, False),
+        ({b"flags": [b"on"], b"commands": b"+@all", b"keys": [b"*"], b"channels": [b"*"]}, True),  # Redis 6.2
+        ({b"flags": [b"off"], b"commands": b"-@all", b"keys": [], b"channels": []}, False),
+        (Exception("this user has no permissions to run the 'acl|getuser' command"), None),
+        ({b"flags": [b"on"]}, None),
+        ([b"commands", b"+@all"], None),
+        (None, None),
+    ],
+)
+def test_the_rights_of_a_user_are_read_from_its_description(reply: object, expected: bool | None) -> None:
+    assert has_all_rights(reply) is expected
