@@ -138,6 +138,14 @@ def test_every_link_has_a_target(page: Path) -> None:
             assert anchor in anchors(target), f"{link}: no such heading"
 
 
+def test_no_command_installs_from_the_index_what_has_not_been_uploaded() -> None:
+    assert "has not been uploaded yet" in (DOCS / "installing.md").read_text()  # else this test can go
+    commands = [line for page in PAGES for block in FENCED.findall(page.read_text()) for line in block.splitlines()]
+    named = [line for line in commands if "pip install" in line and "roundhouse-" in line]
+    assert named
+    assert [line for line in named if "--find-links" not in line] == []
+
+
 def test_no_term_of_the_glossary_is_explained_twice() -> None:
     first_cells = re.findall(r"^\| (.*?) \|", (DOCS / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
     terms = [term for cell in first_cells for term in cell.split(", ")]
