@@ -20,12 +20,12 @@ from router.flow.engine_health import EngineHealth
 from router.flow.engine_selection import EngineSelector
 from router.flow.gateway import Gateway
 from router.flow.generation import record_generation
+from router.flow.heartbeat import Heartbeats
 from router.flow.invalidation import InvalidationHandler, on_purge
 from router.flow.lookup import cache_policy
 from router.flow.request_resolver import RequestResolver
 from router.flow.response_storage import ResponseStorage
 from router.flow.seam import ContinuationLimits
-from router.flow.start_progress import ProgressReporter
 from router.flow.tenant_rules import TenantRules
 from router.flow.waking import Waking
 from router.net.redis.backend import RedisBackend
@@ -147,7 +147,7 @@ def build_gateway(
         clock=clock.now,
         queue_timeout=timeouts.queue,
         waking=waking,
-        start_progress=ProgressReporter(ResponseHeaders().render, timeouts.queue).start,
+        heartbeats=Heartbeats(ResponseHeaders().render, interval=timeouts.heartbeat, start_wait=timeouts.queue),
     )
     invalidation_handler = InvalidationHandler(
         pipeline=pipeline,

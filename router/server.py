@@ -222,7 +222,7 @@ def make_server(
         "server_header": False,
         "proxy_headers": False,  # nothing here depends on the client's address
         "ws": "none",
-        "timeout_keep_alive": 75,
+        "timeout_keep_alive": router.keep_alive,
         "timeout_graceful_shutdown": router.grace,
         "backlog": 4096,
     }

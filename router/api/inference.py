@@ -95,7 +95,7 @@ class InferenceEndpoint:
             exchange.form_type = b",".join([value for name, value in scope["headers"] if name == b"content-type"])
         if self._waits_for_start:
             exchange.prefer = b",".join([value for name, value in headers if name == b"prefer"])
-            exchange.send = send
+        exchange.send = send
         tracer = self._tracer
         if tracer is not None:
             tracer.start(exchange)
@@ -114,6 +114,8 @@ class InferenceEndpoint:
                 await self._abort_on_shutdown(exchange, client, send)
         finally:
             # Every end of a request passes here. The generation holds the body separately, since it may outlive this.
+            if exchange.heartbeat is not None:
+                exchange.heartbeat.stop()
             allocation.release()
             if exchange.permit is not None:
                 exchange.permit.release()
@@ -193,6 +195,8 @@ class InferenceEndpoint:
         try:
             if not is_started:
                 client.start_response(200, self._response_headers.render(exchange), None)
+            if exchange.heartbeat is not None:
+                exchange.heartbeat.follow(delivery.position)
             while not delivery.finished:
                 data = await delivery.read(client.try_send)
                 await send({"type": "http.response.body", "body": data, "more_body": not delivery.finished})

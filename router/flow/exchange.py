@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from random import getrandbits
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -22,6 +22,14 @@ from router.upstream.energy import EnergyReading
 
 RequestOutcome = Literal["complete", "refused", "failed", "left"]
 """`refused`: an error before the response started; `failed`: one after that; `left`: the client disconnected early."""
+
+
+class RunningHeartbeat(Protocol):
+    """See router.flow.heartbeat."""
+
+    def expect_start(self, model: str, waits: Callable[[], bool]) -> None: ...
+    def follow(self, position: Callable[[], int]) -> None: ...
+    def stop(self) -> None: ...
 
 
 def new_request_id() -> str:
@@ -143,8 +151,9 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     - `key_id`: identifies the API key that the client sent; see router.api.auth.
     - `body_allocation`: the memory that its body is counted for.
     - `session_id`: the client's X-Session-ID.
-    - `prefer`: the client's `Prefer`, empty without one. `send`: sends a part of the response, as ASGI's `send`. Both
-      are set only where a request may wait for an engine to start.
+    - `prefer`: the client's `Prefer`, empty without one and where no request waits for an engine to start.
+    - `send`: sends a part of the response, as ASGI's `send`. `heartbeat`: of a stream that is not served from the
+      cache; it is to be stopped at the end of the request.
     - `form_type`: the request's Content-Type at an endpoint that takes a form; None at the others.
     - `media_type`: the Content-Type of a response that is neither JSON nor a stream; else None.
     - `permit`: the reservation of a tenant with limits.
@@ -169,6 +178,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     session_id: str | None = None
     prefer: bytes = b""
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]] | None = None
+    heartbeat: RunningHeartbeat | None = None
     form_type: bytes | None = None
     media_type: str | None = None
     tenant: str = DEFAULT_TENANT

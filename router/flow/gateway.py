@@ -19,6 +19,7 @@ from router.flow.coalescer import Coalescer
 from router.flow.engine_selection import EngineSelector, Selection
 from router.flow.exchange import Exchange, GenerationRecord, new_request_id
 from router.flow.generation import StoreResponse
+from router.flow.heartbeat import ClientOfRequest, Heartbeats
 from router.flow.inflight import InFlightRequest
 from router.flow.lookup import Bypass, CachePolicy, FullResponse, Hit, Lookup, Miss, Stale
 from router.flow.parsed_request import ParsedRequest
@@ -26,7 +27,6 @@ from router.flow.request_resolver import RequestResolver
 from router.flow.request_trace import GenerationTrace, RequestTrace
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.response_storage import ResponseStorage
-from router.flow.start_progress import ClientOfRequest, StartProgress
 from router.flow.tenant_rules import TenantRules
 from router.flow.wait_plan import WaitPlan
 from router.flow.waking import Waking
@@ -71,11 +71,11 @@ class Gateway:
         clock: Callable[[], float],
         queue_timeout: float,
         waking: Waking | None = None,
-        start_progress: StartProgress | None = None,
+        heartbeats: Heartbeats | None = None,
     ) -> None:
         """`record_hit` gets the key of every entry served.
 
-        `waking`: None if no request waits for an engine to start; else `start_progress` reports how long one waits.
+        `waking`: None if no request waits for an engine to start. `heartbeats`: None if no stream gets comments.
 
         `clock` returns seconds since the epoch, the same in every process. `queue_timeout`: see Admission.
         """
@@ -94,7 +94,7 @@ class Gateway:
         self._clock = clock
         self._queue_timeout = queue_timeout
         self._waking = waking
-        self._start_progress = start_progress
+        self._heartbeats = heartbeats
 
     async def handle(
         self, exchange: Exchange, control: CacheControl, body: bytes, client: ClientOfRequest
@@ -126,9 +126,11 @@ class Gateway:
         if control.only_if_cached:
             raise not_cached()
         client.cancel_on_disconnect()  # from here on, an engine may work for this client
+        if self._heartbeats is not None:
+            self._heartbeats.start(exchange, client)
         try:
             store_response = self._storage.callback(exchange, parsed) if may_store else None
-            return await self._generate(exchange, parsed, store_response, lookup, client)
+            return await self._generate(exchange, parsed, store_response, lookup)
         except ApiError as error:
             if error.status not in _ENGINE_FAILURE_STATUSES:
                 raise
@@ -242,7 +244,6 @@ class Gateway:
         parsed: ParsedRequest,
         store_response: StoreResponse | None,
         lookup: Lookup,
-        client: ClientOfRequest,
     ) -> GatewayResponse:
         """`lookup`: why no entry was served."""
         waking = self._waking
@@ -288,10 +289,9 @@ class Gateway:
                 inflight, parsed.request, exchange, is_initiator=is_new,
                 queue_time=queue_time, retry_after=retry_after or 1,
             )  # fmt: skip
-            progress = None
-            if plan is not None and waking is not None and self._start_progress is not None:
+            if plan is not None and waking is not None and exchange.heartbeat is not None:
                 waits = partial(_waits_for_start, waking, plan, inflight, must_wait=must_wait)
-                progress = self._start_progress(exchange, client, plan.model, waits)
+                exchange.heartbeat.expect_start(plan.model, waits)
             try:
                 body = await delivery.start()
             except RetryRequest as retry:  # continues below, with a new lookup
@@ -310,9 +310,6 @@ class Gateway:
                     return delivery
                 delivery.close()
                 return FullResponse(body, parsed.request.stream)
-            finally:
-                if progress is not None:
-                    progress.stop()
             if share and not isinstance(lookup, Bypass):  # another process may have stored it meanwhile
                 lookup = await self._lookup_again(exchange.trace, parsed)
                 if isinstance(lookup, Hit):

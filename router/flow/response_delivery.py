@@ -125,6 +125,10 @@ class ResponseDelivery:
         self.finished = True
         self._subscriber.close()
 
+    def position(self) -> int:
+        """The frames that the client has got."""
+        return self._subscriber.next_frame
+
     def _error_or_retry(self, result: GenerationResult) -> Exception:
         error = result.error
         if error is None:  # the entry has been stored meanwhile; a retry finds it

@@ -64,6 +64,8 @@ def _router(router: RouterSettings) -> Iterator[Mistake]:
         yield Mistake(("router", "receive"), _NOTHING)
     if router.send <= 0:
         yield Mistake(("router", "send"), _NOTHING)
+    if router.keep_alive <= 0:
+        yield Mistake(("router", "keep_alive"), _NOTHING)
     if router.max_bodies < router.max_body:
         at_least: Place = ("router", "max_body")
         yield Mistake(("router", "max_bodies"), "must be at least router.max_body", reads=(at_least,))
@@ -186,7 +188,7 @@ def _breaker(breaker: BreakerSettings) -> Iterator[Mistake]:
 
 def _timeouts(timeouts: TimeoutSettings) -> Iterator[Mistake]:
     for name, seconds in asdict(timeouts).items():
-        if seconds <= 0:
+        if seconds <= 0 and name != "heartbeat":
             yield Mistake(("timeouts", name), _NOTHING)
 
 

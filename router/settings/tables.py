@@ -84,6 +84,7 @@ class RouterSettings(Strict, frozen=True):
     explore: Annotated[float, Meta(ge=0, le=1)] = 0.02
     receive: Seconds = Seconds(30)
     send: Seconds = Seconds(60)
+    keep_alive: Seconds = Seconds(75)
     drain: Seconds = Seconds(5)
     grace: Seconds = Seconds(30)
     state: str = ".roundhouse"
@@ -243,11 +244,14 @@ class BreakerSettings(Strict, frozen=True):
 
 
 class TimeoutSettings(Strict, frozen=True):
+    """`heartbeat`: seconds of silence after which the client of a stream gets a comment; 0: none."""
+
     connect: Seconds = Seconds(5)
     first_token: Seconds = Seconds(30)
     between_tokens: Seconds = Seconds(15)
     min_tokens_per_second: Annotated[float, Meta(gt=0)] = 10.0
     queue: Seconds = Seconds(10)
+    heartbeat: Seconds = Seconds(15)
 
 
 class RetrySettings(Strict, frozen=True):

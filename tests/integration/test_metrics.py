@@ -102,6 +102,23 @@ async def test_the_time_to_first_token_is_that_of_the_engine(router: RouterServe
     assert metrics['llm_router_overhead_seconds_sum{cache="MISS"}'] < 0.14
 
 
+async def test_a_heartbeat_is_no_first_token_and_its_status_is_that_of_the_response(
+    make_router: MakeRouter, config: str, engines: EngineSet, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = await make_router(config + '\n[timeouts]\nheartbeat = "50ms"\n')
+    await engines.chat.set_faults({"fault": "ttft", "ms": 200})
+    with caplog.at_level(logging.INFO, "roundhouse.access"):
+        answer = await router.chat("The sea?", stream=True)
+        assert answer.text.startswith(": heartbeat\n\n")
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert "x-engine" not in answer.headers
+    metrics = await router.metrics()
+    assert metrics['llm_time_to_first_token_seconds_sum{cache="MISS",model="llama"}'] > 0.19
+    assert metrics['llm_time_to_first_token_seconds_count{cache="MISS",model="llama"}'] == 1
+    lines = [record.getMessage() for record in caplog.records if record.name == "roundhouse.access"]
+    assert (_fact(lines[0], "status"), _fact(lines[0], "engine")) == ("200", "llama-chat")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_without_a_token_has_no_time_to_first_token(
     router: RouterServer, engines: EngineSet, stream: bool

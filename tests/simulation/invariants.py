@@ -53,6 +53,8 @@ def parse_answer(request: RequestRecord) -> ReceivedAnswer:
     text, done, error, other = "", False, False, ""
     ids, roles, reasons = set(), 0, []
     for event in body.decode().split("\n\n"):
+        if event.startswith(":"):  # a comment, while there is nothing else to send
+            continue
         data = event.removeprefix("data: ")
         if done and data:
             other += data  # nothing comes after the end

@@ -31,6 +31,8 @@ def failed(status: int, seconds: float, generations: int = 1) -> Outcome:
     return ["failed", status, pytest.approx(seconds, abs=1.0), generations]
 
 
+# They are streams, and have had a heartbeat before: the error is an event.
+ENDED = failed(200, 30)
 MOVED = whole(17.0, 2)  # 10 s at the engine that freezes then, and 7 s until two checks of it have failed
 SLOW = ("2", "4", "6", "8", "10")
 
@@ -42,8 +44,8 @@ SLOW = ("2", "4", "6", "8", "10")
         ("long_prompt", {"2": whole(90), "4": whole(90)}),
         ("hung_generation", {"2": whole(15.2, 2)}),  # `between_tokens`: the engine does nothing meanwhile
         ("slow_prompts_with_counters", {**dict.fromkeys(SLOW, whole(50)), "20": whole(0.1)}),
-        ("slow_prompts_without_counters", {**dict.fromkeys(SLOW, failed(504, 30)), "12": whole(21), "20": whole(0.1)}),
-        ("hung_engine_without_counters", {**dict.fromkeys(SLOW, failed(504, 30)), "20": failed(503, 0, 0)}),
+        ("slow_prompts_without_counters", {**dict.fromkeys(SLOW, ENDED), "12": whole(21), "20": whole(0.1)}),
+        ("hung_engine_without_counters", {**dict.fromkeys(SLOW, ENDED), "20": failed(503, 0, 0)}),
         ("frozen_engine", {**dict.fromkeys(SLOW[:4], MOVED), "20": whole(0.1)}),
         ("only_engine_pauses", {"2": whole(13), "4": whole(13)}),
         ("batch_of_prompts", {"0": failed(504, 30 + 64 * 1.6)}),

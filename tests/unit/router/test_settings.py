@@ -20,10 +20,14 @@ def test_everything_except_the_models_and_engines_has_a_default() -> None:
     assert [float(settings.cache.ttl), float(settings.cache.stale_if_error)] == [86400, 3600]
     assert (settings.cache.max_entry, settings.cache.local) == (1 << 20, 64 << 20)
     assert (settings.cache.context_open, settings.cache.context_close) == ("<context>", "</context>")
-    assert list(map(float, astuple(settings.timeouts))) == [5, 30, 15, 10, 10]
+    assert list(map(float, astuple(settings.timeouts))) == [5, 30, 15, 10, 10, 15]
     assert settings.auth_mode == "open"
     assert settings.engine[0].task == "any"
     assert settings.not_yet() == []
+
+
+def test_heartbeats_can_be_turned_off() -> None:
+    assert parse_config(MINIMAL + '[timeouts]\nheartbeat = "0s"\n').timeouts.heartbeat == Seconds(0)
 
 
 DESIGNED: Final = f"""

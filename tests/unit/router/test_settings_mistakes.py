@@ -108,6 +108,7 @@ SCHEMES: Final = (
             '[router]\ndrain = "soon"\n',
             f"router.drain: 'soon' {DURATION}",
         ),
+        ('[router]\nkeep_alive = "0s"\n', "router.keep_alive: '0s' must be greater than 0"),
         ('[timeouts]\nfirst_token = "0s"\n', "timeouts.first_token: '0s' must be greater than 0"),
         ('[watchdog]\ninterval = "10ms"\n', "watchdog.interval: '10ms' is too short; the minimum is 1s"),
         ('[watchdog]\nrestart_after = "5m"\n', "watchdog.restart_after: '5m' is too short; the minimum is 1h"),

@@ -1,0 +1,152 @@
+"""What the client of a stream gets while there is nothing else to send: comments.
+
+A proxy cuts a connection that is silent for a minute or so, and a first token can take longer: in the queue, during the
+prefill of a long prompt, while an engine starts. A line that begins with a colon is a comment, which every reader of an
+event stream ignores (HTML standard, section 9.2.6). The status is sent with the first comment, so an error that comes
+after that is an event in the stream.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from math import inf
+from typing import Any, Final, Protocol
+
+from router.flow.exchange import Exchange
+
+START_COMMENT_INTERVAL: Final = 5.0
+"""Seconds between two comments while an engine starts: a person may read how long it takes."""
+
+HEARTBEAT: Final = b": heartbeat\n\n"
+
+_TOLERANCE: Final = 0.001  # seconds; a timer may be early by the resolution of the clock
+
+
+class ClientOfRequest(Protocol):
+    """The part of a ClientConnection that the flow needs."""
+
+    def cancel_on_disconnect(self) -> None:
+        """From now on, the request's task is cancelled when the client disconnects."""
+
+    def start_response(self, status: int, header_bytes: bytes, content_length: int | None) -> None:
+        """Starts the response; see ClientConnection."""
+
+    def try_send(self, data: bytes) -> bool:
+        """Sends a part of a started response; False if it cannot be sent now. See ClientConnection."""
+
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Heartbeats:
+    """Starts the heartbeat of each request for a stream that may wait."""
+
+    def __init__(self, render_headers: Callable[[Exchange], bytes], *, interval: float, start_wait: float) -> None:
+        """`render_headers`: the header lines of a response with status 200.
+
+        `interval`: seconds of silence; 0: comments only while an engine starts. `start_wait`: seconds until the first
+        one of those. An error before the first comment has its own status.
+        """
+        self._render_headers = render_headers
+        self.interval = interval
+        self.start_wait = start_wait
+
+    def start(self, exchange: Exchange, client: ClientOfRequest) -> None:
+        """`exchange.heartbeat` is to be stopped at the end of the request."""
+        if exchange.stream and exchange.send is not None:
+            exchange.heartbeat = Heartbeat(self, exchange, client, exchange.send)
+
+    def render(self, exchange: Exchange) -> bytes:
+        return self._render_headers(exchange)
+
+
+class Heartbeat:
+    """Sends comments to the client of one stream.
+
+    - Before the first token, one after each `interval` of silence. From the first on, the exchange has its status.
+    - After the first token, silence is noticed at the next tick of the timer, so a comment comes after at most twice
+      the time. A chunk costs nothing.
+    - While the request waits for an engine to start, comments say so, and are more frequent.
+    - Comments stand between events, since what is sent are complete events.
+    - Nothing is sent after `stop`.
+    """
+
+    __slots__ = (
+        "_client", "_exchange", "_model", "_position", "_seen", "_send", "_sent_at", "_shared", "_task", "_timer",
+        "_waits",
+    )  # fmt: skip
+
+    def __init__(self, shared: Heartbeats, exchange: Exchange, client: ClientOfRequest, send: Send) -> None:
+        self._shared = shared
+        self._exchange = exchange
+        self._client = client
+        self._send = send
+        self._model = ""
+        self._waits: Callable[[], bool] | None = None
+        self._position: Callable[[], int] | None = None
+        self._seen = 0
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._sent_at = asyncio.get_running_loop().time()
+        if shared.interval:
+            self._set_timer(shared.interval)
+
+    def expect_start(self, model: str, waits: Callable[[], bool]) -> None:
+        """The request may wait for an engine of this model to start; `waits`: whether it does.
+
+        It may begin to when an engine that was up is found gone, so this is looked at repeatedly.
+        """
+        if self._waits is None:
+            self._set_timer(self._shared.start_wait)
+        self._model, self._waits = model, waits
+
+    def follow(self, position: Callable[[], int]) -> None:
+        """The stream has its first token; `position` is a number that changes when there is more of it."""
+        self._position, self._waits = position, None
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _set_timer(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        now, interval = asyncio.get_running_loop().time(), self._shared.interval or inf
+        if self._waits is not None and self._waits():
+            waited = time.perf_counter() - self._exchange.started_at
+            self._beat(b": waiting for an engine of %b to start, %d s\n\n" % (self._model.encode(), waited), now)
+        elif self._has_progress():
+            self._sent_at = now
+        elif now - self._sent_at >= interval - _TOLERANCE:
+            self._beat(HEARTBEAT, now)
+        if self._waits is not None:
+            interval = min(interval, START_COMMENT_INTERVAL)
+        if interval < inf:
+            self._set_timer(interval)
+
+    def _has_progress(self) -> bool:
+        if self._position is None:
+            return False
+        seen, self._seen = self._seen, self._position()
+        return self._seen != seen
+
+    def _beat(self, comment: bytes, now: float) -> None:
+        if self._exchange.status:
+            # A client that does not read has bytes to read: then nothing is sent.
+            self._client.try_send(comment)
+            self._sent_at = now
+        elif self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._start_response(comment))
+            self._sent_at = now
+
+    async def _start_response(self, comment: bytes) -> None:
+        exchange = self._exchange
+        if exchange.status == 0:  # else the response has begun since the task was created
+            exchange.status = 200
+            self._client.start_response(200, self._shared.render(exchange), None)
+            await self._send({"type": "http.response.body", "body": comment, "more_body": True})
