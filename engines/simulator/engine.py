@@ -122,6 +122,8 @@ class EngineCore:
         try:
             for running in live:
                 self.scheduler.submit(running.sequence)
+            if plan.prefill:
+                await self._prefill_slowly(live, plan.prefill)
             while live:
                 ready = [running for running in live if running.sequence.admitted]
                 if not ready:
@@ -148,6 +150,17 @@ class EngineCore:
             # What is still in `live` here was aborted by the client or has failed.
             for running in live:
                 self._finish(running, unfinished_reason)
+
+    async def _prefill_slowly(self, live: list[_RunningSequence], seconds: float) -> None:
+        """As vLLM with chunked prefill: only the usage of the KV cache shows it, which grows with each chunk."""
+        blocks, chunks = sum(running.sequence.blocks.count for running in live), max(1, round(seconds / _CHUNK))
+        for chunk in range(chunks):
+            unfilled = blocks * (1 - chunk / chunks)
+            self.scheduler.unfilled_blocks += unfilled
+            try:
+                await asyncio.sleep(seconds / chunks)
+            finally:
+                self.scheduler.unfilled_blocks -= unfilled
 
     def _start(
         self, request: GenerationRequest, plan: FaultPlan, index: int, changed: asyncio.Event
@@ -250,6 +263,7 @@ class EngineCore:
 
 
 _EOS_TOKEN = Token("")
+_CHUNK = 0.1  # seconds of a chunk of a slow prefill
 
 
 def _append_part(parts: list[Token], token: Token) -> None:

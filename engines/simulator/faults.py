@@ -20,6 +20,8 @@ _MARKER = re.compile(r"\[\[sim:([a-z_]+)((?:\s+[a-z_0-9]+=[^\s\]]*)*)\s*\]\]")
 # For each fault its options, each with its type and its default; _REQUIRED marks options without a default.
 _FAULT_OPTIONS: Mapping[str, Mapping[str, tuple[type, object]]] = {
     "ttft": {"ms": (float, _REQUIRED)},
+    "prefill": {"ms": (float, _REQUIRED)},
+    "hold_arguments": {},
     "tps": {"rate": (float, _REQUIRED)},
     "tokens": {"n": (int, _REQUIRED)},
     "say": {"text": (str, None), "base64": (str, None)},
@@ -102,6 +104,9 @@ class FaultPlan:
 
     ttft: float | None = None
     """Seconds to the first token."""
+    prefill: float = 0.0
+    """Seconds in which the prompt fills its KV blocks, before that."""
+    hold_arguments: bool = False
     rate: float | None = None
     length: int | None = None
     exact: str | None = None
@@ -152,6 +157,10 @@ def _plan_fields(fault: Fault) -> Iterator[tuple[str, Any]]:
     match fault.kind:
         case "ttft":
             yield "ttft", fault.get("ms") / 1000
+        case "prefill":
+            yield "prefill", fault.get("ms") / 1000
+        case "hold_arguments":
+            yield "hold_arguments", True
         case "tps":
             yield "rate", fault.get("rate")
         case "tokens":

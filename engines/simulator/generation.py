@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from engines.simulator.adapters import AdapterRegistry
 from engines.simulator.apis import GenerationApi
+from engines.simulator.argument_hold import ArgumentHold
 from engines.simulator.bodies import ChoiceAccumulator
 from engines.simulator.endpoint import SimulatorEndpoint, apply_fault, drop_before_headers
 from engines.simulator.engine import Delta, EngineCore, EngineFailedError
@@ -88,8 +89,10 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
         if is_open:
             for frame in frames.opening_frames():
                 await writer.write(frame)
+        hold = ArgumentHold() if plan.hold_arguments else None
         async with aclosing(self._deltas(request, plan, writer)) as deltas:
-            async for delta in deltas:
+            async for generated in deltas:
+                delta = generated if hold is None else hold.feed(generated)
                 if not is_open:
                     is_open = True
                     for frame in frames.opening_frames():

@@ -61,7 +61,10 @@ class BlockPool:
     @property
     def usage(self) -> float:
         """Share of used blocks, 0 to 1."""
-        return self.used / self._total
+        return self.share(self.used)
+
+    def share(self, blocks: float) -> float:
+        return blocks / self._total
 
     def allocate(self, hashes: Items[int], length: int) -> tuple[SequenceBlocks, int] | None:
         """Blocks for a prompt of `length` tokens, and the number of its cached tokens; None if there is no room."""

@@ -89,7 +89,7 @@ class EngineCollector(Collector):
         yield self._labelled_gauge("engine_sleep_state", text, "sleep_state", states)
         fault = self._kv_fault()
         forced = fault.get("usage") if fault else None
-        usage = self._scheduler.pool.usage if forced is None else forced
+        usage = self._scheduler.kv_usage if forced is None else forced
         yield self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage)
 
     def _cache_metrics(self) -> Iterator[Metric]:

@@ -48,6 +48,8 @@ class Scheduler:
     def __init__(self, pool: BlockPool, max_num_seqs: int) -> None:
         self.pool = pool
         self.counts = SchedulerCounts()
+        self.unfilled_blocks = 0.0
+        """Blocks of prompts that are being prefilled, of which vLLM has not allocated all yet."""
         self._max_num_seqs = max_num_seqs
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -60,6 +62,11 @@ class Scheduler:
     def waiting(self) -> int:
         """Sequences that wait for a slot or for KV blocks."""
         return len(self._waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV blocks that are used, 0 to 1."""
+        return max(0.0, self.pool.usage - self.pool.share(self.unfilled_blocks))
 
     def submit(self, sequence: Sequence) -> None:
         """Queues a new sequence, which may be admitted at once."""

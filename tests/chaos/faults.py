@@ -40,7 +40,7 @@ _ENGINE_FAULTS: Final[tuple[Mapping[str, object], ...]] = (
     *({"fault": "tps", "rate": 20} for _ in range(2)),
     *({"fault": "chunks", "bytes": 7} for _ in range(2)),
 )
-_STALLED: Final = "stall"  # holds a client for up to 50 s by default, so one request at a time is enough
+_STALLED: Final = "stall"  # holds a client while its engine works for others, so one request at a time is enough
 
 _CONNECTION_FAULTS: Final[tuple[tuple[ConnectionFault, int], ...]] = (
     (ConnectionFault("hold", "listening", seconds=0.1), 2),

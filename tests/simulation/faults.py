@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 _MOST_BROKEN_STREAMS: Final = 4
+_STOPPED: Final = 12.0  # seconds; two failed checks take up to 8
+_LEFT_REQUESTS: Final = 100
+SILENCE: Final = 17.0  # seconds; more than `between_tokens`
 _LONG: Final = 1000.0  # seconds; longer than any history
 
 ApplyFault = Callable[["World", Random], None]
@@ -242,6 +245,25 @@ def stream(world: "World", random: Random) -> None:
             world.record_fault("stream", "the next", FOREVER, breaks=alone, leases=0)
 
 
+def silent(world: "World", random: Random) -> None:
+    """The next generations have a pause that is longer than a router waits for an engine that does nothing."""
+    world.silences += random.randint(1, 2)
+    world.record_fault("silence", "the next generations", SILENCE, breaks=False, leases=0)
+
+
+def frozen(world: "World", random: Random) -> None:
+    """An engine stops, and runs again when its routers have left it. Its requests go on elsewhere, if they can."""
+    process = random.choice(world.engines).process
+    if process.frozen or world.stopped_engine is not None:
+        return
+    breaks = world.plan.engines - world.plan.standby < 2 or len(world.plan.kinds) > 1
+    # When it runs again, it begins with requests that have been given up, and only then sees that.
+    world.record_fault("frozen", process.name, FOREVER, breaks=breaks, leases=_LEFT_REQUESTS)
+    world.loop.freeze(process)
+    world.stopped_engine = process
+    world.after(_STOPPED, world.loop.thaw, process)
+
+
 FAULTS: Final[dict[str, ApplyFault]] = {
     "stall": stall,
     "cut": cut,
@@ -263,4 +285,6 @@ FAULTS: Final[dict[str, ApplyFault]] = {
     "read-only": read_only,
     "engine": engine,
     "stream": stream,
+    "silent": silent,
+    "frozen": frozen,
 }

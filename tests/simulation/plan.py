@@ -13,6 +13,10 @@ import msgspec
 MILD: Final = ("stall", "cut", "lost", "hold", "silence", "slow", "freeze", "offset", "reload", "clock-back", "deaf")
 STREAM: Final = "stream"
 """Streams that break off. Where another engine can go on, it is a mild fault."""
+SILENT: Final = "silent"
+"""Generations that send nothing for longer than `between_tokens`, at engines that compute. It is a mild fault."""
+FROZEN: Final = "frozen"
+"""An engine that stops answering. Where there is another one, and no other fault, it is a mild fault."""
 HARD: Final = ("long-stall", "partition", "long-freeze", "kill", "empty", "failover", "read-only", "engine")
 
 
@@ -58,6 +62,10 @@ def draw_plan(random: Random, chosen: Sequence[str] = (), *, streams: Random) ->
     seconds, routers, engines = random.choice((4.0, 6.0, 9.0)), random.choice((2, 2, 3)), random.choice((1, 1, 2))
     if STREAM in kinds:
         engines = streams.choice((1, 2, 2, 2, 3))
+    token_ids, standby = streams.random() < 0.7, engines > 1 and streams.random() < 0.3
+    # Not with streams that hang, which an engine that computes for others may keep for longer than a history lasts.
+    if not chosen and not {STREAM, "engine"} & {*kinds} and streams.random() < 0.15:
+        kinds.append(streams.choice((SILENT, FROZEN)))
     return ScenarioPlan(
         seconds=seconds,
         routers=routers,
@@ -72,6 +80,6 @@ def draw_plan(random: Random, chosen: Sequence[str] = (), *, streams: Random) ->
         leaves=random.random() < 0.4,
         slow_readers=random.random() < 0.2,
         ticks=random.random() < 0.3,
-        token_ids=streams.random() < 0.7,
-        standby=engines > 1 and streams.random() < 0.3,
+        token_ids=token_ids,
+        standby=standby,
     )

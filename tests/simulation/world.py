@@ -19,7 +19,7 @@ from tests.simulation.clients import PATH, SimulatedRequest, request_body
 from tests.simulation.clock import CLOCK
 from tests.simulation.engine_answers import EngineRequest
 from tests.simulation.engine_model import EngineModel, GenerationScript
-from tests.simulation.faults import FAULTS
+from tests.simulation.faults import FAULTS, SILENCE
 from tests.simulation.history import FaultRecord, History, RequestRecord, SimulatedGeneration
 from tests.simulation.history import SimulatedPurge as Purged
 from tests.simulation.invariants import check
@@ -69,7 +69,8 @@ class World:
         if "failover" in self.plan.kinds:
             self.redis.data.journal = []  # a failover rolls back the last writes
         self.engines_break = False
-        self.streams_to_break = 0
+        self.streams_to_break = self.silences = 0
+        self.stopped_engine: SimulatedProcess | None = None  # runs again only after its routers have found it down
         script = Random(self.random.random())
         self.engines = [
             EngineModel(
@@ -134,6 +135,9 @@ class World:
         if self.streams_to_break and request.streams and request.start is None and len(script.waits) > 1:
             self.streams_to_break -= 1
             script.break_stream(random)
+        if self.silences and not script.breaks:
+            self.silences -= 1
+            script.waits[-1] += SILENCE
         return script
 
     def _generation(self, request: EngineRequest, router: str, engine: str, tokens: int) -> SimulatedGeneration:
@@ -303,9 +307,10 @@ class World:
         return [*wrong, *self.loop.defects, *check(self.history)]
 
     def _heal(self) -> None:
-        self.engines_break, self.streams_to_break = False, 0
+        self.engines_break, self.streams_to_break, self.silences = False, 0, 0
         for process in (self.redis.process, *(e.process for e in self.engines), *(r.process for r in self.routers)):
-            self.loop.thaw(process)
+            if process is not self.stopped_engine:
+                self.loop.thaw(process)
         self.redis.read_only = False
         self.network.slow = 1.0
         self.network.unreachable.clear()

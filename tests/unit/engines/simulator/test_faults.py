@@ -1,5 +1,6 @@
 """Every fault occurs when it is requested, by marker and by control endpoint, and is counted."""
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -77,6 +78,41 @@ async def test_a_slow_first_token_arrives_late(engine: SimulatedEngine, stream: 
     started = time.monotonic()
     await ask(engine, "[[sim:ttft ms=150]]", stream=stream)
     assert time.monotonic() - started >= 0.15
+
+
+async def test_a_slow_prefill_shows_in_the_usage_of_the_kv_cache_alone(engine: SimulatedEngine) -> None:
+    prompt = "[[sim:prefill ms=400]]" + " sea" * 500
+    asking = asyncio.ensure_future(ask(engine, prompt))
+    readings = []
+    await engine.stats(in_flight=1)
+    while not asking.done():
+        readings.append((await engine.metric("kv_cache_usage_perc"), await engine.metric("prompt_tokens_total")))
+        await asyncio.sleep(0.05)
+    filling = [usage for usage, prefilled in readings if prefilled == readings[0][1]]
+    assert filling == sorted(filling)
+    assert len(set(filling)) > 2
+    assert (await asking).status == 200
+
+
+async def test_arguments_that_a_parser_holds_back_come_in_one_piece_while_tokens_are_generated(
+    engine: SimulatedEngine,
+) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": city}}
+    body = {
+        "messages": [{"role": "user", "content": "[[sim:hold_arguments]] Sunny?"}], "stream": True,
+        "tools": [tool], "tool_choice": "required",
+    }  # fmt: skip
+    headers = {"content-type": "application/json"}
+    before = await engine.metric("generation_tokens_total")
+    response = await send_request(engine.url, "POST", "/v1/chat/completions", json.dumps(body), **headers)
+    events = [event.removeprefix(b"data: ") for event in response.body.split(b"\n\n")]
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events if event.startswith(b'{"id"')]
+    functions = [call["function"] for delta in deltas for call in delta.get("tool_calls", [])]
+    assert functions[0]["name"] == "weather"
+    (arguments,) = [function["arguments"] for function in functions if function.get("arguments")]
+    assert "city" in json.loads(arguments)
+    assert await engine.metric("generation_tokens_total") > before + 3
 
 
 async def test_slow_tokens_arrive_at_their_rate(engine: SimulatedEngine) -> None:
