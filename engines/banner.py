@@ -37,14 +37,20 @@ def _lines(plan: UpPlan, commands: Mapping[str, EngineCommand], announce_problem
 
 
 def _examples(plan: UpPlan, router: RouterSpec) -> Iterator[str]:
-    messages = '[{"role": "user", "content": "Tell me about the sea."}]'
-    body = f'{{"model": "{plan.example_model}", "messages": {messages}}}'
     yield "  send it twice: the second response comes from Redis"
-    yield f"    curl -i {router.url}/v1/chat/completions -d '{body}'"
+    yield f"    {_curl(plan, router, 'Tell me about the sea.')}"
+    if {"chat", "code"} <= {spec.task for spec in plan.engines if spec.model == plan.example_model}:
+        yield "  send code, too, and compare x-task and x-engine: each draft gets the prompts that it is good at"
+        yield f"    {_curl(plan, router, 'Write a Python function that reverses a list.')}"
     yield "  list the stored entries"
     yield f"    {_redis_cli(plan)} --scan --pattern 'rh:1:default:*'"
     yield f"    {_redis_cli(plan)} HGETALL KEY   (the X-Cache-Key of a response)"
     yield ""
+
+
+def _curl(plan: UpPlan, router: RouterSpec, prompt: str) -> str:
+    body = f'{{"model": "{plan.example_model}", "messages": [{{"role": "user", "content": "{prompt}"}}]}}'
+    return f"curl -i {router.url}/v1/chat/completions -d '{body}'"
 
 
 def _redis_cli(plan: UpPlan) -> str:

@@ -11,12 +11,21 @@ from engines.placement.ray_request import RayRequest, describe_resources
 from engines.plan import UpPlan
 from engines.spec import EngineSpec, LaunchSpec
 from engines.vllm_command import listen_options, lora_modules, vllm_argv, vllm_env
+from router.core.types import EngineTask
 
 Program = Literal["vllm", "simulator"]
 
 # Of simulated engines: slow enough that a person sees a cache miss, fast enough not to wait for it.
 _TTFT_MS: Final = 150
 _TOKENS_PER_SECOND: Final = 80
+
+# Acceptance of draft tokens in chat and in code. Like a real draft, one is good at the prompts of its engine's task, so
+# that the router finds out what the README says.
+_ACCEPTANCE: Final[dict[EngineTask, tuple[float, float]]] = {
+    "chat": (0.75, 0.4),
+    "code": (0.4, 0.75),
+    "any": (0.6, 0.6),
+}
 
 _READY_TIMEOUT: Final[dict[Program, float]] = {
     "vllm": 1800.0,
@@ -96,7 +105,9 @@ def _simulator_argv(spec: EngineSpec, launch: LaunchSpec, draft: str | None) -> 
     if spec.max_model_len is not None:
         argv += ["--max-model-len", str(spec.max_model_len)]
     if draft is not None:
+        chat, code = _ACCEPTANCE[spec.task]
         argv += ["--draft", draft, "--num-speculative-tokens", str(launch.num_speculative_tokens)]
+        argv += ["--acceptance", str(chat), "--code-acceptance", str(code)]
         argv += ["--per-request-spec-decode-metrics", "summary"]
     if launch.max_num_seqs is not None:
         argv += ["--max-num-seqs", str(launch.max_num_seqs)]

@@ -32,6 +32,7 @@ from engines.supervisor import EngineSupervisor
 from engines.switch.gather import find_lack_of_room
 from engines.switch.record import read_records, restore
 from engines.switch.switcher import Switcher
+from router.core.listen_failure import explain_listen_failure
 
 _REDIS_READY_TIMEOUT: Final = 60.0  # seconds; Redis may have to load its data
 _ROUTER_READY_TIMEOUT: Final = 60.0
@@ -186,7 +187,7 @@ class ProcessTree:
 
     def _check_ports(self) -> None:
         router = self._plan.router
-        addresses = [("router.port", router.host, router.port)] if router is not None else []
+        addresses = [("router", router.host, router.port)] if router is not None else []
         addresses += [(f"engine {s.name}", s.host, s.port) for s in self._plan.engines if s.listens_here]
         # Binds each port briefly: a port in use is reported before anything is started.
         for purpose, host, port in addresses:
@@ -195,8 +196,11 @@ class ProcessTree:
                     pass
             except OSError as error:
                 # create_server's message repeats the address; an unresolvable host name has no errno of the system.
-                reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
-                raise UpError(f"{purpose}: {host}:{port}: {reason}") from None
+                number = error.errno or 0
+                reason = os.strerror(number) if number > 0 else error.strerror or str(error)
+                failure = explain_listen_failure(number, reason, port)
+                setting = f"router.{failure.about}" if purpose == "router" else f"{purpose}: url"
+                raise UpError(f"{setting}: {failure.line(host, port)}") from None
 
     async def _start_redis(self) -> None:
         if self._plan.redis_socket is None:

@@ -23,7 +23,6 @@ from router.commands.console import (
     check_engine_kind,
     fail,
     load_settings,
-    pluralize,
     print_err,
     write_json,
 )
@@ -36,6 +35,7 @@ from router.commands.serve import serve
 from router.commands.suggestions import command_group
 from router.commands.top.command import top
 from router.commands.usage import usage
+from router.core.plural import pluralize
 from router.settings import DEFAULT_PATH, missing_extra
 
 app = command_group(

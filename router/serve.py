@@ -22,6 +22,7 @@ from typing import Final
 
 from router.api.prompt_log import prompt_log_warning
 from router.app import build
+from router.core.listen_failure import explain_listen_failure
 from router.discovery.start import DiscoveryError, settings_of_engines
 from router.flow.tenant_rules import unmatched_models
 from router.log_output import set_up_logging
@@ -191,7 +192,8 @@ def _start(options: ServeOptions) -> int:
         listen_socket = listen(settings)
     except OSError as error:
         router = settings.router
-        line = f"{source}router.port: {router.host}:{router.port}: {error.strerror}"
+        failure = explain_listen_failure(error.errno or 0, error.strerror or str(error), router.port)
+        line = f"{source}router.{failure.about}: {failure.line(router.host, router.port)}"
         raise CannotStartError(_FAILED, line) from None
     for line in settings.not_yet():
         _print_line(f"{source}{line}")

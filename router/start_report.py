@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from router.build_info import build_version, describe_build, is_compiled
+from router.core.plural import pluralize
 from router.log_output import with_facts
 from router.net.redis.url import parse_redis_url
 from router.settings import EMBEDDED, Settings, tenants
@@ -48,7 +49,9 @@ def log_ready(settings: Settings, engines: EngineCount) -> None:
     message = f"ready: Roundhouse serves on {url} (OpenAI's API under {url}/v1); "
     facts = {"event": "ready", "address": url, "engines": engines.total, "engines_up": engines.up}
     if engines.up:
-        log.info("%s%d of %d engines are up", message, *engines, extra=with_facts(facts))
+        verb = "is" if engines.total == 1 else "are"
+        total = pluralize(engines.total, "engine")
+        log.info("%s%d of %s %s up", message, engines.up, total, verb, extra=with_facts(facts))
     elif settings.model and all(model.wake is not None for model in settings.model):
         log.info("%sno engine is up, and requests wait for one to start", message, extra=with_facts(facts))
     else:
@@ -62,7 +65,7 @@ def address(settings: Settings) -> str:
 
 def _process_line(settings: Settings) -> tuple[str, dict[str, Any]]:
     workers, url = settings.router.workers, address(settings)
-    message = f"Roundhouse {describe_build()} starts on {url}: {_pluralize(workers, 'worker')}, pid {os.getpid()}"
+    message = f"Roundhouse {describe_build()} starts on {url}: {pluralize(workers, 'worker')}, pid {os.getpid()}"
     return message, {
         "event": "start", "version": build_version(), "compiled": is_compiled(), "address": url, "workers": workers,
         "pid": os.getpid(),
@@ -77,8 +80,8 @@ def _dependencies_line(settings: Settings, redis: ServerReport) -> tuple[str, di
         state = f"version {redis.version or 'unknown'}"
         state += f", {redis.primaries} primaries" if redis.primaries > 1 else ""
     auth, count = settings.auth, len(tenants(settings))
-    admin = f"{_pluralize(len(auth.admin_keys), 'admin key')}" if auth.admin_keys else "no admin key"
-    message = f"Redis at {url}: {state}. Authentication: {settings.auth_mode}, {_pluralize(count, 'tenant')}, {admin}"
+    admin = f"{pluralize(len(auth.admin_keys), 'admin key')}" if auth.admin_keys else "no admin key"
+    message = f"Redis at {url}: {state}. Authentication: {settings.auth_mode}, {pluralize(count, 'tenant')}, {admin}"
     return message, {
         "redis": url, "redis_version": redis.version, "redis_up": redis.problem is None, "auth": settings.auth_mode,
         "tenants": count, "admin_keys": len(auth.admin_keys),
@@ -91,7 +94,7 @@ def _models_line(settings: Settings) -> tuple[str, dict[str, Any]]:
         f"{name} ({', '.join(_shorten(names)) or 'engines announced in Redis'})" for name, names in engines.items()
     )
     total = sum(map(len, engines.values()))
-    message = f"{_pluralize(len(engines), 'model')}, {_pluralize(total, 'engine')}: {', '.join(models)}"
+    message = f"{pluralize(len(engines), 'model')}, {pluralize(total, 'engine')}: {', '.join(models)}"
     return message, {"models": engines}
 
 
@@ -100,7 +103,3 @@ def _shorten(names: Iterable[str]) -> Iterator[str]:
     yield from islice(remaining, MAX_NAMES)
     if more := sum(1 for _ in remaining):
         yield f"and {more} more"
-
-
-def _pluralize(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

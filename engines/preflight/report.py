@@ -6,6 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from engines.preflight.finding import Finding, Severity
+from router.core.plural import pluralize
+from router.core.printable import escape_unprintable
 
 _LABELS: Final[dict[Severity, str]] = {"error": "FAIL", "warning": "warn", "note": "note"}
 
@@ -22,7 +24,8 @@ def report_lines(findings: Sequence[Finding], engine_count: int) -> Iterator[str
         if finding.remedy:
             yield _printable(f"      {finding.remedy}")
     errors, warnings = (sum(f.severity == severity for f in findings) for severity in ("error", "warning"))
-    yield f"{_count(engine_count, 'engine')} to start: {_count(errors, 'error')}, {_count(warnings, 'warning')}"
+    found = f"{pluralize(errors, 'error')}, {pluralize(warnings, 'warning')}"
+    yield f"{pluralize(engine_count, 'engine')} to start: {found}"
 
 
 def report_json(findings: Sequence[Finding]) -> bytes:
@@ -30,10 +33,6 @@ def report_json(findings: Sequence[Finding]) -> bytes:
     return msgspec.json.encode(report)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _printable(text: str) -> str:
     """Commands of processes and names of files may contain any character, and a terminal would act on some."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return escape_unprintable(text)

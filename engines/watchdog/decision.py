@@ -6,6 +6,7 @@ import msgspec
 
 from engines.watchdog.baseline import Baseline
 from engines.watchdog.observation import Observation
+from router.core.plural import pluralize
 
 Action = Literal["keep", "drain", "drain and restart", "page"]
 Reason = Literal["degraded", "stalled", "errors", "scheduled"]
@@ -90,7 +91,7 @@ def decide(
         text += "; no other engine of the model is available, so it is not drained"
         return state, Decision("page", reason, text)
     if not may_restart:
-        text += f"; it was restarted {len(restarts)} times in the last hour, and is not restarted again"
+        text += f"; it was restarted {pluralize(len(restarts), 'time')} in the last hour, and is not restarted again"
         return state, Decision("drain", reason, text)
     state = msgspec.structs.replace(state, restarts=(*restarts, now), up_since=now)
     return state, Decision("drain and restart", reason, text)
@@ -147,7 +148,7 @@ def _describe(baseline: Baseline, seen: Observation, seconds: float) -> str:
     parts = []
     if recent is not None and share is not None:
         parts.append(f"{recent.generated:.0f} tokens/s, {share:.0%} of its baseline")
-    parts.append(f"{seen.waiting:.0f} requests wait")
+    parts.append(pluralize(round(seen.waiting or 0), "request waits", "requests wait"))
     figures = [
         ("KV cache {:.0%}", seen.kv_cache_usage),
         ("prefix hits {:.0%}", seen.prefix_cache_hit_rate),

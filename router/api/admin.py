@@ -28,6 +28,7 @@ from router.core.cache.entry_filter import (
     parse_purge_filter,
     text_document_name,
 )
+from router.core.plural import pluralize
 from router.errors import NOT_FOUND, ApiError, bad_request, unavailable
 from router.flow.explain import Explainer, ExplainRequest
 from router.net.redis.errors import RedisBackendError
@@ -157,7 +158,8 @@ class AdminRoutes:
             if entry_filter.document is None
             else replace(entry_filter, document=text_document_name(entry_filter.document))
         )
-        log.info("purged %s: %d entries, %d leases", loggable.to_json().decode(), result.entries, result.claims)
+        entries, generations = pluralize(result.entries, "entry", "entries"), pluralize(result.claims, "generation")
+        log.info("purged %s: %s, %s in progress", loggable.to_json().decode(), entries, generations)
         return result
 
     async def explain(self, request: Request) -> Any:

@@ -12,6 +12,7 @@ import msgspec
 
 from router.checks.finding import Finding, Problem, wrong
 from router.checks.pages import get_page
+from router.core.listen_failure import explain_listen_failure
 from router.net.client.errors import EngineError
 from router.net.client.target import RequestTarget
 from router.net.client.transport import HTTPTransport
@@ -63,18 +64,8 @@ def _port(router: RouterSettings, facts: MachineFacts) -> Finding:
         return Finding(what, "is free")
     if facts.has_router:
         return Finding(what, "a router already serves there")
-    match facts.bind_error:
-        case errno.EADDRINUSE:
-            fix = f"choose another, or end that process: ss -ltnp 'sport = :{router.port}'"
-            return wrong(what, "router.port", Problem("is used by another process", fix))
-        case errno.EACCES:
-            fix = "choose one from 1024 on, or give the router CAP_NET_BIND_SERVICE"
-            return wrong(what, "router.port", Problem("this user may not listen on it", fix))
-        case errno.EADDRNOTAVAIL | socket.EAI_NONAME:
-            fix = "set an address of this machine, or 0.0.0.0 for all"
-            return wrong(what, "router.host", Problem("is no address of this machine", fix))
-    problem = Problem(f"cannot be used: {os.strerror(facts.bind_error)}", "choose another host or port")
-    return wrong(what, "router.port", problem)
+    failure = explain_listen_failure(facts.bind_error, os.strerror(facts.bind_error), router.port)
+    return wrong(what, f"router.{failure.about}", Problem(failure.note, failure.fix))
 
 
 def _state(settings: Settings, unwritable: Path) -> Iterator[Finding]:

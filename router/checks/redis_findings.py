@@ -101,7 +101,7 @@ def _memory(what: str, server: ServerFacts) -> Iterator[Finding]:
         note = "evicts keys at random (allkeys-random), also the log of purges: then all entries count as purged"
         yield wrong(what, None, Problem(note, f"set {lru} in redis.conf"), "warning")
     elif policy == "volatile-ttl":
-        note = "evicts first what expires first (volatile-ttl): claims of generations in flight, leases, breakers"
+        note = "evicts first what expires first (volatile-ttl): claims and other leases, breakers"
         yield wrong(what, None, Problem(note, f"set {lru} in redis.conf"), "warning")
 
 

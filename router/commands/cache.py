@@ -13,13 +13,12 @@ from router.commands.console import (
     JsonLinesOption,
     JsonOption,
     confirm,
-    escape_unprintable,
     fail,
     format_bytes,
     format_duration,
     load_settings,
-    pluralize,
     print_err,
+    printable,
     progress,
     write_json,
     write_table,
@@ -31,6 +30,7 @@ from router.commands.suggestions import command_group
 from router.commands.transfer import export_, import_from
 from router.core.cache.entry_filter import MAX_PAGE_SIZE
 from router.core.endpoints.chat import CHAT
+from router.core.plural import pluralize
 from router.core.types import DEFAULT_TENANT
 from router.settings import DEFAULT_PATH, Settings
 
@@ -74,7 +74,7 @@ def _write_stats(stats: "CacheStats", now: float) -> None:
         typer.echo(
             f"the oldest is {format_duration(now - stats.oldest)} old, the newest {format_duration(now - stats.newest)}"
         )
-    typer.echo(f"in flight: {pluralize(stats.claims, 'lease')}, {pluralize(stats.flights, 'stream')}")
+    typer.echo(f"in progress: {pluralize(stats.claims, 'generation')}, {pluralize(stats.flights, 'shared stream')}")
     for server in stats.redis:
         limit = (
             f"of {format_bytes(server['max_memory'])}, {server['policy']}"
@@ -167,28 +167,24 @@ def _write_entry(detail: "EntryDetail", *, as_fields: bool) -> None:
     )
     if as_fields or detail.problem is not None:
         for name, value in detail.fields.items():
-            printable = escape_unprintable(value)
-            typer.echo(
-                f"\n{escape_unprintable(name)}:\n{printable}"
-                if len(printable) > 100
-                else f"{escape_unprintable(name)}: {printable}"
-            )
+            shown = printable(value)
+            typer.echo(f"\n{printable(name)}:\n{shown}" if len(shown) > 100 else f"{printable(name)}: {shown}")
         return
     shown_fields = dict(detail.fields)
     if detail.text is not None:
-        typer.echo(f"\n{escape_unprintable(detail.text)}\n")
+        typer.echo(f"\n{printable(detail.text)}\n")
         # The text is a readable form of the body, which is therefore not repeated.
-        shown_fields["body"] = f"{len(detail.fields['body'].encode()):,} bytes"
+        shown_fields["body"] = pluralize(len(detail.fields["body"].encode()), "byte")
     if detail.stream is not None:
         shown_fields["stream"] = _describe_stream(detail.stream)
     for name, value in shown_fields.items():
-        typer.echo(f"{escape_unprintable(name)}: {escape_unprintable(value)}")
+        typer.echo(f"{printable(name)}: {printable(value)}")
 
 
 def _describe_stream(stream: "StreamDetail") -> str:
-    events = "no events" if stream.events is None else f"{stream.events:,} bytes of events"
+    events = "no events" if stream.events is None else f"{pluralize(stream.events, 'byte')} of events"
     note = "" if stream.lossless else "; the body is a readable copy only"
-    return f"{stream.bytes:,} bytes; gives {events}{note}"
+    return f"{pluralize(stream.bytes, 'byte')}; gives {events}{note}"
 
 
 @app.command(name="top")
@@ -225,7 +221,7 @@ def purge_command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Purge entries, and in-flight generations, in every router. Only what matches all of the options is purged."""
+    """Purge entries, and generations in progress, in every router. Only what matches all of the options is purged."""
     from router.store.admin.purge import count_entries, purge
 
     entry_filter = parse_filter(key=key, tenant=tenant, model=model, system=system, rag=rag, document=document)
@@ -241,7 +237,7 @@ def purge_command(
                 f"{pluralize(matching, 'entry', 'entries')} would be purged"
             )
             return
-        question = f"Purge {pluralize(matching, 'entry', 'entries')}, and matching requests in flight?"
+        question = f"Purge {pluralize(matching, 'entry', 'entries')}, and matching generations in progress?"
         if not confirm(question):
             fail("nothing was purged")
     with progress("entries purged") as on_purge:
@@ -249,7 +245,8 @@ def purge_command(
     if as_json:
         write_json(result)
     else:
-        summary = f"purged {pluralize(result.entries, 'entry', 'entries')} and {pluralize(result.claims, 'lease')}"
+        entries, generations = pluralize(result.entries, "entry", "entries"), pluralize(result.claims, "generation")
+        summary = f"purged {entries} and {generations} in progress"
         typer.echo(summary + _describe_replicas(result.replicas))
 
 
@@ -258,7 +255,8 @@ def _describe_replicas(replicas: "ReplicaAcks | None") -> str:
         return "; unknown how many replicas have received the purge"
     if not replicas.connected:
         return ""
-    return f"; {replicas.acknowledged} of {pluralize(replicas.connected, 'replica')} have received the purge"
+    have = "has" if replicas.connected == 1 else "have"
+    return f"; {replicas.acknowledged} of {pluralize(replicas.connected, 'replica')} {have} received the purge"
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, NoReturn
 import msgspec
 import typer
 
+from router.core.printable import escape_unprintable
 from router.settings import ConfigurationError, Settings, load
 
 EXIT_FAILED: Final = 1
@@ -31,7 +32,7 @@ def print_err(message: str) -> None:
 
     A message may have a text of Redis or an engine.
     """
-    typer.echo(escape_unprintable(message), err=True)
+    typer.echo(printable(message), err=True)
 
 
 def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
@@ -63,16 +64,14 @@ def write_json(value: Any) -> None:
     typer.echo(msgspec.json.encode(value))
 
 
-def escape_unprintable(text: str) -> str:
-    """Escapes control characters: a response may contain any, and a terminal would act on them."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+def printable(text: str) -> str:
+    """Without control characters but those of lines and tabs: a response may have any, and a terminal acts on them."""
+    return escape_unprintable(text, keep="\n\t")
 
 
 def write_table(rows: Sequence[tuple[str, ...]]) -> None:
     """Writes aligned columns; the first row has their titles. The last column is not padded."""
-    rows = [tuple(map(escape_unprintable, row)) for row in rows]
+    rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -90,10 +89,6 @@ def progress(what: str) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done: bar.update(task, completed=done)
-
-
-def pluralize(count: int, singular: str, plural: str | None = None) -> str:
-    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
 def format_bytes(byte_count: float | None) -> str:

@@ -18,7 +18,6 @@ from router.commands.console import (
     fail,
     format_duration,
     load_settings,
-    pluralize,
     print_err,
     write_json,
     write_table,
@@ -26,6 +25,7 @@ from router.commands.console import (
 from router.commands.redis import with_redis
 from router.commands.suggestions import command_group
 from router.core.api_keys import hash_key, key_id
+from router.core.plural import pluralize
 from router.errors import ApiError
 from router.settings import DEFAULT_PATH, Settings
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from router.commands.console import ConfigOption, JsonOption, escape_unprintable, load_settings, write_json
+from router.commands.console import ConfigOption, JsonOption, load_settings, printable, write_json
 from router.commands.options import TenantOption
 from router.commands.redis import with_redis
 from router.settings import DEFAULT_PATH
@@ -69,7 +69,7 @@ def _write_table(table: "Table") -> None:
 def _literal(text: str) -> str:
     from rich.markup import escape
 
-    return escape(escape_unprintable(text))
+    return escape(printable(text))
 
 
 def _cells(sums: "SavingsSums") -> list[str]:

@@ -18,6 +18,7 @@ from router.commands.console import (
     write_json,
     write_table,
 )
+from router.core.plural import pluralize
 from router.settings import DEFAULT_PATH
 
 _MAX_LINE: Final = 64 << 20  # bytes; the report about a thousand requests has some megabytes
@@ -146,7 +147,7 @@ def _write_shadow(shadow: dict[str, Any]) -> None:
         )
     write_table(rows)
     typer.echo(
-        f"{shadow['requests']} requests: {shadow['same']} same, {shadow['different']} different "
+        f"{pluralize(shadow['requests'], 'request')}: {shadow['same']} same, {shadow['different']} different "
         f"({shadow['deterministic_different']} with temperature 0 or a seed), "
         f"{shadow['failed_old']} failed at the old engine, {shadow['failed_new']} at the new one; "
         f"tokens {shadow['tokens_old']} and {shadow['tokens_new']}, "

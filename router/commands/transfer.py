@@ -15,13 +15,13 @@ from router.commands.console import (
     JsonOption,
     fail,
     load_settings,
-    pluralize,
     print_err,
     progress,
     write_json,
 )
 from router.commands.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
 from router.commands.redis import parse_filter, with_redis
+from router.core.plural import pluralize
 from router.settings import DEFAULT_PATH
 
 if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down

@@ -201,7 +201,7 @@ async def test_purge_deletes_what_is_named_without_confirmation_if_there_is_no_t
     purged = (await cache(file, "purge", "--tenant", "acme", "--json")).json()
     assert purged == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS}
     assert (await client.exists(mine), await client.exists(others)) == (0, 1)
-    assert (await cache(file, "purge", "--all")).stdout == "purged 1 entry and 0 leases\n"
+    assert (await cache(file, "purge", "--all")).stdout == "purged 1 entry and 0 generations in progress\n"
     assert await logged_scopes(client) == [EntryFilter(tenant="acme"), EntryFilter(all=True)]
 
 
@@ -237,7 +237,7 @@ async def test_at_a_terminal_yes_confirms_the_purge(
     result = await run_cli_in_terminal("cache", "purge", *arguments, "--config", file, prompt=b"[y/N]", reply=b"y\n")
     assert (result.code, await client.exists(entry_key())) == (code, left)
     assert ("Purge 1 entry" in result.stderr) == ("--yes" not in arguments)
-    assert result.stdout == "purged 1 entry and 0 leases\n"
+    assert result.stdout == "purged 1 entry and 0 generations in progress\n"
 
 
 async def test_at_a_terminal_no_keeps_the_entries(client: Any, file: Path) -> None:

@@ -123,7 +123,10 @@ async def test_a_port_in_use_is_one_clear_line(config: str, tmp_path: Path, engi
     result = await command("serve", "-c", str(path))
     assert result.returncode == 1
     assert result.stderr.splitlines() == [
-        f"roundhouse: {path}: router.port: 127.0.0.1:{engines.chat.port}: Address already in use"
+        (
+            f"roundhouse: {path}: router.port: port {engines.chat.port} of 127.0.0.1: is used by another process; "
+            f"choose another, or end that process: ss -ltnp 'sport = :{engines.chat.port}'"
+        )
     ]
 
 

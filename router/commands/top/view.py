@@ -8,10 +8,11 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from router.commands.console import format_bytes, format_duration, pluralize
+from router.commands.console import format_bytes, format_duration
 from router.commands.top.client import Snapshot
 from router.commands.top.formats import UNKNOWN, count, decimal, milliseconds, percent, seconds, sparkline
 from router.commands.top.table import Column, build_table, share_lines
+from router.core.plural import pluralize
 from router.log_output import one_line
 from router.shared.status_documents import (
     EngineRow,
@@ -101,7 +102,8 @@ def _redis(redis: RedisRow) -> str:
         return f"Redis is down ({redis.url})"
     memory = format_bytes(redis.used_memory)
     limit = f" of {format_bytes(redis.maxmemory)}" if redis.maxmemory is not None else ""
-    return f"Redis {redis.version or UNKNOWN}: {memory}{limit}, {count(redis.keys)} keys"
+    keys = "1 key" if redis.keys == 1 else f"{count(redis.keys)} keys"
+    return f"Redis {redis.version or UNKNOWN}: {memory}{limit}, {keys}"
 
 
 # -- traffic ----------------------------------------------------------------------------------------------------------

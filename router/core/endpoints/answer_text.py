@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.score_text import score_lines
+from router.core.plural import pluralize
 
 LabeledText = tuple[str, str]
 """The label of a piece of an answer, empty for its plain text; and its text."""
@@ -138,9 +139,5 @@ def _embedding_texts(data: list[Any]) -> Iterator[LabeledText]:
     if sizes:
         yield (
             "",
-            ", ".join(f"{_pluralize(n, 'vector')} of {_pluralize(size, 'dimension')}" for size, n in sizes.items()),
+            ", ".join(f"{pluralize(n, 'vector')} of {pluralize(size, 'dimension')}" for size, n in sizes.items()),
         )
-
-
-def _pluralize(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

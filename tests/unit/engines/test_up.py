@@ -1,6 +1,7 @@
 """`roundhouse up` as a user runs it: its output, what it serves, and that no process is left behind."""
 
 import asyncio
+import errno
 import itertools
 import json
 import os
@@ -17,6 +18,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from router.core.listen_failure import explain_listen_failure
 from tests.support.cli_helpers import run_cli
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
@@ -196,12 +198,16 @@ async def test_killing_it_ends_all_its_processes(up: Callable[..., Up]) -> None:
     assert await tree.ended() == -signal.SIGKILL
 
 
+def port_in_use(port: int) -> str:
+    return explain_listen_failure(errno.EADDRINUSE, "", port).line("127.0.0.1", port)
+
+
 async def test_a_port_in_use_is_one_clear_line(up: Callable[..., Up]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         tree = up(port=port)
         assert await eventually(tree.process.poll) == 1
-        assert tree.output == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"
+        assert tree.output == f"roundhouse: router.port: {port_in_use(port)}\n"
 
 
 async def test_a_plan_of_any_length_is_passed_on(up: Callable[..., Up]) -> None:
@@ -209,7 +215,7 @@ async def test_a_plan_of_any_length_is_passed_on(up: Callable[..., Up]) -> None:
         port = listener.getsockname()[1]
         tree = up(port=port, more=f'[engine.launch.env]\nLONG = "{"x" * 90_000}"')
         assert await eventually(tree.process.poll) == 1
-        assert tree.output == f"roundhouse: router.port: 127.0.0.1:{port}: Address already in use\n"
+        assert tree.output == f"roundhouse: router.port: {port_in_use(port)}\n"
 
 
 async def test_a_second_instance_is_refused_in_one_clear_line_and_the_first_continues(up: Callable[..., Up]) -> None:

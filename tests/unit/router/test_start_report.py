@@ -50,6 +50,16 @@ def test_an_ipv6_address_is_a_url(caplog: pytest.LogCaptureFixture) -> None:
     assert " starts on http://[::1]:8080: 1 worker" in line
 
 
+@pytest.mark.parametrize(
+    ("up", "total", "said"),
+    [(1, 1, "1 of 1 engine is up"), (1, 3, "1 of 3 engines are up"), (3, 3, "3 of 3 engines are up")],
+)
+def test_the_engines_that_are_up_are_counted(up: int, total: int, said: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "roundhouse.server"):
+        log_ready(parse(MINIMAL, {}), EngineCount(up, total))
+    assert caplog.messages[0].endswith(f"; {said}")
+
+
 def test_engines_that_are_started_on_demand_are_no_reason_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "roundhouse.server"):
         log_ready(parse(f'[[model]]\nname = "m"\nwake = "30m"\n{ENGINE}', {}), EngineCount(0, 1))

@@ -40,7 +40,7 @@ def test_random_eviction_may_take_the_log_of_purges() -> None:
 def test_eviction_by_expiry_takes_what_routers_coordinate_with_first() -> None:
     (_, (level, note)) = found(server({"maxmemory_policy": "volatile-ttl"}))
     assert level == "warning"
-    assert "claims of generations in flight" in note
+    assert "claims and other leases" in note
 
 
 @pytest.mark.parametrize(("lead", "words"), [(7.0, "7 s ahead of"), (-60.0, "60 s behind")])

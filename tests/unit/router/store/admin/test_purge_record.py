@@ -70,7 +70,9 @@ async def test_a_frozen_replica_has_not_acknowledged_and_delays_no_purge(tmp_pat
         path = tmp_path / "roundhouse.toml"
         path.write_text(router_config(servers.url, {"e": ("llama", "any", "http://127.0.0.1:1")}))
         result = await run_cli("cache", "purge", "--all", "--config", path)
-        assert result.stdout == "purged 0 entries and 0 leases; 0 of 1 replica have received the purge\n"
+        assert (
+            result.stdout == "purged 0 entries and 0 generations in progress; 0 of 1 replica has received the purge\n"
+        )
         servers.replica.thaw()
         result = await run_cli("cache", "purge", "--all", "--json", "--config", path)
         assert result.json()["replicas"] == {"connected": 1, "acknowledged": 1}
