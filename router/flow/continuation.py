@@ -100,7 +100,7 @@ async def _go_on(
     )
     log.warning(
         "request %s: engine %s: %s (%s) after %d tokens; engine %s goes on",
-        record.request_id, broken.name, failure, failure.reason, tokens, stream.engine.name,
+        record.request_id, broken.name, failure.full_message, failure.reason, tokens, stream.engine.name,
     )  # fmt: skip
     return stream
 
@@ -109,7 +109,7 @@ def _give_up(record: GenerationRecord, engine: Engine, failure: EngineError, res
     record.continuations.append(Continuation(failure.reason, result))
     log.warning(
         "request %s: engine %s: %s (%s); no engine goes on (%s)",
-        record.request_id, engine.name, failure, failure.reason, result,
+        record.request_id, engine.name, failure.full_message, failure.reason, result,
     )  # fmt: skip
     raise failure
 

@@ -17,9 +17,7 @@ from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.continuation import asks_token_ids
 from router.core.endpoints.endpoint import InferenceRequest, Recorder
 from router.core.endpoints.engine_errors import (
-    MAX_ERROR_BODY,
     answer_too_large,
-    parse_refusal_event,
     unsupported_endpoint,
 )
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
@@ -31,7 +29,7 @@ from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
 from router.flow.admission import Admission, NoSlotError, Slot
 from router.flow.continuation_engines import ContinuationEngines
-from router.flow.dispatch_errors import client_error, engine_timeout
+from router.flow.dispatch_errors import check_unreadable, client_error, engine_timeout
 from router.flow.engine_health import EngineHealth
 from router.flow.engine_request import EngineRequests, lacks_endpoint
 from router.flow.engine_stream import EngineStream, Publish
@@ -212,8 +210,9 @@ class Dispatcher:
                         record.failed_attempts.append((engine.name, error.reason))
                     if not lacks_endpoint(error):  # which is logged once for each engine
                         log.warning(
-                            "request %s: engine %s: %s (%s)", record.request_id, engine.name, error, error.reason
-                        )
+                            "request %s: engine %s: %s (%s)",
+                            record.request_id, engine.name, error.full_message, error.reason,
+                        )  # fmt: skip
                 except BaseException as cause:
                     # A refusal (ApiError) or a cancellation ends all attempts, so this path releases the slot as well.
                     slot.release()
@@ -301,11 +300,7 @@ class Dispatcher:
             raise answer_too_large("The response", MAX_RESPONSE)
         recorded = request.endpoint.record_body(request, body, self._max_entry)
         if recorded is NotStoredReason.ERROR:
-            if (
-                refusal := parse_refusal_event(slot.engine.without_secrets(body[:MAX_ERROR_BODY]), slot.engine.address)
-            ) is not None:
-                raise refusal
-            raise EngineError("malformed", "the engine's response is not valid")
+            recorded = check_unreadable(request, body, slot.engine)
         self._health.record_success(slot.engine)
         slot.release()  # here, because the response is complete; a stream keeps the slot until `EngineStream.close`
         return body, recorded

@@ -2,11 +2,20 @@
 
 from collections.abc import Sequence
 from math import ceil
+from typing import Final
 
+from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.engine_errors import is_error_body, parse_reported_error
+from router.core.endpoints.engine_message import MAX_ERROR_BODY
+from router.core.endpoints.json_repair import repaired
+from router.core.endpoints.recorded_response import NotStoredReason
 from router.errors import CIRCUIT_OPEN, ENGINE_FAILED, NO_ENGINE, UPSTREAM, ApiError, unavailable
 from router.flow.engine_health import EngineHealth
 from router.net.client.errors import EngineError
 from router.upstream.engine import Engine
+
+_ABOUT_CREDENTIALS: Final = ("status-401", "status-403", "status-407")
+_TOLD_BY_STATUS: Final = (401, 403, 407, 429)  # these concern the engine otherwise than a failure of it
 
 
 def client_error(error: EngineError | None, engines: Sequence[Engine], health: EngineHealth) -> ApiError:
@@ -25,7 +34,38 @@ def client_error(error: EngineError | None, engines: Sequence[Engine], health: E
         case "timeout" | "slow":
             return engine_timeout()
         case _:
-            return ApiError(502, f"The request failed at the engine: {error}.", kind=UPSTREAM, code=ENGINE_FAILED)
+            message = f"The request failed at the engine: {shown_message(error)}."
+            return ApiError(502, message, kind=UPSTREAM, code=ENGINE_FAILED)
+
+
+def shown_message(error: EngineError) -> str:
+    """What the client may know of a failure: all but what an engine says of the router's credentials."""
+    return str(error) if error.reason in _ABOUT_CREDENTIALS else error.full_message.rstrip(".")
+
+
+def reported_error(payload: bytes, engine: Engine) -> EngineError:
+    """The failure that a response with status 200 reports, in an event or as its body."""
+    reported = parse_reported_error(engine.without_secrets(payload[:MAX_ERROR_BODY]), engine.address)
+    refusal = reported.refusal
+    if refusal is not None:
+        return EngineError("refused", f"the engine rejected the request: {reported.summary}", refusal=refusal)
+    reason = f"status-{reported.status}" if reported.status in _TOLD_BY_STATUS else "error-frame"
+    return EngineError(reason, "the engine reported an error", detail=reported.summary)
+
+
+def check_unreadable(request: InferenceRequest, body: bytes, engine: Engine) -> NotStoredReason:
+    """Why a JSON response is not stored that is an error, or not JSON in the strict sense.
+
+    Raises ApiError if it is a refusal, EngineError if it is a failure of the engine.
+    """
+    if is_error_body(body[:MAX_ERROR_BODY]):
+        failure = reported_error(body, engine)
+        raise failure.refusal or failure
+    readable = repaired(body)
+    recorded = request.endpoint.record_body(request, readable, len(body)) if readable is not None else None
+    if recorded is None or recorded is NotStoredReason.ERROR:
+        raise EngineError("malformed", "the engine's response is not valid")
+    return recorded if isinstance(recorded, NotStoredReason) else NotStoredReason.NOT_FINITE
 
 
 def engine_timeout() -> ApiError:

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.engine_errors import (
-    MAX_ERROR_BODY,
     UNSUPPORTED_ENDPOINT,
     is_not_served,
     is_refusal,
     parse_refusal,
 )
+from router.core.endpoints.engine_message import MAX_ERROR_BODY, summary
 from router.core.endpoints.request import engine_body
 from router.core.endpoints.upload import engine_form
 from router.core.endpoints.workload import workload
@@ -119,7 +119,9 @@ class EngineRequests:
         if is_refusal(status):
             shown = engine.without_secrets(error_body)
             refusal = parse_refusal(status, shown, complete=complete, address=engine.address)
-        return EngineError(f"status-{status}", f"the engine returned status {status}", retry_after, refusal), error_body
+        detail = summary(engine.without_secrets(error_body), engine.address)
+        message = f"the engine returned status {status}"
+        return EngineError(f"status-{status}", message, retry_after, refusal, detail), error_body
 
 
 def lacks_endpoint(error: EngineError) -> bool:

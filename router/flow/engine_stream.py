@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 from router.core.endpoints.continued_stream import DIVERGED
 from router.core.endpoints.endpoint import Recorder
-from router.core.endpoints.engine_errors import answer_too_large, parse_refusal_event
+from router.core.endpoints.engine_errors import answer_too_large
 from router.core.endpoints.recording import ABORTED, EVENT_TOO_LONG, MAX_EVENT_SIZE
 from router.flow.admission import Slot
+from router.flow.dispatch_errors import reported_error
 from router.flow.engine_health import EngineHealth
 from router.net.client.errors import EngineError, broken_off
 from router.net.client.response import EngineResponse
@@ -130,7 +131,4 @@ def _error_of_failure(failure: bytes, engine: Engine) -> EngineError:
         return EngineError("aborted", "the engine cut the response off")
     if failure == DIVERGED:
         return EngineError("diverged", "the engine did not repeat what another one had said")
-    client_error = parse_refusal_event(engine.without_secrets(failure), engine.address)
-    if client_error is not None:
-        return EngineError("refused", f"the engine rejected the request: {client_error.message}", refusal=client_error)
-    return EngineError("error-frame", "the engine reported an error")
+    return reported_error(failure, engine)

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 
 from router.core.endpoints.engine_fields import names_engine_memory
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.errors import UPSTREAM, ApiError
+from router.errors import ENGINE_FAILED, UPSTREAM, ApiError
 from router.flow.continuation import is_exact, run_to_end
 from router.flow.dispatch import Dispatcher
+from router.flow.dispatch_errors import shown_message
 from router.flow.engine_selection import EngineSelector
 from router.flow.exchange import GenerationRecord
 from router.flow.inflight import InFlightRequest
@@ -28,7 +29,7 @@ async def run_generation(
         generate = _run_stream if inflight.request.stream else _run_json
         result, recorded = await generate(dispatcher, inflight, engines)
     except ApiError as error:
-        return GenerationResult(complete=False, error=error, error_reason=error.code or error.kind)
+        return GenerationResult(complete=False, error=error, error_reason=error.reason)
     if inflight.record.fallback_model is not None and isinstance(recorded, RecordedResponse):
         recorded = NotStoredReason.FALLBACK  # the key stands for the requested model's response
     if inflight.record.has_other_revision and isinstance(recorded, RecordedResponse):
@@ -52,7 +53,10 @@ async def _run_stream(
     try:
         await run_to_end(dispatcher, inflight, engines, stream)
     except EngineError as error:
-        broken_off = ApiError(502, f"The response was interrupted: {error}.", kind=UPSTREAM, code="engine_failed")
+        message = f"The response was interrupted: {shown_message(error)}."
+        broken_off = ApiError(502, message, kind=UPSTREAM, code=ENGINE_FAILED)
+        if isinstance(error.refusal, ApiError):  # a refusal stays one, also after the first token
+            broken_off = error.refusal
         reason = NotStoredReason.ERROR if error.reason == "error-frame" else NotStoredReason.INCOMPLETE
         return GenerationResult(complete=False, error=broken_off, error_reason=error.reason, had_data=True), reason
     inflight.record.speculation = recorder.speculation

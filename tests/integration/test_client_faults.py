@@ -1,5 +1,6 @@
 """A client's mistake affects only that client: no breaker counts it, and there is no retry."""
 
+import json
 from typing import Any
 
 import httpx
@@ -70,7 +71,9 @@ async def assert_healthy(router: RouterServer, engines: EngineSet) -> None:
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
     error: dict[str, Any] = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) == (
+        {"message", "type"} if "request_id" in answer.json() else {"message", "type", "param", "code"}
+    )
     assert error["message"].isprintable()
     assert len(error["message"]) <= 64 << 10
     assert "127.0.0.1" not in answer.text
@@ -193,6 +196,101 @@ async def test_a_client_error_within_a_200_reaches_the_client(scripted: Scripted
     answer = await ask(router)
     assert (answer.status_code, error_of(answer)["message"]) == (400, "Too many stops")
     assert len(engine.bodies) == 1
+    assert await healthz_breakers(router) == {"scripted": "closed"}
+
+
+REFUSALS: list[tuple[str, bytes, str]] = [
+    (
+        "/v1/responses",
+        b'data: {"type": "response.failed", "response": {"error": %b}}\n\n'
+        % b'{"code": "context_length_exceeded", "message": "Too long."}',
+        "context_length_exceeded",
+    ),
+    ("/v1/chat/completions", b'data: {"error": {"message": "Too long.", "type": "invalid_request_error"}}\n\n', ""),
+    ("/v1/chat/completions", b'data: {"error": "Too long.", "error_type": "validation"}\n\n', ""),
+    ("/v1/completions", b'data: {"error": {"message": "Too long.", "code": "context_length_exceeded"}}\n\n', ""),
+    (
+        "/v1/messages",
+        b'event: error\ndata: {"type": "error", "error": {"type": "request_too_large", "message": "Too long."}}\n\n',
+        "",
+    ),
+]
+FIRST_TOKENS = {
+    "/v1/responses": b'event: response.output_text.delta\ndata: {"type": "response.output_text.delta", "delta": "a", '
+    b'"sequence_number": 0}\n\n',
+    "/v1/chat/completions": b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n',
+    "/v1/completions": b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n',
+    "/v1/messages": b'event: content_block_delta\ndata: {"type": "content_block_delta", "index": 0, "delta": {"type": '
+    b'"text_delta", "text": "a"}}\n\n',
+}
+
+
+@pytest.mark.parametrize("has_token", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("path", "refusal", "code"), REFUSALS)
+async def test_a_refusal_in_words_is_the_clients_before_the_first_token_and_an_event_after_it(
+    scripted: ScriptedRouter, path: str, refusal: bytes, code: str, has_token: bool
+) -> None:
+    router, engine = await scripted((FIRST_TOKENS[path] if has_token else b"") + refusal, rest=ONE_FAILURE_OPENS)
+    body = {"model": "llama", "max_tokens": 5, "stream": True, "input": "x", "prompt": "x"}
+    body["messages"] = [{"role": "user", "content": "x"}]
+    answer = await router.post(path, body, cache_control="no-store")
+    if has_token:
+        assert answer.status_code == 200
+        last = json.loads(answer.content.rstrip().rpartition(b"data: ")[2])
+        assert last["error"]["message"] == "Too long."
+        assert path != "/v1/responses" or last["response"]["error"] == {"code": code, "message": "Too long."}
+    else:
+        assert answer.status_code == {"/v1/messages": 413}.get(path, 422 if b"validation" in refusal else 400)
+        assert error_of(answer)["message"] == "Too long."
+    assert len(engine.bodies) == 1
+    assert await healthz_breakers(router) == {"scripted": "closed"}
+
+
+async def test_an_engine_that_says_in_a_stream_that_it_is_overloaded_is_busy_and_not_broken(
+    scripted: ScriptedRouter,
+) -> None:
+    busy = b'data: {"error": {"type": "overloaded_error", "message": "Later."}}\n\n'
+    router, _ = await scripted(busy, rest=ONE_FAILURE_OPENS)
+    answer = await ask(router, stream=True)
+    assert (answer.status_code, error_of(answer)["code"]) == (503, "engines_busy")
+    assert await healthz_breakers(router) == {"scripted": "closed"}
+
+
+async def test_a_failed_response_within_a_200_reaches_the_client(scripted: ScriptedRouter) -> None:
+    failed = b'{"status": "failed", "output": [], "error": {"code": "invalid_prompt", "message": "No."}}'
+    router, engine = await scripted(failed, rest=ONE_FAILURE_OPENS, content_type="application/json")
+    answer = await router.post("/v1/responses", {"model": "llama", "input": "x"}, cache_control="no-store")
+    assert (answer.status_code, error_of(answer)["message"], error_of(answer)["code"]) == (400, "No.", "invalid_prompt")
+    assert len(engine.bodies) == 1
+    assert await healthz_breakers(router) == {"scripted": "closed"}
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "content_type"),
+    [
+        (500, b'{"error": {"message": "CUDA out of memory at http://10.0.0.9:8000", "code": 500}}', "application/json"),
+        (200, b'data: {"error": {"message": "CUDA out of memory at http://10.0.0.9:8000"}}\n\n', "text/event-stream"),
+    ],
+)
+async def test_an_engines_own_words_are_in_the_log_and_in_the_clients_error(
+    scripted: ScriptedRouter, caplog: pytest.LogCaptureFixture, status: int, body: bytes, content_type: str
+) -> None:
+    router, _ = await scripted(body, status=status, content_type=content_type)
+    answer = await ask(router, stream=True)
+    assert (answer.status_code, error_of(answer)["code"]) == (502, "engine_failed")
+    assert "CUDA out of memory at (URL)" in error_of(answer)["message"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "roundhouse.dispatch"]
+    assert any("CUDA out of memory at (URL)" in line for line in lines)
+    assert not any("10.0.0.9" in line for line in lines)
+
+
+async def test_a_literal_nan_is_passed_on_once_and_never_stored(scripted: ScriptedRouter) -> None:
+    body = b'{"data": [{"index": 0, "embedding": [NaN, 1.0, -Infinity]}], "usage": {"prompt_tokens": 1}}'
+    router, engine = await scripted(body, rest=ONE_FAILURE_OPENS, content_type="application/json")
+    for count in (1, 2):
+        answer = await router.post("/v1/embeddings", {"model": "llama", "input": "x"})
+        assert (answer.status_code, answer.content, answer.headers["x-cache"]) == (200, body, "MISS")
+        assert len(engine.bodies) == count
     assert await healthz_breakers(router) == {"scripted": "closed"}
 
 

@@ -106,9 +106,9 @@ async def test_a_stream_requests_usage_and_the_ids_of_tokens_from_vllm_and_chang
 
 
 async def test_other_stream_options_of_the_client_reach_the_engine(router: RouterServer, engines: EngineSet) -> None:
-    await router.chat(CHAT, stream=True, stream_options={"continuous_usage_stats": True, "include_usage": False})
+    await router.chat(CHAT, stream=True, stream_options={"continuous_usage_stats": True, "include_usage": True, "x": 1})
     options = (await last_body(engines.chat))["stream_options"]
-    assert options == {"continuous_usage_stats": True, "include_usage": True}
+    assert options == {"continuous_usage_stats": True, "include_usage": True, "x": 1}
 
 
 async def test_neither_the_clients_key_nor_its_cookies_reach_an_engine(

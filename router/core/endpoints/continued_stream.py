@@ -15,6 +15,7 @@ import msgspec
 from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.continuation import StreamSoFar
+from router.core.endpoints.json_repair import repaired
 from router.core.endpoints.recorded_response import ReportedUsage, RequestSpeculation, parse_token_count
 from router.core.endpoints.recording import ABORTED, EVENT_TOO_LONG, MAX_EVENT_SIZE
 from router.core.endpoints.sse import DONE, EventBuffer, payload, split_events
@@ -90,8 +91,8 @@ class ContinuedStream:
         rewritten = []
         for frame in split_events(frames):
             data = payload(frame)
-            if data is None:
-                continue  # a comment, which keeps a connection open
+            if not data:
+                continue  # a comment, which keeps a connection open; or an event without data
             if data == b"[DONE]":
                 self.ended = True
                 rewritten.append(DONE)
@@ -127,7 +128,7 @@ class ContinuedStream:
     def _rewrite(self, data: bytes) -> dict[str, Any] | None:
         """The event for the client; None if nothing of it is new. Sets `failure`."""
         try:
-            event = _decode_event(data)
+            event = _decode_event(repaired(data) or data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.failure = b"an event was not JSON"
             return None

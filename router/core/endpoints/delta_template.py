@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from router.core.endpoints.json_repair import repaired
 from router.core.endpoints.sse import split_events
 from router.core.endpoints.token_ids import TokenIdCutter
 
@@ -251,8 +252,22 @@ class StreamParts:
         ]
         if not texts:
             return True
+        joined = b'["%b"]' % b'","'.join(texts)
         try:
-            return len(_decode_texts(b'["%b"]' % b'","'.join(texts))) == len(texts)
+            return len(_decode_texts(joined)) == len(texts)
+        except msgspec.DecodeError:
+            return self._has_cut_pairs(texts, joined)
+
+    def _has_cut_pairs(self, texts: list[bytes], joined: bytes) -> bool:
+        """Whether the texts are valid but for pairs of surrogates, of which one text has the half and the next one the
+        other: then the texts of each run are valid together.
+        """
+        readable = repaired(joined)
+        if readable is None:
+            return False
+        wholes = [b"".join(part.texts) for part in self.parts if isinstance(part, TemplateRun)]
+        try:
+            return len(_decode_texts(readable)) == len(texts) and bool(_decode_texts(b'["%b"]' % b'","'.join(wholes)))
         except msgspec.DecodeError:
             return False
 

@@ -1,8 +1,9 @@
 """Records a response while it passes to the client; it is stored only if it is complete and ended normally.
 
 A recorder is fed the bytes of a stream. It returns the bytes to forward: complete events, unchanged, without delay.
-It withholds two things: the usage event, because the router requests it from every engine and not every client wants
-it; and the end of the stream and error events, because the router writes the end of a stream.
+It withholds three things: the usage event, because the router requests it from every engine and not every client wants
+it; the end of the stream and error events, because the router writes the end of a stream; and events without data,
+which some clients cannot read.
 
 This module has what all recorders share. choices_recorder has the recorder of chats and completions, typed_events that
 of the other streams.
@@ -23,7 +24,7 @@ from router.core.endpoints.recorded_response import (
     RequestSpeculation,
     estimate_usage,
 )
-from router.core.endpoints.sse import EventBuffer, payload
+from router.core.endpoints.sse import EventBuffer, find_empty_data, payload
 from router.core.endpoints.stream_encoding import encode_stream
 from router.core.endpoints.token_ids import TokenIdCutter
 
@@ -88,7 +89,7 @@ class StreamRecorder(ABC):
         # Before the first token each event is decoded, since a template says nothing of whether there is content.
         # After it, most chunks match a template, and nothing more is looked at.
         if not self.started or not parts.try_append(frames):
-            only_text = self.started and self._is_only_text(frames)
+            only_text = self.started and self._is_only_text(frames) and find_empty_data(frames) < 0
             if not only_text:
                 frames = self._filter_events(frames)
             if not only_text or not parts.learn_template(frames):

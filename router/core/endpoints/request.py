@@ -189,8 +189,10 @@ def engine_body(
     fields = _split_fields(request.body)
     fields["model"] = msgspec.Raw(_encode(served_model))
     if needs_usage:
-        options = request.fields.get("stream_options") or {}
-        fields["stream_options"] = msgspec.Raw(_encode({**options, "include_usage": True}))
+        options = {**(request.fields.get("stream_options") or {}), "include_usage": True}
+        if not request.include_usage:
+            options.pop("continuous_usage_stats", None)  # vLLM ignores it in a request without `include_usage`
+        fields["stream_options"] = msgspec.Raw(_encode(options))
     if salt is not None:
         fields["cache_salt"] = msgspec.Raw(_encode(salt))
     if adds_priority:

@@ -71,3 +71,19 @@ def payload(frame: bytes) -> bytes | None:
         if name == b"data":
             data_lines.append(value.removeprefix(b" "))
     return b"\n".join(data_lines) if data_lines else None
+
+
+_EMPTY_DATA: Final = (b"data:\n", b"data: \n", b"data:\r", b"data: \r")
+
+
+def find_empty_data(frames: bytes) -> int:
+    """Where the first `data:` line without a value begins; -1 without one. JSON has no line ends in its strings."""
+    find = frames.find
+    if find(b"data:\n") < 0 and find(b"data: \n") < 0 and find(b"\r") < 0:
+        return -1
+    return min((at for line in _EMPTY_DATA if (at := find(line)) >= 0), default=-1)
+
+
+def is_comment(frame: bytes) -> bool:
+    """Whether an event without data is only comments. One with another field, such as `event:`, is not."""
+    return all(line.startswith(b":") for line in frame.splitlines() if line)

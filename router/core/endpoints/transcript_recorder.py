@@ -17,7 +17,7 @@ from router.core.endpoints.recorded_response import (
     parse_usage,
 )
 from router.core.endpoints.recording import EVENT_TOO_LONG, MAX_EVENT_SIZE
-from router.core.endpoints.sse import DONE, EventBuffer, payload, split_events
+from router.core.endpoints.sse import DONE, EventBuffer, is_comment, payload, split_events
 
 
 class _Choice(msgspec.Struct):
@@ -58,7 +58,10 @@ class TranscriptRecorder:
             self.failure = EVENT_TOO_LONG
         forwarded = []
         for frame in split_events(frames):
-            self._read(payload(frame))
+            event_data = payload(frame)
+            if not event_data and not is_comment(frame):
+                continue
+            self._read(event_data)
             if self.ended or self.failure is not None:
                 break
             forwarded.append(frame)
@@ -86,7 +89,7 @@ class TranscriptRecorder:
         )
 
     def _read(self, data: bytes | None) -> None:
-        if data is None:
+        if not data:
             return
         if data == b"[DONE]":
             self.ended = self._has_done = True

@@ -11,10 +11,11 @@ import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.frames import extract_text
+from router.core.endpoints.json_repair import repaired
 from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage
 from router.core.endpoints.recording import StreamRecorder, record_stream
-from router.core.endpoints.sse import payload, split_events
+from router.core.endpoints.sse import is_comment, payload, split_events
 
 _EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
 
@@ -55,6 +56,16 @@ class EventReader(Protocol):
         """
 
 
+def _read_event(reader: EventReader, data: bytes) -> bool:
+    try:
+        return reader.on_event(data)
+    except msgspec.DecodeError as error:
+        readable = repaired(data)
+        if readable is None:
+            raise error  # noqa: TRY201 - as in choices_recorder
+        return reader.on_event(readable)
+
+
 class TypedRecorder(StreamRecorder):
     """Records a stream of typed events, which `reader` reads."""
 
@@ -82,9 +93,12 @@ class TypedRecorder(StreamRecorder):
             data = payload(frame)
             if data == b"[DONE]":  # some engines add it; clients of these endpoints do not know it
                 continue
-            if data is not None:
+            if not data:
+                if not is_comment(frame):
+                    continue
+            else:
                 try:
-                    self.ended = reader.on_event(data)
+                    self.ended = _read_event(reader, data)
                 except MALFORMED_RESPONSE_ERRORS:
                     self.failure = b"an event was not JSON"
                     break

@@ -71,6 +71,8 @@ def classify_failure(reason: str, retry_after: float | None) -> FailureClass:
         case "status-503":
             # With Retry-After, the engine is overloaded. Without, the response may be from a proxy of a dead engine.
             return FailureClass(counts_for_breaker=retry_after is None, engine_busy=True)
+        case "status-424":  # TGI: the generation has failed
+            return FailureClass()
         case _ if reason.startswith("status-") and not reason.startswith("status-5"):
             # For example 401: the router's credentials are wrong, but the engine is healthy.
             return FailureClass(counts_for_breaker=False, may_retry_engine=False)

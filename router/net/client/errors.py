@@ -11,15 +11,27 @@ class EngineError(Exception):
 
     `retry_after`: seconds to wait before the next request, if the engine gave them.
     `refusal`: the error for the client, where the request itself is at fault or the engine lacks what it names.
+    `detail`: the engine's own message, without secrets and addresses; empty if it sent none.
     """
 
     def __init__(
-        self, reason: str, message: str, retry_after: float | None = None, refusal: Exception | None = None
+        self,
+        reason: str,
+        message: str,
+        retry_after: float | None = None,
+        refusal: Exception | None = None,
+        detail: str = "",
     ) -> None:
         super().__init__(message)
         self.reason = reason
         self.retry_after = retry_after
         self.refusal = refusal
+        self.detail = detail
+
+    @property
+    def full_message(self) -> str:
+        """For the log: the message, and the engine's own."""
+        return f"{self}: {self.detail}" if self.detail else str(self)
 
 
 def unreachable() -> EngineError:

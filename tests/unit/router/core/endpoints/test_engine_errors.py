@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.engine_errors import MAX_MESSAGE, is_refusal, parse_refusal, parse_refusal_event
+from router.core.endpoints.engine_errors import is_error_body, is_refusal, parse_refusal, parse_reported_error
+from router.core.endpoints.engine_message import MAX_MESSAGE, MAX_SUMMARY, summary
 from router.errors import ApiError
 
 ADDRESS = "10.0.0.7:8000"
@@ -22,7 +23,7 @@ def test_errors_that_are_the_clients(status: int) -> None:
     assert is_refusal(status)
 
 
-@pytest.mark.parametrize("status", [200, 301, 401, 403, 407, 408, 425, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [200, 301, 401, 403, 407, 408, 424, 425, 429, 500, 502, 503, 504])
 def test_errors_that_are_not_the_clients(status: int) -> None:
     assert not is_refusal(status)
 
@@ -123,15 +124,64 @@ def test_a_missing_earlier_response_is_reported_unchanged() -> None:
         (b'{"error": {"message": "x", "code": 500}}', None),
         (b'{"error": {"message": "x", "code": 429}}', None),
         (b'{"error": {"message": "x", "code": true}}', None),
-        (b'{"error": {"message": "x", "code": "400"}}', None),
-        (b'{"error": {"code": 400}}', None),
+        (b'{"error": {"message": "x", "code": "400"}}', 400),
+        (b'{"error": {"code": 400}}', 400),
         (b'{"error": "x"}', None),
         (b"an event was not JSON", None),
     ],
 )
-def test_an_error_in_a_stream_is_the_clients_if_its_code_is(payload: bytes, status: int | None) -> None:
-    refusal = parse_refusal_event(payload)
+def test_an_error_in_a_stream_is_the_clients_if_its_status_is(payload: bytes, status: int | None) -> None:
+    refusal = parse_reported_error(payload).refusal
     assert (refusal.status if refusal is not None else None) == status
+
+
+def test_a_reported_refusal_has_the_engines_message_and_word_and_none_of_its_words_is_a_label() -> None:
+    error = {"message": "Too long.", "type": "invalid_request_error", "code": "context_length_exceeded"}
+    reported = parse_reported_error(json.dumps({"type": "response.failed", "response": {"error": error}}).encode())
+    assert reported.refusal is not None
+    assert (reported.status, reported.summary) == (400, "Too long.")
+    assert json.loads(reported.refusal.body()) == {"error": {**error, "param": None}}
+    assert reported.refusal.reason == "invalid_request_error"
+
+
+@pytest.mark.parametrize("code", ["two words", "1st", "x" * 65, "", 7, None])
+def test_a_code_that_is_no_word_is_left_out(code: Any) -> None:
+    assert refused({"detail": "x", "code": code}).code is None
+
+
+@pytest.mark.parametrize(
+    ("body", "is_error"),
+    [
+        (b'{"error": "x"}', True),
+        (b'{"type": "error", "message": "x"}', True),
+        (b'{"object": "error", "message": "x"}', True),
+        (b'{"error": null}', False),
+        (b'{"choices": []}', False),
+        (b"[1]", False),
+        (b"{", False),
+    ],
+)
+def test_what_a_body_with_status_200_is_an_error_by(body: bytes, is_error: bool) -> None:
+    assert is_error_body(body) is is_error
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"error": {"message": "CUDA out of memory"}}, "CUDA out of memory"),
+        ({"detail": "a\nb\x00\u202ec"}, "a b c"),
+        (b"upstream connect error", "upstream connect error"),
+        ({"error": f"no route to {ADDRESS} and 10.0.0.8:81"}, "no route to the engine and (address)"),
+        ({"error": "GET http://10.0.0.9/v1?key=abc failed"}, "GET (URL) failed"),
+        ({"error": "Incorrect API key provided: sk-abc123def"}, "Incorrect API key provided: ***"),
+        ({"error": "Authorization: Bearer eyJhbGciOi"}, "Authorization: ***"),
+        (b"<html>oops</html>", ""),
+        (b"", ""),
+        ({"error": "x" * 500}, "x" * (MAX_SUMMARY - 1) + "…"),
+    ],
+)
+def test_a_summary_is_one_line_without_secrets_and_addresses(body: Any, expected: str) -> None:
+    assert summary(body if isinstance(body, bytes) else json.dumps(body).encode(), ADDRESS) == expected
 
 
 JSON = st.recursive(
@@ -152,4 +202,6 @@ def test_any_refusal_can_be_parsed(status: int, body: Any, complete: bool) -> No
     assert refusal.status in (400, 404, 413, 422)
     assert json.loads(refusal.body())["error"]["message"]
     assert refusal.message.isprintable()
-    parse_refusal_event(written)
+    parse_reported_error(written)
+    summary(written)
+    is_error_body(written)

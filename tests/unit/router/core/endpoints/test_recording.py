@@ -133,7 +133,6 @@ def test_the_first_complete_event_is_forwarded_at_once() -> None:
     "silent",
     [
         b": ping\n\n",
-        b"event: x\n\n",
         encode_event(ROLE_EVENT),
         encode_event(chat_event(choice_delta(content=None))),
         encode_event(chat_event(choice_delta(tool_calls=[]))),

@@ -200,9 +200,16 @@ def test_a_stream_always_requests_the_usage_from_the_engine(options: Any) -> Non
 
 
 def test_other_stream_options_are_unchanged() -> None:
-    parsed_request = chat(stream=True, stream_options={"continuous_usage_stats": True, "x": 1})
+    parsed_request = chat(stream=True, stream_options={"continuous_usage_stats": True, "x": 1, "include_usage": True})
     sent = json.loads(engine_body(parsed_request, "llama"))
     assert sent["stream_options"] == {"continuous_usage_stats": True, "x": 1, "include_usage": True}
+
+
+@pytest.mark.parametrize("options", [{}, {"include_usage": False}, {"include_usage": None}])
+def test_usage_in_every_event_is_asked_for_only_with_the_usage_as_in_vllm(options: dict[str, Any]) -> None:
+    parsed_request = chat(stream=True, stream_options={"continuous_usage_stats": True, **options})
+    sent = json.loads(engine_body(parsed_request, "llama"))
+    assert sent["stream_options"] == {"include_usage": True}
 
 
 def test_a_json_request_is_given_no_stream_options() -> None:

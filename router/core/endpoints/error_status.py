@@ -1,0 +1,77 @@
+"""The status that an error in a response with status 200 would have had as a response of its own.
+
+An engine finds some errors only after it has sent the head of its response: it then reports them in the stream, or in
+the body. Where the error has a number, that counts. Else its words do: the types and codes of OpenAI, Anthropic, vLLM
+and TGI, and what other servers make of them. An error without a known word is a failure of the engine.
+"""
+
+import re
+from typing import Any, Final
+
+from router.core.endpoints.engine_message import error_object
+
+ENGINE_FAILURE: Final = 500
+
+_NUMBERS: Final = ("code", "status", "status_code", "http_status_code", "statusCode", "http_status")
+_WORDS: Final = ("code", "type", "error_type", "status", "reason")
+
+_CAMEL_CASE: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_MAX_WORD: Final = 128  # characters; longer ones are texts
+
+# Parts of words in snake case, in this order: `invalid_api_key` is about the key, `server_error` not about the request.
+_STATUS_OF_PARTS: Final = (
+    (401, ("authentication", "unauthorized", "unauthenticated", "api_key", "invalid_token")),
+    (403, ("permission", "forbidden", "access_denied")),
+    (429, ("rate_limit", "overload", "too_many_requests", "quota", "slow_down", "exhausted", "capacity", "busy")),
+    (
+        ENGINE_FAILURE,
+        ("server", "internal", "unavailable", "timeout", "timed_out", "upstream", "gateway", "generation",
+         "bad_response", "invalid_response", "engine_dead", "out_of_memory", "api_error"),
+    ),
+    (413, ("request_too_large", "payload_too_large", "entity_too_large")),
+    (404, ("not_found", "not_exist")),
+    (422, ("validation", "unprocessable", "template_error", "tool_error")),
+    (
+        400,
+        ("invalid", "unsupported", "not_supported", "bad_request", "context_length", "context_window", "context_size",
+         "max_length", "too_long", "too_large", "too_short", "missing", "required", "policy", "content_filter",
+         "unknown_parameter", "value_error", "out_of_range", "malformed"),
+    ),
+)  # fmt: skip
+
+# How TGI's message begins for a request that is at fault, where its type is missing.
+_TGI_VALIDATION: Final = "Input validation error"
+
+
+def error_status(value: Any) -> int:
+    """The status for the decoded payload of an event, or the decoded body, that reports an error.
+
+    ENGINE_FAILURE where it is not known to be another. A 429: the engine is busy. A 401 or 403: it refuses the router.
+    """
+    error = error_object(value)
+    if error is None:
+        return ENGINE_FAILURE
+    holders = (error,) if error is value else (error, value)
+    for holder in holders:
+        for name in _NUMBERS:
+            if (number := _status_number(holder.get(name))) is not None:
+                return number
+    for holder in holders:
+        for name in _WORDS:
+            if (status := _status_of_word(holder.get(name))) is not None:
+                return status
+    text = error.get("error")
+    return 422 if isinstance(text, str) and text.startswith(_TGI_VALIDATION) else ENGINE_FAILURE
+
+
+def _status_number(value: Any) -> int | None:
+    if isinstance(value, str) and len(value) == 3 and value.isascii() and value.isdigit():
+        value = int(value)
+    return value if type(value) is int and 400 <= value < 600 else None
+
+
+def _status_of_word(value: Any) -> int | None:
+    if not isinstance(value, str) or len(value) > _MAX_WORD:
+        return None
+    word = _CAMEL_CASE.sub("_", value).lower().replace("-", "_").replace(" ", "_")
+    return next((status for status, parts in _STATUS_OF_PARTS if any(part in word for part in parts)), None)
