@@ -81,7 +81,7 @@ class StatusReader:
         wanted = self._latest_minutes(minutes, self._clock())
         replies = await self._execute(traffic.read_commands(wanted))
         rows = (
-            traffic.minute_row(minute, traffic.decode_counts(reply))
+            traffic.minute_row(minute, self._pipeline.decode(traffic.decode_counts, reply))
             for minute, reply in zip(wanted, replies, strict=True)
         )
         return HistoryDocument(minutes=tuple(rows))
@@ -90,7 +90,7 @@ class StatusReader:
         """Raises RedisBackendError."""
         await self._mark_watched()
         (reply,) = await self._execute([latest_requests.read_command()])
-        return RequestsDocument(requests=tuple(latest_requests.decode_requests(reply)[:limit]))
+        return RequestsDocument(requests=tuple(self._pipeline.decode(latest_requests.decode_requests, reply)[:limit]))
 
     async def _mark_watched(self) -> bool:
         """Whether nobody has watched until now. Raises RedisBackendError."""
@@ -100,7 +100,7 @@ class StatusReader:
 
     async def _read_others(self, own: RouterSnapshot, now: float) -> list[RouterSnapshot]:
         (reply,) = await self._execute([router_snapshots.read_command()])
-        snapshots = list(router_snapshots.decode_snapshots(reply))
+        snapshots = self._pipeline.decode(router_snapshots.decode_snapshots, reply)
         for command in router_snapshots.prune_commands(snapshots, now):
             self._send(command)
         live = router_snapshots.live_snapshots(snapshots, now)
@@ -108,7 +108,7 @@ class StatusReader:
 
     async def _last_hour(self, now: float) -> LastHour:
         replies = await self._execute(traffic.read_commands(self._latest_minutes(HOUR, now)))
-        return traffic.last_hour(map(traffic.decode_counts, replies))
+        return traffic.last_hour([self._pipeline.decode(traffic.decode_counts, reply) for reply in replies])
 
     def _latest_minutes(self, count: int, now: float) -> range:
         last = traffic.minute_of(now)

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Final
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final
 
 from router.flow.coalescer import Coalescer
 from router.flow.invalidation import InvalidationHandler
@@ -22,10 +24,15 @@ from router.shared.retention import REFRESH_INTERVAL, WorthRetention
 from router.shared.stored_keys import StoredKeys
 from router.upstream.model_lists import AdapterRefresh
 
+log = logging.getLogger("roundhouse.redis")
+
 _HIT_FLUSH_INTERVAL: Final = 2.0  # seconds
 _ANNOUNCEMENTS_INTERVAL: Final = 2.0  # seconds between two reads, which decide whether a lease has ended
 _LOAD_RETRY_INTERVAL: Final = 0.5  # seconds until the next attempt, after Redis accepted no writes or was down
+_RESTART_DELAY: Final = 1.0  # seconds, after a task has failed
 _MAX_COMMANDS: Final = 500  # in one turn; see `execute_in_turns`
+
+_Service = Callable[[], Coroutine[Any, Any, None]]
 
 
 class BackgroundServices:
@@ -77,18 +84,19 @@ class BackgroundServices:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        coroutines = (
-            self._load_purges(),
-            self._listener.run(),
-            self._leases.run(),
-            self._tenant_limits.run(),
-            self._flush_hits_periodically(),
-            self._flush_savings_periodically(),
-            self._read_announcements_periodically(),
-            self._stored_keys.run(),
-            *([] if self._retention is None else [self._refresh_retention_periodically(self._retention)]),
-        )
-        tasks = [loop.create_task(coroutine) for coroutine in coroutines]
+        services: list[_Service] = [
+            self._load_purges,
+            self._listener.run,
+            self._leases.run,
+            self._tenant_limits.run,
+            self._flush_hits_periodically,
+            self._flush_savings_periodically,
+            self._read_announcements_periodically,
+            self._stored_keys.run,
+        ]
+        if self._retention is not None:
+            services.append(partial(self._refresh_retention_periodically, self._retention))
+        tasks = [loop.create_task(keep_running(service)) for service in services]
         try:
             await asyncio.wait(tasks)
         finally:
@@ -136,6 +144,17 @@ class BackgroundServices:
         await self._pipeline.aclose()  # sends what is queued
         # Last: until the pipeline is closed, replies make the stream writers send what remains.
         self._leases.stop()
+
+
+async def keep_running(service: _Service) -> None:
+    """Runs it until it returns. One that fails is logged and started again."""
+    while True:
+        try:
+            return await service()
+        except Exception:
+            # The last line of defence: a defect must not end this process' claims, limits or purges for good.
+            log.exception("a task in the background failed; it starts again")
+        await asyncio.sleep(_RESTART_DELAY)
 
 
 async def execute_in_turns(pipeline: RedisPipeline, commands: Sequence[Command]) -> None:

@@ -30,6 +30,7 @@ from router.core.types import EngineTask
 from router.net.redis.commands import Command
 from router.net.redis.errors import RedisBackendError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
+from router.net.redis.replies import hash_fields
 
 log = logging.getLogger("roundhouse.engines")
 
@@ -215,8 +216,8 @@ def decode_fleet(reply: Any) -> Fleet:
 
 
 def _pairs(reply: Any) -> list[tuple[str, bytes]]:
-    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
-    return sorted((field.decode("utf-8", "replace"), value) for field, value in pairs)
+    """Raises UnexpectedReplyError."""
+    return sorted((field.decode("utf-8", "replace"), value) for field, value in hash_fields(reply).items())
 
 
 def _decode_engine(name: str, value: bytes) -> _StoredEngine | None:
@@ -293,11 +294,12 @@ class Announcements:
         if isinstance(reply, Exception):  # a value of another type at our key, or no permission to read it
             self._log_new_warnings({f"cannot read the announced engines: {reply}"})
             return
+        fields = dict(self._pipeline.decode(_pairs, reply))
         now = self._clock()
         gap = min(now - self._read_at, _MAX_GAP) if self._read_at is not None else 0.0
         self._read_at = now
         warnings: set[str] = set()
-        self._changed = dict(_pairs(reply)).get(_CHANGED_FIELD)
+        self._changed = fields.get(_CHANGED_FIELD)
         self._update_leases(decode_engines(reply, warnings.add), gap)
         # Revisions are kept like engines: a Redis that was emptied must not bring back answers of the old revision.
         revisions = {**self.fleet.revisions, **decode_revisions(reply, warnings.add)}

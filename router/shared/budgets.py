@@ -18,9 +18,10 @@ from functools import partial
 from typing import Any, Final
 
 from router.core.cache.redis_keys import budget_key
-from router.core.quota.budget import DAY, MAX_DAYS_AHEAD, Budget, BudgetUse, use_at
+from router.core.quota.budget import DAY, MAX_DAYS_AHEAD, Budget, BudgetUse, month_of, use_at
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import OnReply, RedisDownError, RedisPipeline, Replies
+from router.net.redis.replies import integers
 
 log = logging.getLogger("roundhouse.limits")
 
@@ -82,7 +83,11 @@ def update_command(key: str, tokens: int, gpu_ms: int, now: int | None = None) -
 
 
 def decode_use(reply: Any) -> BudgetUse:
-    now, day, month, day_tokens, day_gpu_ms, month_tokens, month_gpu_ms = reply
+    """Raises ValueError for a reply of another form."""
+    now, day, month, day_tokens, day_gpu_ms, month_tokens, month_gpu_ms = integers(reply, 7)
+    latest = now // DAY + MAX_DAYS_AHEAD
+    if not (0 <= day <= latest and 0 <= month <= month_of(latest)):
+        raise ValueError("it counts for a day to come")
     return BudgetUse(
         now=now,
         day=day,
@@ -176,7 +181,7 @@ class BudgetCounter:
             self._unsent_gpu_ms += gpu_ms
             on_use(self._local_use())
             return
-        self._last_use = decode_use(reply)
+        self._last_use = self._pipeline.decode(decode_use, reply)
         on_use(self._last_use)
 
     @staticmethod

@@ -10,6 +10,9 @@ LEASE_DURATION: Final = 2.0
 """Seconds after which a claim expires unless it is renewed, and after which a silent leader counts as lost."""
 
 
+_MAX_POSITION: Final = 41  # characters: two numbers of 64 bits
+
+
 class Claim(msgspec.Struct, frozen=True):
     """A claim's value.
 
@@ -32,7 +35,7 @@ class Claim(msgspec.Struct, frozen=True):
         if len(parts) != 4:
             return None
         milliseconds, _, number = parts[3].partition("-")
-        if not (milliseconds.isdecimal() and number.isdecimal()):
+        if not (milliseconds.isdecimal() and number.isdecimal() and len(parts[3]) <= _MAX_POSITION):
             return None
         return cls(parts[0], parts[1], parts[2], (int(milliseconds), int(number)))
 

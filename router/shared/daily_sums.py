@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
+from router.net.redis.replies import decode_reply
 
 AccountT = TypeVar("AccountT")
 
@@ -65,13 +66,17 @@ def add_to_key(
 
 def decode_fields(reply: Any) -> list[tuple[str, float]]:
     """The fields and sums in a reply to HGETALL, sorted; values that are no number up to MAX_SUM are left out."""
-    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
-    decoded = sorted((_text(field), _text(value)) for field, value in pairs)
+    decoded = decode_reply(_text_pairs, reply)
     return [(field, amount) for field, value in decoded if (amount := _parse_amount(value)) is not None]
 
 
+def _text_pairs(reply: Any) -> list[tuple[str, str]]:
+    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
+    return sorted((_text(field), _text(value)) for field, value in pairs)
+
+
 def _text(value: bytes | str) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
 def _parse_amount(text: str) -> float | None:

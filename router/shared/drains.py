@@ -19,6 +19,7 @@ from router.core.cache.redis_keys import DRAINS_KEY
 from router.net.redis.commands import Command
 from router.net.redis.errors import RedisBackendError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
+from router.net.redis.replies import hash_fields
 
 log = logging.getLogger("roundhouse.engines")
 
@@ -65,9 +66,9 @@ def read_drains_command() -> Command:
 
 
 def decode_drains(reply: Any) -> dict[str, DrainState]:
-    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
+    """Raises UnexpectedReplyError."""
     states = {}
-    for name, value in pairs:
+    for name, value in hash_fields(reply).items():
         state, _, changed_at = value.partition(b" ")
         if state in (b"drained", b"resumed") and changed_at.isdigit() and len(changed_at) < 16:
             states[name.decode("utf-8", "replace")] = DrainState(state == b"drained", int(changed_at))
@@ -123,7 +124,7 @@ class Drains:
         if isinstance(drains, Exception):  # a value of another type at our key, or no permission to read it
             log.warning("cannot read the drained engines: %s", drains)
             return
-        states = decode_drains(drains)
+        states = self._pipeline.decode(decode_drains, drains)
         self._restore({name: known for name, known in self._states.items() if _is_newer(known, states.get(name))})
         for name, state in states.items():
             if _is_newer(state, self._states.get(name)):

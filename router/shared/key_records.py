@@ -18,6 +18,7 @@ from msgspec import Meta
 from router.core.api_keys import MAX_KEYS, KeyRecord, decode_record, encode_record
 from router.core.cache.redis_keys import KEYS_APPLIED_KEY, KEYS_RECORDS_KEY, KEYS_USED_KEY
 from router.net.redis.commands import Command
+from router.net.redis.replies import hash_fields
 
 log = logging.getLogger("roundhouse.keys")
 
@@ -109,7 +110,7 @@ def decode_version(value: Any) -> int:
 
 def decode_records(reply: Any) -> StoredRecords:
     """The records in the reply to `read_records_command`; what cannot be decoded is left out."""
-    fields = _to_dict(reply)
+    fields = hash_fields(reply)
     version = decode_version(fields.pop(_VERSION.encode(), b""))
     # Those that cannot be decoded do not take the places of others.
     decoded = (decode_record(id_, value) for id_, value in fields.items())
@@ -151,7 +152,7 @@ def read_presences_command() -> Command:
 
 def decode_presences(reply: Any) -> dict[str, Presence]:
     presences = {}
-    for process, value in list(_to_dict(reply).items())[:MAX_PROCESSES]:
+    for process, value in list(hash_fields(reply).items())[:MAX_PROCESSES]:
         try:
             presences[process.decode()] = _presence_decoder.decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -174,12 +175,6 @@ def read_used_command() -> Command:
 def decode_used(reply: Any) -> dict[str, int]:
     return {
         id_.decode("ascii", "replace"): int(value)
-        for id_, value in _to_dict(reply).items()
+        for id_, value in hash_fields(reply).items()
         if value.isdigit() and len(value) <= _MAX_DIGITS
     }
-
-
-def _to_dict(reply: Any) -> dict[bytes, bytes]:
-    """The reply to HGETALL, which is a dict or a list with the protocol's version; None is empty."""
-    reply = reply or ()
-    return dict(reply) if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=False))

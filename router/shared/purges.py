@@ -29,8 +29,9 @@ from router.core.cache.purge_index import PurgeIndex
 from router.core.cache.purge_index import PurgePosition as PurgePosition
 from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.net.redis.commands import Command, EncodedCommand, encode_command
-from router.net.redis.errors import RedisBackendError
+from router.net.redis.errors import RedisBackendError, UnexpectedReplyError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
+from router.net.redis.replies import stream_records
 
 log = logging.getLogger("roundhouse.purges")
 
@@ -136,10 +137,15 @@ class Purges:
             if isinstance(page, Exception):
                 log.warning("cannot read the purge log: %s", page)
                 return None
-            records += [(parse_position(id_), fields) for id_, fields in page]
-            if len(page) < _PAGE:
+            new = self._pipeline.decode(_decode_page, page)
+            # Ids that do not grow would be read for ever.
+            if records and new and new[0][0] <= records[-1][0]:
+                raise UnexpectedReplyError.of(page)
+            records += new
+            if len(new) < _PAGE:
                 return records
-            after = "(" + page[-1][0].decode()
+            milliseconds, number = records[-1][0]
+            after = f"({milliseconds}-{number}"
 
     def _needs_loss_record(self, records: list[PurgeLogRecord]) -> bool:
         """Whether this process must add a record, beyond all known ids, that says that records were lost.
@@ -218,30 +224,33 @@ class Purges:
         return fetch
 
     def apply(self, fetch: PurgeFetch, reply: Any) -> bool:
-        """Processes the reply to a fetch. False if the log has more records, and another fetch is needed."""
+        """Processes the reply to a fetch. False if the log has more records, and another fetch is needed.
+
+        Raises UnexpectedReplyError.
+        """
         if isinstance(reply, Exception):  # a value of another type at our key
             log.warning("cannot read the purge log: %s", reply)
             return True
         if fetch.epoch != self._epoch or not self.loaded:  # the log was lost after the fetch; `load` reads all of it
             return True
-        if not self._is_continuation(fetch, reply):
+        records = self._pipeline.decode(_decode_page, reply)
+        if not self._is_continuation(fetch, records):
             self._on_records_lost()
             return True
-        for id_, fields in reply:
-            position = parse_position(id_)
+        for position, fields in records:
             if position > self.last_position:
                 self._apply_record(position, fields)
-        return len(reply) < _PAGE
+        return len(records) < _PAGE
 
-    def _is_continuation(self, fetch: PurgeFetch, reply: Any) -> bool:
-        """Whether the reply begins with the record that was the last known one when the fetch was made."""
+    def _is_continuation(self, fetch: PurgeFetch, records: list[PurgeLogRecord]) -> bool:
+        """Whether the records begin with the record that was the last known one when the fetch was made."""
         if fetch.since == BEGINNING:
             return True
-        if not reply or parse_position(reply[0][0]) != fetch.since:
+        if not records or records[0][0] != fetch.since:
             return False
         # The first record of another log may have the same id by chance; its nonce differs. The fields are known only
         # of the last record, so this is skipped if later ones have been processed since.
-        return bool(fetch.since != self.last_position or reply[0][1] == self._last_fields)
+        return bool(fetch.since != self.last_position or records[0][1] == self._last_fields)
 
     def _apply_record(self, position: PurgePosition, fields: Any) -> None:
         self.last_position, self._last_fields = position, fields
@@ -263,6 +272,11 @@ def _raise_if_down(reply: Any) -> None:
     """Raises RedisDownError if the server of a cluster that holds the log is down."""
     if isinstance(reply, RedisBackendError):
         raise RedisDownError
+
+
+def _decode_page(reply: Any) -> list[PurgeLogRecord]:
+    """Raises ValueError for a reply of another form."""
+    return [(parse_position(id_), fields) for id_, fields in stream_records(reply)]
 
 
 def parse_position(id_: bytes) -> PurgePosition:

@@ -14,6 +14,7 @@ from router.core.quota.rate_limit import (
     UsageUpdate,
 )
 from router.net.redis.commands import Command
+from router.net.redis.replies import integers
 
 RUNNING_LEASE_MS: Final = 3000
 """Milliseconds after which a process' number of running requests expires unless it is reported again."""
@@ -118,7 +119,11 @@ def _or_none(number: int | None) -> int | str:
 
 
 def decode_status(reply: Any) -> RateLimitStatus:
-    exceeded_kind, retry_after, requests_left, requests_reset, tokens_left, tokens_reset = reply
+    """Raises ValueError or IndexError for a reply of another form."""
+    numbers = integers(reply, 6)
+    if min(numbers) < 0:
+        raise ValueError("a number is negative")
+    exceeded_kind, retry_after, requests_left, requests_reset, tokens_left, tokens_reset = numbers
     return RateLimitStatus(
         exceeded=_LIMIT_KINDS[exceeded_kind],
         retry_after_ms=retry_after,

@@ -195,8 +195,8 @@ class _TenantCounter:
             raise
 
     def _on_reserve_reply(self, future: "asyncio.Future[Reservation]", replies: Replies | None) -> None:
-        self._pending_reservations -= 1
         status = self._decode_reply(replies)
+        self._pending_reservations -= 1
         if status is None:
             self._reported = False  # Redis may or may not have counted this request, so it needs an exact report
             reservation = self._reserve_locally()
@@ -263,12 +263,12 @@ class _TenantCounter:
         now = int(asyncio.get_running_loop().time() * 1000)
         return self._local_usage.apply(self.quota, update, now, RUNNING_LEASE_MS)
 
-    @staticmethod
-    def _decode_reply(replies: Replies | None) -> RateLimitStatus | None:
+    def _decode_reply(self, replies: Replies | None) -> RateLimitStatus | None:
+        """None if there is none. Raises UnexpectedReplyError."""
         if replies is None:
             return None
         (reply,) = replies
         if isinstance(reply, Exception):
             log.warning("cannot update a rate limit in Redis: %s", reply)
             return None
-        return decode_status(reply)
+        return self._pipeline.decode(decode_status, reply)

@@ -46,8 +46,8 @@ async def ask_server(url: str, *, timeout: float) -> ServerReport:
         await backend.aclose()
     if isinstance(info, Exception):
         return ServerReport(f"returns an error ({info})")
-    version = re.search(rb"redis_version:(\S+)", info)
-    return ServerReport(None, version[1].decode() if version else None, primaries)
+    version = re.search(rb"redis_version:(\S+)", info) if isinstance(info, bytes) else None
+    return ServerReport(None, version[1].decode("ascii", "replace") if version else None, primaries)
 
 
 class CommandClient:

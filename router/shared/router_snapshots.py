@@ -15,6 +15,7 @@ from msgspec.structs import asdict, replace
 
 from router.core.cache.redis_keys import SNAPSHOTS_KEY, WATCHED_KEY
 from router.net.redis.commands import Command
+from router.net.redis.replies import hash_fields
 from router.shared.status_documents import EngineRow, ModelRow, RouterRow
 
 LIFETIME: Final = 15
@@ -73,9 +74,12 @@ def read_command() -> Command:
     return ("HGETALL", SNAPSHOTS_KEY)
 
 
-def decode_snapshots(reply: Any) -> Iterator[RouterSnapshot]:
+def decode_snapshots(reply: Any) -> list[RouterSnapshot]:
     """The snapshots in the reply to `read_command`; what cannot be decoded is left out."""
-    values = reply.values() if isinstance(reply, dict) else (reply or ())[1::2]
+    return list(_decode_values(hash_fields(reply).values()))
+
+
+def _decode_values(values: Iterable[bytes]) -> Iterator[RouterSnapshot]:
     for _, value in zip(range(MAX_SNAPSHOTS), values, strict=False):
         if len(value) <= MAX_SNAPSHOT:
             try:

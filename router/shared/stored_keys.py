@@ -104,7 +104,7 @@ class StoredKeys:
         (reply,) = await self._pipeline.execute(read_records_command())
         if not self._is_readable(reply):
             return
-        stored = decode_records(reply)
+        stored = self._pipeline.decode(decode_records, reply)
         merged, lost = merge_records(self._records, stored.by_id, self._clock())
         self._apply(merged, _UNKNOWN_VERSION if lost else stored.version)
         if lost:

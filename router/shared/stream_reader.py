@@ -25,6 +25,7 @@ from redis.exceptions import ResponseError
 from router.core.cache.redis_keys import claim_key, flight_key
 from router.net.redis.commands import after_previous
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
+from router.net.redis.replies import stream_records
 from router.shared.claim import LEASE_DURATION, Claim, process_channel
 from router.shared.stream_writer import StreamRecord, decode_record
 
@@ -63,6 +64,8 @@ async def follow(
             holder, records = await pipeline.execute(
                 ("GET", claim_key(key)), after_previous(("XRANGE", stream, f"{last + 1}-0", "+", "COUNT", 100))
             )
+            if not isinstance(records, Exception):
+                records = pipeline.decode(stream_records, records)
         except RedisDownError as error:
             holder = records = error
         if isinstance(holder, Exception) or isinstance(records, Exception):  # or one server of a cluster is down

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from router.core.cache.redis_keys import traffic_key
 from router.net.redis.commands import Command
+from router.net.redis.replies import hash_fields
 from router.shared.status_documents import FirstTokenTimes, LastHour, MinuteRow, Percentiles
 
 MAX_MINUTES: Final = 120
@@ -56,11 +57,9 @@ def read_commands(minutes: Iterable[int]) -> list[Command]:
 
 def decode_counts(reply: Any) -> TrafficCounts:
     """The counts in a reply to `read_commands`; what is no count is left out."""
-    reply = reply or ()
-    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
     return {
         name.decode("ascii", "replace"): int(value)
-        for name, value in pairs
+        for name, value in hash_fields(reply).items()
         if value.isdigit() and len(value) <= _MAX_DIGITS
     }
 

@@ -4,13 +4,13 @@ import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import redis.exceptions
 
 from router.core.types import Entry
 from router.net.redis.commands import EncodedCommand, after_previous, command_template, template_part
-from router.net.redis.errors import RedisBackendError
+from router.net.redis.errors import RedisBackendError, UnexpectedReplyError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 from router.shared.purges import PurgeFetch, PurgePosition, Purges
 from router.store.codec import FIELD_NAMES, decode_values, encode_entry, is_other_format
@@ -85,7 +85,7 @@ class EntryStore:
                 return None
             if isinstance(reply, Exception):
                 raise RedisDownError
-            decoded = decode_values(reply)
+            decoded = self._decode(reply)
             if decoded is None:
                 if reply.count(None) != len(reply):  # something is there
                     if not is_other_format(reply[_FORMAT_INDEX]):  # written by another version, not damaged
@@ -108,6 +108,15 @@ class EntryStore:
             fetched(entry)
         return entry
 
+    def _decode(self, reply: Any) -> Entry | None:
+        """None for what is no valid entry. Raises RedisDownError for a reply that HMGET cannot have."""
+        if type(reply) is not list:
+            return self._pipeline.decode(_no_list, reply)
+        try:
+            return decode_values(reply)
+        except Exception:  # noqa: BLE001 - which one depends on the form
+            return self._pipeline.decode(decode_values, reply)  # which raises again
+
     async def _catch_up(self) -> bool:
         """Whether all purges are known now; False if the cluster node with the log is down. Raises RedisDownError."""
         try:
@@ -121,6 +130,8 @@ class EntryStore:
     def _delete_if_unchanged(self, key: str, values: list[bytes | None]) -> None:
         # A process that acquires the key's lease would take the response for stored already.
         created, checksum = values[_CREATED_INDEX] or b"", values[_CHECKSUM_INDEX] or b""
+        if type(created) is not bytes or type(checksum) is not bytes:  # no reply of HMGET
+            return
         with contextlib.suppress(RedisDownError):
             self._pipeline.send(("EVAL", _DELETE_IF_UNCHANGED_SCRIPT, 1, key, created, checksum))
 
@@ -171,8 +182,11 @@ class EntryStore:
 
     def _check_purges(self, write: "_PendingWrite", fetched_purges: object) -> None:
         # The cluster node that holds the log does not answer: whether a purge covers the entry is unknown.
-        unknown = isinstance(fetched_purges, RedisBackendError)
-        read_all = self._purges.apply(write.purge_fetch, fetched_purges)
+        unknown, read_all = isinstance(fetched_purges, RedisBackendError), True
+        try:
+            read_all = self._purges.apply(write.purge_fetch, fetched_purges)
+        except UnexpectedReplyError:
+            unknown = True
         covered = self._purges.covers(write.key, write.documents, write.since)
         if unknown or covered:
             with contextlib.suppress(RedisDownError):
@@ -192,6 +206,10 @@ class EntryStore:
             write.on_written("failed")
         else:
             self._check_purges(write, replies[0])
+
+
+def _no_list(_: Any) -> Entry | None:
+    raise TypeError
 
 
 class _PendingWrite:

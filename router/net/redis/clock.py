@@ -21,6 +21,7 @@ log = logging.getLogger("roundhouse.redis")
 
 TIME_COMMAND: Final[EncodedCommand] = encode_command(("TIME",))
 
+_END_OF_TIME: Final = 1e11  # seconds since the epoch, in the year 5138; a later time is no time
 _LOGGED_STEP: Final = 1.0  # seconds; a larger change of the offset is logged
 
 
@@ -93,6 +94,7 @@ def _parse_time(reply: Any) -> float | None:
         return None
     try:
         seconds, microseconds = reply
-        return int(seconds) + int(microseconds) / 1e6
-    except (TypeError, ValueError):
+        redis_time = int(seconds) + int(microseconds) / 1e6
+    except (TypeError, ValueError, OverflowError):
         return None
+    return redis_time if 0 <= redis_time < _END_OF_TIME else None

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import redis.exceptions
@@ -23,6 +24,7 @@ from router.net.redis.backend import ReplyFuture
 from router.net.redis.commands import AfterPrevious, Command, EncodedAfterPrevious, EncodedCommand
 from router.net.redis.deadline import Deadline
 from router.net.redis.errors import RedisBackendError
+from router.net.redis.replies import decode_reply
 from router.net.redis.slots import SlotMap, command_slot, parse_slots
 from router.net.redis.standalone import StandaloneBackend
 from router.net.redis.url import HostPort
@@ -273,8 +275,13 @@ class ClusterBackend:
             if isinstance(reply, Exception):
                 last_error = RedisBackendError(str(reply))
                 continue
+            try:
+                slot_owners = decode_reply(partial(parse_slots, asked_host=host[0]), reply)
+            except RedisBackendError as error:
+                last_error = error
+                continue
             self._slots_stale = False
-            await self._apply_slots(parse_slots(reply, host[0]))
+            await self._apply_slots(slot_owners)
             return
         raise last_error
 

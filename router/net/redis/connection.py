@@ -24,6 +24,8 @@ from router.net.redis.handshake import Handshake
 _INCOMPLETE: Final = object()  # what hiredis returns while a reply is incomplete; None is a valid reply
 # Bytes fed to hiredis at once. After each reply it moves everything that is not parsed yet, so large pieces cost more.
 _FEED_SIZE: Final = 16 << 10
+# What asyncio raises for a port or a host name that cannot be one. Sentinels and clusters announce addresses.
+_ADDRESS_ERRORS: Final = (OverflowError, ValueError)
 _LOOP_TICK: Final = 0.001  # seconds; a timer of this length fires after the sockets have been read
 # Seconds, seconds and a number of probes: redis-py's values.
 _KEEPALIVE_OPTIONS: Final = {
@@ -143,7 +145,7 @@ class RedisConnection(asyncio.Protocol):
             replies = await self.execute([*handshake_commands, *checks], deadline - loop.time())
             for reply in replies[: len(handshake_commands)]:
                 _raise_if_error(reply)
-        except REDIS_ERRORS as error:
+        except (*REDIS_ERRORS, *_ADDRESS_ERRORS) as error:
             self.abort()
             wrapped = RedisBackendError.from_exception(error)
             wrapped.__cause__ = error
@@ -202,7 +204,7 @@ class RedisConnection(asyncio.Protocol):
                         on_push(reply)
                     else:
                         replies.append(reply)
-        except hiredis.HiredisError as error:
+        except Exception as error:  # noqa: BLE001 - whatever hiredis raises: TypeError for a map whose key is a list
             self._fail(error)
             return
         if self._fatal_error is not None:

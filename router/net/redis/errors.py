@@ -1,10 +1,11 @@
-"""Redis' error replies as redis-py's exceptions, and RedisBackendError, into which all failures are translated."""
+"""Redis' error replies as redis-py's exceptions, and the exceptions into which all failures are translated."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
 import redis.exceptions
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -19,12 +20,12 @@ from redis.exceptions import (
 
 from router.net.local_errors import local_cause
 
+_MAX_PORT: Final = 65535
+
 _EXCEPTION_BY_CODE: Final[Mapping[str, Callable[[str], RedisError]]] = {
-    "ASK": AskError,
     "CLUSTERDOWN": ClusterDownError,
     "LOADING": BusyLoadingError,
     "MASTERDOWN": MasterDownError,
-    "MOVED": MovedError,
     "NOAUTH": AuthenticationError,
     "READONLY": ReadOnlyError,
     "WRONGPASS": AuthenticationError,
@@ -37,12 +38,32 @@ def parse_error_reply(text: str) -> RedisError:
     A ResponseError concerns one command; any other exception means that the server does not serve at all.
     """
     code, _, rest = text.partition(" ")
+    if code in ("ASK", "MOVED"):
+        return _parse_redirection(code, rest) or ResponseError(text)
     kind = _EXCEPTION_BY_CODE.get(code)
     return ResponseError(text) if kind is None else kind(rest)
 
 
+def _parse_redirection(code: str, rest: str) -> RedisError | None:
+    """None if it leads nowhere: then it is a refusal of one command, as any other."""
+    try:
+        error = AskError(rest) if code == "ASK" else MovedError(rest)
+    except ValueError:
+        return None
+    return error if 0 <= error.slot_id < REDIS_CLUSTER_HASH_SLOTS and is_port(error.port) else None
+
+
+def is_port(port: int) -> bool:
+    """Whether a server can listen there. Python's sockets raise an OverflowError for a port beyond."""
+    return 0 < port <= _MAX_PORT
+
+
 REDIS_ERRORS: Final = (redis.exceptions.RedisError, OSError, asyncio.TimeoutError)
 """The exceptions of redis-py and of the layers below it when a command fails."""
+
+
+class RedisDownError(Exception):
+    """Redis is not available at present."""
 
 
 class RedisBackendError(Exception):
@@ -55,3 +76,11 @@ class RedisBackendError(Exception):
             return cls(str(error))
         local = local_cause(error)
         return cls(type(error).__name__ if local is None else f"the router cannot open a connection: {local}")
+
+
+class UnexpectedReplyError(RedisDownError, RedisBackendError):
+    """A reply has a form that its command cannot have. It says no more than a Redis that is down."""
+
+    @classmethod
+    def of(cls, reply: object) -> "UnexpectedReplyError":
+        return cls(f"a reply has an unexpected form: {type(reply).__name__}")

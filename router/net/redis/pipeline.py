@@ -13,16 +13,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from router.net.pending_replies import PendingReplies
 from router.net.redis.backend import RedisBackend, ReplyFuture
 from router.net.redis.clock import TIME_COMMAND, RedisClock
 from router.net.redis.commands import Command, EncodedCommand
-from router.net.redis.errors import RedisBackendError
+from router.net.redis.errors import RedisBackendError, UnexpectedReplyError
+from router.net.redis.errors import RedisDownError as RedisDownError
+from router.net.redis.replies import decode_reply
+from router.net.repeated_warning import RepeatedWarning
 from router.net.tasks import cancel_and_wait
 
 log = logging.getLogger("roundhouse.redis")
+
+T = TypeVar("T")
 
 Replies = list[Any]
 """One reply for each command, in order. The reply to a command that Redis refused is an exception."""
@@ -35,10 +40,6 @@ _MIN_THROUGHPUT: Final = 10 << 20
 _CONNECT_TIMEOUT: Final = 2.0  # seconds that the probe gives a connection, TLS handshake included
 
 
-class RedisDownError(Exception):
-    """Redis is not available at present."""
-
-
 class RedisPipeline:
     """Commands in, replies out.
 
@@ -46,6 +47,7 @@ class RedisPipeline:
     - When Redis is gone, frozen or failing, a command waits for at most `timeout`, once. From then on every call raises
       RedisDownError without waiting, until Redis is up again.
     - Nothing is retried, and no queue grows without a bound.
+    - Every command gets its replies or an exception, whatever the callers of others do with theirs.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class RedisPipeline:
         self._loop: asyncio.AbstractEventLoop
         self._probe_task: asyncio.Task[None] | None = None
         self._up = asyncio.Event()
+        self._unexpected_replies = RepeatedWarning(log)
 
     @property
     def up(self) -> bool:
@@ -125,11 +128,22 @@ class RedisPipeline:
     def send(self, *commands: Command | EncodedCommand, size: int = 0, on_reply: "OnReply | None" = None) -> None:
         """As `execute`, for commands whose replies nobody awaits. Raises RedisDownError.
 
-        `on_reply` is called with the replies as soon as they arrive, or with None if Redis goes down first.
+        `on_reply` is called with the replies as soon as they arrive, or with None if Redis goes down first. If it
+        raises UnexpectedReplyError, it is called again, with None; so it decodes the replies before all else.
         """
         if not self._up.is_set():
             raise RedisDownError
         self._enqueue((commands, size, _NO_CALLBACK if on_reply is None else _ReplyCallback(on_reply)))
+
+    def decode(self, decode: Callable[[Any], T], reply: Any) -> T:
+        """What `decode` makes of a reply, which is no exception. Raises UnexpectedReplyError if it raises."""
+        try:
+            return decode_reply(decode, reply)
+        except UnexpectedReplyError as error:
+            self._unexpected_replies.log(
+                "Redis' replies have an unexpected form; it counts as down for them: %s", error
+            )
+            raise error  # noqa: TRY201 - mypyc: not a bare raise
 
     def _enqueue(self, item: "_QueueItem") -> None:
         self._queued.append(item)
@@ -184,7 +198,11 @@ class RedisPipeline:
         start = 0
         for commands, _, future in completed:
             if not future.done():  # done: the caller has cancelled it
-                future.set_result(replies[start : start + len(commands)])
+                try:
+                    future.set_result(replies[start : start + len(commands)])
+                except Exception:
+                    # What waits for these replies may run now. Its defect must not keep the others' from them.
+                    log.exception("failed to process a reply from Redis")
             start += len(commands)
 
     def _fail_all(self) -> None:
@@ -192,7 +210,10 @@ class RedisPipeline:
         self._idle.set()
         for _, _, future in failed:
             if not future.done():
-                future.set_exception(RedisDownError())
+                try:
+                    future.set_exception(RedisDownError())
+                except Exception:
+                    log.exception("failed to process a reply from Redis")  # as in `_on_replies`
                 future.exception()  # marks it as retrieved, so that asyncio does not log it if nobody awaits it
 
     # -- down and up again ------------------------------------------------------------------------------------------
@@ -232,6 +253,8 @@ class RedisPipeline:
         )
         if isinstance(reply, Exception):  # it is loading its data, or requires a password
             raise RedisBackendError(str(reply))
+        if type(reply) is not int:
+            raise RedisBackendError("it does not answer as Redis does")
         self._clock.update(time, sent_at)
 
 
@@ -252,9 +275,13 @@ class _ReplyCallback:
     def set_result(self, replies: Replies | None) -> None:
         try:
             self._callback(replies)
+        except UnexpectedReplyError:
+            self._callback(None)
         except Exception:
-            # The callback is foreign code: its defect must not keep the other callers' replies from them.
+            # Somebody may wait for what the callback does: for that, its defect is as if there were no reply.
             log.exception("failed to process a reply from Redis")
+            if replies is not None:
+                self.set_result(None)
 
     def set_exception(self, _: Exception) -> None:
         self.set_result(None)

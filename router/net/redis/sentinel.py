@@ -10,13 +10,15 @@ it a replica. So the next command after a failure finds the new master
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from router.net.redis.commands import Command
 from router.net.redis.connection import ServerAddress
-from router.net.redis.errors import REDIS_ERRORS, RedisBackendError
+from router.net.redis.errors import REDIS_ERRORS, RedisBackendError, is_port
+from router.net.redis.replies import decode_reply
 from router.net.redis.standalone import StandaloneBackend
 
 
@@ -35,7 +37,7 @@ class SentinelBackend(StandaloneBackend):
         return [("ROLE",)]
 
     def _verify_check_reply(self, reply: Any) -> None:
-        if isinstance(reply, Exception) or reply[0] != b"master":
+        if not isinstance(reply, list) or not reply or reply[0] != b"master":
             raise RedisBackendError("the server is not the master")
 
 
@@ -70,7 +72,7 @@ class ParallelSentinel(Sentinel):
                 break
         if not states:
             raise MasterNotFoundError("no Sentinel knows the master")
-        latest = max(states, key=lambda state: int(state.get("config-epoch", 0)))
+        latest = max(states, key=_epoch)
         if not self.check_master_state(latest, service_name):
             raise MasterNotFoundError("the master is down and no new one is elected yet")
         return latest["ip"], int(latest["port"])
@@ -82,10 +84,22 @@ class ParallelSentinel(Sentinel):
 
 
 async def _query_state(sentinel: Any, service: str) -> dict[str, Any] | None:
-    """A Sentinel's state of the master; None if it does not answer or does not know the service."""
+    """A Sentinel's state of the master; None if it gives none: it does not answer, or does not know the service."""
     try:
         masters = await sentinel.sentinel_masters()
+        return decode_reply(partial(_read_state, service=service), masters)
     except REDIS_ERRORS:
         return None
+    except Exception:  # noqa: BLE001 - whatever redis-py's parser raises for a reply of another form
+        return None
+
+
+def _read_state(masters: Any, service: str) -> dict[str, Any] | None:
     state: dict[str, Any] | None = masters.get(service)
+    if state is not None and not (isinstance(state["ip"], str) and is_port(int(state["port"])) and _epoch(state) >= 0):
+        raise ValueError("no address")
     return state
+
+
+def _epoch(state: dict[str, Any]) -> int:
+    return int(state.get("config-epoch", 0))

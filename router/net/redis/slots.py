@@ -11,6 +11,7 @@ import hiredis
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from router.net.redis.commands import Command, EncodedCommand
+from router.net.redis.errors import is_port
 from router.net.redis.url import HostPort
 
 _SCRIPT_COMMANDS: Final = ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO")
@@ -59,11 +60,16 @@ def _decode_command(command: EncodedCommand) -> Sequence[bytes]:
 
 
 def parse_slots(reply: Sequence[Any], asked_host: str) -> SlotMap:
-    """Parses the reply to CLUSTER SLOTS. A server without a host name in it has that of `asked_host`."""
+    """Parses the reply to CLUSTER SLOTS. A server without a host name in it has that of `asked_host`.
+
+    Raises ValueError for a slot or a port that cannot be one, and other exceptions for a reply of another form.
+    """
     owners: SlotMap = [None] * REDIS_CLUSTER_HASH_SLOTS
     for start, stop, primary, *_ in reply:
         name, port = primary[0], primary[1]
-        host = (name.decode() if name else asked_host, int(port))
+        if not 0 <= start <= stop < REDIS_CLUSTER_HASH_SLOTS or not is_port(port):
+            raise ValueError("no slot or port")
+        host = (name.decode() if name else asked_host, port)
         owners[start : stop + 1] = [host] * (stop + 1 - start)
     return owners
 

@@ -15,7 +15,7 @@ from router.core.cache.key_parts import KeyParts
 from router.core.cache.redis_keys import EMPTY_HASH, PURGE_LOG_KEY
 from router.net.redis.clock import RedisClock
 from router.net.redis.commands import Command
-from router.net.redis.errors import REDIS_ERRORS, RedisBackendError
+from router.net.redis.errors import REDIS_ERRORS, RedisBackendError, UnexpectedReplyError
 from router.store.codec import decode_documents
 
 RedisClient = Any
@@ -30,6 +30,8 @@ BATCH_SIZE: Final = 200
 # The key routes it to the same node of a cluster each time.
 _TIME_COMMAND: Final[Command] = ("EVAL", "return redis.call('TIME')", 1, PURGE_LOG_KEY)
 
+# What redis-py raises where it parses a reply of another form than it expects.
+_PARSER_ERRORS: Final = (TypeError, ValueError, AttributeError, LookupError)
 _SCAN_COUNT: Final = 500  # keys per SCAN, which take some tenths of a millisecond of Redis' time
 
 
@@ -43,6 +45,8 @@ def map_redis_errors() -> Iterator[None]:
         yield
     except REDIS_ERRORS as error:
         raise RedisBackendError.from_exception(error) from error
+    except _PARSER_ERRORS as error:
+        raise UnexpectedReplyError("a reply has an unexpected form") from error
 
 
 async def execute_commands(client: RedisClient, commands: Sequence[Command]) -> list[Any]:

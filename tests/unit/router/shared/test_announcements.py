@@ -220,6 +220,7 @@ class CountingPipeline:
 
     def __init__(self, pipeline: RedisPipeline) -> None:
         self._pipeline = pipeline
+        self.decode = pipeline.decode
         self.sent: list[Any] = []
 
     async def execute(self, *commands: Any) -> Any:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from router.core.quota.budget import Budget, BudgetUse, use_at
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError
+from router.net.redis.replies import decode_reply
 from router.shared.budgets import MAX_AMOUNT, BudgetCounter
 
 NOON = 1_790_000_000.0
@@ -17,6 +18,8 @@ NOON = 1_790_000_000.0
 
 class Pipeline:
     """Redis with one budget. `state`: `loses_reply` applies a command and goes down, `refuses` replies an error."""
+
+    decode = staticmethod(decode_reply)
 
     def __init__(self) -> None:
         self.state = "up"
@@ -32,7 +35,8 @@ class Pipeline:
             return
         self.use = self.use.plus(int(command[4]), int(command[5]))
         use = self.use
-        reply = [use.now, use.day, use.month, use.day_tokens, use.day_gpu_ms, use.month_tokens, use.month_gpu_ms]
+        times = [int(use.now), use.day, use.month]
+        reply = [*times, use.day_tokens, use.day_gpu_ms, use.month_tokens, use.month_gpu_ms]
         on_reply([reply] if self.state == "up" else None)
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from redis.exceptions import (
     AskError,
     AuthenticationError,
@@ -28,3 +29,14 @@ def test_an_error_reply_has_the_exception_class_of_redis_py() -> None:
         assert isinstance(error, ResponseError) == (kind not in (BusyLoadingError, AuthenticationError)), text
     moved: Any = parse_error_reply("MOVED 12 127.0.0.1:7000")
     assert (moved.slot_id, moved.host, moved.port) == (12, "127.0.0.1", 7000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["MOVED", "MOVED 1", "MOVED x 127.0.0.1:1", "MOVED 16384 127.0.0.1:1", "MOVED -1 127.0.0.1:1", "ASK 1 127.0.0.1:0",
+     "ASK 1 127.0.0.1:65536", "ASK 1 127.0.0.1:x", "MOVED 1 2 3", "MOVED 99999999999999999999999 a:1"],
+)  # fmt: skip
+def test_a_redirection_to_nowhere_is_a_refusal_of_one_command(text: str) -> None:
+    error = parse_error_reply(text)
+    assert type(error) is ResponseError
+    assert str(error) == text

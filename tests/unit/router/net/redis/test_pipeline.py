@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 import redis.exceptions
 
+from router.net.redis.errors import UnexpectedReplyError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 from router.net.server.eager import EagerRunner
 from router.shared.redis import open_backend
@@ -212,3 +213,25 @@ async def test_a_pipeline_starts_without_redis(own_redis: RedisServer, open_pipe
     assert not pipeline.up
     with pytest.raises(RedisDownError):
         pipeline.execute(("GET", "k"))
+
+
+async def test_a_callback_that_raises_counts_as_one_without_a_reply(pipeline: RedisPipeline) -> None:
+    for error in (UnexpectedReplyError(), ZeroDivisionError()):
+        got: list[Replies | None] = []
+
+        def on_reply(replies: Replies | None, error: Exception = error, got: list[Replies | None] = got) -> None:
+            got.append(replies)
+            if replies is not None:
+                raise error
+
+        pipeline.send(("GET", "no such key"), on_reply=on_reply)
+        assert await pipeline.execute(("PING",)) == [b"PONG"]
+        assert got == [[None], None]
+
+
+async def test_a_waiter_that_raises_keeps_no_reply_from_others(pipeline: RedisPipeline) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    pipeline.execute_eager(("PING",)).then(fail)
+    assert await asyncio.wait_for(pipeline.execute(("PING",)), 5) == [b"PONG"]
