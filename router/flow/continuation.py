@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from router.core.endpoints.endpoint import InferenceRequest, Recorder
+from router.core.plural import pluralize
 from router.errors import ApiError
 from router.flow.dispatch import Dispatcher
 from router.flow.engine_stream import EngineStream
@@ -99,8 +100,9 @@ async def _go_on(
         Continuation(failure.reason, "continued", stream.engine.name, tokens, seam.repeated_tokens, exact=seam.exact)
     )
     log.warning(
-        "request %s: engine %s: %s (%s) after %d tokens; engine %s goes on",
-        record.request_id, broken.name, failure.full_message, failure.reason, tokens, stream.engine.name,
+        "request %s: engine %s: %s (%s) after %s; engine %s goes on",
+        record.request_id, broken.name, failure.full_message, failure.reason, pluralize(tokens, "token"),
+        stream.engine.name,
     )  # fmt: skip
     return stream
 

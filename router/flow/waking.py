@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, Literal, TypeVar
 
+from router.core.plural import pluralize
 from router.core.resilience.asleep import StartWait, start_retry_after
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness
@@ -228,7 +229,8 @@ class Waking:
         start = self._starts.pop(model, None)
         if start is not None:  # else the first of those that waited has reported it
             seconds = self._clock() - start.since
-            log.info("model %s: an engine is up after %.1f s; %d requests waited", model, seconds, self._waiting[model])
+            waited = pluralize(self._waiting[model], "request")
+            log.info("model %s: an engine is up after %.1f s; %s waited", model, seconds, waited)
             self._start_times.add(model, seconds)
 
     async def _retry_after(self, model: str) -> int:

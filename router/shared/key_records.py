@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from router.core.api_keys import MAX_KEYS, KeyRecord, decode_record, encode_record
 from router.core.cache.redis_keys import KEYS_APPLIED_KEY, KEYS_RECORDS_KEY, KEYS_USED_KEY
+from router.core.plural import pluralize
 from router.net.redis.commands import Command
 from router.net.redis.replies import hash_fields
 
@@ -117,7 +118,8 @@ def decode_records(reply: Any) -> StoredRecords:
     records = {record.id: record for record in islice((each for each in decoded if each is not None), _MAX_READ)}
     if len(records) < len(fields):
         # One line for all: there may be any number of them, and every change reads them again.
-        log.warning("ignored %d records of API keys in Redis that cannot be decoded", len(fields) - len(records))
+        ignored = pluralize(len(fields) - len(records), "record")
+        log.warning("ignored %s of API keys in Redis that cannot be decoded", ignored)
     return StoredRecords(version, records)
 
 

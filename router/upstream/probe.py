@@ -7,6 +7,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
+from router.core.plural import pluralize
 from router.core.resilience.signs_of_life import CheckResult
 from router.net.client.errors import EngineError, is_refused
 from router.upstream.catalog import Catalog
@@ -108,7 +109,8 @@ class EngineProbe:
         # Without another one, there is nothing to gain: this one may be back before the timeouts.
         if engine.watch.has_lost_requests and self._catalog.has_other(engine):
             count = engine.watch.abort_lost()
-            log.warning("engine %s does not answer its checks; %d requests leave it", engine.name, count)
+            leave = pluralize(count, "request leaves", "requests leave")
+            log.warning("engine %s does not answer its checks; %s it", engine.name, leave)
 
     async def _is_up(self, engine: Engine, deadline: float) -> bool:
         status = await self._health(engine, deadline)

@@ -160,7 +160,7 @@ ALERT_TESTS: Final = (
     AlertTest(
         "EngineDoesNotStart", "a request has waited in vain", {_WAKES % "timeout": "0x5 1x20"}, "6m",
         (({"model": "llama"}, "No engine of llama starts",
-          "1 requests of the last 10 minutes waited in vain for an engine to start."),),
+          "Requests of the last 10 minutes that waited in vain for an engine to start: 1."),),
     ),
     AlertTest("EngineDoesNotStart", "engines start", {_WAKES % "started": "0+1x20", _WAKES % "timeout": "0x20"}, "10m"),
     AlertTest("EngineDoesNotStart", "a quarter of an hour ago", {_WAKES % "timeout": "0x5 1x30"}, "20m"),
@@ -216,7 +216,7 @@ ALERT_TESTS: Final = (
     AlertTest(
         "CacheEntriesDamaged", "one entry", {_DAMAGED: "0x20 1x5"}, "21m",
         ((_INSTANCE, "router:8080 finds damaged entries",
-          "1 damaged entries were found and deleted in the last 15 minutes."),),
+          "Damaged entries that were found and deleted in the last 15 minutes: 1."),),
     ),
     AlertTest("CacheEntriesDamaged", "none", {_DAMAGED: "0x40"}, "30m"),
     AlertTest("CacheEntriesDamaged", "one an hour ago", {_DAMAGED: "0x5 1x90"}, "65m"),

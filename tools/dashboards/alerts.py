@@ -102,7 +102,7 @@ ALERTS: Final = (
         "0m",
         "critical",
         "No engine of {{ $labels.model }} starts",
-        '{{ $value | printf "%.0f" }} requests of the last 10 minutes waited in vain for an engine to start.',
+        'Requests of the last 10 minutes that waited in vain for an engine to start: {{ $value | printf "%.0f" }}.',
     ),
     Alert(
         "BreakerOpen",
@@ -144,7 +144,7 @@ ALERTS: Final = (
         "0m",
         "warning",
         "{{ $labels.instance }} finds damaged entries",
-        '{{ $value | printf "%.0f" }} damaged entries were found and deleted in the last 15 minutes.',
+        'Damaged entries that were found and deleted in the last 15 minutes: {{ $value | printf "%.0f" }}.',
     ),
     Alert(
         "RouterDown",

@@ -18,4 +18,4 @@ def test_records_that_cannot_be_decoded_take_one_line_and_no_places(caplog: pyte
     foreign = [word for number in range(3 * MAX_KEYS) for word in (b"%08x" % number, b"{}")]
     made = KeyRecord(hash=hash_key(b"a"), tenant="acme", name="ci", created=0)
     assert decode_records([*foreign, made.id.encode(), encode_record(made)]).by_id == {made.id: made}
-    assert caplog.messages == [f"ignored {3 * MAX_KEYS} records of API keys in Redis that cannot be decoded"]
+    assert caplog.messages == [f"ignored {3 * MAX_KEYS:,} records of API keys in Redis that cannot be decoded"]
