@@ -12,6 +12,7 @@ from router.core.endpoints.endpoint import EncodedInput, Endpoint, InferenceRequ
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, estimate_usage, parse_usage
 from router.core.endpoints.recording import record_json
 from router.core.endpoints.request_fields import RequestFields, missing_field_error
+from router.core.endpoints.vectors import has_missing_numbers
 from router.errors import ApiError, bad_request
 
 _EMPTY_VECTORS: Final = (b"", b"[]", b'""', b"null")
@@ -56,6 +57,8 @@ def record_embeddings(request: InferenceRequest, body: bytes, limit: int) -> Rec
         return NotStoredReason.INCOMPLETE
     if any(bytes(vector.embedding) in _EMPTY_VECTORS for vector in response.data):
         return NotStoredReason.EMPTY
+    if any(has_missing_numbers(bytes(vector.embedding), request.fields) for vector in response.data):
+        return NotStoredReason.NOT_FINITE
     return record_json(body, parse_usage(response.usage) or estimate_usage(len(request.body), 0), limit)
 
 

@@ -9,6 +9,7 @@ from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.json_responses import JsonResponse, decode_success
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, estimate_usage, parse_usage
 from router.core.endpoints.recording import record_json
+from router.core.endpoints.vectors import has_missing_numbers
 
 _EMPTY_VALUES: Final = (b"", b"[]", b'""', b"null")
 
@@ -31,7 +32,8 @@ def record_list(
 ) -> RecordedResponse | NotStoredReason:  # fmt: skip
     """What to store of a response, or why nothing is stored.
 
-    It is complete with `item_count` items (by default one for each input) of different inputs, none of them empty.
+    It is complete with `item_count` items (by default one for each input) of different inputs, none of them empty. It
+    is stored if each value has a number in each place.
     """
     response = decode_success(decode, body)
     if response is None:
@@ -42,6 +44,8 @@ def record_list(
         return NotStoredReason.INCOMPLETE
     if any(bytes(value) in _EMPTY_VALUES for _, value in listed):
         return NotStoredReason.EMPTY
+    if any(has_missing_numbers(bytes(value), request.fields) for _, value in listed):
+        return NotStoredReason.NOT_FINITE
     return record_json(body, parse_usage(response.usage) or estimate_usage(len(request.body), 0), limit)
 
 
