@@ -61,7 +61,10 @@ class Application:
 
     def engine_count(self) -> EngineCount:
         engines = self._runtime.catalog.engines.values()
-        return EngineCount(up=sum(engine.up is True for engine in engines), total=len(engines))
+        return EngineCount(
+            up=sum(engine.up is True for engine in engines), total=len(engines),
+            refused=tuple(engine.name for engine in engines if engine.access.refused is not None),
+        )  # fmt: skip
 
     def drain(self) -> None:
         """From now on, /readyz reports 503. Requests are still answered."""

@@ -26,10 +26,11 @@ NO_EMBEDDED_REDIS: Final = (
 
 
 class EngineCount(NamedTuple):
-    """How many engines there are, and how many of them are up."""
+    """How many engines there are, and how many of them are up. `refused`: those that refuse the router's key."""
 
     up: int
     total: int
+    refused: tuple[str, ...] = ()
 
 
 def log_start(settings: Settings, redis: ServerReport) -> None:
@@ -48,6 +49,9 @@ def log_ready(settings: Settings, engines: EngineCount) -> None:
     url = address(settings)
     message = f"ready: Roundhouse serves on {url} (OpenAI's API under {url}/v1); "
     facts = {"event": "ready", "address": url, "engines": engines.total, "engines_up": engines.up}
+    if engines.refused:
+        names = ", ".join(_shorten(engines.refused))
+        log.warning("the router's key is refused by %s: see api_key of [[engine]]", names)
     if engines.up:
         verb = "is" if engines.total == 1 else "are"
         total = pluralize(engines.total, "engine")

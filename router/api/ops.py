@@ -141,6 +141,7 @@ class OpsRoutes:
                     "model": engine.model,
                     "task": engine.task,
                     "up": engine.up,
+                    "state": engine.state,
                     "drained": engine.drained,
                     "asleep": asleep.get(engine.name, False),
                     "breaker": breakers[engine.name].value,

@@ -12,6 +12,7 @@ import typer
 from router.commands.console import ConfigOption, JsonLinesOption, load_settings, write_json, write_table
 from router.commands.engine_access import probe_engines, with_announced
 from router.settings import DEFAULT_PATH, Settings
+from router.shared.status_documents import EngineState
 
 if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
     from router.upstream.engine import Engine
@@ -33,6 +34,7 @@ class EngineRow(msgspec.Struct, frozen=True):
     task: str
     url: str
     up: bool | None
+    state: EngineState
     drained: bool
     running: float | None
     waiting: float | None
@@ -71,7 +73,7 @@ def _engine_row(engine: "Engine", drained: set[str]) -> EngineRow:
     gauges = engine.gauges
     return EngineRow(
         name=engine.name, model=engine.model, task=engine.task, url=engine.url, up=engine.up,
-        drained=engine.name in drained, running=gauges.running, waiting=gauges.waiting,
+        state=engine.state, drained=engine.name in drained, running=gauges.running, waiting=gauges.waiting,
         kv_cache_usage=gauges.kv_cache_usage, prefix_cache_hit_rate=gauges.prefix_cache_hit_rate,
         tokens_per_step=gauges.spec_tokens_per_step,
     )  # fmt: skip
@@ -81,7 +83,7 @@ def _table_row(row: EngineRow) -> tuple[str, ...]:
     def number(value: Any, form: str = "g") -> str:
         return "?" if value is None else f"{value:{form}}"
 
-    state = ("up" if row.up else "down") + (", drained" if row.drained else "")
+    state = row.state + (", drained" if row.drained else "")
     return (
         row.name, row.model, row.task, state, number(row.running), number(row.waiting),
         number(row.kv_cache_usage, ".0%"), number(row.prefix_cache_hit_rate, ".0%"),

@@ -9,12 +9,12 @@ from router.core.endpoints.engine_errors import is_error_body, parse_reported_er
 from router.core.endpoints.engine_message import MAX_ERROR_BODY
 from router.core.endpoints.json_repair import repaired
 from router.core.endpoints.recorded_response import NotStoredReason
+from router.core.resilience.retry import CREDENTIAL_REASONS
 from router.errors import CIRCUIT_OPEN, ENGINE_FAILED, NO_ENGINE, UPSTREAM, ApiError, unavailable
 from router.flow.engine_health import EngineHealth
 from router.net.client.errors import EngineError
 from router.upstream.engine import Engine
 
-_ABOUT_CREDENTIALS: Final = ("status-401", "status-403", "status-407")
 _TOLD_BY_STATUS: Final = (401, 403, 407, 429)  # these concern the engine otherwise than a failure of it
 
 
@@ -40,7 +40,7 @@ def client_error(error: EngineError | None, engines: Sequence[Engine], health: E
 
 def shown_message(error: EngineError) -> str:
     """What the client may know of a failure: all but what an engine says of the router's credentials."""
-    return str(error) if error.reason in _ABOUT_CREDENTIALS else error.full_message.rstrip(".")
+    return str(error) if error.reason in CREDENTIAL_REASONS else error.full_message.rstrip(".")
 
 
 def reported_error(payload: bytes, engine: Engine) -> EngineError:
@@ -77,6 +77,8 @@ def _no_attempt_error(engines: Sequence[Engine], health: EngineHealth) -> ApiErr
     engines = [engine for engine in engines if not engine.drained]
     if not engines:
         return unavailable("All engines of this model are drained, or gone.", code=NO_ENGINE)
+    if any(engine.access.refused is not None for engine in engines) and not any(engine.up for engine in engines):
+        return unavailable("The engines of this model refuse the router's key, or cannot be reached.", code=NO_ENGINE)
     wait = max(1, ceil(min((health.breakers.retry_after(engine.name) for engine in engines), default=0.0)))
     if all(engine.up is False for engine in engines):
         message = "No engine of this model can be reached."

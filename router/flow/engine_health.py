@@ -9,8 +9,15 @@ from typing import Final
 
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness, engine_readiness
-from router.core.resilience.retry import CONTINUATIONS_PER_SECOND, Attempt, RetryBudget, RetrySchedule, classify_failure
-from router.net.client.errors import EngineError
+from router.core.resilience.retry import (
+    CONTINUATIONS_PER_SECOND,
+    CREDENTIAL_REASONS,
+    Attempt,
+    RetryBudget,
+    RetrySchedule,
+    classify_failure,
+)
+from router.net.client.errors import EngineError, describe_cause
 from router.shared.breakers import Breakers
 from router.upstream.engine import Engine
 
@@ -22,8 +29,8 @@ _DEFAULT_BUSY_TIME: Final = 1.0  # seconds for which an engine counts as busy if
 class EngineHealth:
     """Records the results of attempts, and decides from them which attempts are allowed and in which order.
 
-    - An engine that is drained or whose breaker is open gets no request; one whose breaker is half-open gets one, as a
-      probe.
+    - An engine that is drained, refuses the router's key, or has an open breaker gets no request; one whose breaker is
+      half-open gets one, as a probe.
     - An engine that answered that it is busy comes after the others until its Retry-After has passed.
     - All retries of this process share one retry budget, all continuations of streams another.
     """
@@ -57,7 +64,10 @@ class EngineHealth:
         in_flight = engine.in_flight
         if state is BreakerState.HALF_OPEN and self.breakers.probe_is_claimed(engine.name):
             in_flight += 1  # of another process
-        return engine_readiness(up=engine.up, drained=engine.drained, breaker=state, in_flight=in_flight)
+        refused = engine.access.refused is not None
+        return engine_readiness(
+            up=engine.up, drained=engine.drained, breaker=state, in_flight=in_flight, refused=refused
+        )
 
     def is_open(self, engine: Engine) -> bool:
         return self.breakers.state(engine.name) is BreakerState.OPEN
@@ -79,7 +89,9 @@ class EngineHealth:
         For a half-open engine, the permit is valid only after its `claim_probe` has returned True.
         """
         state = self.breakers.state(engine.name)
-        if state is BreakerState.OPEN or engine.drained:  # since the engines for this attempt were selected
+        if (
+            state is BreakerState.OPEN or engine.drained or engine.access.refused is not None
+        ):  # since the engines for this attempt were selected
             return None
         # A retry uses the budget only if the failed attempt may have cost its engine work; see FailureClass.
         if (
@@ -100,7 +112,9 @@ class EngineHealth:
         if failure.engine_busy:
             self._busy_until[engine.name] = self._clock() + (error.retry_after or _DEFAULT_BUSY_TIME)
         if error.reason == "connect":
-            engine.update_status(up=False)  # until the next probe finds it up
+            engine.update_status(up=False, cause=describe_cause(error))  # until the next probe finds it up
+        elif error.reason in CREDENTIAL_REASONS:
+            engine.note_refused(int(error.reason.removeprefix("status-")))
 
     def record_success(self, engine: Engine, *, probe: bool = False) -> None:
         self.breakers.on_success(engine.name, probe=probe)

@@ -11,14 +11,13 @@ import msgspec
 from router.build_info import build_version, is_compiled
 from router.core.resilience.breaker import BreakerState
 from router.shared.router_snapshots import PackedEngine, RouterSnapshot
-from router.shared.status_documents import BreakerStateName, EngineState, ModelRow, RouterRow
+from router.shared.status_documents import BreakerStateName, ModelRow, RouterRow
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
 
 _BREAKER_STATES: Final[Mapping[BreakerState, BreakerStateName]] = {
     BreakerState.CLOSED: "closed", BreakerState.HALF_OPEN: "half-open", BreakerState.OPEN: "open",
 }  # fmt: skip
-_ENGINE_STATES: Final[Mapping[bool | None, EngineState]] = {None: "unknown", True: "up", False: "down"}
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +84,7 @@ def _engine_row(engine: Engine, breaker: BreakerState, draft: str | None) -> Pac
         task=engine.task,
         url=engine.url,
         draft=draft,
-        state=_ENGINE_STATES[engine.up],
+        state=engine.state,
         drained=engine.drained,
         breaker=_BREAKER_STATES[breaker],
         in_flight=engine.in_flight,

@@ -7,7 +7,8 @@ from typing import Literal
 
 import msgspec
 
-EngineState = Literal["up", "down", "unknown"]
+EngineState = Literal["up", "down", "refused", "unknown"]
+"""`refused`: it refuses the router's key."""
 BreakerStateName = Literal["closed", "half-open", "open"]
 
 

@@ -253,7 +253,11 @@ class Catalog:
     def is_asleep(self, model: str, breaker_state: BreakerStates) -> bool:
         """Whether a request for this model of the configuration could only wait for an engine to start."""
         engines = self._engines_by_model[model]
-        return is_asleep(EngineFacts(each.up, each.drained, breaker_state(each.name)) for each in engines)
+        # One that refuses the router's key runs: None, as before the first check.
+        ups = (each.up if each.access.refused is None else None for each in engines)
+        return is_asleep(
+            EngineFacts(up, each.drained, breaker_state(each.name)) for up, each in zip(ups, engines, strict=True)
+        )
 
     def asleep_engines(self, breaker_state: BreakerStates) -> Mapping[str, bool]:
         """The engines of the models whose requests may wait for one to start: whether the model is asleep."""

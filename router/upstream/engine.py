@@ -15,8 +15,10 @@ from router.core.types import EngineTask, Task
 from router.net.client.target import RequestTarget
 from router.settings.tables import EngineKind
 from router.shared.announcements import AnnouncedEngine
+from router.shared.status_documents import EngineState
 from router.upstream.adapters import Adapter, ListedAdapter
 from router.upstream.energy import EnergyMeter
+from router.upstream.engine_access import EngineAccess
 from router.upstream.engine_kinds import traits_of
 from router.upstream.engine_watch import EngineWatch
 from router.upstream.process_slots import ProcessEngineSlots, ProcessSlots
@@ -80,6 +82,7 @@ class Engine:
     - `share`: the percentage of the model's requests that its family gets; None for a part of the rest.
     - `revision`: what its weights are, if that is not the model's revision.
     - `watch`: of the requests that wait for it.
+    - `access`: whether it lets the router in. While it does not, `up` is False.
     """
 
     __slots__ = (
@@ -87,11 +90,13 @@ class Engine:
         "_ca_file",
         "_configured_kind",
         "_headers",
+        "_logged_refusal",
         "_max_in_flight_at_full_capacity",
         "_max_model_len_is_configured",
         "_slots",
         "_stated_traits",
         "_targets",
+        "access",
         "adapters",
         "announced",
         "baseline",
@@ -190,6 +195,8 @@ class Engine:
         self.share = share
         self.revision = revision
         self.watch = EngineWatch()
+        self.access = EngineAccess()
+        self._logged_refusal: int | None = None
         self.set_announced(announced)
 
     def target(self, path: str) -> RequestTarget:
@@ -318,14 +325,41 @@ class Engine:
             adapter is None or ListedAdapter(adapter.id, adapter.root) in self.adapters
         )
 
-    def update_status(self, *, up: bool) -> None:
-        if up is not self.up:
-            log.info("engine %s is %s", self.name, "up" if up else "down")
+    @property
+    def state(self) -> EngineState:
+        if self.access.refused is not None:
+            return "refused"
+        return "unknown" if self.up is None else "up" if self.up else "down"
+
+    def note_refused(self, status: int) -> None:
+        """A request got 401, 403 or 407: the engine may refuse the router's credentials."""
+        self.access.on_request(status)
+        if self.access.refused is not None:
+            self.update_status(up=False)
+
+    def update_status(self, *, up: bool, cause: str = "") -> None:
+        """`cause`: why it is down, in a few words. Call it after a change of `access`, too."""
+        if self.access.refused is not None:
+            self._log_refused(self.access.refused)
+        elif up is not self.up or (not up and self._logged_refusal is not None):
+            if up:
+                log.info("engine %s is up", self.name)
+            else:
+                log.warning("engine %s is down: %s", self.name, cause or "it does not answer")
+        self._logged_refusal = self.access.refused
         self.up = up
         if not up:  # what comes up may be another server
             self.kind = self._configured_kind
             self.traits = traits_of(self.kind, self._stated_traits)
             self.unserved_paths.clear()
+
+    def _log_refused(self, status: int) -> None:
+        if self._logged_refusal is None:
+            log.warning(
+                "engine %s refuses the router's key (status %d): it gets no requests until it lets a check in; "
+                "see its api_key",
+                self.name, status,
+            )  # fmt: skip
 
     def note_unserved(self, path: str, now: float) -> None:
         """The engine has no route for this path. `now`: seconds of a monotonic clock."""

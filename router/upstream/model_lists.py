@@ -53,7 +53,7 @@ class ModelListReader:
         read_at = self._read_at.get(engine.name)
         if read_at is None:
             await self._read(engine, is_first=True)
-        elif engine.traits.lists_adapters and time.monotonic() - read_at >= self._interval:
+        elif engine.access.doubted or (engine.traits.lists_adapters and time.monotonic() - read_at >= self._interval):
             await self._read(engine, is_first=False)
 
     async def reread(self, engine: Engine) -> bool:
@@ -70,6 +70,7 @@ class ModelListReader:
             if error.reason != "too-large" or not is_first:  # it would be at the next check, too
                 return False
             status, page = _OK, b""
+        engine.access.on_models(status)
         if status != _OK:
             if not is_first:
                 return False

@@ -9,7 +9,7 @@ from typing import Final
 
 from router.core.plural import pluralize
 from router.core.resilience.signs_of_life import CheckResult
-from router.net.client.errors import EngineError, is_refused
+from router.net.client.errors import EngineError, describe_cause, is_refused
 from router.upstream.catalog import Catalog
 from router.upstream.client import EngineClient
 from router.upstream.engine import Engine, EngineGauges
@@ -24,8 +24,7 @@ MAX_PAGE: Final = 4 << 20
 
 _OK: Final = 200
 _UP: Final = (_OK, 429)  # an API that limits the rate of the checks answers
-_REFUSED: Final = (401, 403)
-_NO_SUCH_PATH: Final = (*_REFUSED, 404, 405, 501)  # a server may refuse a path that it does not have, too
+_NO_SUCH_PATH: Final = (401, 403, 404, 405, 501)  # a server may refuse a path that it does not have, too
 
 
 class EngineProbe:
@@ -35,6 +34,7 @@ class EngineProbe:
     - `on_round` is called after every round, and `on_up` as soon as an engine that was down is up: the check of another
       engine may take longer.
     - The requests that wait for an engine that is down move to another one, see router.core.resilience.signs_of_life.
+    - An engine that refuses the router's key is not up, even if its health needs no key: its list of models does.
     - An engine that cannot be checked because this machine lacks a resource keeps its state.
     """
 
@@ -59,7 +59,6 @@ class EngineProbe:
         self.last_check: float | None = None
         self._model_lists = model_lists or ModelListReader(catalog, client, timeout=timeout)
         self._last_checks: dict[str, tuple[float, bool]] = {}  # when it was, and whether the engine was up
-        self._refused: set[str] = set()  # engines that refuse the router's credentials, which is logged once
 
     async def run(self) -> None:
         while True:
@@ -75,31 +74,42 @@ class EngineProbe:
         now = time.monotonic()
         checked_at, was_up = self._last_checks.get(engine.name, (-inf, False))
         # A request may have found it down since.
-        if engine.up is was_up and now - checked_at < engine.traits.check_interval:
+        is_recent = now - checked_at < engine.traits.check_interval
+        if is_recent and engine.up is was_up and not engine.access.doubted:
             return
         deadline = now + self._timeout  # all requests share it
         up = False
+        cause = ""
         result = CheckResult.DOWN
         gauges = EngineGauges()
         try:
-            up = await self._is_up(engine, deadline)
+            status = await self._health_status(engine, deadline)
+            up = status in _UP
+            cause = f"status {status}"
             if up:
                 gauges = await self._gauges(engine, deadline)
         except (EngineError, ValueError) as error:
             log.debug("engine %s: %s", engine.name, error)
             if isinstance(error, EngineError) and error.reason == "local":
                 return  # no request was sent, so the engine's state is unchanged
+            cause = describe_cause(error) if isinstance(error, EngineError) else str(error)
+            if isinstance(error, EngineError):
+                engine.access.reset()
             if isinstance(error, EngineError) and is_refused(error):
                 result = CheckResult.CLOSED
         if up and engine.up:
             await self._model_lists.refresh(engine)
         elif up:
             await self._model_lists.read_first(engine)  # what comes up may differ
+        refused = engine.access.refused is not None
+        answers = up or refused
+        up = up and not refused
         self._last_checks[engine.name] = (now, up)
         was_down = engine.up is False
-        engine.update_status(up=up)
+        engine.update_status(up=up, cause=cause)
         engine.update_gauges(gauges)
-        engine.watch.on_check(CheckResult.UP if up else result, gauges.running, gauges.progress)
+        # One that refuses the router's key still generates what it has begun.
+        engine.watch.on_check(CheckResult.UP if answers else result, gauges.running, gauges.progress)
         self._abort_lost(engine)
         if up and was_down:
             self._on_up(engine)
@@ -112,16 +122,12 @@ class EngineProbe:
             leave = pluralize(count, "request leaves", "requests leave")
             log.warning("engine %s does not answer its checks; %s it", engine.name, leave)
 
-    async def _is_up(self, engine: Engine, deadline: float) -> bool:
+    async def _health_status(self, engine: Engine, deadline: float) -> int:
         status = await self._health(engine, deadline)
         if status in _NO_SUCH_PATH and engine.learn(health=MODELS_PATH):  # not every server has /health
             status = await self._health(engine, deadline)
-        if status in _REFUSED and engine.name not in self._refused:
-            self._refused.add(engine.name)
-            log.warning("engine %s refuses the router with status %d; see its api_key", engine.name, status)
-        if status == _OK:
-            self._refused.discard(engine.name)
-        return status in _UP
+        engine.access.on_health(status)
+        return status
 
     async def _health(self, engine: Engine, deadline: float) -> int:
         timeout = deadline - time.monotonic()

@@ -104,6 +104,7 @@ async def test_addresses_name_a_view_and_what_it_shows(page: Page) -> None:
         ([("up", "closed", False), ("down", "open", False)], True, "bad", "1 engine is down: e1."),
         ([("down", "open", False)], True, "bad", "All engines are down: only hits can be served."),
         ([("up", "open", False)], True, "bad", "The breaker of e0 is open."),
+        ([("refused", "open", False)], True, "bad", "The router's key is refused by e0: see api_key."),
         ([("up", "closed", False)], False, "bad", "Redis is down: every request is a bypass."),
         ([("unknown", "closed", False)], True, "warn", "0 of 1 engine up, 1 not checked yet."),
         ([], True, "good", "No engine is known."),

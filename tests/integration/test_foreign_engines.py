@@ -9,6 +9,7 @@ from tests.support.certificate import certificate, needs_openssl
 from tests.support.foreign_engine import TEXT, ForeignEngine, served
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import MakeRouter, RouterServer, router_config
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -49,11 +50,34 @@ async def test_an_engine_that_refuses_its_key_is_down_and_the_log_says_why(
 ) -> None:
     async with served(ForeignEngine(api_key=SECRET)) as url:
         router = await make_router(config(redis_server, url, 'api_key = "wrong"'))
-        assert "engine foreign refuses the router with status 401; see its api_key" in caplog.text
+        assert "engine foreign refuses the router's key (status 401)" in caplog.text
         response = await router.chat("The sea?")
         assert response.status_code in (502, 503)
         assert "sk-" not in response.text
         assert (await router.http.get("/healthz")).json()["engines"]["foreign"]["up"] is False
+
+
+async def test_an_engine_that_refuses_the_key_of_a_request_is_not_asked_until_it_lets_a_check_in(
+    make_router: MakeRouter, redis_server: RedisServer
+) -> None:
+    engine = ForeignEngine(api_key=SECRET)
+    async with served(engine) as url:
+        router = await make_router(config(redis_server, url, f'api_key = "{SECRET}"'))
+        engine.api_key = "rotated"
+        refused, blocked = await router.chat("one"), await router.chat("two")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (502, "engine_failed")
+        assert (blocked.status_code, blocked.json()["error"]["code"]) == (503, "no_engine")
+        assert "refuse the router's key" in blocked.json()["error"]["message"]
+        assert "Incorrect" not in refused.text + blocked.text
+        facts = (await router.http.get("/healthz")).json()["engines"]["foreign"]
+        assert (facts["state"], facts["up"]) == ("refused", False)
+        engine.api_key = SECRET
+        await eventually(lambda: is_up(router))
+        assert (await router.chat("two")).status_code == 200
+
+
+async def is_up(router: RouterServer) -> bool:
+    return bool((await router.http.get("/healthz")).json()["engines"]["foreign"]["state"] == "up")
 
 
 async def test_a_message_that_repeats_the_key_reaches_the_client_without_it(

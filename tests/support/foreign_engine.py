@@ -45,7 +45,7 @@ class ForeignEngine:
     ) -> None:
         models = {"object": "list", "data": [{"id": LLAMA, "object": "model", "owned_by": owned_by}]}
         self._paths = {"/v1/models": json.dumps(models), **(paths or {})}
-        self._api_key = api_key
+        self.api_key = api_key
         self._refuses_stream_options = refuses_stream_options
         self._tells_usage = tells_usage
         self._sends_done = sends_done
@@ -61,8 +61,8 @@ class ForeignEngine:
     def _checked(self, handler: Callable[[Request], Any]) -> Callable[[Request], Any]:
         async def checked(request: Request) -> Response:
             self.headers.append(dict(request.headers))
-            if self._api_key is not None and request.headers.get("authorization") != f"Bearer {self._api_key}":
-                return JSONResponse({"error": {"message": f"Incorrect API key: {self._api_key[:3]}..."}}, 401)
+            if self.api_key is not None and request.headers.get("authorization") != f"Bearer {self.api_key}":
+                return JSONResponse({"error": {"message": f"Incorrect API key: {self.api_key[:3]}..."}}, 401)
             response: Response = await handler(request)
             return response
 

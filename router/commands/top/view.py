@@ -190,7 +190,7 @@ def _engine_state(engine: EngineRow) -> str:
 def _engine_style(engine: EngineRow) -> str:
     if engine.drained:
         return "yellow"
-    return {"up": "green", "down": "bold red"}.get(engine.state, "yellow")
+    return {"up": "green", "down": "bold red", "refused": "bold red"}.get(engine.state, "yellow")
 
 
 def _load(engine: EngineRow) -> str:

@@ -12,7 +12,8 @@ class Readiness(Enum):
     - PROBING: a half-open engine has its one request. Others wait for what that shows, or go to another engine.
     - DOWN: its last check or connection failed. It is tried only by requests without a better engine, since it may be
       back, and a failed connection costs little.
-    - BLOCKED: no request is sent, because an operator has drained it or its breaker is open.
+    - BLOCKED: no request is sent, because an operator has drained it, its breaker is open, or it refuses the router's
+      key.
     """
 
     READY = "ready"
@@ -21,9 +22,11 @@ class Readiness(Enum):
     BLOCKED = "blocked"
 
 
-def engine_readiness(*, up: bool | None, drained: bool, breaker: BreakerState, in_flight: int) -> Readiness:
+def engine_readiness(
+    *, up: bool | None, drained: bool, breaker: BreakerState, in_flight: int, refused: bool = False
+) -> Readiness:
     """`up`: None before the first check. `in_flight`: requests of this process, and a known probe of another."""
-    if drained or breaker is BreakerState.OPEN:
+    if drained or refused or breaker is BreakerState.OPEN:
         return Readiness.BLOCKED
     if up is False:
         return Readiness.DOWN

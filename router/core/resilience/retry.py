@@ -27,6 +27,10 @@ MAX_RETRY_AFTER: Final = 60.0
 """Longer Retry-After values of an engine are reduced to this, in seconds."""
 
 
+CREDENTIAL_REASONS: Final = ("status-401", "status-403", "status-407")
+"""The `EngineError.reason` of an engine that refuses the router's own credentials."""
+
+
 class FailureClass(msgspec.Struct, frozen=True):
     """The consequences of a failed attempt.
 
@@ -71,10 +75,12 @@ def classify_failure(reason: str, retry_after: float | None) -> FailureClass:
         case "status-503":
             # With Retry-After, the engine is overloaded. Without, the response may be from a proxy of a dead engine.
             return FailureClass(counts_for_breaker=retry_after is None, engine_busy=True)
+        case "status-401" | "status-407":  # it refuses the router's key. A 403 may be about this request
+            return FailureClass(may_retry_engine=False)
         case "status-424":  # TGI: the generation has failed
             return FailureClass()
         case _ if reason.startswith("status-") and not reason.startswith("status-5"):
-            # For example 401: the router's credentials are wrong, but the engine is healthy.
+            # For example 403: another request may be fine.
             return FailureClass(counts_for_breaker=False, may_retry_engine=False)
         case _:
             return FailureClass()

@@ -12,9 +12,9 @@ const HIGH_LOAD = 0.999;
 
 /** A word for the state of an engine, and the tone in which it is shown. */
 export function engineState({ state, drained }) {
-  const word = { up: "Up", down: "Down", unknown: "Unknown" }[state] ?? "Unknown";
-  const tone = { up: "good", down: "bad" }[state] ?? "quiet";
-  return drained ? { text: `${word}, drained`, tone: state === "down" ? "bad" : "warn" } : { text: word, tone };
+  const word = { up: "Up", down: "Down", refused: "Refuses the key", unknown: "Unknown" }[state] ?? "Unknown";
+  const tone = { up: "good", down: "bad", refused: "bad" }[state] ?? "quiet";
+  return drained ? { text: `${word}, drained`, tone: tone === "bad" ? "bad" : "warn" } : { text: word, tone };
 }
 
 export function mountEngines() {

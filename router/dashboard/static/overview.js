@@ -7,13 +7,16 @@ import { age, bytes, count, plural, UNKNOWN } from "./format.js";
 export function judge({ engines, redis }) {
   const names = (list) => list.map(({ name }) => name).join(", ");
   const down = engines.filter(({ state }) => state === "down");
-  const open = engines.filter(({ state, breaker }) => state !== "down" && breaker === "open");
+  const refused = engines.filter(({ state }) => state === "refused");
+  const isOff = ({ state }) => state === "down" || state === "refused";
+  const open = engines.filter((engine) => !isOff(engine) && engine.breaker === "open");
   const problems = [];
   if (!redis.up) problems.push("Redis is down: every request is a bypass.");
   if (engines.length && down.length === engines.length) problems.push("All engines are down: only hits can be served.");
   else if (down.length) problems.push(`${plural(down.length, "engine is", "engines are")} down: ${names(down)}.`);
+  if (refused.length) problems.push(`The router's key is refused by ${names(refused)}: see api_key.`);
   if (open.length) problems.push(`The breaker of ${names(open)} is open.`);
-  const drained = engines.filter(({ state, drained: isDrained }) => isDrained && state !== "down");
+  const drained = engines.filter((engine) => engine.drained && !isOff(engine));
   const allDrained = drained.length > 0 && drained.length === engines.length;
   if (allDrained) problems.push("All engines are drained: only hits can be served.");
   const notes = drained.length && !allDrained ? [`Drained: ${names(drained)}.`] : [];

@@ -3,6 +3,9 @@
 import errno
 from typing import Final
 
+MAX_CAUSE: Final = 100
+"""Characters of the operating system's own words."""
+
 _REFUSED: Final = f"[Errno {errno.ECONNREFUSED}]"
 
 
@@ -43,6 +46,18 @@ def is_refused(error: EngineError) -> bool:
     # By the text: of a name with several addresses, asyncio raises one OSError with the texts of all.
     cause = error.__cause__
     return error.reason == "connect" and (isinstance(cause, FileNotFoundError) or _REFUSED in str(cause))
+
+
+def describe_cause(error: EngineError) -> str:
+    """Why an engine is down, in a few words: without the address, which the engine's name stands for."""
+    if is_refused(error):
+        return "connection refused"
+    cause = error.__cause__
+    if error.reason == "connect" and isinstance(cause, TimeoutError):
+        return "no connection in time"
+    if error.reason == "connect" and isinstance(cause, OSError) and cause.strerror:
+        return f"cannot connect: {cause.strerror[:MAX_CAUSE]}"
+    return str(error)
 
 
 def out_of_resources(cause: str) -> EngineError:

@@ -60,6 +60,15 @@ def test_the_engines_that_are_up_are_counted(up: int, total: int, said: str, cap
     assert caplog.messages[0].endswith(f"; {said}")
 
 
+def test_engines_that_refuse_the_key_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "roundhouse.server"):
+        log_ready(parse(MINIMAL, {}), EngineCount(1, 3, ("a", "b")))
+    assert (caplog.records[0].levelname, caplog.messages[0]) == (
+        "WARNING",
+        "the router's key is refused by a, b: see api_key of [[engine]]",
+    )
+
+
 def test_engines_that_are_started_on_demand_are_no_reason_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "roundhouse.server"):
         log_ready(parse(f'[[model]]\nname = "m"\nwake = "30m"\n{ENGINE}', {}), EngineCount(0, 1))

@@ -152,3 +152,49 @@ async def test_an_api_with_a_list_of_models_that_is_too_long_is_up_and_is_asked_
         del server.pages["/health"]
         await probe.check()
         assert engine.up is True
+
+
+async def test_an_engine_whose_health_needs_no_key_is_refused_by_its_list_of_models_until_that_lets_the_router_in(
+    client: EngineClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Pages(health=(200, b""), v1_models=(401, b"")) as server:
+        engine = engine_at(server.url)
+        probe = EngineProbe(Catalog([Model("m", "1")], [engine]), client)
+        for _ in range(2):
+            await probe.check()
+            assert (engine.state, engine.up) == ("refused", False)
+        assert [record.levelname for record in caplog.records if "refuses the router's key" in record.message] == [
+            "WARNING"
+        ]
+        server.pages["/v1/models"] = (200, b'{"data": []}')
+        await probe.check()
+        assert (engine.state, engine.up) == ("up", True)
+
+
+@pytest.mark.parametrize(("models", "state"), [(200, "up"), (403, "refused")])
+async def test_after_a_request_with_403_the_next_check_asks_whether_it_is_about_the_key(
+    client: EngineClient, models: int, state: str
+) -> None:
+    async with Pages(health=(200, b""), v1_models=(200, LLAMA_CPP)) as server:
+        engine = engine_at(server.url)
+        probe = EngineProbe(Catalog([Model("m", "1")], [engine]), client)
+        await probe.check()
+        server.pages["/v1/models"] = (models, b"")
+        engine.note_refused(403)
+        assert engine.state == "up"
+        await probe.check()
+        assert engine.state == state
+
+
+@pytest.mark.parametrize(
+    ("pages", "cause"),
+    [({"health": (503, b"")}, "status 503"), (None, "connection refused")],
+)
+async def test_why_an_engine_is_down_is_logged_as_a_warning(
+    client: EngineClient, caplog: pytest.LogCaptureFixture, pages: dict[str, tuple[int, bytes]] | None, cause: str
+) -> None:
+    async with Pages(**(pages or {})) as server:
+        engine = engine_at(server.url if pages else "http://127.0.0.1:9")
+        await EngineProbe(Catalog([Model("m", "1")], [engine]), client).check()
+    lines = [(record.levelname, record.message) for record in caplog.records if record.name == "roundhouse.engines"]
+    assert lines == [("WARNING", f"engine a is down: {cause}")]

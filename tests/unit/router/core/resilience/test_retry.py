@@ -116,13 +116,25 @@ def test_every_request_runs_out_of_attempts(engines: list[str], reasons: list[st
 
 @pytest.mark.parametrize(
     "reason",
-    ["connect", "timeout", "lost", "reset", "broken-off", "error-frame", "malformed", "status-500", "status-502"],
+    [
+        "connect",
+        "timeout",
+        "lost",
+        "reset",
+        "broken-off",
+        "error-frame",
+        "malformed",
+        "status-401",
+        "status-424",
+        "status-500",
+        "status-502",
+    ],
 )
 def test_failures_of_the_engine_count_against_it(reason: str) -> None:
     assert classify_failure(reason, None).counts_for_breaker
 
 
-@pytest.mark.parametrize("reason", ["status-400", "status-401", "status-404", "status-408", "status-429", "status-301"])
+@pytest.mark.parametrize("reason", ["status-400", "status-403", "status-404", "status-408", "status-429", "status-301"])
 def test_a_4xx_never_counts(reason: str) -> None:
     assert not classify_failure(reason, None).counts_for_breaker
     assert not classify_failure(reason, 3.0).counts_for_breaker
