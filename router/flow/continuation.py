@@ -85,7 +85,7 @@ async def _go_on(
     if record.trace is not None:
         record.trace.end_attempt(failure.reason)
     try:
-        stream = await dispatcher.continue_stream(record, seam, candidates, inflight.publish)
+        stream = await dispatcher.continue_stream(record, seam, candidates, inflight)
     except asyncio.CancelledError:  # every client has left, or the router stops
         record.continuations.append(Continuation(failure.reason, "cancelled"))
         raise

@@ -32,7 +32,7 @@ from router.flow.continuation_engines import ContinuationEngines
 from router.flow.dispatch_errors import check_unreadable, client_error, engine_timeout
 from router.flow.engine_health import EngineHealth
 from router.flow.engine_request import EngineRequests, lacks_endpoint
-from router.flow.engine_stream import EngineStream, Publish
+from router.flow.engine_stream import EngineStream, Publisher
 from router.flow.exchange import GenerationRecord
 from router.flow.seam import ContinuationLimits, Seam
 from router.flow.waking import Waking
@@ -99,16 +99,16 @@ class Dispatcher:
         self._waking = waking
 
     def start_stream(
-        self, record: GenerationRecord, request: InferenceRequest, engines: Sequence[Engine], publish: Publish
+        self, record: GenerationRecord, request: InferenceRequest, engines: Sequence[Engine], publisher: Publisher
     ) -> Awaitable[EngineStream]:
         """A stream whose first token has been published. Raises ApiError; nothing has been published then."""
-        return self._dispatch(partial(self._attempt_stream, publish), record, request, engines)
+        return self._dispatch(partial(self._attempt_stream, publisher), record, request, engines)
 
     def continue_stream(
-        self, record: GenerationRecord, seam: Seam, engines: Sequence[Engine], publish: Publish
+        self, record: GenerationRecord, seam: Seam, engines: Sequence[Engine], publisher: Publisher
     ) -> Awaitable[EngineStream]:
         """As `start_stream`, for the rest of a stream that an engine has broken off."""
-        attempt = partial(self._attempt_rest, publish, seam)
+        attempt = partial(self._attempt_rest, publisher, seam)
         return self._first_success(attempt, record, seam.request, engines, failure=seam.error)
 
     def generate_json(
@@ -244,7 +244,7 @@ class Dispatcher:
     # -- one attempt ------------------------------------------------------------------------------------------------
 
     async def _attempt_stream(
-        self, publish: Publish, slot: Slot, record: GenerationRecord, request: InferenceRequest
+        self, publisher: Publisher, slot: Slot, record: GenerationRecord, request: InferenceRequest
     ) -> EngineStream:
         engine = slot.engine
         token_ids = engine.traits.token_ids and self.continuations.allows(engine.model) and asks_token_ids(request)
@@ -253,10 +253,10 @@ class Dispatcher:
         recorder = request.endpoint.streaming.make_recorder(self._max_entry, self._shapes)
         if token_ids and isinstance(recorder, StreamRecorder):
             recorder.token_ids = TokenIdCutter()
-        return await self._start(slot, response, recorder, publish)
+        return await self._start(slot, response, recorder, publisher)
 
     async def _attempt_rest(
-        self, publish: Publish, seam: Seam, slot: Slot, record: GenerationRecord, _: InferenceRequest
+        self, publisher: Publisher, seam: Seam, slot: Slot, record: GenerationRecord, _: InferenceRequest
     ) -> EngineStream:
         request = seam.request_for(slot.engine)
         if request is None:  # it could go on, but not any more after what another engine said
@@ -272,14 +272,16 @@ class Dispatcher:
             token_ids=seam.asks_token_ids(slot.engine), total=total,
         )  # fmt: skip
         try:
-            return await self._start(slot, response, recorder, publish)
+            return await self._start(slot, response, recorder, publisher)
         except EngineError as error:
             seam.on_failure(error)
             raise
 
-    async def _start(self, slot: Slot, response: EngineResponse, recorder: Recorder, publish: Publish) -> EngineStream:
+    async def _start(
+        self, slot: Slot, response: EngineResponse, recorder: Recorder, publisher: Publisher
+    ) -> EngineStream:
         stream = EngineStream(
-            slot, response, recorder, self._health, publish,
+            slot, response, recorder, self._health, publisher,
             first_timeout=self._timeouts.first_token, chunk_timeout=self._timeouts.between_tokens,
         )  # fmt: skip
         try:

@@ -1,11 +1,12 @@
 """The stream of one engine, from its response's body to the publisher of events."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 from router.core.endpoints.continued_stream import DIVERGED
 from router.core.endpoints.endpoint import Recorder
 from router.core.endpoints.engine_errors import answer_too_large
 from router.core.endpoints.recording import ABORTED, EVENT_TOO_LONG, MAX_EVENT_SIZE
+from router.core.endpoints.sse import split_comments
 from router.flow.admission import Slot
 from router.flow.dispatch_errors import reported_error
 from router.flow.engine_health import EngineHealth
@@ -13,25 +14,34 @@ from router.net.client.errors import EngineError, broken_off
 from router.net.client.response import EngineResponse
 from router.upstream.engine import Engine
 
-Publish = Callable[[bytes], None]
-"""Receives the encoded bytes of complete events."""
+
+class Publisher(Protocol):
+    """Receives what is for the clients of a stream."""
+
+    def publish(self, frames: bytes) -> None:
+        """Complete events."""
+
+    def pass_comments(self, comments: bytes) -> None:
+        """Comments that came before the first token, so they are no part of the stream."""
 
 
 class EngineStream:
     """The stream of one engine. Events are published as soon as they arrive, from the first token on.
 
-    - `wait_first_token` publishes nothing before the first token, so until then another engine can take over.
+    - `wait_first_token` publishes nothing before the first token, so until then another engine can take over. Comments
+      are passed on.
     - `run` publishes the rest, until the engine ends the stream; `recorder` then has the result.
     - `close` frees the engine and its slot.
     """
 
     __slots__ = (
-        "_chunk_timeout", "_first_timeout", "_health", "_initial_data", "_publish", "_response", "_slot", "recorder",
+        "_chunk_timeout", "_first_timeout", "_health", "_initial_data", "_publish", "_publisher", "_response", "_slot",
+        "recorder",
     )  # fmt: skip
 
     def __init__(
-        self, slot: Slot, response: EngineResponse, recorder: Recorder, health: EngineHealth, publish: Publish, *,
-        first_timeout: float, chunk_timeout: float,
+        self, slot: Slot, response: EngineResponse, recorder: Recorder, health: EngineHealth, publisher: Publisher,
+        *, first_timeout: float, chunk_timeout: float,
     ) -> None:  # fmt: skip
         """Maximum seconds from one chunk to the next: before the first token, and after it.
 
@@ -44,7 +54,8 @@ class EngineStream:
         self._first_timeout = first_timeout
         self._chunk_timeout = chunk_timeout
         self._initial_data: list[bytes] = []
-        self._publish = publish
+        self._publisher = publisher
+        self._publish = publisher.publish  # bound once, since it is called for every chunk
 
     @property
     def engine(self) -> Engine:
@@ -85,11 +96,17 @@ class EngineStream:
         self._response.close(linger=self.recorder.ended)
 
     def _on_first_chunk(self, chunk: bytes) -> bool:
-        if data := self.recorder.feed(chunk):
-            self._initial_data.append(data)
-        if not (self.recorder.started or self._is_finished()):  # a response without any token is valid
-            return False
+        data = self.recorder.feed(chunk)
+        begins = self.recorder.started or self._is_finished()  # a response without any token is valid
+        if not begins:
+            data, comments = split_comments(data)
+            if comments:
+                self._publisher.pass_comments(comments)
         # Events before the first token, such as a role, are held back: another engine would send its own.
+        if data:
+            self._initial_data.append(data)
+        if not begins:
+            return False
         if self._initial_data:
             self._publish(b"".join(self._initial_data))
         return True

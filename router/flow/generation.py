@@ -48,7 +48,7 @@ async def run_generation(
 async def _run_stream(
     dispatcher: Dispatcher, inflight: InFlightRequest, engines: Sequence[Engine]
 ) -> tuple[GenerationResult, RecordedResponse | NotStoredReason | None]:
-    stream = await dispatcher.start_stream(inflight.record, inflight.request, engines, inflight.publish)
+    stream = await dispatcher.start_stream(inflight.record, inflight.request, engines, inflight)
     recorder = stream.recorder
     try:
         await run_to_end(dispatcher, inflight, engines, stream)

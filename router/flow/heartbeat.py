@@ -67,6 +67,7 @@ class Heartbeat:
     - After the first token, silence is noticed at the next tick of the timer, so a comment comes after at most twice
       the time. A chunk costs nothing.
     - While the request waits for an engine to start, comments say so, and are more frequent.
+    - An engine's comments before its first token are passed on once the response has begun, and count as its own.
     - Comments stand between events, since what is sent are complete events.
     - Nothing is sent after `stop`.
     """
@@ -104,6 +105,12 @@ class Heartbeat:
         """The stream has its first token; `position` is a number that changes when there is more of it."""
         self._position, self._waits = position, None
 
+    def pass_comments(self, comments: bytes) -> None:
+        """Of an engine; the stream has no token yet. They are dropped if the response has not begun."""
+        if self._exchange.status:
+            self._client.try_send(comments)
+            self._sent_at = asyncio.get_running_loop().time()
+
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -124,10 +131,11 @@ class Heartbeat:
             self._sent_at = now
         elif now - self._sent_at >= interval - _TOLERANCE:
             self._beat(HEARTBEAT, now)
+        rest = self._sent_at + interval - now  # less than all of it after an engine's comment
         if self._waits is not None:
-            interval = min(interval, START_COMMENT_INTERVAL)
-        if interval < inf:
-            self._set_timer(interval)
+            rest = min(rest, START_COMMENT_INTERVAL)
+        if rest < inf:
+            self._set_timer(rest)
 
     def _has_progress(self) -> bool:
         if self._position is None:
@@ -136,13 +144,12 @@ class Heartbeat:
         return self._seen != seen
 
     def _beat(self, comment: bytes, now: float) -> None:
+        self._sent_at = now
         if self._exchange.status:
             # A client that does not read has bytes to read: then nothing is sent.
             self._client.try_send(comment)
-            self._sent_at = now
         elif self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._start_response(comment))
-            self._sent_at = now
 
     async def _start_response(self, comment: bytes) -> None:
         exchange = self._exchange

@@ -15,6 +15,7 @@ from typing import Final
 
 from router.core.cache.key import CacheKey
 from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.sse import is_comment
 from router.core.quota.rate_limit import estimate_tokens
 from router.flow.exchange import GenerationRecord
 from router.flow.result import LOST, GenerationResult
@@ -100,10 +101,10 @@ class InFlightRequest:
         return b"".join(self._frames)
 
     def first_and_last_frames(self) -> tuple[bytes, bytes]:
-        """What was published first and last; empty if nothing was. They are known even after they were dropped."""
+        """The events that were published first and last; empty if none were. They are known even after their drop."""
         frames = self._frames
         first = self._first_dropped or (frames[0] if frames else b"")
-        return first, frames[-1] if frames else self._last_dropped
+        return first, next((frame for frame in reversed(frames) if not is_comment(frame)), self._last_dropped)
 
     def stop_joining(self) -> None:
         if self.joinable:
@@ -135,6 +136,12 @@ class InFlightRequest:
             subscriber.on_data(frames)
         if self._buffered_bytes > self._join_limit:
             self._trim_buffer()
+
+    def pass_comments(self, comments: bytes) -> None:
+        """For the clients of now; nothing is kept."""
+        for subscriber in self.subscribers:
+            if subscriber.on_comments is not None:
+                subscriber.on_comments(comments)
 
     def finish(self, result: GenerationResult) -> None:
         self.result = result
@@ -203,15 +210,17 @@ class Subscriber:
     - `read` returns the frames piece by piece, each once and in order; with the last piece, `finished` is set. While it
       waits, new frames go to `try_send` directly, without an event loop iteration, until `try_send` returns False.
     - One that is `overrun` is finished, and has not got all frames. Any other ends with the in-flight request's result.
+    - `on_comments` gets the engine's comments before the first token, which are no frames.
     - `close` must be called when nothing more is needed; see `on_no_subscribers`.
     """
 
-    __slots__ = ("_inflight", "_try_send", "_wakeup", "finished", "next_frame", "overrun")
+    __slots__ = ("_inflight", "_try_send", "_wakeup", "finished", "next_frame", "on_comments", "overrun")
 
     def __init__(self, inflight: InFlightRequest) -> None:
         self.next_frame = 0
         self.overrun = False
         self.finished = False
+        self.on_comments: Callable[[bytes], None] | None = None
         self._inflight = inflight
         self._wakeup: asyncio.Future[None] | None = None
         self._try_send: TrySend | None = None

@@ -67,6 +67,8 @@ class ResponseDelivery:
         self._queue_time = queue_time
         self._retry_after = retry_after
         self._subscriber = inflight.subscribe()
+        if exchange.heartbeat is not None:
+            self._subscriber.on_comments = exchange.heartbeat.pass_comments
         self.finished = False
 
     async def start(self) -> bytes | None:

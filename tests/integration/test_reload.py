@@ -290,10 +290,12 @@ async def test_an_invalid_file_is_refused_with_a_line_for_each_mistake_and_the_o
 
 async def test_a_setting_that_needs_a_restart_is_reported_and_remains(serve: Any, config: str) -> None:
     served = await serve(config)
-    served.write_config(config.replace("[router]", '[router]\nworkers = 3\nlog_format = "json"\nhost = "0.0.0.0"'))
+    served.write_config(
+        config.replace("[router]", '[router]\nworkers = 3\nlog_format = "json"\nhost = "0.0.0.0"\nkeep_alive = "620s"')
+    )
     served.process.send_signal(signal.SIGHUP)
     await eventually(lambda: "the new configuration is in effect" in served.log.read_text())
-    for name in ("workers", "log_format", "host"):
+    for name in ("workers", "log_format", "host", "keep_alive"):
         assert f"router.{name}: a change needs a restart" in served.log.read_text()
     assert "router.port" not in served.log.read_text()
     assert served.worker_pids() == set()

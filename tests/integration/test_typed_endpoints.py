@@ -63,16 +63,17 @@ async def test_an_entry_serves_json_and_streams_whichever_form_it_was_stored_fro
 
 
 @PATHS
-async def test_a_stream_is_forwarded_and_replayed_byte_for_byte(
+async def test_a_stream_is_forwarded_and_but_for_comments_replayed_byte_for_byte(
     scripted: ScriptedRouter, router: RouterServer, path: str
 ) -> None:
     real = (await post_typed(router, path, "The sea?", stream=True)).content
-    sent = b": a comment\n\n" + real.replace(b'"type"', b' "type"', 1)
+    comment = b": a comment\n\n"
+    sent = comment + real.replace(b'"type"', b' "type"', 1)
     halves = [sent[:700], sent[700:701], sent[701:]]
     other, _ = await scripted(*halves)
     answers = [await post_typed(other, path, "Something else", stream=True) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
-    assert [answer.content for answer in answers] == [sent, sent]
+    assert [answer.content for answer in answers] == [sent, sent.removeprefix(comment)]
 
 
 @PATHS

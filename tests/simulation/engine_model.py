@@ -23,6 +23,8 @@ _METRICS: Final = (
     b"vllm:generation_tokens_total %.3f\n"
 )
 
+COMMENT: Final = b": ping\n\n"
+
 BREAKS: Final = (
     "reset", "close", "half", "error", "aborted", "no-done", "stall",
 )  # fmt: skip
@@ -34,10 +36,10 @@ error event, the finish reason of an engine that is stopped (vLLM's "abort"), an
 class GenerationScript:
     """The course of a generation: seconds before each token, and how the engine breaks it off ("" if it does not).
 
-    `at_least`: tokens that are sent before.
+    `at_least`: tokens that are sent before. `comments_at`: seconds from the start to each comment in a stream.
     """
 
-    __slots__ = ("at_least", "breaks", "waits")
+    __slots__ = ("at_least", "breaks", "comments_at", "waits")
 
     def __init__(self, random: Random, *, pauses: bool, aborts: bool) -> None:
         count = random.randint(1, 8)
@@ -47,6 +49,7 @@ class GenerationScript:
             self.waits[random.randrange(count)] += random.choice((0.7, 2.5, 3.5))
         self.breaks = random.choice(BREAKS) if aborts and random.random() < 0.2 else ""
         self.at_least = 0
+        self.comments_at: tuple[float, ...] = ()
 
     def break_stream(self, random: Random) -> None:
         """The engine breaks it off after the first token."""
@@ -154,6 +157,8 @@ class _EngineConnection(asyncio.Protocol):
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
                 + _chunk(self._format.opening())
             )
+            for seconds in script.comments_at:
+                engine.loop.call_later(seconds, self._comment, generation)
         self._next()
 
     def _next(self) -> None:
@@ -161,6 +166,10 @@ class _EngineConnection(asyncio.Protocol):
             self._engine.loop.call_later(self._waits.pop(0), self._token, self._generation)
         else:
             self._finish()
+
+    def _comment(self, generation: SimulatedGeneration) -> None:
+        if self._generation is generation:
+            self._transport.write(_chunk(COMMENT))
 
     def _token(self, generation: SimulatedGeneration) -> None:
         if self._generation is not generation or self._script is None:

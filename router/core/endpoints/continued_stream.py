@@ -18,7 +18,7 @@ from router.core.endpoints.continuation import StreamSoFar
 from router.core.endpoints.json_repair import repaired
 from router.core.endpoints.recorded_response import ReportedUsage, RequestSpeculation, parse_token_count
 from router.core.endpoints.recording import ABORTED, EVENT_TOO_LONG, MAX_EVENT_SIZE
-from router.core.endpoints.sse import DONE, EventBuffer, payload, split_events
+from router.core.endpoints.sse import DONE, EventBuffer, is_comment, payload, split_events
 
 DIVERGED: Final = b"the continuation does not repeat what was published"
 """The `failure` if the second engine generates another text than the one that the client has, or reasoning."""
@@ -92,7 +92,9 @@ class ContinuedStream:
         for frame in split_events(frames):
             data = payload(frame)
             if not data:
-                continue  # a comment, which keeps a connection open; or an event without data
+                if self.started and is_comment(frame):
+                    rewritten.append(frame)
+                continue
             if data == b"[DONE]":
                 self.ended = True
                 rewritten.append(DONE)

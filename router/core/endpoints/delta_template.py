@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from router.core.endpoints.json_repair import repaired
-from router.core.endpoints.sse import split_events
+from router.core.endpoints.sse import is_comment, split_events
 from router.core.endpoints.token_ids import TokenIdCutter
 
 MAX_TEMPLATES: Final = 8
@@ -40,6 +40,7 @@ _STRING_CONTENT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _QUOTE: Final = ord('"')
 _NEWLINE: Final = ord("\n")  # ends a line of an event; JSON has none inside of a string
 _BACKSLASH: Final = ord("\\")
+_COLON: Final = ord(":")  # begins a comment
 _LITERAL_DIVISOR: Final = 8  # an event outside of a run is compressed before it is stored
 _MIN_PART_SIZE: Final = 16  # bytes that each part counts at least, so that many small ones reach the limit too
 
@@ -94,6 +95,7 @@ class StreamParts:
     """The events of a stream in their order, as `parts`: runs of `templates`, and literal events.
 
     `size`: an estimate of the bytes to store: all texts, and an eighth of each literal event, which compresses well.
+    Comments are left out.
     """
 
     __slots__ = (
@@ -180,7 +182,7 @@ class StreamParts:
 
         The caller must have checked everything else in the event, since later events of the template are not decoded.
         """
-        if len(self.templates) >= MAX_TEMPLATES or frames.find(b"\n\n") != len(frames) - 2:
+        if len(self.templates) >= MAX_TEMPLATES or frames.find(b"\n\n") != len(frames) - 2 or frames[0] == _COLON:
             return False
         field = _TEXT_FIELD.search(frames)
         if field is None or _FINISH_REASON.search(frames) is not None:
@@ -207,7 +209,7 @@ class StreamParts:
                 self._append_literal(event)
 
     def _append_literal(self, event: bytes) -> None:
-        if not event:
+        if not event or (event[0] == _COLON and is_comment(event)):
             return
         self.parts.append(event)
         self.size += max(len(event) // _LITERAL_DIVISOR, _MIN_PART_SIZE)

@@ -84,6 +84,17 @@ def find_empty_data(frames: bytes) -> int:
     return min((at for line in _EMPTY_DATA if (at := find(line)) >= 0), default=-1)
 
 
+def split_comments(frames: bytes) -> tuple[bytes, bytes]:
+    """The events, and the comments that stand between them."""
+    if not frames.startswith(b":") and frames.find(b"\n:") < 0:
+        return frames, b""
+    events: list[bytes] = []
+    comments: list[bytes] = []
+    for frame in split_events(frames):
+        (comments if frame.startswith(b":") and is_comment(frame) else events).append(frame)
+    return b"".join(events), b"".join(comments)
+
+
 def is_comment(frame: bytes) -> bool:
     """Whether an event without data is only comments. One with another field, such as `event:`, is not."""
     return all(line.startswith(b":") for line in frame.splitlines() if line)

@@ -102,6 +102,13 @@ async def test_the_first_and_the_last_frames_are_known_after_they_were_dropped()
         assert inflight.first_and_last_frames() == (b"first", frames)
 
 
+async def test_the_last_frame_is_that_of_an_event_also_after_a_comment() -> None:
+    inflight = in_flight_request()
+    for frames in (b"data: 1\n\n", b": 1\ndata: 2\n\n", b": ping\n\n: ping\n\n"):
+        inflight.publish(frames)
+    assert inflight.first_and_last_frames() == (b"data: 1\n\n", b": 1\ndata: 2\n\n")
+
+
 async def test_the_last_subscriber_to_leave_is_reported_once_and_not_after_the_end() -> None:
     reported: list[InFlightRequest] = []
     inflight = in_flight_request(on_no_subscribers=reported.append)

@@ -15,6 +15,7 @@ from router.core.endpoints.continued_stream import ContinuedStream, end_locally
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recorded_response import RecordedResponse
 from router.core.endpoints.request import parse_request
+from router.core.endpoints.sse import split_events
 from router.core.endpoints.token_ids import TokenIdCutter
 from tests.support.toy_model import PROMPT_IDS, ToyModel, stream_bytes
 
@@ -157,6 +158,25 @@ def envelope_of(received: bytes) -> tuple[Any, ...]:
     reasons = [(choice["finish_reason"], choice.get("stop_reason")) for choice in choices if choice["finish_reason"]]
     ids = {json.dumps(each.get("token_ids")) for each in (*events, *choices)}
     return heads, roles, reasons, ids, {str(event.get("prompt_token_ids")) for event in events}
+
+
+def test_comments_of_the_engine_that_goes_on_are_passed_on_from_its_first_token_on() -> None:
+    request = request_of(chat=True, max_tokens=None, stop=[])
+    events = ToyModel("abc", [1]).steps(0, max_tokens=10, stop=[], groups=[1])
+    frames = split_events(stream_bytes(events, chat=True, id_="first", created=1, prompt=PROMPT_IDS))
+    recorder = new_recorder(request)
+    recorder.feed(b"".join(frames[:2]))
+    so_far = read_so_far(recorder.parts, recorder.token_ids)
+    assert not isinstance(so_far, str)
+    choices_format = CHAT.streaming.choices_format if CHAT.streaming is not None else None
+    assert choices_format is not None
+    stream = ContinuedStream(recorder, choices_format, so_far, by_ids=False)
+    ping = b": ping\n\n"
+    assert stream.feed(ping) == b""
+    assert stream.feed(frames[2]).startswith(b"data: ")
+    assert stream.feed(ping) == ping
+    assert recorder.parts is not None
+    assert ping not in recorder.parts.parts
 
 
 def test_a_stream_that_lacks_only_its_end_keeps_the_usage_that_its_engine_sent() -> None:

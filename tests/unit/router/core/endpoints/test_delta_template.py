@@ -80,12 +80,13 @@ def test_several_events_of_one_chunk_are_appended_together() -> None:
     assert texts_of(parts) == [[b"one", b"two", b"", b"three"]]
 
 
-def test_events_of_one_chunk_with_others_are_still_in_a_run() -> None:
+def test_events_of_one_chunk_with_others_are_still_in_a_run_and_comments_are_left_out() -> None:
     parts = StreamParts()
     parts.append(event(b"a") + END + event(b"b") + event(b"c"))
-    parts.append(b": ping\n\n")
+    for comment in (b": ping\n\n", b": ping\r\n\r\n", b": " + event(b"x"), b": 1\n: 2\n\n: 3\n\n"):
+        parts.append(comment)
     assert parts.try_append(event(b"d"))
-    assert texts_of(parts) == [[b"a"], END, [b"b", b"c"], b": ping\n\n", [b"d"]]
+    assert texts_of(parts) == [[b"a"], END, [b"b", b"c", b"d"]]
 
 
 def test_events_of_several_choices_have_a_template_each() -> None:
@@ -220,5 +221,5 @@ def test_the_size_of_events_does_not_depend_on_how_they_are_grouped() -> None:
 def test_many_small_events_count() -> None:
     parts = StreamParts()
     for _ in range(1000):
-        parts.append(b":\n\n")
+        parts.append(b"id:\n\n")
     assert parts.size >= 10_000

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.sse import DONE, EventBuffer, payload, split_events
+from router.core.endpoints.sse import DONE, EventBuffer, payload, split_comments, split_events
 
 LINES: Final = st.sampled_from([b"data: {}", b"data:x", b"data: ", b"data", b": comment", b":", b"event: e", b"id: \r"])
 ENDS: Final = st.sampled_from([b"\n", b"\r\n"])
@@ -102,6 +102,16 @@ def test_empty_lines_between_events_have_no_meaning() -> None:
 )
 def test_the_payload_of_an_event_is_that_of_its_data_lines(frame: bytes, expected: bytes | None) -> None:
     assert payload(frame) == expected
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_comments_are_split_from_events_and_a_comment_within_an_event_belongs_to_it(line_end: bytes) -> None:
+    events = [b"data: 1\n\n", b"event: e\n: 2\ndata: {}\n\n", b": 3\ndata: {}\n\n", b"data: 4\n\n"]
+    comments = [b": ping\n\n", b": a\n: b\n\n", b": data: {}\n\n", b":\n\n"]
+    sent = [frame.replace(b"\n", line_end) for pair in zip(events, comments, strict=True) for frame in pair]
+    assert split_comments(b"".join(sent)) == (b"".join(sent[::2]), b"".join(sent[1::2]))
+    assert split_comments(sent[0]) == (sent[0], b"")
+    assert split_comments(sent[1]) == (b"", sent[1])
 
 
 def test_the_end_of_a_stream_is_an_event() -> None:
