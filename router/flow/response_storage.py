@@ -67,8 +67,15 @@ class ResponseStorage:
                 question=parsed.fingerprint.question,
                 params=parsed.fingerprint.params,
             )
+            sample: PromptSample | None = None
             # A new engine of the model is warmed up with these requests, and it need not have the adapter.
-            sample = self._recent_prompts.sample(parsed.request, record) if record.adapter is None else None
+            if record.adapter is None:
+                sample = self._recent_prompts.sample(
+                    parsed.request, record, key=parsed.key.text, documents=documents, position=purge_position,
+                    lifetime=lifetime,
+                )  # fmt: skip
+            if sample is not None:
+                self._recent_prompts.add(sample)
             if record.trace is not None:
                 record.trace.start_write()
             on_written = partial(self._on_written, parsed.part_hashes, sample, record.trace)
@@ -84,6 +91,6 @@ class ResponseStorage:
             trace.end_write(result)
         if result == "stored":  # else a later miss would be reported as "expired", although nothing was stored
             self._seen_keys.add(part_hashes)
-            if sample is not None:
-                self._recent_prompts.add(sample)
+        elif sample is not None:
+            self._recent_prompts.remove(sample)
         self._record_write(result)

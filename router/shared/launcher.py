@@ -6,12 +6,23 @@ from typing import Any, Final, Self
 
 from redis.exceptions import RedisClusterException, RedisError
 
+from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.net.redis.commands import Command
+from router.net.redis.errors import UnexpectedReplyError
+from router.net.redis.replies import stream_records
 from router.shared.announcements import AnnouncedEngine, Fleet, decode_fleet, read_held_command
-from router.shared.recent_prompts import RecentPrompt, decode_prompts, read_prompts_command
+from router.shared.logged_purges import LoggedPurges
+from router.shared.recent_prompts import (
+    RecentPrompt,
+    decode_ids,
+    decode_prompt,
+    read_ids_command,
+    read_prompt_command,
+)
 from router.shared.redis import open_client
 
 _TIMEOUT: Final = 5.0  # seconds
+_PAGE: Final = 1000  # records of the purge log in one reply
 
 
 class LauncherRedis:
@@ -33,8 +44,35 @@ class LauncherRedis:
         await self._client.aclose()
 
     async def recent_prompts(self, model: str, count: int) -> list[RecentPrompt]:
-        """The newest ones first."""
-        return decode_prompts(await self._execute(read_prompts_command(model, count)))
+        """The newest `count`, without those that a purge covers; the newest first."""
+        prompts: list[RecentPrompt] = []
+        ids = decode_ids(await self._execute(read_ids_command(model)))
+        purges = await self._logged_purges() if ids else None
+        if purges is None:
+            return prompts
+        for id_ in ids:
+            stored = decode_prompt(await self._execute(read_prompt_command(model, id_)))
+            if stored is None or purges.covers(stored.key, stored.documents, stored.position):
+                continue
+            prompts.append(stored.prompt)
+            if len(prompts) == count:
+                break
+        return prompts
+
+    async def _logged_purges(self) -> LoggedPurges | None:
+        """None if the log cannot be read."""
+        purges = LoggedPurges()
+        after = "-"
+        while True:
+            reply = await self._execute(("XRANGE", PURGE_LOG_KEY, after, "+", "COUNT", _PAGE))
+            try:
+                records = stream_records(reply)
+                purges.add(records)
+            except (UnexpectedReplyError, ValueError):
+                return None
+            if len(records) < _PAGE:
+                return purges
+            after = "(" + records[-1][0].decode()
 
     async def foreign_engines(self, own: Collection[str]) -> Sequence[AnnouncedEngine]:
         """The announced engines whose leases hold, without `own`."""

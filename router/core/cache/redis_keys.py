@@ -16,7 +16,8 @@
     rh:1:usage:{tenant}:{day}                                  the usage of a tenant on that day, by API key, a hash
     rh:1:watchdog:log                                          what the watchdog did and why, a stream
     rh:1:watchdog:drain:{engine}                               the watchdog has drained the engine and will resume it
-    rh:1:prompts:{model}                                       recent requests to a model's engines, a list
+    rh:1:prompts:{model}                                       which recent requests of a model are kept, a list
+    rh:1:prompts:{model}:{id}                                  one of them, a hash
     rh:1:savings:{day}                                         what the cache saved on that day, a hash
     rh:1:traffic:{minute}                                      sums of all routers' traffic in a minute, a hash
     rh:1:watched                                               exists while someone watches the routers
@@ -126,6 +127,10 @@ def prompts_key(model: str) -> str:
     return _PROMPTS_PREFIX + model
 
 
+def prompt_key(model: str, id_: str) -> str:
+    return f"{_PROMPTS_PREFIX}{model}:{id_}"
+
+
 def savings_key(day: str) -> str:
     return _SAVINGS_PREFIX + day
 
@@ -172,6 +177,11 @@ FLIGHTS_PATTERN: Final = _FLIGHT_PREFIX + "*"
 HITS_PATTERN: Final = _HITS_PREFIX + "*"
 PROMPTS_PATTERN: Final = _PROMPTS_PREFIX + "*"
 """Patterns for SCAN MATCH."""
+
+
+def is_prompt_key(key: str) -> bool:
+    """Whether a key that matches PROMPTS_PATTERN is one request, and not the list of a model."""
+    return ":" in key[len(_PROMPTS_PREFIX) :]
 
 
 def is_flight_key(key: str) -> bool:

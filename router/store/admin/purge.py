@@ -3,18 +3,29 @@
 The order matters. First comes a record in the purge log, a stream that every router process reads: from then on, no
 process stores a response whose generation began before. Then the leases are deleted, so that new requests start a new
 generation and do not attach to one that began before. The entries come last, but for the recent requests, which are a
-sample of those whose responses are stored. A process that was disconnected reads the
-log when it reconnects, so its generations in progress are covered too.
+sample of those whose responses are stored. A process that was disconnected reads the log when it reconnects, so its
+generations in progress are covered too.
 """
+
+from typing import Any
 
 import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key_parts import KeyParts
-from router.core.cache.redis_keys import PROMPTS_PATTERN, claimed_entry_key, hits_key, prompts_key
+from router.core.cache.redis_keys import (
+    PROMPTS_PATTERN,
+    claimed_entry_key,
+    hits_key,
+    is_prompt_key,
+    prompt_key,
+    prompts_key,
+)
 from router.net.redis.commands import Command
+from router.shared.recent_prompts import decode_ids, prompt_id
 from router.store.admin.purge_record import NO_REPLICAS, ReplicaAcks, add_record
 from router.store.admin.scan import OnProgress, RedisClient, execute_commands, no_progress, scan_entries, scan_keys
+from router.store.codec import decode_documents
 
 
 class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +45,7 @@ async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = 
     - The record exists before anything is deleted. A purge that fails half-way is completed by repeating it.
     - Redis is never blocked: it deletes some hundreds of keys at a time, and frees their memory in the background.
     - A purge by document deletes no leases: their keys do not contain the documents.
-    - Unless it is by key, it deletes the recent requests of its model, or of all models if it names none.
+    - It deletes the recent requests that the filter matches, too.
     """
     # The record, then the leases, then the entries: the module's docstring has the reasons.
     replicas = await add_record(client, scope)
@@ -70,12 +81,35 @@ async def _purge_claims(client: RedisClient, scope: EntryFilter) -> int:
 
 async def _purge_recent_prompts(client: RedisClient, scope: EntryFilter) -> None:
     if scope.key is not None:
+        model = KeyParts.parse(scope.key).model
+        await _purge_prompts(client, scope, [prompt_key(model, prompt_id(scope.key))])
         return
-    if scope.model is not None:
-        await execute_commands(client, [("UNLINK", prompts_key(scope.model))])
-        return
-    async for keys in scan_keys(client, PROMPTS_PATTERN):
-        await execute_commands(client, [("UNLINK", key) for key in keys])
+    model_pattern = prompts_key(scope.model) + "*" if scope.model is not None else PROMPTS_PATTERN
+    async for keys in scan_keys(client, model_pattern):
+        await _purge_prompts(client, scope, [key for key in keys if is_prompt_key(key)])
+        await _purge_former_prompts(client, [key for key in keys if not is_prompt_key(key)])
+
+
+async def _purge_prompts(client: RedisClient, scope: EntryFilter, keys: list[str]) -> None:
+    replies = await execute_commands(client, [("HMGET", key, "key", "documents") for key in keys])
+    covered = [key for key, reply in zip(keys, replies, strict=True) if _covers(scope, reply)]
+    await execute_commands(client, [("UNLINK", key) for key in covered])
+
+
+def _covers(scope: EntryFilter, reply: Any) -> bool:
+    """Also true for a request whose fields cannot be read."""
+    try:
+        key, documents = reply
+        return scope.matches(key.decode(), decode_documents(documents))
+    except (TypeError, ValueError, AttributeError):
+        return True
+
+
+async def _purge_former_prompts(client: RedisClient, lists: list[str]) -> None:
+    """Deletes the lists with requests of a former version, which do not say what they are about."""
+    replies = await execute_commands(client, [("LRANGE", key, 0, -1) for key in lists])
+    former = [key for key, reply in zip(lists, replies, strict=True) if reply and len(decode_ids(reply)) < len(reply)]
+    await execute_commands(client, [("UNLINK", key) for key in former])
 
 
 def _hit_removals(purged_keys: list[str]) -> list[Command]:

@@ -3,11 +3,16 @@
 import secrets
 import time
 
+import msgspec
 import pytest
 
+from router.core.cache.entry_filter import EntryFilter
+from router.core.cache.purge_index import PurgePosition
+from router.core.cache.redis_keys import EMPTY_HASH, PURGE_LOG_KEY, entry_key
 from router.shared.announcements import AnnouncedEngine, write_command
 from router.shared.launcher import LauncherRedis
-from router.shared.recent_prompts import PromptSample, RecentPrompts
+from router.shared.purges import log_start_command, parse_position
+from router.shared.recent_prompts import PromptSample, RecentPrompt, RecentPrompts, StoredPrompt
 from router.shared.redis import open_backend, open_client, open_pipeline
 from tests.support.ports import free_port
 from tests.support.redis_deployments import Deployment
@@ -20,13 +25,21 @@ def announced(name: str) -> AnnouncedEngine:
     return AnnouncedEngine(name=name, model="llama", task="any", url="http://127.0.0.1:1", served_model="served")
 
 
+def sample(model: str, number: int, position: PurgePosition) -> PromptSample:
+    prompt = RecentPrompt("/v1/completions", msgspec.Raw(b'{"prompt":"%d"}' % number))
+    key = entry_key("default", model, EMPTY_HASH, EMPTY_HASH, f"{number:032x}")
+    return PromptSample(model, StoredPrompt(prompt, key, (f"d{number}",), position), 60)
+
+
 async def test_recent_requests_are_those_that_a_router_has_written(deployment: Deployment) -> None:
     model = secrets.token_hex(4)
     pipeline = open_pipeline(open_backend(deployment.url, timeout=2), timeout=2, retry=0.05)
     await pipeline.start()
     prompts = RecentPrompts(pipeline, kept=2, served_models={}, cache_salts={}, clock=time.monotonic)
+    client = open_client(deployment.url, timeout=2)
+    position = parse_position(await client.execute_command(*log_start_command()))
     for number in range(3):
-        prompts.add(PromptSample(model, b'{"path":"/v1/completions","body":{"prompt":"%d"}}' % number))
+        prompts.add(sample(model, number, position))
     async with LauncherRedis(deployment.url) as redis:
 
         async def newest_two_are_kept() -> bool:
@@ -34,6 +47,11 @@ async def test_recent_requests_are_those_that_a_router_has_written(deployment: D
             return bodies == [b'{"prompt":"2"}', b'{"prompt":"1"}']
 
         await eventually(newest_two_are_kept)
+        # As a purge that its writer did not hear of, since it was killed.
+        scope = EntryFilter(document="d2").to_json()
+        await client.execute_command("XADD", PURGE_LOG_KEY, "*", "scope", scope)
+        assert [bytes(prompt.body) for prompt in await redis.recent_prompts(model, 10)] == [b'{"prompt":"1"}']
+    await client.aclose()
     await pipeline.aclose()
 
 

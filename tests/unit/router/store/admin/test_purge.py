@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from router.core.cache.entry_filter import EntryFilter, parse_purge_filter, text_document_name
-from router.core.cache.redis_keys import PURGE_LOG_KEY, claim_key, flight_key, hits_key, prompts_key
+from router.core.cache.key_parts import KeyParts
+from router.core.cache.redis_keys import PURGE_LOG_KEY, claim_key, flight_key, hits_key, prompt_key, prompts_key
 from router.net.redis.errors import RedisBackendError
+from router.shared.recent_prompts import prompt_id
 from router.store.admin.purge import PurgeResult, count_entries, purge
 from tests.support.entry_factory import entry_key, make_entry, store_entry
 
@@ -57,20 +59,35 @@ async def test_only_matching_entries_are_deleted(client: Any, scope: EntryFilter
 @pytest.mark.parametrize(
     ("scope", "gone"),
     [
-        (EntryFilter(key=MATCHING), set()),
-        (EntryFilter(model="mistral"), {"mistral"}),
-        (EntryFilter(model="mistral", tenant="nobody"), {"mistral"}),
-        (EntryFilter(tenant="acme"), {"llama", "mistral"}),
-        (EntryFilter(document="handbook"), {"llama", "mistral"}),
-        (EntryFilter(all=True), {"llama", "mistral"}),
+        (EntryFilter(key=MATCHING), {MATCHING}),
+        (EntryFilter(key=MATCHING, tenant="other"), set()),
+        (EntryFilter(model="mistral"), {OTHERS}),
+        (EntryFilter(model="mistral", tenant="nobody"), set()),
+        (EntryFilter(tenant="acme"), {MATCHING}),
+        (EntryFilter(document="handbook"), {MATCHING}),
+        (EntryFilter(document="d2"), set()),
+        (EntryFilter(all=True), {MATCHING, OTHERS}),
     ],
     ids=lambda value: value.to_json().decode() if isinstance(value, EntryFilter) else "",
 )
-async def test_recent_requests_of_the_models_are_deleted(client: Any, scope: EntryFilter, gone: set[str]) -> None:
-    for model in ("llama", "mistral"):
-        await client.lpush(prompts_key(model), b"{}")
+async def test_recent_requests_that_the_filter_matches_are_deleted(
+    client: Any, scope: EntryFilter, gone: set[str]
+) -> None:
+    documents = {MATCHING: b'["handbook"]', OTHERS: b"[]"}
+    models = {key: KeyParts.parse(key).model for key in documents}
+    items = {key: prompt_key(models[key], prompt_id(key)) for key in documents}
+    for key, item in items.items():
+        await client.hset(item, mapping={"key": key, "documents": documents[key], "body": b"{}"})
+        await client.lpush(prompts_key(models[key]), prompt_id(key))
     await purge(client, scope)
-    assert await there(client) == {prompts_key(model) for model in {"llama", "mistral"} - gone}
+    left = {item for key, item in items.items() if key not in gone}
+    assert await there(client) == left | set(map(prompts_key, models.values()))
+
+
+async def test_recent_requests_of_a_former_version_do_not_outlive_a_purge(client: Any) -> None:
+    await client.lpush(prompts_key("llama"), b'{"path":"/v1/completions","body":{"prompt":"A secret?"}}')
+    await purge(client, EntryFilter(tenant="nobody"))
+    assert await there(client) == set()
 
 
 async def test_the_record_exists_before_anything_is_deleted(client: Any) -> None:
