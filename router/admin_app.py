@@ -28,6 +28,7 @@ from router.settings import Settings, tenants
 from router.shared.breakers import Breakers
 from router.shared.drains import Drains
 from router.shared.latest_requests import MAX_REQUESTS
+from router.shared.redis_writes import RedisWrites
 from router.shared.router_snapshots import RouterSnapshot
 from router.shared.stored_keys import StoredKeys
 from router.store.admin.scan import RedisClient
@@ -56,6 +57,7 @@ def build_admin(
     breakers: Breakers,
     drains: Drains,
     pipeline: RedisPipeline,
+    redis_writes: RedisWrites,
     clock: RedisClock,
     stored_keys: StoredKeys,
     explainer: Callable[[RedisClient], Explainer],
@@ -75,7 +77,12 @@ def build_admin(
         return take_snapshot(process_state.identity, load, catalog, breakers.state, drafts, clock.now())
 
     reader = StatusReader(
-        redis=redis, pipeline=pipeline, redis_url=settings.redis_url, clock=clock.now, take_snapshot=snapshot
+        redis=redis,
+        pipeline=pipeline,
+        redis_writes=redis_writes,
+        redis_url=settings.redis_url,
+        clock=clock.now,
+        take_snapshot=snapshot,
     )
     sessions = Sessions(settings.auth.admin_keys, lambda: process_state.session_secret.value, clock.now)
     access = AdminAccess(

@@ -48,6 +48,7 @@ from router.shared.breakers import Breakers
 from router.shared.drains import Drains
 from router.shared.rate_limits import TenantLimits, tenant_budgets, tenant_quotas
 from router.shared.redis import open_backend, open_pipeline
+from router.shared.redis_writes import RedisWrites
 from router.shared.start_times import StartTimes
 from router.shared.stored_keys import StoredKeys
 from router.store.admin.scan import RedisClient
@@ -93,6 +94,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     backend = open_backend(settings.redis_url, timeout=CONNECT_TIMEOUT)
     clock = RedisClock()
     pipeline = open_pipeline(backend, timeout=settings.cache.timeout, retry=settings.cache.retry, clock=clock)
+    redis_writes = RedisWrites(pipeline, clock=clock.monotonic)
     auth = build_authenticator(settings, clock)
     stored_keys = StoredKeys(
         pipeline,
@@ -142,6 +144,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         settings,
         backend=backend,
         pipeline=pipeline,
+        redis_writes=redis_writes,
         clock=clock,
         catalog=catalog,
         breakers=breakers,
@@ -179,7 +182,8 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         on_up=admission.recheck_engine,
     )
     ops = OpsRoutes(
-        catalog=catalog, breakers=breakers, pipeline=pipeline, probe=probe, telemetry=telemetry, auth=auth, rules=rules,
+        catalog=catalog, breakers=breakers, redis_writes=redis_writes, probe=probe, telemetry=telemetry, auth=auth,
+        rules=rules,
         is_draining=lambda: process_state.draining,
     )  # fmt: skip
     admin = build_admin(
@@ -189,6 +193,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         breakers=breakers,
         drains=drains,
         pipeline=pipeline,
+        redis_writes=redis_writes,
         clock=clock,
         stored_keys=stored_keys,
         explainer=partial(build_explainer, settings, resolver),

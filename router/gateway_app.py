@@ -43,6 +43,7 @@ from router.shared.local_hits import LocalHits
 from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits
 from router.shared.recent_prompts import RecentPrompts
+from router.shared.redis_writes import RedisWrites
 from router.shared.retention import WorthRetention
 from router.shared.stored_keys import StoredKeys
 from router.store.entry_store import EntryStore
@@ -66,6 +67,7 @@ def build_gateway(
     *,
     backend: RedisBackend,
     pipeline: RedisPipeline,
+    redis_writes: RedisWrites,
     clock: RedisClock,
     catalog: Catalog,
     breakers: Breakers,
@@ -119,7 +121,9 @@ def build_gateway(
     leases = InFlightLeases(pipeline, on_remote_subscriber=coalescer.on_remote_subscriber)
     coalescer.enable_sharing(leases, purges)
     policy = cache_policy(settings)
-    store = EntryStore(pipeline, purges, local, on_damaged=telemetry.record_damaged_entry)
+    store = EntryStore(
+        pipeline, purges, local, on_damaged=telemetry.record_damaged_entry, on_refused=redis_writes.on_refused
+    )
     recent_prompts = RecentPrompts(
         pipeline,
         kept=cache.recent_prompts,
@@ -173,8 +177,8 @@ def build_gateway(
         liveness=liveness,
     )
     background_services = BackgroundServices(
-        pipeline=pipeline, purges=purges, leases=leases, listener=listener, coalescer=coalescer,
-        hit_counter=hit_counter, retention=retention, tenant_limits=tenant_limits, drains=drains,
+        pipeline=pipeline, redis_writes=redis_writes, purges=purges, leases=leases, listener=listener,
+        coalescer=coalescer, hit_counter=hit_counter, retention=retention, tenant_limits=tenant_limits, drains=drains,
         announcements=announcements, stored_keys=stored_keys, invalidation_handler=invalidation_handler,
         flush_savings=partial(telemetry.flush_savings, pipeline, clock.now), adapter_refresh=adapter_refresh,
     )  # fmt: skip

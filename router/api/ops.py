@@ -18,8 +18,8 @@ from router.core.resilience.breaker import BreakerState
 from router.errors import ApiError, internal_error, unknown_model
 from router.flow.tenant_rules import TenantRules
 from router.metrics_page import OPENMETRICS_TYPE, TEXT_TYPE
-from router.net.redis.pipeline import RedisPipeline
 from router.shared.breakers import Breakers
+from router.shared.redis_writes import RedisWrites
 from router.telemetry import Telemetry
 from router.upstream.catalog import Catalog, Model
 from router.upstream.probe import EngineProbe
@@ -37,7 +37,7 @@ class OpsRoutes:
         *,
         catalog: Catalog,
         breakers: Breakers,
-        pipeline: RedisPipeline,
+        redis_writes: RedisWrites,
         probe: EngineProbe,
         telemetry: Telemetry,
         auth: Authenticator,
@@ -46,7 +46,7 @@ class OpsRoutes:
     ) -> None:
         self._catalog = catalog
         self._breakers = breakers
-        self._pipeline = pipeline
+        self._redis_writes = redis_writes
         self._probe = probe
         self._telemetry = telemetry
         self._auth = auth
@@ -122,10 +122,11 @@ class OpsRoutes:
         breakers = {engine.name: self._breakers.state(engine.name) for engine in engines}
         any_open = BreakerState.OPEN in breakers.values()
         usages = [e.gauges.kv_cache_usage for e in engines if e.gauges.kv_cache_usage is not None]
+        redis = self._redis_writes.redis_state
         refuses_all, all_drained = self._auth.refuses_all, self._catalog.all_drained
         if refuses_all is not None or (wanted and not any(engine.up for engine in wanted)):
             status = "unhealthy"
-        elif self._pipeline.up and not all_drained and all(engine.up for engine in wanted) and not any_open:
+        elif redis == "up" and not all_drained and all(engine.up for engine in wanted) and not any_open:
             status = "healthy"
         else:
             status = "degraded"
@@ -153,7 +154,7 @@ class OpsRoutes:
                 }
                 for engine in engines
             },
-            "redis": "up" if self._pipeline.up else "down",
+            "redis": redis,
         }
         return _json_response(summary, 503 if status == "unhealthy" else 200)
 
@@ -161,7 +162,7 @@ class OpsRoutes:
         self._telemetry.update_gauges(
             self._catalog.engines.values(),
             self._breakers.state,
-            redis_up=self._pipeline.up,
+            redis_up=self._redis_writes.redis_state != "down",
             asleep=self._catalog.asleep_engines(self._breakers.state),
         )
         as_openmetrics = prefers_openmetrics(",".join(request.headers.getlist("accept")))

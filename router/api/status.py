@@ -13,6 +13,7 @@ from router.net.redis.errors import RedisBackendError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.redis.url import parse_redis_url
 from router.shared import latest_requests, router_snapshots, traffic
+from router.shared.redis_writes import RedisWrites
 from router.shared.router_snapshots import RouterSnapshot
 from router.shared.status_documents import (
     HistoryDocument,
@@ -43,6 +44,7 @@ class StatusReader:
         *,
         redis: RedisClient,
         pipeline: RedisPipeline,
+        redis_writes: RedisWrites,
         redis_url: str,
         clock: Callable[[], float],
         take_snapshot: Callable[[], RouterSnapshot],
@@ -50,6 +52,7 @@ class StatusReader:
         """`clock`: seconds since the epoch by Redis' clock."""
         self._redis = redis
         self._pipeline = pipeline
+        self._redis_writes = redis_writes
         self._address = parse_redis_url(redis_url)
         self._clock = clock
         self._take_snapshot = take_snapshot
@@ -118,10 +121,13 @@ class StatusReader:
         try:
             infos = await read_server_info(self._redis)
         except RedisBackendError:  # without the permission for INFO, it is still up
-            return RedisRow(up=self._pipeline.up, url=self._address.public_url)
+            return RedisRow(
+                up=self._pipeline.up, url=self._address.public_url, refuses_writes=self._redis_writes.refusal
+            )
         keys = f"db{self._address.db}"
         return RedisRow(
             up=True,
+            refuses_writes=self._redis_writes.refusal,
             url=self._address.public_url,
             version=next((info.get("redis_version") for info in infos), None),
             used_memory=_sum_of([info.get("used_memory") for info in infos]),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from router.checks.finding import Problem
+from router.net.redis.refusals import WriteRefusal
 from router.net.redis.url import RedisKind
 
 
@@ -15,6 +16,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     - `denied`: commands that its user may not send. `untried`: those of which that could not be found out.
     - `hidden_keys`, `protected_keys`: patterns of keys that it may not read; that it may read but not write.
     - `hears_channels`: whether it may use the routers' channels.
+    - `refuses_writes`: why it takes no writes from anybody; None if it takes them.
     - `default_has_rights`: whether the user `default` may use all commands and keys; None if this user may not ask.
     - `clock_lead`: how far its clock is ahead of this machine's, in seconds.
     """
@@ -26,6 +28,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     hidden_keys: tuple[str, ...] = ()
     protected_keys: tuple[str, ...] = ()
     hears_channels: bool = True
+    refuses_writes: WriteRefusal | None = None
     default_has_rights: bool | None = None
     clock_lead: float = 0.0
 

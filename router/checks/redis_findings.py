@@ -30,6 +30,7 @@ def judge_redis(what: str, facts: RedisFacts, *, retention: Retention = "ttl") -
         yield from _rights(name, server, administration)
         yield from _version(name, server)
         yield from _memory(name, server)
+        yield from _refusal(name, server)
         yield from _restart(name, server)
         yield from _clock(name, server)
     if facts.remote and not facts.has_password:
@@ -91,7 +92,10 @@ def _memory(what: str, server: ServerFacts) -> Iterator[Finding]:
     if limit is None or policy is None:
         return
     lru = "maxmemory-policy allkeys-lru"
-    if limit == "0":
+    if server.refuses_writes == "full":
+        note = f"is full (maxmemory {_size(int(limit))}, {policy}): nothing is stored"
+        yield wrong(what, None, Problem(note, f"set {lru} in redis.conf, or a larger maxmemory"))
+    elif limit == "0":
         note = f"has no maxmemory, so {policy} evicts nothing: it grows until the kernel ends it"
         yield wrong(what, None, Problem(note, f"set maxmemory and {lru} in redis.conf"), "warning")
     elif policy == "noeviction":
@@ -103,6 +107,15 @@ def _memory(what: str, server: ServerFacts) -> Iterator[Finding]:
     elif policy == "volatile-ttl":
         note = "evicts first what expires first (volatile-ttl): claims and other leases, breakers"
         yield wrong(what, None, Problem(note, f"set {lru} in redis.conf"), "warning")
+
+
+def _refusal(what: str, server: ServerFacts) -> Iterator[Finding]:
+    if server.refuses_writes == "cannot-save":
+        fix = "make room on its disk, or correct its permissions; INFO persistence and its log say more"
+        yield wrong(what, None, Problem("cannot save its data, and so takes no writes: nothing is stored", fix))
+    elif server.refuses_writes == "too-few-replicas":
+        note = "has fewer replicas than min-replicas-to-write, and so takes no writes: nothing is stored"
+        yield wrong(what, None, Problem(note, "start the replicas, or remove min-replicas-to-write from redis.conf"))
 
 
 def _restart(what: str, server: ServerFacts) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ from router.checks.redis_rights import (
 from router.checks.redis_words import explain_connection, other_protocol
 from router.net.redis.commands import Command
 from router.net.redis.connect import new_connection
-from router.net.redis.errors import REDIS_ERRORS
+from router.net.redis.errors import REDIS_ERRORS, write_refusal
 from router.net.redis.url import HostPort, RedisUrl
 
 _SUBSCRIBE: Final = "subscribe"
@@ -100,6 +100,7 @@ async def ask_server(
         hidden_keys=hidden,
         protected_keys=tuple(pattern for pattern in _refused_keys(samples, writes) if pattern not in hidden),
         hears_channels=all(refusal is None or refusal.of != "channel" for refusal in refusals.values()),
+        refuses_writes=next((refusal for refusal in map(write_refusal, replies) if refusal is not None), None),
         default_has_rights=has_all_rights(default),
         clock_lead=0.0 if isinstance(clock, Exception) else int(clock[0]) + int(clock[1]) / 1e6 - middle,
     )

@@ -248,6 +248,11 @@ def purge_command(
         entries, generations = pluralize(result.entries, "entry", "entries"), pluralize(result.claims, "generation")
         summary = f"purged {entries} and {generations} in progress"
         typer.echo(summary + _describe_replicas(result.replicas))
+    if not result.recorded:
+        fail(
+            "Redis is full, so the purge is not recorded: what was being generated may still be shared, and stored "
+            "later; purge again once Redis has room"
+        )
 
 
 def _describe_replicas(replicas: "ReplicaAcks | None") -> str:

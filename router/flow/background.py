@@ -20,6 +20,7 @@ from router.shared.inflight_leases import InFlightLeases
 from router.shared.ledger import FLUSH_INTERVAL
 from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits
+from router.shared.redis_writes import RedisWrites
 from router.shared.retention import REFRESH_INTERVAL, WorthRetention
 from router.shared.stored_keys import StoredKeys
 from router.upstream.model_lists import AdapterRefresh
@@ -42,6 +43,7 @@ class BackgroundServices:
         self,
         *,
         pipeline: RedisPipeline,
+        redis_writes: RedisWrites,
         purges: Purges,
         leases: InFlightLeases,
         listener: Listener,
@@ -58,6 +60,7 @@ class BackgroundServices:
     ) -> None:
         """`flush_savings` sends the sums of the savings ledger. `retention`: None keeps every entry for its TTL."""
         self._pipeline = pipeline
+        self._redis_writes = redis_writes
         self._purges = purges
         self._leases = leases
         self._listener = listener
@@ -86,6 +89,7 @@ class BackgroundServices:
         loop = asyncio.get_running_loop()
         services: list[_Service] = [
             self._load_purges,
+            self._redis_writes.run,
             self._listener.run,
             self._leases.run,
             self._tenant_limits.run,

@@ -17,8 +17,11 @@ from router.net.client.errors import EngineError
 from router.shared.rate_limits import TenantLimits
 from router.upstream.engine import Engine
 
-StoreResponse = Callable[[RecordedResponse, GenerationRecord], None]
-"""Stores a response without waiting. Redis executes the write before any command that this process sends later."""
+StoreResponse = Callable[[RecordedResponse | NotStoredReason, GenerationRecord], None]
+"""Stores a response without waiting, or gets why it is not to be stored.
+
+Redis executes the write before any command that this process sends later.
+"""
 
 
 async def run_generation(
@@ -40,7 +43,7 @@ async def run_generation(
         recorded = NotStoredReason.CONTINUED
     if isinstance(recorded, NotStoredReason):
         inflight.record.not_stored_reason = recorded
-    elif recorded is not None and store_response is not None:
+    if recorded is not None and store_response is not None:
         store_response(recorded, inflight.record)
     return result
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from router.core.cache.miss_reason import PartHashes, SeenKeys
-from router.core.endpoints.recorded_response import RecordedResponse
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.types import Entry
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.generation import StoreResponse
@@ -48,7 +48,10 @@ class ResponseStorage:
         # The position is taken now, at the start: a purge during the generation then covers the entry.
         documents, purge_position = parsed.parts.document_names(), self._purges.last_position
 
-        def store_response(recorded: RecordedResponse, record: GenerationRecord) -> None:
+        def store_response(recorded: RecordedResponse | NotStoredReason, record: GenerationRecord) -> None:
+            if isinstance(recorded, NotStoredReason):
+                self._seen_keys.add_not_stored(parsed.part_hashes)
+                return
             assert record.engine is not None
             entry = Entry(
                 digest=parsed.key.digest,
@@ -91,6 +94,9 @@ class ResponseStorage:
             trace.end_write(result)
         if result == "stored":  # else a later miss would be reported as "expired", although nothing was stored
             self._seen_keys.add(part_hashes)
-        elif sample is not None:
-            self._recent_prompts.remove(sample)
+        else:
+            if sample is not None:
+                self._recent_prompts.remove(sample)
+            if result != "purged":
+                self._seen_keys.add_not_stored(part_hashes)
         self._record_write(result)

@@ -22,6 +22,7 @@ from router.core.quota.budget import DAY, MAX_DAYS_AHEAD, Budget, BudgetUse, mon
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import OnReply, RedisDownError, RedisPipeline, Replies
 from router.net.redis.replies import integers
+from router.net.repeated_warning import RepeatedWarning
 
 log = logging.getLogger("roundhouse.limits")
 
@@ -108,7 +109,17 @@ class BudgetCounter:
     - After `take_over`, nothing is kept at the former counter, whose generations may end later.
     """
 
-    __slots__ = ("_clock", "_key", "_last_use", "_pipeline", "_successor", "_unsent_gpu_ms", "_unsent_tokens", "budget")
+    __slots__ = (
+        "_clock",
+        "_key",
+        "_last_use",
+        "_pipeline",
+        "_refusals",
+        "_successor",
+        "_unsent_gpu_ms",
+        "_unsent_tokens",
+        "budget",
+    )
 
     def __init__(self, pipeline: RedisPipeline, tenant: str, budget: Budget, clock: Callable[[], float]) -> None:
         """`clock`: seconds since the epoch."""
@@ -119,6 +130,7 @@ class BudgetCounter:
         self._last_use: BudgetUse | None = None
         self._unsent_tokens = 0
         self._unsent_gpu_ms = 0
+        self._refusals = RepeatedWarning(log)
         self._successor: BudgetCounter | None = None
 
     def take_over(self, previous: "BudgetCounter") -> None:
@@ -176,7 +188,7 @@ class BudgetCounter:
             return
         (reply,) = replies
         if isinstance(reply, Exception):  # it takes no writes, or no scripts
-            log.warning("cannot update a budget in Redis: %s", reply)
+            self._refusals.log("cannot update a budget in Redis: %s", reply)
             self._unsent_tokens += tokens
             self._unsent_gpu_ms += gpu_ms
             on_use(self._local_use())

@@ -28,6 +28,7 @@ from router.core.quota.budget import Budget, BudgetUse, budget_error
 from router.core.quota.rate_limit import Quota, RateLimitStatus, TenantUsage, UsageUpdate, rate_limit_error
 from router.errors import ApiError
 from router.net.redis.pipeline import OnReply, RedisDownError, RedisPipeline, Replies
+from router.net.repeated_warning import RepeatedWarning
 from router.settings import Settings
 from router.shared.budgets import BudgetCounter
 from router.shared.rate_limit_script import RUNNING_LEASE_MS, decode_status, update_command
@@ -173,6 +174,7 @@ class _TenantCounter:
         self._pipeline = pipeline
         self._key = limit_key(name)
         self._process_id = process_id
+        self._refusals = RepeatedWarning(log)
         self._local_usage = TenantUsage()
         self._running_requests = 0
         self._pending_reservations = 0
@@ -269,6 +271,6 @@ class _TenantCounter:
             return None
         (reply,) = replies
         if isinstance(reply, Exception):
-            log.warning("cannot update a rate limit in Redis: %s", reply)
+            self._refusals.log("cannot update a rate limit in Redis: %s", reply)
             return None
         return self._pipeline.decode(decode_status, reply)

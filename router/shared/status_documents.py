@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from router.net.redis.refusals import WriteRefusal
+
 EngineState = Literal["up", "down", "refused", "unknown"]
 """`refused`: it refuses the router's key."""
 BreakerStateName = Literal["closed", "half-open", "open"]
@@ -74,10 +76,14 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RedisRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`url` without user and password. Memory in bytes; `maxmemory`: None for no limit. A cluster's are sums."""
+    """`url` without user and password. Memory in bytes; `maxmemory`: None for no limit. A cluster's are sums.
+
+    `refuses_writes`: why it takes no writes, as the process that answers sees it; None if it takes them.
+    """
 
     up: bool
     url: str
+    refuses_writes: WriteRefusal | None = None
     version: str | None = None
     used_memory: int | None = None
     maxmemory: int | None = None

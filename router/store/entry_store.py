@@ -1,7 +1,6 @@
 """The cache's entries in Redis, with a local copy of some in this process."""
 
 import contextlib
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Literal
@@ -15,8 +14,6 @@ from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 from router.shared.purges import PurgeFetch, PurgePosition, Purges
 from router.store.codec import FIELD_NAMES, decode_values, encode_entry, is_other_format
 from router.store.local_cache import LocalCache
-
-log = logging.getLogger("roundhouse.store")
 
 WriteResult = Literal["stored", "failed", "dropped", "purged"]
 
@@ -64,9 +61,12 @@ class EntryStore:
         local: LocalCache,
         *,
         on_damaged: Callable[[], object] = lambda: None,
+        on_refused: Callable[[Exception], None] = lambda _: None,
         max_backlog: int = MAX_BACKLOG,
     ) -> None:
+        """`on_refused` is called with Redis' reply to each entry that it refuses."""
         self._on_damaged = on_damaged
+        self._on_refused = on_refused
         self._max_backlog = max_backlog
         self._pipeline = pipeline
         self._purges = purges
@@ -175,7 +175,8 @@ class EntryStore:
         reply, fetched_purges = replies
         if isinstance(reply, Exception):
             # Redis replies, so it is not down: out of memory or read-only, it can still be read.
-            log.warning("cannot write an entry: %s", reply)
+            if not isinstance(reply, RedisBackendError):  # a server of a cluster that is down
+                self._on_refused(reply)
             write.on_written("failed")
             return
         self._check_purges(write, fetched_purges)

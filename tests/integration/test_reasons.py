@@ -206,13 +206,23 @@ async def test_a_504_for_only_if_cached_has_its_reason_too(known: RouterServer) 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_response_that_could_not_be_written_is_new_the_next_time(
+async def test_a_response_that_could_not_be_written_is_not_stored_the_next_time(
     router: RouterServer, redis: Any, stream: bool
 ) -> None:
     await redis.config_set("maxmemory", 1)
     assert await reason(router, stream=stream) == "new"
     await eventually(lambda: _has_failed(router))
-    assert await reason(router, stream=stream) == "new"
+    assert await reason(router, stream=stream) == "not-stored"
+    await redis.config_set("maxmemory", 0)
+    assert await reason(router, stream=stream) == "not-stored"  # of the one before; this one is stored
+    answer = await ask(router, stream=stream)
+    assert answer.headers["x-cache"] == "HIT"
+    await redis.delete(answer.headers["x-cache-key"])
+    await eventually(lambda: _is_expired(router))
+
+
+async def _is_expired(router: RouterServer) -> bool:
+    return bool((await ask(router, headers=ONLY_IF_CACHED)).headers.get("x-cache-reason") == "expired")
 
 
 async def _has_failed(router: RouterServer) -> bool:

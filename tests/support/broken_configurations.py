@@ -30,6 +30,8 @@ class BrokenWorld:
         self.closed_redis = RedisServer(port=free_port())
         self.member = RedisServer("--cluster-enabled", "yes", port=free_port())
         self.full = RedisServer("--maxmemory", "64mb", port=free_port())
+        self.overfull = RedisServer("--maxmemory", "1")
+        self.lonely = RedisServer("--min-replicas-to-write", "1")
         self.forgetful = RedisServer("--appendonly", "yes")
         self.sentinel = TLSSentinel()
         self.embedder = SimulatedEngine("intfloat/e5", runner="pooling")
@@ -37,7 +39,7 @@ class BrokenWorld:
         self.other_authority = folder
 
     async def __aenter__(self) -> Self:
-        servers = (self.redis, self.closed_redis, self.member, self.full, self.forgetful)
+        servers = (self.redis, self.closed_redis, self.member, self.full, self.overfull, self.lonely, self.forgetful)
         for server in servers:
             self._stack.callback(server.remove)
             await server.start()
@@ -114,6 +116,8 @@ BROKEN: Final[Mapping[str, Callable[[BrokenWorld], str]]] = {
     "the user may use no channels": lambda w: w.as_user("deaf"),
     "Redis has no memory limit": lambda w: w.with_redis(f"redis://127.0.0.1:{w.redis.port}"),
     "Redis has a memory limit and evicts nothing": lambda w: w.with_redis(f"redis://127.0.0.1:{w.full.port}"),
+    "Redis is full and evicts nothing": lambda w: w.with_redis(w.overfull.url),
+    "Redis lacks replicas": lambda w: w.with_redis(w.lonely.url),
     "Redis loads its file as a user without rights": lambda w: w.with_redis(
         w.forgetful.url.replace("://", "://admin:pw@")
     ),

@@ -16,6 +16,7 @@ _HIT_LABELS: Final = f'model="llama", cache="HIT", {_R}'
 _REQUEST_LABELS: Final = f'tenant="acme", model="llama", engine="chat", task="chat", {_R}'
 _ASLEEP: Final = f'roundhouse_engine_asleep{{engine="chat", {_R}}}'
 _WAKES: Final = f'llm_engine_wakes_total{{model="llama", result="%s", {_R}}}'
+_WRITES: Final = f'llm_cache_writes_total{{result="%s", {_R}}}'
 _UP: Final = f'roundhouse_engine_up{{engine="chat", {_R}}}'
 _RESTARTS: Final = f'roundhouse_watchdog_restarts_total{{engine="chat", reason="stalled", {_R}}}'
 _BREAKER: Final = f'roundhouse_breaker_state{{engine="chat", {_R}}}'
@@ -181,6 +182,23 @@ ALERT_TESTS: Final = (
     ),
     AlertTest("RedisDown", "up", {f"roundhouse_redis_up{{{_R}}}": "1x10"}, "6m"),
     AlertTest("RedisDown", "a failover of 30 s", {f"roundhouse_redis_up{{{_R}}}": "1 0 0 1x20"}, "30s", interval="15s"),
+    AlertTest(
+        "CacheWritesFailing", "Redis is full",
+        {_WRITES % "stored": "0+10x10 100x20", _WRITES % "failed": "0x10 0+10x20"}, "20m",
+        (({}, "Redis refuses entries",
+          "Redis has refused 100% of the responses of the last 5 minutes; more than 50 %."),),
+    ),
+    AlertTest("CacheWritesFailing", "Redis is full from the start", {_WRITES % "failed": "0+10x20"}, "10m",
+        (({}, "Redis refuses entries",
+          "Redis has refused 100% of the responses of the last 5 minutes; more than 50 %."),),
+    ),
+    AlertTest(
+        "CacheWritesFailing", "one in ten fails", {_WRITES % "stored": "0+90x20", _WRITES % "failed": "0+10x20"}, "10m"
+    ),
+    AlertTest(
+        "CacheWritesFailing", "Redis is down", {_WRITES % "stored": "100x20", _WRITES % "dropped": "0+10x20"}, "10m"
+    ),
+    AlertTest("CacheWritesFailing", "no traffic", {_WRITES % "stored": "9x20", _WRITES % "failed": "9x20"}, "10m"),
     AlertTest(
         "EngineRestartLoop", "the first two restarts within an hour", {_UP: "1x150", _RESTARTS: "_x79 1x20 2x60"},
         "110m",

@@ -123,6 +123,16 @@ ALERTS: Final = (
         "Redis has been down for a minute (roundhouse_redis_up is {{ $value }}): no request hits the cache.",
     ),
     Alert(
+        "CacheWritesFailing",
+        # What Redis refuses although it answers; while it is down, responses are "dropped".
+        'sum(rate(llm_cache_writes_total{result="failed"}[5m]))'
+        ' / sum(rate(llm_cache_writes_total{result=~"stored|failed"}[5m])) > 0.5',
+        "2m",
+        "critical",
+        "Redis refuses entries",
+        "Redis has refused {{ $value | humanizePercentage }} of the responses of the last 5 minutes; more than 50 %.",
+    ),
+    Alert(
         "EngineRestartLoop",
         f"{RESTARTS.record} >= 2",
         "0m",

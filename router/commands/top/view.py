@@ -14,6 +14,7 @@ from router.commands.top.formats import UNKNOWN, count, decimal, milliseconds, p
 from router.commands.top.table import Column, build_table, share_lines
 from router.core.plural import pluralize
 from router.log_output import one_line
+from router.net.redis.refusals import REFUSALS_IN_WORDS
 from router.shared.status_documents import (
     EngineRow,
     LastHour,
@@ -94,7 +95,8 @@ def _header(url: str, status: StatusDocument, width: int) -> Text:
     clock = time.strftime("%H:%M:%S", time.localtime(status.now))
     versions = sorted({f"{r.version}{' compiled' if r.compiled else ''}" for r in status.routers})
     text = f"{clock}  {url}  {pluralize(len(status.routers), 'router')} {', '.join(versions)}  {_redis(status.redis)}"
-    return _line(text, width, "bold" if status.redis.up else "bold red")
+    works = status.redis.up and status.redis.refuses_writes is None
+    return _line(text, width, "bold" if works else "bold red")
 
 
 def _redis(redis: RedisRow) -> str:
@@ -103,6 +105,8 @@ def _redis(redis: RedisRow) -> str:
     memory = format_bytes(redis.used_memory)
     limit = f" of {format_bytes(redis.maxmemory)}" if redis.maxmemory is not None else ""
     keys = "1 key" if redis.keys == 1 else f"{count(redis.keys)} keys"
+    if redis.refuses_writes is not None:
+        return f"{REFUSALS_IN_WORDS[redis.refuses_writes]}: nothing is stored ({memory}{limit}, {keys})"
     return f"Redis {redis.version or UNKNOWN}: {memory}{limit}, {keys}"
 
 

@@ -62,7 +62,7 @@ _REASONS_BY_HASH: Final[tuple[tuple[int, MissReason], ...]] = (
 class SeenKeys:
     """The keys of entries that a process has learned of, as hashes; the oldest are forgotten first."""
 
-    __slots__ = ("_max_new_hashes", "_new", "_old")
+    __slots__ = ("_max_new_hashes", "_new", "_not_stored", "_old")
 
     def __init__(self, max_entries: int = MAX_REMEMBERED_ENTRIES) -> None:
         """`max_entries`: the most entries remembered; at least the newest half of that many always are."""
@@ -71,9 +71,12 @@ class SeenKeys:
         self._new: set[int] = set()
         self._old: set[int] = set()
         self._max_new_hashes = _HASHES_PER_ENTRY * max_entries // 2
+        self._not_stored: set[int] = set()  # hashes of whole keys, at most as many as entries
 
     def miss_reason(self, hashes: PartHashes) -> MissReason:
         new, old = self._new, self._old
+        if hashes[0] in self._not_stored:
+            return "not-stored"
         for index, reason in _REASONS_BY_HASH:
             part_hash = hashes[index]
             if part_hash in new or part_hash in old:
@@ -81,17 +84,28 @@ class SeenKeys:
         return "new"
 
     def add(self, hashes: PartHashes) -> None:
+        self._not_stored.discard(hashes[0])
         self._add_hashes(hashes)
+
+    def add_not_stored(self, hashes: PartHashes) -> None:
+        """The response to this request could not be stored."""
+        if len(self._not_stored) * 2 * _HASHES_PER_ENTRY >= self._max_new_hashes:
+            self._not_stored = set()
+        self._not_stored.add(hashes[0])
 
     def add_key(self, key: str) -> None:
         """Adds an entry of which only the key is known, such as one that another process stored."""
         parts = split_entry_key(key)
+        if parts is None:
+            return
+        hashes = _hash_key_parts(*parts)
+        self._not_stored.discard(hashes[0])
         # This process is also notified of its own writes; those keys are in `_new` already.
-        if parts is not None and (hashes := _hash_key_parts(*parts))[0] not in self._new:
+        if hashes[0] not in self._new:
             self._add_hashes(hashes)
 
     def clear(self) -> None:
-        self._new, self._old = set(), set()
+        self._new, self._old, self._not_stored = set(), set(), set()
 
     def _add_hashes(self, hashes: PartHashes) -> None:
         self._new.update(hashes)

@@ -3,6 +3,12 @@
 import { byId, cell, descriptions, element, KeyedList, setText } from "./dom.js";
 import { age, bytes, count, plural, UNKNOWN } from "./format.js";
 
+const REFUSALS = {
+  full: "Redis is full",
+  "cannot-save": "Redis cannot save its data",
+  "too-few-replicas": "Redis has too few replicas",
+};
+
 /** The worst state and a sentence about each problem. Pure. */
 export function judge({ engines, redis }) {
   const names = (list) => list.map(({ name }) => name).join(", ");
@@ -12,6 +18,7 @@ export function judge({ engines, redis }) {
   const open = engines.filter((engine) => !isOff(engine) && engine.breaker === "open");
   const problems = [];
   if (!redis.up) problems.push("Redis is down: every request is a bypass.");
+  else if (redis.refuses_writes) problems.push(`${REFUSALS[redis.refuses_writes] ?? "Redis takes no writes"}: nothing is stored.`);
   if (engines.length && down.length === engines.length) problems.push("All engines are down: only hits can be served.");
   else if (down.length) problems.push(`${plural(down.length, "engine is", "engines are")} down: ${names(down)}.`);
   if (refused.length) problems.push(`The router's key is refused by ${names(refused)}: see api_key.`);

@@ -5,6 +5,7 @@ import { element } from "./dom.js";
 const REASONS = {
   new: "No similar request is known.",
   expired: "An entry existed: it is past its time to live, was deleted, or does not fit the requested format.",
+  "not-stored": "A response to this request was generated before, but could not be stored.",
   params: "The same messages were answered with other parameters, such as temperature or max_tokens.",
   model: "The same request was answered by another model, or another revision of it.",
   system: "Only the system prompt differs from a stored request.",

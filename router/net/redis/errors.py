@@ -19,6 +19,7 @@ from redis.exceptions import (
 )
 
 from router.net.local_errors import local_cause
+from router.net.redis.refusals import REFUSALS_IN_WORDS, WriteRefusal
 
 _MAX_PORT: Final = 65535
 
@@ -72,10 +73,36 @@ class RedisBackendError(Exception):
     @classmethod
     def from_exception(cls, error: Exception) -> "RedisBackendError":
         # The messages of redis-py's other exceptions may repeat the URL, and with it a password; Redis' replies do not.
+        if (refusal := write_refusal(error)) is not None:
+            return WritesRefusedError(refusal)
         if isinstance(error, redis.exceptions.ResponseError):
             return cls(str(error))
         local = local_cause(error)
         return cls(type(error).__name__ if local is None else f"the router cannot open a connection: {local}")
+
+
+# In the replies to commands and, behind other words, to scripts; redis-py removes the code of some.
+_REFUSALS: Final[tuple[tuple[str, WriteRefusal], ...]] = (
+    ("command not allowed when used memory", "full"),
+    ("MISCONF", "cannot-save"),
+    ("Not enough good replicas", "too-few-replicas"),
+)
+
+
+def write_refusal(error: object) -> WriteRefusal | None:
+    """None for a reply that says something else."""
+    if not isinstance(error, ResponseError):
+        return None
+    text = str(error)
+    return next((refusal for words, refusal in _REFUSALS if words in text), None)
+
+
+class WritesRefusedError(RedisBackendError):
+    """Redis answers, and takes no writes. The message says why, for people."""
+
+    def __init__(self, refusal: WriteRefusal) -> None:
+        super().__init__(f"{REFUSALS_IN_WORDS[refusal]}: it takes no writes")
+        self.refusal: Final = refusal
 
 
 class UnexpectedReplyError(RedisDownError, RedisBackendError):

@@ -7,7 +7,7 @@ sample of those whose responses are stored. A process that was disconnected read
 generations in progress are covered too.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,7 @@ from router.core.cache.redis_keys import (
     prompts_key,
 )
 from router.net.redis.commands import Command
+from router.net.redis.errors import WritesRefusedError
 from router.shared.recent_prompts import decode_ids, prompt_id
 from router.store.admin.purge_record import NO_REPLICAS, ReplicaAcks, add_record
 from router.store.admin.scan import OnProgress, RedisClient, execute_commands, no_progress, scan_entries, scan_keys
@@ -31,24 +32,29 @@ from router.store.codec import decode_documents
 class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
     """How many `entries` were deleted, and how many `claims` (leases) of in-flight requests.
 
-    `replicas`: those that have the purge's record, so that a failover to one of them does not lose it; None is unknown.
+    - `replicas`: those that have the purge's record, so that a failover to one of them does not lose it; None is
+      unknown.
+    - `recorded`: False if Redis is full, and has no room for the record. Then generations in progress are not covered:
+      new requests may still share them, and they are stored once Redis has room.
     """
 
     entries: int
     claims: int
     replicas: ReplicaAcks | None = NO_REPLICAS
+    recorded: bool = True
 
 
 async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = no_progress) -> PurgeResult:
     """Delete the entries that a filter matches. `progress` gets the number deleted. Raises RedisBackendError.
 
     - The record exists before anything is deleted. A purge that fails half-way is completed by repeating it.
+    - A Redis that is full still deletes. That may make room for the record; else the result says that there is none.
     - Redis is never blocked: it deletes some hundreds of keys at a time, and frees their memory in the background.
     - A purge by document deletes no leases: their keys do not contain the documents.
     - It deletes the recent requests that the filter matches, too.
     """
     # The record, then the leases, then the entries: the module's docstring has the reasons.
-    replicas = await add_record(client, scope)
+    record = await _try_record(client, scope)
     claims = 0 if scope.document is not None else await _purge_claims(client, scope)
     entries = 0
     async for keys in scan_entries(client, scope):
@@ -57,7 +63,27 @@ async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = 
         await execute_commands(client, _hit_removals(keys))
         progress(entries)
     await _purge_recent_prompts(client, scope)
-    return PurgeResult(entries=entries, claims=claims, replicas=replicas)
+    record = record or await _try_record(client, scope)
+    return PurgeResult(
+        entries=entries,
+        claims=claims,
+        replicas=record.replicas if record is not None else NO_REPLICAS,
+        recorded=record is not None,
+    )
+
+
+class _Record(NamedTuple):
+    replicas: ReplicaAcks | None
+
+
+async def _try_record(client: RedisClient, scope: EntryFilter) -> _Record | None:
+    """None if Redis is full. Raises RedisBackendError, also for other refusals of writes: it then deletes nothing."""
+    try:
+        return _Record(await add_record(client, scope))
+    except WritesRefusedError as error:
+        if error.refusal != "full":
+            raise
+        return None
 
 
 async def count_entries(client: RedisClient, scope: EntryFilter, progress: OnProgress = no_progress) -> int:

@@ -145,3 +145,24 @@ def test_the_oldest_keys_are_evicted_first_and_repeated_keys_count_as_recent(num
     assert [seen_keys.miss_reason(hash_parts(one)) for one in most_recent[:2]] == ["expired"] * len(most_recent[:2])
     assert {seen_keys.miss_reason(hash_parts(one)) for one in most_recent[6:]} <= {"new"}
     assert len(seen_keys._new) + len(seen_keys._old) <= 6 * 7
+
+
+def test_a_response_that_was_not_stored_is_the_reason_until_one_is() -> None:
+    seen_keys = SeenKeys()
+    hashes = hash_parts(KNOWN)
+    seen_keys.add_not_stored(hashes)
+    assert seen_keys.miss_reason(hashes) == "not-stored"
+    for _, wanted in ONE_APART:
+        assert seen_keys.miss_reason(hash_parts(wanted)) == "new"
+    seen_keys.add(hashes)
+    assert seen_keys.miss_reason(hashes) == "expired"
+    seen_keys.add_not_stored(hashes)
+    seen_keys.clear()
+    assert seen_keys.miss_reason(hashes) == "new"
+
+
+def test_requests_whose_responses_were_not_stored_are_remembered_up_to_a_bound() -> None:
+    seen_keys = SeenKeys(max_entries=40)
+    for number in range(200):
+        seen_keys.add_not_stored(hash_parts(fingerprint_of(chat(seed=number))))
+    assert len(seen_keys._not_stored) <= 40
