@@ -96,7 +96,7 @@ async def test_addresses_name_a_view_and_what_it_shows(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "redis_up", "state", "text"),
+    ("states", "redis", "state", "text"),
     [
         ([("up", "closed", False)], True, "good", "The engine is up."),
         ([("up", "closed", True)], True, "bad", "All engines are drained: only hits can be served."),
@@ -106,18 +106,21 @@ async def test_addresses_name_a_view_and_what_it_shows(page: Page) -> None:
         ([("up", "open", False)], True, "bad", "The breaker of e0 is open."),
         ([("refused", "open", False)], True, "bad", "The router's key is refused by e0: see api_key."),
         ([("up", "closed", False)], False, "bad", "Redis is down: every request is a bypass."),
+        ([("up", "closed", False)], "full", "bad", "Redis is full: nothing is stored."),
         ([("unknown", "closed", False)], True, "warn", "0 of 1 engine up, 1 not checked yet."),
         ([], True, "good", "No engine is known."),
     ],
 )
 async def test_the_summary_names_what_is_wrong(
-    page: Page, states: list[tuple[str, str, bool]], redis_up: bool, state: str, text: str
+    page: Page, states: list[tuple[str, str, bool]], redis: bool | str, state: str, text: str
 ) -> None:
+    """`redis`: whether it is up, or why it takes no writes."""
     rows = [
         {"name": f"e{number}", "state": up, "breaker": breaker, "drained": drained}
         for number, (up, breaker, drained) in enumerate(states)
     ]
-    verdict = await call(page, "overview", "judge", {"engines": rows, "redis": {"up": redis_up}})
+    row = {"up": redis is not False, "refuses_writes": redis if isinstance(redis, str) else None}
+    verdict = await call(page, "overview", "judge", {"engines": rows, "redis": row})
     assert (verdict["state"], verdict["text"]) == (state, text)
 
 
