@@ -8,6 +8,8 @@ A data file has one JSON object a line: `prompt`, `task` ("code" or "chat") and 
 - `classifier_examples.jsonl` has labelled prompts.
 - `classifier_documents.jsonl` has documents, each with requests for code and requests for chat. Each request is placed
   before and after its document, so the words of a document mean nothing and those of the request decide.
+- `classifier_few_words.jsonl` has labelled prompts of a few words: greetings, tests of the connection, pieces of
+  programs. They are only trained on: how many there are is arbitrary, and would move the threshold of all prompts.
 - `classifier_corrections.jsonl` has the labels, by the SHA-256 of the prompt, of --data prompts whose own label is
   that of the benchmark's category and not of the request.
 - `classifier_lexicon.json` has words in groups.
@@ -38,9 +40,11 @@ import msgspec
 
 from router.core.routing.classify import (
     END_WEIGHT,
+    ONE_WORD,
     Classifier,
     Table,
     Weights,
+    chat_prior,
     feature,
     features,
     is_short,
@@ -53,7 +57,7 @@ HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "router" / "core" / "routing" / "classify_weights.json"
 TESTS = [
     HERE.parent / "tests" / "unit" / "router" / "core" / "routing" / name
-    for name in ("classify_prompts.jsonl", "classify_kinds.jsonl", "classify_confusable.jsonl")
+    for name in ("classify_prompts.jsonl", "classify_kinds.jsonl", "classify_confusable.jsonl", "classify_short.jsonl")
 ]
 
 # Settled on by cross-validation over the examples; anything near them does as well.
@@ -71,6 +75,9 @@ STRENGTHS = (2.0, 4.0)
 SHIFTS = (-0.15, 0.0, 0.15, 0.3)
 
 COMPOSED = "composed"  # the source of prompts made of a document and a request
+FEW_WORDS = "few words"
+FEW_WORDS_SHARE = 0.3  # how much each of these prompts counts; with 1, their words lose what they say in longer prompts
+ONLY_TRAINED_ON = (COMPOSED, FEW_WORDS)  # sources
 ALL_PROMPTS, SHORT_PROMPTS, LONG_PROMPTS = "all", "short", "long"
 # For which prompts; "own", "group" or "bias"; the name of the feature or the group.
 Column = tuple[str, str, str]
@@ -208,9 +215,11 @@ def train(examples: Sequence[Example], groups: dict[str, tuple[str, ...]], choic
     rows = [named(example.prompt) for example in examples]
     columns = columns_of([example.prompt for example in examples], rows, groups)
     target = [float(example.task == "code") for example in examples]
-    cost = [choice.strength] * len(examples)
-    margin = [0.0] * len(examples)
-    probability = [0.5] * len(examples)
+    cost = [choice.strength * (FEW_WORDS_SHARE if one.source == FEW_WORDS else 1) for one in examples]
+    counts = Counter(name for row in rows for name in row)
+    known = (sum(counts[name] >= MIN_COUNT or name in groups for name in row) for row in rows)
+    margin = [-chat_prior(number) for number in known]  # the classifier adds the prior, so no weight has to
+    probability = [1 / (1 + math.exp(-one)) for one in margin]
     bias_column = [(number, 1.0) for number in range(len(examples))]
     weight = dict.fromkeys(columns, 0.0)
     curvature = {key: 1 + sum(cost[i] * x * x for i, x in column) / 4 for key, column in columns.items()}
@@ -275,10 +284,11 @@ def judge(classifier: Classifier, examples: Iterable[Example]) -> list[tuple[Exa
 def split(examples: Sequence[Example], folds: int, seed: int) -> Iterator[tuple[list[Example], list[Example]]]:
     """Each fold once as the second list, and all others as the first.
 
-    Composed prompts are only trained on: those of one document are alike, so they would flatter the figures.
+    Composed prompts are only trained on, since those of one document are alike and would flatter the figures; so are
+    those of a few words.
     """
-    always_kept = [example for example in examples if example.source == COMPOSED]
-    shuffled = [example for example in examples if example.source != COMPOSED]
+    always_kept = [example for example in examples if example.source in ONLY_TRAINED_ON]
+    shuffled = [example for example in examples if example.source not in ONLY_TRAINED_ON]
     random.Random(seed).shuffle(shuffled)
     for fold in range(folds):
         kept = [example for place, example in enumerate(shuffled) if place % folds != fold]
@@ -293,7 +303,7 @@ def choose(examples: Sequence[Example], groups: dict[str, tuple[str, ...]]) -> C
         for kept, left_out in split(examples, INNER_FOLDS, seed=0):
             classifier = Classifier(train(kept, groups, Choice(strength, 0.0)))
             scored += [
-                (example.task, math.fsum(amount for _, amount in classifier.explain(example.prompt)))
+                (example.task, math.fsum(part for name, part in classifier.explain(example.prompt) if name != ONE_WORD))
                 for example in left_out
             ]
         for shift in SHIFTS:
@@ -332,6 +342,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="*", type=Path, default=[], help="labelled prompts, JSON lines")
     parser.add_argument("--examples", type=Path, default=HERE / "classifier_examples.jsonl", help="the project's own")
     parser.add_argument("--documents", type=Path, default=HERE / "classifier_documents.jsonl", help="with requests")
+    parser.add_argument("--few-words", type=Path, default=HERE / "classifier_few_words.jsonl", help="short prompts")
     parser.add_argument("--corrections", type=Path, default=HERE / "classifier_corrections.jsonl", help="of --data")
     parser.add_argument("--lexicon", type=Path, default=HERE / "classifier_lexicon.json", help="words in groups")
     parser.add_argument("--test", nargs="*", type=Path, default=TESTS, help="prompts that are only ever tested on")
@@ -343,6 +354,7 @@ def main() -> None:
     corrections = read_lines(arguments.corrections, Correction)
     examples = [example for path in arguments.data for example in corrected(read(path), corrections)]
     examples += read(arguments.examples)
+    examples += [Example(one.prompt, one.task, FEW_WORDS) for one in read(arguments.few_words)]
     examples += composed(read_lines(arguments.documents, Document))
     groups = groups_of_words(arguments.lexicon)
 

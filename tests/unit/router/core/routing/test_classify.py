@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.routing.classify import (
+    CHAT_PRIOR,
     END_WEIGHT,
     HEAD_LENGTH,
+    LOG_ODDS_PER_FEATURE,
+    MAX_FEATURES,
     MAX_SHORT_PROMPT,
     TAIL_LENGTH,
     Classifier,
@@ -23,6 +26,7 @@ from router.core.routing.classify import (
     features,
     is_short,
     name_of,
+    probability_of_code,
     separate_end,
 )
 from router.core.types import Task
@@ -34,6 +38,13 @@ TOOLS = ROOT / "tools"
 SHARED: Final = Classifier.load()
 
 
+# Words whose weights are large: each occurs in prompts of one kind alone.
+COMMON_WORDS: Final = {
+    *("python", "git", "select", "list", "test", "hello", "sea", "poem", "error", "linux", "regex", "story", "love"),
+    *("function", "sql", "docker", "recipe", "grandmother", "compile", "garden", "segfault", "pandas", "weather"),
+}
+
+
 class Labelled(msgspec.Struct, frozen=True):
     prompt: str
     task: Task
@@ -42,6 +53,11 @@ class Labelled(msgspec.Struct, frozen=True):
 def weights(bias: int, **words: int) -> Weights:
     """The same weights for short and for long prompts."""
     return Weights(short=Table(bias, words), long=Table(bias, words))
+
+
+def explained(classifier: Classifier, prompt: str) -> dict[str, float]:
+    """An explanation, rounded, so that the order of a sum does not matter."""
+    return {name: round(amount, 9) for name, amount in classifier.explain(prompt)}
 
 
 def environment(seed: str) -> dict[str, str]:
@@ -90,12 +106,21 @@ def test_prompts_of_kinds_that_are_easily_confused_are_told_apart(classifier: Cl
     assert f1 >= 0.9
 
 
+def test_prompts_of_a_few_words_are_classified(classifier: Classifier) -> None:
+    count, accuracy, f1 = figures(classifier, HERE / "classify_short.jsonl")
+
+    assert count >= 240
+    assert accuracy >= 0.95
+    assert f1 >= 0.85
+
+
 def test_no_test_prompt_is_among_the_examples_for_training() -> None:
     def bare(prompt: str) -> str:
-        return re.sub(r"\W+", " ", prompt).casefold().strip()
+        return re.sub(r"\W+", " ", prompt).casefold().strip() or prompt
 
-    trained = {bare(one.prompt) for one in labelled(TOOLS / "classifier_examples.jsonl")}
-    for name in ("classify_prompts.jsonl", "classify_kinds.jsonl", "classify_confusable.jsonl"):
+    files = (TOOLS / "classifier_examples.jsonl", TOOLS / "classifier_few_words.jsonl")
+    trained = {bare(one.prompt) for file in files for one in labelled(file)}
+    for name in ("classify_prompts.jsonl", "classify_kinds.jsonl", "classify_confusable.jsonl", "classify_short.jsonl"):
         assert not trained & {bare(one.prompt) for one in labelled(HERE / name)}
 
 
@@ -203,9 +228,72 @@ def test_the_request_at_the_end_of_a_document_decides(classifier: Classifier, re
     assert classifier.classify(f"{document}\n\n{request_text}").task == task
 
 
-@pytest.mark.parametrize("prompt", ["", " ", "\n\n", "\x00", "\ud800", "🦙", "!"])
+@pytest.mark.parametrize(
+    "prompt", ["", " ", "\n\n", "\x00", "\ud800", "🦙", "!", "...", "👋👋", "42", "1 2 3", "-", "10:30"]
+)
 def test_a_prompt_without_content_is_chat(classifier: Classifier, prompt: str) -> None:
     assert classifier.classify(prompt).task == "chat"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *("hi", "Hello", "hello!", "test", "Test 1", "testing", "ok", "thank you", "word", "Once upon a time"),
+        *("hello world", "Guten Tag", "bonjour", "¡Hola!", "olá", "привет", "тест", "你好", "测试", "こんにちは"),
+        *("안녕하세요", "مرحبا", "नमस्ते"),
+    ],
+)
+def test_a_greeting_or_a_test_of_the_connection_is_chat(classifier: Classifier, prompt: str) -> None:
+    assert classifier.classify(prompt).task == "chat"
+
+
+@pytest.mark.parametrize("word", ["next", "data", "Check.", "python", "SELECT", "module?", " unit\n", "代码"])
+def test_a_single_word_is_chat_whatever_its_weight(classifier: Classifier, word: str) -> None:
+    verdict = classifier.classify(word)
+
+    assert verdict.task == "chat"
+    assert verdict.score <= 0.5
+    assert Classifier(weights(0, **{word.strip(" \n.?").lower(): 900})).task(word) == "chat"
+
+
+def test_what_a_single_word_lacks_to_be_code_is_part_of_its_explanation() -> None:
+    classifier = Classifier(weights(-100, python=800))
+
+    assert explained(classifier, "python") == {"python": 8.0, "(bias)": -2.0, "(one word)": -6.0}
+    assert explained(classifier, "python 3")["python"] > 0
+    assert "(one word)" not in explained(classifier, "python 3")
+
+
+@pytest.mark.parametrize("prompt", ["SELECT * FROM users", "print(x)", "git push", "npm install", "def main():"])
+def test_a_prompt_that_is_itself_a_piece_of_a_program_is_code(classifier: Classifier, prompt: str) -> None:
+    assert classifier.classify(prompt).task == "code"
+
+
+@given(
+    st.lists(st.sampled_from(sorted(COMMON_WORDS)), max_size=4).map(" ".join)
+    | st.text(max_size=12)
+    | st.lists(st.sampled_from(sorted(COMMON_WORDS)), max_size=2).map(lambda words: " ".join(words * 50))
+)
+def test_a_prompt_of_few_features_is_never_certain(text: str) -> None:
+    # 0.68, 0.82, 0.90, 0.95, ..., whatever the weights, and however often a word is repeated.
+    certain = probability_of_code(LOG_ODDS_PER_FEATURE * (len(set(features(text))) + 1))
+
+    assert 1 - certain - 1e-9 <= SHARED.classify(text).score <= certain + 1e-9
+
+
+def test_few_features_have_to_outweigh_the_prior_of_chat() -> None:
+    assert Classifier(weights(0, test=round(100 * CHAT_PRIOR / 2))).task("a test") == "chat"
+    assert Classifier(weights(0, test=round(100 * CHAT_PRIOR / 2) + 1)).task("a test") == "code"
+
+
+def test_the_bound_of_the_certainty_scales_an_explanation() -> None:
+    classifier = Classifier(weights(-100, python=800))
+
+    assert classifier.log_odds("a python") == 2 * LOG_ODDS_PER_FEATURE
+    assert explained(classifier, "a python") == {
+        "python": 2 * LOG_ODDS_PER_FEATURE * 8 / 6,
+        "(bias)": -2 * LOG_ODDS_PER_FEATURE * 2 / 6,
+    }
 
 
 @given(st.text(st.characters() | st.sampled_from("\ud800\ufeff\u2019\x00\x01?_#\\\n 函数コード함수код")))
@@ -227,8 +315,7 @@ def test_text_between_the_ends_of_a_long_prompt_changes_nothing(start: str, midd
 
 @given(st.text(st.characters() | st.sampled_from("a;字é ф"), min_size=1), st.integers(1, 1000))
 def test_the_features_of_the_longest_prompt_are_no_more_than_its_window_has_characters(text: str, times: int) -> None:
-    # A letter is part of one word or symbol, and of two pairs at most; a few layout features come on top.
-    assert len(features(text * times)) <= 2 * (HEAD_LENGTH + TAIL_LENGTH) + 20
+    assert len(features(text * times)) <= MAX_FEATURES
 
 
 def test_an_instruction_at_either_end_of_a_long_document_is_read(classifier: Classifier) -> None:
@@ -250,13 +337,10 @@ def test_the_end_of_a_prompt_counts_for_itself_only_if_the_middle_is_not_read() 
 
 
 def test_the_end_is_scored_with_the_weights_of_short_prompts() -> None:
-    classifier = Classifier(Weights(short=Table(0, {"python": 300}), long=Table(-100, {"python": -30})))
+    classifier = Classifier(Weights(short=Table(0, {"python": 500}), long=Table(-100, {"python": -30})))
     prompt = "a " * 1000 + "python"
 
-    assert classifier.explain(prompt) == [
-        ("python", pytest.approx(-0.3 + END_WEIGHT * 3)),
-        ("(bias)", -1.0),
-    ]
+    assert explained(classifier, prompt) == {"python": -0.3 + END_WEIGHT * 5, "(bias)": -1.0 - CHAT_PRIOR / 2}
     assert classifier.task(prompt) == classifier.classify(prompt).task == "code"
 
 
@@ -290,15 +374,16 @@ def test_every_pair_is_found_by_its_name(text: str) -> None:
 
 
 def test_an_explanation_names_the_feature_with_the_largest_weight_first() -> None:
-    classifier = Classifier(weights(-100, python=300, poem=-500, unseen=900))
+    classifier = Classifier(weights(-50, python=250, poem=-300, unseen=900))
 
-    assert classifier.explain("a Python poem") == [
-        ("poem", pytest.approx(-5 / 2**0.5)),
-        ("python", pytest.approx(3 / 2**0.5)),
-        ("(bias)", -1.0),
-    ]
+    assert explained(classifier, "a Python poem") == {
+        "poem": round(-3 / 2**0.5, 9),
+        "python": round(2.5 / 2**0.5, 9),
+        "(bias)": round(-0.5 - CHAT_PRIOR / 3, 9),
+    }
+    assert next(iter(explained(classifier, "a Python poem"))) == "poem"
     assert classifier.classify("a Python poem").task == "chat"
-    assert classifier.classify("python").task == "code"
+    assert classifier.classify("a python").task == "code"
 
 
 def test_an_explanation_can_be_printed() -> None:
@@ -327,7 +412,7 @@ def test_the_weights_are_small_enough_to_ship_and_tend_to_chat_where_nothing_is_
 def test_short_and_long_prompts_have_weights_of_their_own() -> None:
     classifier = Classifier(Weights(short=Table(0, {"python": 300}), long=Table(0, {"python": -300})))
 
-    at_the_limit = "python" + " " * (MAX_SHORT_PROMPT - len("python"))
+    at_the_limit = "a python" + " " * (MAX_SHORT_PROMPT - len("a python"))
     assert is_short(at_the_limit)
     assert classifier.classify(at_the_limit).task == "code"
     assert classifier.classify(at_the_limit + " ").task == "chat"
@@ -362,6 +447,7 @@ def test_the_same_examples_train_the_same_weights(tmp_path: Path) -> None:
         return str(path)
 
     examples = ["--examples", few("classifier_examples.jsonl"), "--documents", few("classifier_documents.jsonl")]
+    examples += ["--few-words", few("classifier_few_words.jsonl")]
 
     def trained(out: Path, seed: str) -> bytes:
         script = [sys.executable, str(TOOLS / "train_classifier.py"), *examples, "--repeats", "0"]
