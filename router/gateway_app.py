@@ -33,6 +33,7 @@ from router.net.redis.clock import RedisClock
 from router.net.redis.listener import Listener
 from router.net.redis.liveness import Liveness
 from router.net.redis.pipeline import RedisPipeline
+from router.net.redis.url import parse_redis_url
 from router.settings import Settings, groups, tenants
 from router.shared.announcements import Announcements
 from router.shared.breakers import Breakers
@@ -45,6 +46,7 @@ from router.shared.rate_limits import TenantLimits
 from router.shared.recent_prompts import RecentPrompts
 from router.shared.redis_writes import RedisWrites
 from router.shared.retention import WorthRetention
+from router.shared.rights_report import RightsReport
 from router.shared.stored_keys import StoredKeys
 from router.store.entry_store import EntryStore
 from router.store.local_cache import LocalCache
@@ -177,7 +179,9 @@ def build_gateway(
         liveness=liveness,
     )
     background_services = BackgroundServices(
-        pipeline=pipeline, redis_writes=redis_writes, purges=purges, leases=leases, listener=listener,
+        pipeline=pipeline, redis_writes=redis_writes,
+        rights_report=RightsReport(backend, parse_redis_url(settings.redis_url).kind), purges=purges,
+        leases=leases, listener=listener,
         coalescer=coalescer, hit_counter=hit_counter, retention=retention, tenant_limits=tenant_limits, drains=drains,
         announcements=announcements, stored_keys=stored_keys, invalidation_handler=invalidation_handler,
         flush_savings=partial(telemetry.flush_savings, pipeline, clock.now), adapter_refresh=adapter_refresh,

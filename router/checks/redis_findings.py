@@ -5,8 +5,8 @@ from typing import Final
 
 from router.checks.finding import Finding, Level, Problem, wrong
 from router.checks.redis_facts import RedisFacts, ServerFacts
-from router.checks.redis_rights import NEEDED_COMMANDS
 from router.core.cache.retention import Retention
+from router.shared.redis_rights import NEEDED_COMMANDS
 
 SETTING: Final = "cache.url"
 _OLDEST: Final = (6, 2)

@@ -12,7 +12,12 @@ from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError, 
 
 from router.checks.finding import Problem
 from router.checks.redis_facts import ServerFacts
-from router.checks.redis_rights import (
+from router.checks.redis_words import explain_connection, other_protocol
+from router.net.redis.commands import Command
+from router.net.redis.connect import new_connection
+from router.net.redis.errors import REDIS_ERRORS, write_refusal
+from router.net.redis.url import HostPort, RedisUrl
+from router.shared.redis_rights import (
     DEFAULT_USER_COMMAND,
     NEEDED_COMMANDS,
     has_all_rights,
@@ -23,11 +28,6 @@ from router.checks.redis_rights import (
     uses_of,
     write_trial,
 )
-from router.checks.redis_words import explain_connection, other_protocol
-from router.net.redis.commands import Command
-from router.net.redis.connect import new_connection
-from router.net.redis.errors import REDIS_ERRORS, write_refusal
-from router.net.redis.url import HostPort, RedisUrl
 
 _SUBSCRIBE: Final = "subscribe"
 _REPLIES: Final = (ResponseError, AuthenticationError, BusyLoadingError)

@@ -5,8 +5,8 @@ from typing import Final
 from redis.exceptions import RedisError
 
 from router.checks.finding import Problem
-from router.checks.redis_rights import parse_refusal
 from router.checks.words import Fixes, describe
+from router.shared.redis_rights import parse_refusal
 
 _FIXES: Final = Fixes(
     start="start Redis, or correct the host and port",

@@ -22,6 +22,7 @@ from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits
 from router.shared.redis_writes import RedisWrites
 from router.shared.retention import REFRESH_INTERVAL, WorthRetention
+from router.shared.rights_report import RightsReport
 from router.shared.stored_keys import StoredKeys
 from router.upstream.model_lists import AdapterRefresh
 
@@ -44,6 +45,7 @@ class BackgroundServices:
         *,
         pipeline: RedisPipeline,
         redis_writes: RedisWrites,
+        rights_report: RightsReport,
         purges: Purges,
         leases: InFlightLeases,
         listener: Listener,
@@ -61,6 +63,7 @@ class BackgroundServices:
         """`flush_savings` sends the sums of the savings ledger. `retention`: None keeps every entry for its TTL."""
         self._pipeline = pipeline
         self._redis_writes = redis_writes
+        self._rights_report = rights_report
         self._purges = purges
         self._leases = leases
         self._listener = listener
@@ -90,6 +93,7 @@ class BackgroundServices:
         services: list[_Service] = [
             self._load_purges,
             self._redis_writes.run,
+            self._rights_report.run,
             self._listener.run,
             self._leases.run,
             self._tenant_limits.run,

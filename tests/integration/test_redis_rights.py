@@ -1,5 +1,6 @@
 """The list of commands that the router's user of Redis needs is what routers really send, and `check` knows each."""
 
+from asyncio import Event
 from pathlib import Path
 from typing import Any, Final
 
@@ -7,9 +8,11 @@ import pytest
 
 from router.api.auth import hash_key
 from router.check import check_all
-from router.checks.redis_rights import NEEDED_COMMANDS
 from router.core.cache.redis_keys import hits_key
 from router.settings import parse
+from router.shared.redis import open_backend
+from router.shared.redis_rights import NEEDED_COMMANDS
+from router.shared.rights_report import RightsReport
 from tests.support.cli_helpers import run_cli
 from tests.support.paths import ROOT
 from tests.support.redis_deployments import MINIMAL_ACL, Deployment, SentinelGroup
@@ -41,8 +44,9 @@ async def test_the_list_is_the_one_of_the_documentation_and_of_the_tests() -> No
 
 
 async def test_routers_and_commands_send_everything_that_is_on_the_list_and_nothing_else(
-    own_redis: RedisServer, tmp_path: Path
+    own_redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(RightsReport, "run", Event().wait)  # it sends everything
     await own_redis.start()
     await own_redis.command("CONFIG", "RESETSTAT")
     engine = ScriptedEngine(*ANSWER, paced=True)
@@ -103,6 +107,50 @@ async def test_check_names_a_command_that_the_user_may_not_use(redis_server: Red
     assert finding.fix is not None
     assert f"+{command.name}" in finding.fix.split()
     assert finding.level == ("warning" if command.use == "administration" else "error")
+
+
+async def test_a_router_names_each_right_that_its_user_lacks_once(
+    redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "roundhouse.redis")
+    user, url = "reported", redis_server.url.replace("unix://", "unix://reported:pw@")
+    keys_and_channels = ("on", ">pw", "~rh:1:*", "&rh:1:*")
+    tried = [command for command in NEEDED_COMMANDS if command.use in ("requests", "administration")]
+    tried = [command for command in tried if command.name != "hello"]  # Redis lets every user send it
+    tried = [command for command in tried if command.name != "lpush" or await is_redis_7(redis_server)]
+    for missing in [*(command.rule for command in tried), "&rh:1:*", "~rh:1:*"]:
+        rules = [rule for rule in (*keys_and_channels, "-@all", *RULES) if rule != missing]
+        await redis_server.command("ACL", "SETUSER", user, "reset", *rules)
+        backend = open_backend(url, timeout=5)
+        report = RightsReport(backend, "server")
+        caplog.clear()
+        (line,) = await report.look()
+        assert missing in line.rpartition("ACL SETUSER USER ")[2].split(), missing
+        await report.look()
+        assert [record.levelname for record in caplog.records] == ["WARNING"], missing
+        await redis_server.command("ACL", "SETUSER", user, missing)
+        caplog.clear()
+        assert await report.look() == ()
+        assert caplog.messages == ["the router has all rights in Redis now"]
+        await backend.aclose()
+    await redis_server.command("ACL", "DELUSER", user)
+
+
+async def test_a_router_without_client_tracking_says_that_generations_are_not_shared(
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    await own_redis.start()
+    rules = [rule for rule in MINIMAL_ACL if rule != "+client|tracking"]
+    await own_redis.command("ACL", "SETUSER", "app", *rules)
+    url = own_redis.url.replace("unix://", "unix://app:sec%2Fret@")
+
+    async def said() -> bool:
+        return any("requests at different routers do not share a generation" in line for line in caplog.messages)
+
+    async with RouterServer(router_config(url, {"nobody": ("llama", "any", "http://127.0.0.1:1")})):
+        await eventually(said)
+    (line,) = (record for record in caplog.records if "client|tracking" in record.getMessage())
+    assert line.levelname == "WARNING"
 
 
 async def test_check_changes_nothing_in_redis(own_redis: RedisServer) -> None:

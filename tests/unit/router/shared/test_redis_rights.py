@@ -2,8 +2,9 @@
 
 import pytest
 
-from router.checks.redis_rights import NEEDED_COMMANDS, has_all_rights, parse_refusal, sample_keys
 from router.core.cache.redis_keys import KEY_PREFIX, RESERVED_TENANT_NAMES
+from router.shared.redis_rights import _LOSSES, NEEDED_COMMANDS, has_all_rights, is_unknown, parse_refusal, sample_keys
+from router.shared.rights_report import describe_missing
 
 
 def test_every_kind_of_key_is_tried() -> None:
@@ -54,3 +55,32 @@ def test_only_a_lack_of_rights_is_a_refusal(text: str, of: str | None) -> None:
 )
 def test_the_rights_of_a_user_are_read_from_its_description(reply: object, expected: bool | None) -> None:
     assert has_all_rights(reply) is expected
+
+
+@pytest.mark.parametrize(
+    ("command", "reply", "expected"),
+    [
+        ("eval", Exception("unknown command 'EVAL', with args beginning with: "), True),
+        ("client|tracking", Exception("unknown subcommand 'TRACKING'. Try CLIENT HELP."), True),
+        ("client|tracking", Exception("syntax error"), True),
+        ("client|tracking", Exception("User app has no permissions to run the 'client|tracking' command"), False),
+        ("xadd", Exception("Invalid stream ID specified as stream command argument"), False),
+        ("client|tracking", b"OK", False),
+    ],
+)
+def test_a_server_without_a_command_is_recognised(command: str, reply: object, expected: bool) -> None:
+    assert is_unknown(command, reply) is expected
+
+
+def test_every_loss_belongs_to_a_command_of_requests() -> None:
+    assert set(_LOSSES) <= {command.name for command in NEEDED_COMMANDS if command.use == "requests"}
+
+
+def test_a_line_names_the_loss_and_what_to_grant() -> None:
+    commands = {command.name: command for command in NEEDED_COMMANDS}
+    denied, absent = Exception("this user has no permissions to run the 'x' command"), Exception("unknown command 'x'")
+    tried = [(commands["lpush"], denied), (commands["ltrim"], denied), (commands["eval"], absent)]
+    first, second = describe_missing(tried, [])
+    assert first.startswith("Redis' user may not use lpush, ltrim: new engines are not warmed up")
+    assert first.endswith(". ACL SETUSER USER +lpush +ltrim")
+    assert second == "Redis does not have eval: nothing is cached"

@@ -8,7 +8,7 @@ Redis notes each such refusal in its ACL LOG.
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
 from router.core.cache import redis_keys
@@ -30,6 +30,13 @@ class NeededCommand(NamedTuple):
     def rule(self) -> str:
         return f"+{self.name}"
 
+    @property
+    def loss(self) -> str:
+        """What does not work without it."""
+        if self.use == "administration":
+            return "`roundhouse cache`, purges and the admin API fail"
+        return _LOSSES.get(self.name, "nothing is cached")
+
 
 _NO_KEY: Final = redis_keys.ABSENT_KEY
 _CHANNEL: Final = process_channel("check")
@@ -38,10 +45,10 @@ _CHANNEL: Final = process_channel("check")
 _LPUSH_TRIAL: Final = f"#!lua flags=no-writes\nreturn redis.pcall('LPUSH', '{_NO_KEY}', '')"
 
 NEEDED_COMMANDS: Final[tuple[NeededCommand, ...]] = (
-    NeededCommand("hello", "requests", ("PING",)),  # the connection would not be open without it
+    NeededCommand("hello", "requests", ("HELLO",)),  # Redis lets everybody send it, so without it nothing fails
     NeededCommand("ping", "requests", ("PING",)),
     NeededCommand("client|setname", "requests", ("CLIENT", "SETNAME", "roundhouse")),
-    NeededCommand("client|tracking", "requests", ("CLIENT", "TRACKING", "OFF")),
+    NeededCommand("client|tracking", "requests", ("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", _NO_KEY)),
     NeededCommand("role", "sentinel", ("ROLE",)),
     NeededCommand("info", "requests", ("INFO", "server")),
     NeededCommand("cluster|slots", "cluster", ("CLUSTER", "SLOTS")),
@@ -82,6 +89,37 @@ NEEDED_COMMANDS: Final[tuple[NeededCommand, ...]] = (
     NeededCommand("command", "cluster", ("COMMAND",)),
 )
 """Every command that a router, `roundhouse cache` or the watchdog sends to Redis, in scripts too."""
+
+
+_NO_SHARING: Final = "requests at different routers do not share a generation"
+_NO_STATUS: Final = "the dashboard and `roundhouse top` lack routers, traffic and requests"
+_NO_PUSHES: Final = f"{_NO_SHARING}, and no entry is served from a router's memory"
+_NO_STATE: Final = "drains, API keys and announced engines in Redis are not read"
+_LOSSES: Final[Mapping[str, str]] = {
+    "client|setname": "`roundhouse cache`, purges and the admin API fail",
+    "client|tracking": _NO_PUSHES,
+    "subscribe": _NO_PUSHES,
+    "ping": _NO_PUSHES,
+    "pexpire": _NO_SHARING,
+    "xrange": f"{_NO_SHARING}, and routers do not see purges",
+    "publish": _NO_SHARING,
+    "get": f"{_NO_SHARING}, and limits and budgets are counted in each process",
+    "xadd": f"{_NO_SHARING}, and purges fail",
+    "xrevrange": "`roundhouse cache import` fails",
+    "expire": f"budgets are counted in each process, and {_NO_STATUS}",
+    "hget": _NO_STATE,
+    "hgetall": f"{_NO_STATE}, and {_NO_STATUS}",
+    "hdel": "API keys, drains and announced engines cannot be removed",
+    "hincrby": _NO_STATUS,
+    "lpush": f"new engines are not warmed up, and {_NO_STATUS}",
+    "ltrim": f"new engines are not warmed up, and {_NO_STATUS}",
+    "lrange": f"new engines are not warmed up, and {_NO_STATUS}",
+    "zincrby": "hits are not counted",
+    "zremrangebyrank": "hits are not counted",
+    "info": "the dashboard and `roundhouse top` lack Redis' memory, and cache.retention has no effect",
+    "time": f"ages follow each router's own clock, limits are counted in each process, and {_NO_STATE}",
+}
+"""All others are needed for entries, or to connect."""
 
 
 def uses_of(kind: str) -> frozenset[str]:
@@ -145,6 +183,16 @@ def parse_refusal(reply: object) -> Refusal | None:
     if "access" in text:
         return Refusal("channel" if "channel" in text else "key")
     return Refusal("command")
+
+
+def is_unknown(command: str, reply: object) -> bool:
+    """Whether Redis does not have this command, or has it under another name; some services lack CLIENT TRACKING."""
+    if not isinstance(reply, Exception):
+        return False
+    # Its trial is valid, so each error means that it does not work.
+    text = str(reply).lower()
+    refused_tracking = command == "client|tracking" and parse_refusal(reply) is None
+    return refused_tracking or "unknown command" in text or "unknown subcommand" in text
 
 
 def is_inconclusive(reply: object) -> bool:
