@@ -25,6 +25,9 @@ NO_ENGINE: Final = "no_engine"
 ENGINE_FAILED: Final = "engine_failed"
 """The code of the error for a request whose last attempt failed at its engine."""
 
+ENGINE_LOST: Final = "engine_lost"
+"""The code of the error for a request with which several engines have ended. Its client is asked not to repeat it."""
+
 CIRCUIT_OPEN: Final = "circuit_open"
 """The code of the error for a model whose engines' breakers let no request pass."""
 

@@ -195,7 +195,9 @@ class Runtime:
 
     @property
     def is_idle(self) -> bool:
-        return not self.active_requests and not self._coalescer.active
+        idle = not self.active_requests and not self._coalescer.active
+        # What its followers in other processes still need is sent again, for a while, if Redis was slow to take it.
+        return idle and not self._background_services.has_unsent_records
 
     @property
     def has_followers(self) -> bool:

@@ -17,7 +17,7 @@ from router.core.endpoints.endpoint import Endpoint, FileUpload
 from router.core.endpoints.error_envelope import BrokenStream
 from router.core.routing.affinity import SESSION_ID
 from router.core.trace_context import traceparent_of, tracestate_of
-from router.errors import ApiError, internal_error, unavailable
+from router.errors import ENGINE_LOST, ApiError, internal_error, unavailable
 from router.flow.body_budget import BodyAllocation, BodyBudget
 from router.flow.exchange import Exchange, new_request_id
 from router.flow.gateway import Gateway
@@ -255,6 +255,8 @@ def _error_headers(error: ApiError) -> RawHeaders:
     headers: RawHeaders = []
     if error.retry_after is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after))
+    if error.code == ENGINE_LOST:
+        headers.append((b"x-should-retry", b"false"))  # the SDKs of OpenAI and Anthropic read it
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers

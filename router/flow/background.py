@@ -139,6 +139,10 @@ class BackgroundServices:
             await asyncio.sleep(FLUSH_INTERVAL)
             self._flush_savings()
 
+    @property
+    def has_unsent_records(self) -> bool:
+        return self._leases.is_writing
+
     async def aclose(self) -> None:
         # First: the ends of in-flight requests go to their followers through the pipeline.
         await self._coalescer.aclose()

@@ -46,6 +46,7 @@ async def run_to_end(
             stream.close()
         failed.append(stream.engine)
         inflight.record.failed_attempts.append((stream.engine.name, failure.reason))
+        await dispatcher.on_failure(inflight.record, inflight.request, stream.engine, failure)
         next_stream = await _go_on(dispatcher, inflight, engines, failed, recorder, failure)
         if next_stream is None:
             return

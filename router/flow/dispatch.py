@@ -31,6 +31,7 @@ from router.flow.admission import Admission, NoSlotError, Slot
 from router.flow.continuation_engines import ContinuationEngines
 from router.flow.dispatch_errors import check_unreadable, client_error, engine_timeout
 from router.flow.engine_health import EngineHealth
+from router.flow.engine_losses import EngineLosses
 from router.flow.engine_request import EngineRequests, lacks_endpoint
 from router.flow.engine_stream import EngineStream, Publisher
 from router.flow.exchange import GenerationRecord
@@ -97,6 +98,7 @@ class Dispatcher:
         self.continuation_engines = continuation_engines
         self._on_adapter_not_served = on_adapter_not_served
         self._waking = waking
+        self.losses = EngineLosses(client)
 
     def start_stream(
         self, record: GenerationRecord, request: InferenceRequest, engines: Sequence[Engine], publisher: Publisher
@@ -149,10 +151,11 @@ class Dispatcher:
         not_served: Exception | None = None
         no_room: NoSlotError | None = None
         trace = record.trace
+        require_allowed = partial(self.losses.require_allowed, record.tenant, request)
         if failure is None:
             self._health.record_request()
         for _, group in groupby(engines, key=attrgetter("model")):  # the model itself, then its fallbacks
-            attempts = self._health.attempts_for(list(group))
+            attempts = self._health.attempts_for(list(group), require_allowed)
             while (next_attempt := attempts.next_attempt()) is not None:
                 if next_attempt.wait > 0:
                     await asyncio.sleep(next_attempt.wait)
@@ -188,7 +191,7 @@ class Dispatcher:
                         if trace is not None:
                             record.traceparent = trace.start_attempt(engine)
                         with permit:
-                            return await attempt(slot, record, request)
+                            return await self._counting_losses(attempt, slot, record, request)
                 except EngineError as error:
                     record.sent_at = None
                     if trace is not None:
@@ -226,6 +229,27 @@ class Dispatcher:
         if last_error is None and not_served is not None and not any(map(self._health.is_open, engines)):
             raise no_room or not_served
         raise no_room or client_error(last_error, engines, self._health)
+
+    async def _counting_losses(
+        self,
+        attempt: Callable[[Slot, GenerationRecord, InferenceRequest], Awaitable[T]],
+        slot: Slot,
+        record: GenerationRecord,
+        request: InferenceRequest,
+    ) -> T:
+        try:
+            return await attempt(slot, record, request)
+        except EngineError as error:
+            await self.on_failure(record, request, slot.engine, error)
+            raise error  # noqa: TRY201 - compiled, a `raise` without it can lose the error after an `await`
+
+    async def on_failure(
+        self, record: GenerationRecord, request: InferenceRequest, engine: Engine, error: EngineError
+    ) -> None:
+        """An attempt failed, before its first token or after it. `request`: the client's."""
+        if record.wait_plan is None and record.sent_at is not None:  # an engine that starts may end connections
+            age = time.perf_counter() - record.sent_at
+            await self.losses.on_failure(record.request_id, record.tenant, request, engine, error, age)
 
     async def _wait_for_slot(self, record: GenerationRecord, engines: Sequence[Engine]) -> Slot | None:
         if record.trace is None:

@@ -52,12 +52,13 @@ class EngineHealth:
         self._retry_budget.on_request(now)
         self._continuation_budget.on_request(now)
 
-    def attempts_for(self, engines: Sequence[Engine]) -> "EngineAttempts":
+    def attempts_for(self, engines: Sequence[Engine], require_allowed: Callable[[], None]) -> "EngineAttempts":
+        """`require_allowed` is called before each attempt, and raises ApiError if there may be no other."""
         if len(engines) > 1:
             # Stable: the order of selection stays among engines of the same rank.
             now = self._clock()
             engines = sorted(engines, key=lambda engine: self._rank(engine, now))
-        return EngineAttempts(self, engines, self._clock, self._rng)
+        return EngineAttempts(self, engines, require_allowed, self._clock, self._rng)
 
     def readiness(self, engine: Engine) -> Readiness:
         state = self.breakers.state(engine.name)
@@ -124,18 +125,21 @@ class EngineHealth:
 class EngineAttempts:
     """A RetrySchedule that skips engines that get no request, since they are drained or their breaker is open."""
 
-    __slots__ = ("_clock", "_health", "_rng", "_schedule")
+    __slots__ = ("_clock", "_health", "_require_allowed", "_rng", "_schedule")
 
     def __init__(
-        self, health: EngineHealth, engines: Sequence[Engine], clock: Callable[[], float], rng: Callable[[], float]
-    ) -> None:
+        self, health: EngineHealth, engines: Sequence[Engine], require_allowed: Callable[[], None],
+        clock: Callable[[], float], rng: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._health = health
+        self._require_allowed = require_allowed
         self._schedule = RetrySchedule(engines)
         self._clock = clock
         self._rng = rng
 
     def next_attempt(self) -> Attempt[Engine] | None:
         """The engines for the next attempt, the best first, and the wait before it. None: no attempt is left."""
+        self._require_allowed()
         while (attempt := self._schedule.next_attempt(self._clock(), self._rng())) is not None:
             blocked = [engine for engine in attempt.engines if self._health.readiness(engine) is Readiness.BLOCKED]
             if not blocked:

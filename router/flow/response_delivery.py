@@ -14,7 +14,7 @@ from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.engine_errors import is_refusal
 from router.core.endpoints.error_envelope import BrokenStream
 from router.core.endpoints.replay import replay
-from router.errors import ENGINE_FAILED, UPSTREAM, ApiError
+from router.errors import ENGINE_FAILED, ENGINE_LOST, UPSTREAM, ApiError
 from router.flow.admission import queue_timeout
 from router.flow.exchange import Exchange
 from router.flow.inflight import InFlightRequest, TrySend
@@ -164,7 +164,8 @@ class ResponseDelivery:
         self._exchange.outcome = "failed"
         self._exchange.error_reason = reason
         if not is_refusal(error.status):
-            error = ApiError(502, error.message, kind=UPSTREAM, code=ENGINE_FAILED)
+            code = ENGINE_LOST if error.code == ENGINE_LOST else ENGINE_FAILED
+            error = ApiError(502, error.message, kind=UPSTREAM, code=code)
         return self._request.endpoint.errors.frame(error, self._broken_stream())
 
     def _broken_stream(self) -> BrokenStream:

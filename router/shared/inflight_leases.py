@@ -87,6 +87,11 @@ class InFlightLeases:
         """The channel on which followers publish the ids of in-flight requests of this process."""
         return process_channel(self.process_id)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether Redis does not have all records of the streams yet."""
+        return bool(self._writers)
+
     # -- leading ----------------------------------------------------------------------------------------------------
 
     def begin_claim(self, key: str, digest: str, flight_id: str, purge_position: PurgePosition) -> "PendingClaim":

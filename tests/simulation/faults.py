@@ -242,7 +242,8 @@ def stream(world: "World", random: Random) -> None:
         alone = world.plan.engines - world.plan.standby < 2
         world.streams_to_break += count
         for _ in range(count):
-            world.record_fault("stream", "the next", FOREVER, breaks=alone, leases=0)
+            # Where nothing goes on, a follower whose client has got nothing yet generates for itself, without a lease.
+            world.record_fault("stream", "the next", FOREVER, breaks=alone, leases=int(alone))
 
 
 def silent(world: "World", random: Random) -> None:
