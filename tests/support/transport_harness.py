@@ -91,6 +91,7 @@ class PeerServer:
         self.accepted = 0
         self.base = ""
         self.writers: list[asyncio.StreamWriter] = []
+        self.stop_listening: Callable[[], None] = lambda: None
         self._peers: asyncio.Queue[Peer] = asyncio.Queue()
 
     @property
@@ -110,6 +111,7 @@ class PeerServer:
 async def serve_peers(context: ssl.SSLContext | None = None) -> AsyncIterator[PeerServer]:
     server = PeerServer()
     listener = await asyncio.start_server(server.on_connection, "127.0.0.1", 0, ssl=context, limit=2**20)
+    server.stop_listening = listener.close
     port = listener.sockets[0].getsockname()[1]
     server.base = f"{'https' if context else 'http'}://127.0.0.1:{port}"
     try:

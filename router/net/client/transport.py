@@ -18,7 +18,7 @@ import ssl
 from typing import Self
 
 from router.net.client.connection import HTTPConnection
-from router.net.client.errors import out_of_resources, timed_out, unreachable
+from router.net.client.errors import EngineError, out_of_resources, timed_out, unreachable
 from router.net.client.pool import IdlePool
 from router.net.client.response import EngineResponse
 from router.net.client.target import Origin
@@ -37,7 +37,8 @@ class HTTPTransport:
     - Reading from an engine pauses while more than `high_water` bytes are unread, and resumes when they are taken.
     - A connection that the server closed while it was idle is not used.
     - If a reused connection fails before any byte of the response came, the request is sent once more, on a new
-      connection. After a byte came, it is never sent again.
+      connection. After a byte came, it is never sent again. If nothing accepts that connection, the failure is that of
+      the first: the server may have ended because of the request.
     - The connection that became idle last is used first, none is used after `idle_expiry` seconds, and at most
       `max_idle` are kept.
     - No wait exceeds the timeouts of the caller. The number of connections has no limit, so there is no wait for one:
@@ -96,9 +97,13 @@ class HTTPTransport:
         now = loop.time()
         deadline, total_deadline = now + head_timeout, now + total_timeout
         connection = self._take_idle(origin, now)
+        failure: Exception | None = None
         while True:
             if connection is None:
-                connection = await self._connect(loop, origin, deadline, connect_timeout)
+                try:
+                    connection = await self._connect(loop, origin, deadline, connect_timeout)
+                except EngineError as error:
+                    raise (error if failure is None or error.reason != "connect" else failure) from error.__cause__
             try:
                 failure = await connection.send_request(request, deadline, total_deadline, watch)
             except BaseException:  # a cancellation too: the connection would stay in `_busy`

@@ -82,6 +82,18 @@ async def test_a_request_is_not_sent_a_third_time() -> None:
 
 
 @on_both_loops
+async def test_a_request_that_ends_its_server_fails_with_the_connection_and_not_as_one_that_was_never_sent() -> None:
+    async with transport_and_server() as (transport, server):
+        peer = await complete_exchange(transport, server)
+        request = asyncio.create_task(fetch_body(transport, server))
+        await peer.request()
+        server.stop_listening()
+        peer.reset()
+        with raises_engine_error("reset"):
+            await request
+
+
+@on_both_loops
 async def test_a_request_is_not_resent_after_a_byte_of_the_response() -> None:
     async with transport_and_server() as (transport, server):
         peer = await complete_exchange(transport, server)
