@@ -15,6 +15,7 @@ from router.settings.tables import LaunchSettings
 BEFORE = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "org/Llama-3"]
 BEFORE += ["--served-model-name", "org/M", "--host", "127.0.0.1", "--port", "8001"]
 REPORTED = ["--per-request-spec-decode-metrics", "summary"]
+ACCEPTED = ["--acceptance", "0.6", "--code-acceptance", "0.6"]
 
 
 def engine(**launch: Any) -> EngineSpec:
@@ -158,8 +159,8 @@ def test_the_device_of_the_configuration_wins_over_what_this_machine_has(device:
     ("launch", "draft"),
     [
         ({}, []),
-        ({"draft": "org/d"}, ["--draft", "org/d", "--num-speculative-tokens", "4", *REPORTED]),
-        ({"speculation": "ngram"}, ["--draft", "ngram", "--num-speculative-tokens", "4", *REPORTED]),
+        ({"draft": "org/d"}, ["--draft", "org/d", "--num-speculative-tokens", "4", *ACCEPTED, *REPORTED]),
+        ({"speculation": "ngram"}, ["--draft", "ngram", "--num-speculative-tokens", "4", *ACCEPTED, *REPORTED]),
         ({"draft": "org/d", "speculation": "none"}, []),
         ({"max_num_seqs": 3}, ["--max-num-seqs", "3"]),
     ],
