@@ -65,7 +65,9 @@ def check_unreadable(request: InferenceRequest, body: bytes, engine: Engine) -> 
     recorded = request.endpoint.record_body(request, readable, len(body)) if readable is not None else None
     if recorded is None or recorded is NotStoredReason.ERROR:
         raise EngineError("malformed", "the engine's response is not valid")
-    return recorded if isinstance(recorded, NotStoredReason) else NotStoredReason.NOT_FINITE
+    if isinstance(recorded, NotStoredReason):
+        return recorded
+    return NotStoredReason.NOT_FINITE if b"NaN" in body or b"Infinity" in body else NotStoredReason.INCOMPLETE
 
 
 def engine_timeout() -> ApiError:

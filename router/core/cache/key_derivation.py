@@ -31,6 +31,7 @@ from router.core.endpoints.endpoint import (
     ScoredInput,
     TokenizedInput,
 )
+from router.core.endpoints.request_fields import wants_usage
 from router.core.endpoints.table import ENDPOINTS
 from router.errors import bad_request
 
@@ -200,7 +201,7 @@ def _event_options(fields: dict[str, Any]) -> dict[str, Any]:
     options = fields.get("stream_options") or {}
     # `include_usage` is left out: the usage is stored with every stream, and replayed only to clients that want it.
     # Without it, `continuous_usage_stats` has no effect; see endpoints.request.
-    ignored = ("include_usage",) if options.get("include_usage") else ("include_usage", "continuous_usage_stats")
+    ignored = ("include_usage",) if wants_usage(options) else ("include_usage", "continuous_usage_stats")
     return {
         name: value
         for name, value in options.items()

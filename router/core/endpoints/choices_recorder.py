@@ -7,11 +7,11 @@ import msgspec
 from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.choices import ChoicesFormat, choice_count
 from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.engine_errors import is_error_body
 from router.core.endpoints.frames import extract_text, finish_reasons, join_events, parse_frames
-from router.core.endpoints.json_repair import repaired
+from router.core.endpoints.json_repair import decode_repaired
 from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.endpoints.recorded_response import (
-    ChatEvent,
     NotStoredReason,
     RecordedResponse,
     ResponseChoice,
@@ -22,7 +22,7 @@ from router.core.endpoints.recorded_response import (
 )
 from router.core.endpoints.recording import ABORTED, StreamRecorder, record_json, record_stream
 from router.core.endpoints.request_metrics import parse_speculation, without_metrics, without_metrics_event
-from router.core.endpoints.sse import DONE, find_empty_data, is_comment, payload, split_events
+from router.core.endpoints.sse import DONE, find_empty_event, is_comment, payload, split_events
 
 _encode = msgspec.json.Encoder().encode
 
@@ -46,20 +46,10 @@ def _is_only_text(frames: bytes) -> bool:
 def _text_prefix_length(frames: bytes) -> int:
     # Up to the end of the last event before the first marker.
     first = min((at for marker in _NON_TEXT_MARKERS if (at := frames.find(marker)) >= 0), default=len(frames))
-    if (empty := find_empty_data(frames)) >= 0:
+    if (empty := find_empty_event(frames)) >= 0:
         first = min(first, empty)
     end = frames.rfind(b"\n\n", 0, first)
     return end + 2 if end >= 0 else 0
-
-
-def _decode_event(data: bytes) -> ChatEvent:
-    try:
-        return decode_chat_event(data)
-    except msgspec.DecodeError as error:
-        readable = repaired(data)
-        if readable is None:
-            raise error  # noqa: TRY201 - compiled, a `raise` without it costs more
-        return decode_chat_event(readable)
 
 
 class ChoicesRecorder(StreamRecorder):
@@ -85,7 +75,7 @@ class ChoicesRecorder(StreamRecorder):
         events = iter(split_events(frames[begin:]))
         for frame in events:
             was_started = self.started
-            if was_started and _is_only_text(frame) and find_empty_data(frame) < 0:
+            if was_started and _is_only_text(frame) and find_empty_event(frame) < 0:
                 forwarded.append(frame)
                 continue
             data = payload(frame)
@@ -106,11 +96,12 @@ class ChoicesRecorder(StreamRecorder):
 
     def _is_forwarded(self, frame: bytes, data: bytes) -> bool:
         try:
-            event = _decode_event(data)
+            event = decode_repaired(decode_chat_event, data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.failure = b"an event was not JSON"
             return False
-        if event.error is not None:
+        # vLLM up to 0.9 and SGLang name the object `error`; then there is neither `error` nor a choice.
+        if event.error is not None or (not event.choices and event.usage is None and is_error_body(data)):
             self.failure = data
             return False
         for choice in event.choices or ():

@@ -8,6 +8,7 @@ the recorder gets nothing, and another engine can still take over.
 A continued stream is rare, so each of its events is decoded.
 """
 
+import json
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +16,6 @@ import msgspec
 from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.continuation import StreamSoFar
-from router.core.endpoints.json_repair import repaired
 from router.core.endpoints.recorded_response import ReportedUsage, RequestSpeculation, parse_token_count
 from router.core.endpoints.recording import ABORTED, EVENT_TOO_LONG, MAX_EVENT_SIZE
 from router.core.endpoints.sse import DONE, EventBuffer, is_comment, payload, split_events
@@ -103,7 +103,7 @@ class ContinuedStream:
             if self.failure is not None:
                 break
             if event is not None:
-                rewritten.append(b"data: %b\n\n" % _encode(event))
+                rewritten.append(b"data: %b\n\n" % event)
         return rewritten
 
     def _pass_on(self, rewritten: list[bytes]) -> bytes:
@@ -127,11 +127,23 @@ class ContinuedStream:
 
     # -- one event ----------------------------------------------------------------------------------------------------
 
-    def _rewrite(self, data: bytes) -> dict[str, Any] | None:
-        """The event for the client; None if nothing of it is new. Sets `failure`."""
+    def _rewrite(self, data: bytes) -> bytes | None:
+        """The payload for the client; None if nothing of it is new. Sets `failure`."""
         try:
-            event = _decode_event(repaired(data) or data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            try:
+                event = _decode_event(data)
+            except msgspec.DecodeError:  # half a pair of surrogates and NaN are passed on, which msgspec cannot do
+                event = json.loads(data)
+                new = self._rewrite_event(event, data)
+                return json.dumps(new).encode() if new is not None else None
+        except (ValueError, RecursionError):  # all that decoders raise
+            self.failure = b"an event was not JSON"
+            return None
+        new = self._rewrite_event(event, data)
+        return _encode(new) if new is not None else None
+
+    def _rewrite_event(self, event: Any, data: bytes) -> dict[str, Any] | None:
+        if not isinstance(event, dict):
             self.failure = b"an event was not JSON"
             return None
         if event.get("error") is not None:

@@ -72,6 +72,7 @@ def parse_json_message(value: Any) -> EngineMessage | None:
     for message in (error.get("message"), detail, inner):
         if isinstance(message, str) and message:
             kind, param, code = error.get("type"), error.get("param"), error.get("code")
+            kind = None if kind == "error" else kind  # the event's
             return EngineMessage(
                 message,
                 kind[:256] if isinstance(kind, str) and kind else None,

@@ -20,6 +20,7 @@ _MAX_WORD: Final = 128  # characters; longer ones are texts
 
 # Parts of words in snake case, in this order: `invalid_api_key` is about the key, `server_error` not about the request.
 _STATUS_OF_PARTS: Final = (
+    (400, ("token_id",)),  # an invalid one is no invalid token of access
     (401, ("authentication", "unauthorized", "unauthenticated", "api_key", "invalid_token")),
     (403, ("permission", "forbidden", "access_denied")),
     (429, ("rate_limit", "overload", "too_many_requests", "quota", "slow_down", "exhausted", "capacity", "busy")),
@@ -35,12 +36,17 @@ _STATUS_OF_PARTS: Final = (
         400,
         ("invalid", "unsupported", "not_supported", "bad_request", "context_length", "context_window", "context_size",
          "max_length", "too_long", "too_large", "too_short", "missing", "required", "policy", "content_filter",
-         "unknown_parameter", "value_error", "out_of_range", "malformed"),
+         "unknown_parameter", "value_error", "out_of_range", "malformed", "too_small",
+         "empty_image", "image_parse", "above_max", "below_min",
+         "max_tokens", "token_limit", "tokens_limit", "tokens_exceeded", "too_many_tokens", "grammar",
+         "failed_to_download"),
     ),
 )  # fmt: skip
 
-# How TGI's message begins for a request that is at fault, where its type is missing.
-_TGI_VALIDATION: Final = "Input validation error"
+# How TGI's messages begin, where their type is missing.
+_TGI_MESSAGES: Final = (
+    ("Input validation error", 422), ("Template error", 422), ("Tool error", 422), ("Model is overloaded", 429),
+)  # fmt: skip
 
 
 def error_status(value: Any) -> int:
@@ -61,7 +67,9 @@ def error_status(value: Any) -> int:
             if (status := _status_of_word(holder.get(name))) is not None:
                 return status
     text = error.get("error")
-    return 422 if isinstance(text, str) and text.startswith(_TGI_VALIDATION) else ENGINE_FAILURE
+    if not isinstance(text, str):
+        return ENGINE_FAILURE
+    return next((status for begin, status in _TGI_MESSAGES if text.startswith(begin)), ENGINE_FAILURE)
 
 
 def _status_number(value: Any) -> int | None:

@@ -5,7 +5,12 @@ of the emoji. Neither is a failure. What is repaired here is only for reading: t
 """
 
 import re
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+
+_Decoded = TypeVar("_Decoded")
 
 _NOT_FINITE: Final = re.compile(rb"(?<=[\[,:\s])-?(?:NaN|Infinity)(?=\s*[,\]}])")
 # A pair of surrogates, then a single one, then any other escape: its backslash may be escaped itself.
@@ -23,3 +28,14 @@ def repaired(data: bytes) -> bytes | None:
     if b"\\ud" in fixed or b"\\uD" in fixed:
         fixed = _ESCAPE.sub(lambda match: _REPLACEMENT if match[1] is not None else match[0], fixed)
     return fixed if fixed != data else None
+
+
+def decode_repaired(decode: Callable[[bytes], _Decoded], data: bytes) -> _Decoded:
+    """What msgspec's `decode` makes of `data`, or of `repaired(data)` where it refuses that. Raises what it raises."""
+    try:
+        return decode(data)
+    except msgspec.DecodeError as error:
+        readable = repaired(data)
+        if readable is None:
+            raise error  # noqa: TRY201 - compiled, a `raise` without it costs more
+        return decode(readable)

@@ -12,7 +12,7 @@ import msgspec
 
 from router.core.endpoints.cache_salt import combine_salts
 from router.core.endpoints.endpoint import Endpoint, InferenceRequest
-from router.core.endpoints.request_fields import ENGINE_ID_FORM
+from router.core.endpoints.request_fields import ENGINE_ID_FORM, wants_usage
 from router.core.json_values import is_deeper, is_integer, normalize_numbers
 from router.core.quota.priority import DEFAULT_PRIORITY
 from router.errors import ApiError, bad_request
@@ -101,7 +101,7 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
         fields=fields,
         model=known.model,
         stream=bool(known.stream) and endpoint.streaming is not None,
-        include_usage=bool(known.stream and known.stream_options and known.stream_options.include_usage),
+        include_usage=bool(known.stream) and wants_usage(fields.get("stream_options")),
         temperature=known.temperature,
         seed=known.seed,
         max_tokens=known.max_answer_tokens(),
@@ -174,7 +174,7 @@ def engine_body(
     if salt is not None and client_salt is not _ABSENT:
         salt = combine_salts(salt, client_salt)
     if request.model == served_model and client_salt is _ABSENT:
-        adds_usage = needs_usage and not request.include_usage
+        adds_usage = needs_usage and not (request.fields.get("stream_options") or {}).get("include_usage")
         if not adds_usage and salt is None and not adds_priority and not token_ids:
             return request.body
         if not adds_usage or "stream_options" not in request.fields:

@@ -12,6 +12,16 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+def wants_usage(stream_options: Any) -> bool:
+    """Whether a client that streams gets the usage.
+
+    As vLLM, and unlike OpenAI, the router takes `include_usage` as true where only `continuous_usage_stats` is given.
+    """
+    if not isinstance(stream_options, dict):
+        return False
+    return bool(stream_options.get("include_usage", stream_options.get("continuous_usage_stats")))
+
+
 EngineId = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}\Z")]
 """An id that a client may pass to an engine. It cannot hold an address, as some vLLM connectors parse one from ids."""
 

@@ -5,6 +5,7 @@ a comment. Lines end with LF or CRLF. Source: https://html.spec.whatwg.org/multi
 9.2.5.
 """
 
+import re
 from typing import Final
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -76,12 +77,23 @@ def payload(frame: bytes) -> bytes | None:
 _EMPTY_DATA: Final = (b"data:\n", b"data: \n", b"data:\r", b"data: \r")
 
 
-def find_empty_data(frames: bytes) -> int:
-    """Where the first `data:` line without a value begins; -1 without one. JSON has no line ends in its strings."""
+# An event of other fields than `data`, and maybe of comments.
+_NO_DATA: Final = re.compile(rb"(?:\A|\n\r?\n)(?::[^\n]*\n)*(?:event|id|retry)\b(?:(?!data)[^\r\n][^\n]*\n)+\r?\n")
+
+
+def find_empty_event(frames: bytes) -> int:
+    """Where the first event without data begins, or its empty `data:` line; -1 without one. Comments do not count.
+
+    `frames`: complete events. JSON has no line ends in its strings.
+    """
     find = frames.find
     if find(b"data:\n") < 0 and find(b"data: \n") < 0 and find(b"\r") < 0:
-        return -1
-    return min((at for line in _EMPTY_DATA if (at := find(line)) >= 0), default=-1)
+        if find(b"\n\n") == len(frames) - 2 and (frames.startswith(b"data:") or find(b"\ndata:") >= 0):
+            return -1  # the usual case: one event
+    elif (empty := min((at for line in _EMPTY_DATA if (at := find(line)) >= 0), default=-1)) >= 0:
+        return empty
+    match = _NO_DATA.search(frames)
+    return match.start() if match is not None else -1
 
 
 def split_comments(frames: bytes) -> tuple[bytes, bytes]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.json_repair import decode_repaired
 from router.core.endpoints.recorded_response import (
     RecordedResponse,
     ReportedUsage,
@@ -95,7 +96,7 @@ class TranscriptRecorder:
             self.ended = self._has_done = True
             return
         try:
-            event = _decode_event(data)
+            event = decode_repaired(_decode_event, data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.failure = b"an event was not JSON"
             return

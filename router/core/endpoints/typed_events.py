@@ -11,7 +11,7 @@ import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.frames import extract_text
-from router.core.endpoints.json_repair import repaired
+from router.core.endpoints.json_repair import decode_repaired
 from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage
 from router.core.endpoints.recording import StreamRecorder, record_stream
@@ -56,16 +56,6 @@ class EventReader(Protocol):
         """
 
 
-def _read_event(reader: EventReader, data: bytes) -> bool:
-    try:
-        return reader.on_event(data)
-    except msgspec.DecodeError as error:
-        readable = repaired(data)
-        if readable is None:
-            raise error  # noqa: TRY201 - as in choices_recorder
-        return reader.on_event(readable)
-
-
 class TypedRecorder(StreamRecorder):
     """Records a stream of typed events, which `reader` reads."""
 
@@ -98,7 +88,7 @@ class TypedRecorder(StreamRecorder):
                     continue
             else:
                 try:
-                    self.ended = _read_event(reader, data)
+                    self.ended = decode_repaired(reader.on_event, data)
                 except MALFORMED_RESPONSE_ERRORS:
                     self.failure = b"an event was not JSON"
                     break

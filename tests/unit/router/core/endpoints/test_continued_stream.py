@@ -179,6 +179,26 @@ def test_comments_of_the_engine_that_goes_on_are_passed_on_from_its_first_token_
     assert ping not in recorder.parts.parts
 
 
+def test_half_a_pair_of_surrogates_of_the_engine_that_goes_on_is_passed_on() -> None:
+    request = request_of(chat=True, max_tokens=None, stop=[])
+    recorder = new_recorder(request, ids=False)
+    head = '{"id":"first","object":"chat.completion.chunk","created":1,"model":"m",'
+    event = 'data: %s"choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":null}]}\n\n'
+    recorder.feed((event % (head, "a")).encode())
+    so_far = read_so_far(recorder.parts, None)
+    assert not isinstance(so_far, str)
+    choices_format = CHAT.streaming.choices_format if CHAT.streaming is not None else None
+    assert choices_format is not None
+    stream = ContinuedStream(recorder, choices_format, so_far, by_ids=False)
+    halves = [
+        stream.feed((event % (head.replace("first", "second"), half)).encode()) for half in ("\\ud83d", "\\ude00")
+    ]
+    texts = [json.loads(half[6:])["choices"][0]["delta"]["content"] for half in halves]
+    assert "".join(texts).encode("utf-16", "surrogatepass").decode("utf-16") == "\U0001f600"
+    assert all(b'"first"' in half for half in halves)
+    assert stream.failure is None
+
+
 def test_a_stream_that_lacks_only_its_end_keeps_the_usage_that_its_engine_sent() -> None:
     request = request_of(chat=True, max_tokens=None, stop=[])
     model = ToyModel("ab", [1])

@@ -51,6 +51,14 @@ from router.core.endpoints.error_status import error_status
         ({"error": "x", "error_type": "generation"}, 500),
         ({"error": "x", "error_type": "incomplete_generation"}, 500),
         ({"error": "Input validation error: `inputs` must have less than 1024 tokens"}, 422),
+        ({"error": "Template error: no chat template"}, 422),
+        ({"error": "Model is overloaded"}, 429),
+        # OpenAI and Azure: what is wrong with a field or an image.
+        ({"error": {"type": "invalid_request_error", "code": "integer_above_max_value"}}, 400),
+        ({"type": "response.failed", "response": {"error": {"code": "image_too_small"}}}, 400),
+        ({"type": "response.failed", "response": {"error": {"code": "failed_to_download_image"}}}, 400),
+        ({"error": {"code": "tokens_limit_reached"}}, 400),
+        ({"error": {"code": "invalid_token_id"}}, 400),  # no invalid token of access
         # Google, by its word alone.
         ({"error": {"status": "INVALID_ARGUMENT"}}, 400),
         # No word that is known.

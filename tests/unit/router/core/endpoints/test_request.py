@@ -205,11 +205,22 @@ def test_other_stream_options_are_unchanged() -> None:
     assert sent["stream_options"] == {"continuous_usage_stats": True, "x": 1, "include_usage": True}
 
 
-@pytest.mark.parametrize("options", [{}, {"include_usage": False}, {"include_usage": None}])
-def test_usage_in_every_event_is_asked_for_only_with_the_usage_as_in_vllm(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"include_usage": False}, {"include_usage": None}])
+def test_usage_in_every_event_is_not_asked_for_without_the_usage_as_in_vllm(options: dict[str, Any]) -> None:
     parsed_request = chat(stream=True, stream_options={"continuous_usage_stats": True, **options})
     sent = json.loads(engine_body(parsed_request, "llama"))
     assert sent["stream_options"] == {"include_usage": True}
+    assert not parsed_request.include_usage
+
+
+@pytest.mark.parametrize("served_model", ["llama", "other"])
+def test_usage_in_every_event_includes_the_usage_by_default_as_in_vllm(served_model: str) -> None:
+    parsed_request = chat(stream=True, stream_options={"continuous_usage_stats": True})
+    sent = json.loads(engine_body(parsed_request, served_model))
+    assert sent["stream_options"] == {"continuous_usage_stats": True, "include_usage": True}
+    assert parsed_request.include_usage
+    assert not chat(stream=True, stream_options={"continuous_usage_stats": False}).include_usage
+    assert not chat(stream_options={"continuous_usage_stats": True}).include_usage, "the answer is JSON"
 
 
 def test_a_json_request_is_given_no_stream_options() -> None:

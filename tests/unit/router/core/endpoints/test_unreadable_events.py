@@ -15,7 +15,10 @@ from router.core.endpoints.stream_encoding import decode_stream
 from tests.support.endpoints import choices_recorder, make_recorder
 from tests.support.factories import chat
 
-WITHOUT_DATA = [b"data:\n\n", b"data: \n\n", b"data:\r\n\r\n", b"event: chunk\ndata:\n\n", b"id: 7\ndata: \n\n"]
+WITHOUT_DATA = [
+    b"data:\n\n", b"data: \n\n", b"data:\r\n\r\n", b"event: chunk\ndata:\n\n", b"id: 7\ndata: \n\n", b"retry: 3000\n\n",
+    b"event: ping\n\n", b": a comment\nid: 7\nevent: ping\n\n", b"event: ping\r\n\r\n",
+]  # fmt: skip
 
 
 def delta(text: str) -> bytes:
@@ -39,7 +42,7 @@ def test_an_event_without_data_is_dropped_wherever_it_stands(empty: bytes, place
     assert isinstance(recorder.recorded_response(chat()), RecordedResponse)
 
 
-@pytest.mark.parametrize("empty", [*WITHOUT_DATA, b"event: x\n\n", b"retry: 3000\n\n"])
+@pytest.mark.parametrize("empty", WITHOUT_DATA)
 @pytest.mark.parametrize("endpoint", [CHAT, RESPONSES, MESSAGES, TRANSCRIPTIONS])
 def test_before_the_first_token_every_event_without_data_is_dropped(endpoint: Endpoint, empty: bytes) -> None:
     recorder = make_recorder(endpoint, 1000)
@@ -69,6 +72,43 @@ def test_halves_of_a_pair_of_surrogates_reach_the_client_as_they_came_and_are_st
         assert decode_stream(recorded.stream, recorded.body, include_usage=False, end=DONE) == forwarded + DONE
     else:
         assert recorded is NotStoredReason.ERROR
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_text_that_ends_in_half_a_pair_reaches_the_client_and_is_not_stored(before: int) -> None:
+    events = [*[delta("x")] * before, delta("\\ud83d"), END]
+    recorder = choices_recorder(10_000)
+    assert b"".join([recorder.feed(event) for event in [*events, DONE]]) == b"".join(events)
+    assert (recorder.failure, recorder.is_complete) == (None, True)
+    assert recorder.recorded_response(chat()) is NotStoredReason.ERROR
+
+
+def test_half_a_pair_in_a_transcript_is_no_failure() -> None:
+    recorder = make_recorder(TRANSCRIPTIONS, 1000)
+    half = b'data: {"type":"transcript.text.delta","delta":"\\ud83d"}\n\n'
+    assert recorder.feed(half) == half
+    assert (recorder.started, recorder.failure) == (True, None)
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("empty", WITHOUT_DATA)
+def test_a_typed_stream_loses_only_its_events_without_data(empty: bytes, place: int, together: bool) -> None:
+    text = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":%b}\n\n'
+    events = [text % b'{"type":"text_delta","text":"%b"}' % piece for piece in (b"a", b"b")]
+    sent = [*events[:place], empty, *events[place:]]
+    recorder = make_recorder(MESSAGES, 1000)
+    chunks = [b"".join(sent)] if together else sent
+    assert b"".join(map(recorder.feed, chunks)) == b"".join(events)
+    assert (recorder.started, recorder.failure) == (True, None)
+
+
+def test_an_event_that_is_an_error_object_is_a_failure() -> None:
+    error = b'{"object":"error","message":"Too long.","type":"BadRequestError","code":400}'  # vLLM 0.9, SGLang
+    for before in (b"", delta("a")):
+        recorder = choices_recorder(1000)
+        assert recorder.feed(before + b"data: %b\n\n" % error) == before
+        assert recorder.failure == error
 
 
 def test_half_a_pair_in_a_typed_event_is_no_failure() -> None:
