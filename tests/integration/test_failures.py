@@ -22,7 +22,7 @@ from tests.support.router_server import (
 )
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text, parse_events
-from tests.support.waiting import read_until
+from tests.support.waiting import eventually, read_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -71,12 +71,18 @@ async def on_llamas(engines: EngineSet, fault: Fault) -> None:
     await asyncio.gather(engines.chat.set_faults(fault), engines.code.set_faults(fault))
 
 
+async def _is_asked_again(router: RouterServer) -> bool:
+    engines = (await router.http.get("/healthz")).json()["engines"].values()
+    return all(engine["state"] != "refused" for engine in engines)
+
+
 async def nothing_was_kept(router: RouterServer, engines: EngineSet, redis: Any, *, stream: bool) -> None:
     """Checks that nothing was stored: writes of earlier requests precede the hit of a later one."""
     await asyncio.gather(engines.chat.clear_faults(), engines.code.clear_faults())
     sentinel = (await router.chat("A well answered one", model="mistral")).headers["x-cache-key"]
     assert (await router.chat("A well answered one", model="mistral")).headers["x-cache"] == "HIT"
     assert await keys_except_log(redis) == {sentinel}
+    await eventually(lambda: _is_asked_again(router))  # engines that refused the router's key
     assert (await router.chat("The sea?", stream=stream)).headers["x-cache"] == "MISS"
     assert (await router.chat("The sea?", stream=stream)).headers["x-cache"] == "HIT"
 
