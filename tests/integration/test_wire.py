@@ -173,7 +173,7 @@ async def test_a_request_id_in_a_body_cannot_be_a_network_address(
     router: RouterServer, path: str, body: dict[str, Any]
 ) -> None:
     answer = await router.http.post(path, json={"model": "llama", **body, "request_id": ADDRESSES})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
+    assert answer.status_code == 400
     assert answer.json()["error"]["message"] == "`request_id` must be 1 to 128 letters, digits, `_` and `-`."
 
 
