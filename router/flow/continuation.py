@@ -69,16 +69,22 @@ async def _go_on(
     )
     if seam.obstacle is not None:
         _give_up(record, broken, failure, seam.obstacle)
+    await dispatcher.seam_turns.take()
+    at_limit = len(failed) > limits.per_stream
+    able = seam.able(dispatcher.continuation_engines.find(seam.request, broken.model, engines), failed)
+    if (at_limit or not able) and not seam.may_be_complete:  # then it need not be read, which takes time
+        _give_up(record, broken, failure, "limit" if at_limit else "no-engine")
+    seam.read()
+    if seam.obstacle is not None:
+        _give_up(record, broken, failure, seam.obstacle)
     if seam.is_complete:
         if data := seam.end():
             inflight.publish(data)
         record.continuations.append(Continuation(failure.reason, "complete"))
         return None
-    if len(failed) > limits.per_stream:
-        _give_up(record, broken, failure, "limit")
-    candidates = seam.candidates(dispatcher.continuation_engines.find(seam.request, broken.model, engines), failed)
+    candidates = seam.candidates(able) if not at_limit else []
     if not candidates:
-        _give_up(record, broken, failure, "no-engine")
+        _give_up(record, broken, failure, "limit" if at_limit else "no-engine")
     before = (record.engine, record.fallback_model, record.sent_at, record.energy, record.earlier_seconds)
     if record.sent_at is not None:  # before the wait: its client may leave at any time, and its tenant pays for these
         record.earlier_seconds += max(0.0, time.perf_counter() - record.sent_at)

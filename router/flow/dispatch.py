@@ -36,6 +36,7 @@ from router.flow.engine_request import EngineRequests, lacks_endpoint
 from router.flow.engine_stream import EngineStream, Publisher
 from router.flow.exchange import GenerationRecord
 from router.flow.seam import ContinuationLimits, Seam
+from router.flow.seam_turns import SeamTurns
 from router.flow.waking import Waking
 from router.net.client.errors import EngineError
 from router.net.client.response import EngineResponse
@@ -99,6 +100,7 @@ class Dispatcher:
         self._on_adapter_not_served = on_adapter_not_served
         self._waking = waking
         self.losses = EngineLosses(client)
+        self.seam_turns = SeamTurns()
 
     def start_stream(
         self, record: GenerationRecord, request: InferenceRequest, engines: Sequence[Engine], publisher: Publisher

@@ -7,7 +7,7 @@ import msgspec
 
 from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.choices_recorder import ChoicesRecorder
-from router.core.endpoints.continuation import StreamSoFar, held_back, read_so_far, request_obstacle
+from router.core.endpoints.continuation import StreamSoFar, held_back, may_be_complete, read_so_far, request_obstacle
 from router.core.endpoints.continuation_body import remaining_tokens, request_by_ids, request_by_text
 from router.core.endpoints.continued_stream import ContinuedStream, end_locally
 from router.core.endpoints.endpoint import InferenceRequest, Recorder
@@ -34,7 +34,9 @@ class ContinuationLimits(msgspec.Struct, frozen=True):
 class Seam:
     """Where one engine has broken a stream off.
 
-    - `obstacle`: why no engine can go on, in a word; None if one can.
+    - `obstacle`: why no engine can go on, in a word; None if nothing is known against it.
+    - `read` takes the time that the length of the stream takes; what is not in this list comes after it.
+    - `able` and `may_be_complete` tell whether it is worth it.
     - `request_for` and `new_recorder` are for an attempt at an engine, in this order.
     """
 
@@ -54,17 +56,26 @@ class Seam:
         self._recorder = recorder
         self._by_ids = False
         self._may_use_ids = True
+        self._by_context: dict[int | None, InferenceRequest | None] = {}
+        self._by_text: list[InferenceRequest | None] = []  # empty: not made yet
         self.so_far: StreamSoFar | None = None
-        self.obstacle = self._find_obstacle()
+        self.obstacle = self._obstacle_of_request()
 
-    def _find_obstacle(self) -> str | None:
+    def _obstacle_of_request(self) -> str | None:
         if self.error.reason in _NOT_THE_ENGINES_FAULT:
             return self.error.reason
         obstacle = request_obstacle(self.request)
-        if obstacle is not None:
-            return obstacle
-        if not isinstance(self._recorder, ChoicesRecorder):
+        if obstacle is None and not isinstance(self._recorder, ChoicesRecorder):
             return "endpoint"
+        return obstacle
+
+    def read(self) -> None:
+        """Reads what the stream has said, which may be an obstacle."""
+        if self.obstacle is None:
+            self.obstacle = self._obstacle_of_stream()
+
+    def _obstacle_of_stream(self) -> str | None:
+        assert isinstance(self._recorder, ChoicesRecorder)  # else there is an obstacle
         so_far = read_so_far(self._recorder.parts, self._recorder.token_ids, held_back(self.request.fields))
         if isinstance(so_far, str):
             return so_far
@@ -96,6 +107,15 @@ class Seam:
         return streaming.choices_format
 
     @property
+    def may_be_complete(self) -> bool:
+        """Whether `is_complete` may be true after `read`."""
+        recorder = self._recorder
+        if not isinstance(recorder, ChoicesRecorder) or recorder.parts is None:
+            return False
+        limit = remaining_tokens(self.request, 0)
+        return may_be_complete(recorder.parts, recorder.token_ids, limit)
+
+    @property
     def is_complete(self) -> bool:
         """Whether no engine is needed: only the end is missing, or the client's limit is reached."""
         so_far = self.so_far
@@ -109,8 +129,9 @@ class Seam:
         assert isinstance(self._recorder, ChoicesRecorder)
         return end_locally(self._recorder, self._choices_format, self.so_far)
 
-    def candidates(self, engines: Sequence[Engine], excluded: Sequence[Engine]) -> list[Engine]:
-        """The engines that can go on: those that answer as the failed one and have not failed.
+    def able(self, engines: Sequence[Engine], excluded: Sequence[Engine]) -> list[Engine]:
+        """The engines that can go on, as far as it is known without the stream: those that answer as the failed one and
+        have not failed.
 
         `engines`: of its model. A change of an engine's settings makes another object of it.
         """
@@ -121,8 +142,11 @@ class Seam:
             if (engine.name, engine.url) not in failed
             and engine.answers_as(self.failed.revision, self._adapter)
             and not engine.drained
-            and self.request_for(engine) is not None
         ]
+
+    def candidates(self, able: Sequence[Engine]) -> list[Engine]:
+        """Those of the `able` engines that can go on."""
+        return [engine for engine in able if self.request_for(engine) is not None]
 
     def request_for(self, engine: Engine) -> InferenceRequest | None:
         """The request that this engine gets; None if it has no way to go on."""
@@ -131,7 +155,7 @@ class Seam:
             return None
         by_ids = None
         if self._may_use_ids and engine.traits.token_ids:
-            by_ids = request_by_ids(self.request, self.so_far, engine.max_model_len)
+            by_ids = self._request_by_ids(self.so_far, engine.max_model_len)
         self._by_ids = by_ids is not None
         if by_ids is not None:
             return by_ids
@@ -142,7 +166,15 @@ class Seam:
         holds_back = self.failed.traits.token_ids and engine.traits.token_ids
         if self.request.fields.get("stop") and not holds_back:
             return None
-        return request_by_text(self.request, self.so_far)
+        if not self._by_text:
+            self._by_text.append(request_by_text(self.request, self.so_far))
+        return self._by_text[0]
+
+    def _request_by_ids(self, so_far: StreamSoFar, max_model_len: int | None) -> InferenceRequest | None:
+        # Made once for all engines with this context, since it has all tokens.
+        if max_model_len not in self._by_context:
+            self._by_context[max_model_len] = request_by_ids(self.request, so_far, max_model_len)
+        return self._by_context[max_model_len]
 
     def asks_token_ids(self, engine: Engine) -> bool:
         """Whether the next engine is asked for ids: where it has them, and the recorder takes them out."""

@@ -98,7 +98,7 @@ def repeated_seam() -> None:
 
 def partial_event() -> None:
     """The text of an event that did not arrive as a whole counts as said."""
-    find = Seam._find_obstacle
+    find = Seam._obstacle_of_stream
 
     def find_with_partial_event(self: Seam) -> str | None:
         obstacle = find(self)
@@ -107,22 +107,22 @@ def partial_event() -> None:
             self.so_far = msgspec.structs.replace(self.so_far, text=self.so_far.text + partial)
         return obstacle
 
-    setattr(Seam, "_find_obstacle", find_with_partial_event)  # noqa: B010
+    setattr(Seam, "_obstacle_of_stream", find_with_partial_event)  # noqa: B010
 
 
 def same_engine() -> None:
     """The engine that broke the stream off may go on with it."""
-    candidates = Seam.candidates
-    setattr(Seam, "candidates", lambda self, engines, _: candidates(self, engines, ()))  # noqa: B010
+    able = Seam.able
+    setattr(Seam, "able", lambda self, engines, _: able(self, engines, ()))  # noqa: B010
 
 
 def any_revision() -> None:
     """An engine of another revision may go on."""
 
-    def candidates(self: Seam, engines: Sequence[Engine], excluded: Sequence[Engine]) -> list[Engine]:
-        return [engine for engine in engines if engine not in excluded and self.request_for(engine) is not None]
+    def able(_: Seam, engines: Sequence[Engine], excluded: Sequence[Engine]) -> list[Engine]:
+        return [engine for engine in engines if engine not in excluded]
 
-    setattr(Seam, "candidates", candidates)  # noqa: B010
+    setattr(Seam, "able", able)  # noqa: B010
 
 
 def whole_limit() -> None:

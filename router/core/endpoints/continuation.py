@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.delta_template import StreamParts, TemplateRun
+from router.core.endpoints.delta_template import FINISH_REASON, StreamParts, TemplateRun
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS, MalformedResponseError
 from router.core.endpoints.sse import payload
@@ -82,6 +82,12 @@ _HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
 }
 MAX_REPEATED: Final = 256
 """Characters that may be generated again and compared; with more, the way by text is sooner at what is new."""
+
+MAX_LITERAL_EVENTS: Final = 1000
+"""Events that may be decoded one by one, which is what events without a template need."""
+
+_LAST_PARTS: Final = 4
+"""Parts at the end of a stream in one of which a finish reason is: after it come the usage and the end."""
 
 
 def request_obstacle(request: InferenceRequest) -> str | None:
@@ -159,6 +165,7 @@ class _Event(msgspec.Struct, frozen=True):
 
 _decode_event = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_texts = msgspec.json.Decoder(list[str]).decode
+_USAGE: Final = b'"usage"'
 _HEAD_FIELDS: Final = ("id", "object", "created", "model", "system_fingerprint")
 
 
@@ -177,6 +184,8 @@ def read_so_far(parts: StreamParts | None, cutter: TokenIdCutter | None, held_ba
     """
     if parts is None:
         return "too-large"
+    if _decoded_events(parts) > MAX_LITERAL_EVENTS:
+        return "no-template"
     try:
         events, head = _read_events(parts)
     except MALFORMED_RESPONSE_ERRORS:
@@ -222,6 +231,20 @@ def read_so_far(parts: StreamParts | None, cutter: TokenIdCutter | None, held_ba
     )
 
 
+def may_be_complete(parts: StreamParts, cutter: TokenIdCutter | None, limit: int | None) -> bool:
+    """Whether the stream may have its finish reason or as many tokens as it may have, found without reading it."""
+    if any(FINISH_REASON.search(part) for part in parts.parts[-_LAST_PARTS:] if not isinstance(part, TemplateRun)):
+        return True
+    if limit is None:
+        return False
+    pieces = cutter.pieces if cutter is not None else []
+    if not pieces:  # then only the usage in an event tells it
+        return any(_USAGE in part for part in parts.parts[-_LAST_PARTS:] if not isinstance(part, TemplateRun)) or any(
+            _USAGE in template.end or _USAGE in template.begin for template in parts.templates
+        )
+    return sum([piece.count(b",") + 1 for piece in pieces if piece]) >= limit
+
+
 def _settled_slots(slots: Sequence[_Event], counts: Sequence[int], text: str, held_back: int) -> tuple[int, str]:
     """The number of events up to the last one at whose end ids and text agree, and the published text after it."""
     published = len(text)
@@ -254,6 +277,10 @@ def _text_slots(slots: Sequence[_Event], counts: Sequence[int], text: str, held_
     return whole
 
 
+def _decoded_events(parts: StreamParts) -> int:
+    return sum([not isinstance(part, TemplateRun) for part in parts.parts])
+
+
 def _read_events(parts: StreamParts) -> tuple[list[_Event], dict[str, Any]]:
     events: list[_Event] = []
     head: dict[str, Any] = {}
@@ -269,6 +296,8 @@ def _read_events(parts: StreamParts) -> tuple[list[_Event], dict[str, Any]]:
         begin, end = template.begin_with(part.first_number), template.end_with(part.first_number)
         form = _read_event(_decode_event(payload(b"%bx%b" % (begin, end)) or b""), head)
         if form.text and form.has_reasoning:  # the texts may be either
+            if len(part.texts) > MAX_LITERAL_EVENTS:
+                raise MalformedResponseError("too many events that must be decoded one by one")
             events += [_read_event(_decode_event(payload(begin + text + end) or b""), head) for text in part.texts]
             continue
         if not form.text:

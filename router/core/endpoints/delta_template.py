@@ -28,7 +28,7 @@ _TEXT_FIELD: Final = re.compile(
 )
 
 # An event in which a choice ends makes no template: such events are few, and each tells how the stream ended.
-_FINISH_REASON: Final = re.compile(rb'"finish_reason":(?! ?null)')
+FINISH_REASON: Final = re.compile(rb'"finish_reason":(?! ?null)')
 
 # A number that `%d` writes with the same bytes: no leading zero, no sign, at most 15 digits. Any other spelling is part
 # of the template's bytes.
@@ -185,7 +185,7 @@ class StreamParts:
         if len(self.templates) >= MAX_TEMPLATES or frames.find(b"\n\n") != len(frames) - 2 or frames[0] == _COLON:
             return False
         field = _TEXT_FIELD.search(frames)
-        if field is None or _FINISH_REASON.search(frames) is not None:
+        if field is None or FINISH_REASON.search(frames) is not None:
             return False
         end = frames.find(b'"', field.end())
         # An event with an empty text, such as the first one of a chat, is seldom followed by others of its form. A text

@@ -9,8 +9,15 @@ import pytest
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.continuation import StreamSoFar, held_back, read_so_far
+from router.core.endpoints.continuation import (
+    MAX_LITERAL_EVENTS,
+    StreamSoFar,
+    held_back,
+    may_be_complete,
+    read_so_far,
+)
 from router.core.endpoints.continuation_body import request_by_ids
+from router.core.endpoints.delta_template import StreamParts
 from router.core.endpoints.request import parse_request
 from router.core.endpoints.token_ids import TokenIdCutter
 
@@ -88,3 +95,30 @@ def test_a_field_of_the_other_endpoint_does_not_matter() -> None:
     so_far = read(ANSWER)
     assert isinstance(so_far, StreamSoFar)
     assert request_by_ids(parse_request(COMPLETIONS, json.dumps(body).encode()), so_far, None) is not None
+
+
+def test_a_stream_without_templates_is_read_up_to_a_bound() -> None:
+    """Its events are decoded one by one, here since blanks hide the ids."""
+    found = []
+    for count in (MAX_LITERAL_EVENTS // 2, 2 * MAX_LITERAL_EVENTS):
+        parts = StreamParts()
+        for number in range(count):
+            choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": None, "token_ids": [number]}
+            parts.append(b"data: %b\n\n" % json.dumps({"id": "c", "choices": [choice]}).encode())
+        found.append(read_so_far(parts, TokenIdCutter()))
+    assert isinstance(found[0], StreamSoFar)
+    assert found[1] == "no-template"
+
+
+@pytest.mark.parametrize(
+    ("reason", "limit", "expected"),
+    [(None, None, False), ("stop", None, True), (None, 5, False), (None, 4, True)],
+)
+def test_a_stream_whose_end_or_limit_was_reached_may_be_complete(
+    reason: str | None, limit: int | None, expected: bool
+) -> None:
+    parts, cutter = StreamParts(), TokenIdCutter()
+    for ids in ([1], [2, 3], [4]):
+        choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": reason if ids == [4] else None}
+        parts.append(cutter.cut(event({**choice, "token_ids": ids})))
+    assert may_be_complete(parts, cutter, limit) is expected
