@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.simulation.clock import CLOCK
 from tests.simulation.history import FOREVER
+from tests.simulation.invariants import PURGE_DELAY
 from tests.simulation.network import CLIENT, SERVER, Wire
 from tests.simulation.routers import SimulatedRouter
 
@@ -36,7 +37,9 @@ def _stall(world: "World", seconds: float, *, breaks: bool) -> None:
     process = world.redis.process
     if process.frozen:
         return
-    world.record_fault("stall", "redis", seconds, breaks=breaks, leases=len(world.routers))
+    # While it is unknown what was purged, each router joins only generations of the last second, and begins another.
+    leases = len(world.routers) * (1 + int(seconds / PURGE_DELAY))
+    world.record_fault("stall", "redis", seconds, breaks=breaks, leases=leases)
     world.loop.freeze(process)
     world.after(seconds, world.loop.thaw, process)
 
@@ -183,7 +186,8 @@ def partition(world: "World", random: Random) -> None:
                 wire.hold(CLIENT, CLOCK.now + seconds)
                 wire.hold(SERVER, CLOCK.now + seconds)
         world.network.unreachable[router.process.name] = CLOCK.now + seconds
-        world.record_fault("partition", router.name, seconds, breaks=True, leases=2)
+        leases = 2 + int(seconds / PURGE_DELAY)  # as in `_stall`
+        world.record_fault("partition", router.name, seconds, breaks=True, leases=leases)
 
 
 def kill(world: "World", random: Random) -> None:

@@ -182,7 +182,10 @@ class ModelConnection(asyncio.Protocol):
         if run is not None:
             if len(rest) < MIN_ARGUMENTS.get(name, 1):
                 raise RedisError(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
-            return run(self.server.data, rest)
+            try:
+                return run(self.server.data, rest)
+            except ValueError:  # of float()
+                raise RedisError("ERR value is not a valid float") from None
         # The remaining commands are methods of the connection.
         run_own: Callable[[list[bytes]], Any] | None = getattr(self, f"_{name.decode('latin-1').lower()}", None)
         if run_own is None:
@@ -233,7 +236,9 @@ class ModelConnection(asyncio.Protocol):
         section = [word.lower() for word in rest]
         if section == [b"memory"]:  # it has no limit
             return b"# Memory\r\nused_memory:1000000\r\nmaxmemory:0\r\n"
-        assert section == [b"replication"], "the model of Redis knows INFO replication and memory alone"
+        if section == [b"server"]:
+            return b"# Server\r\nredis_version:7.0.15\r\n"
+        assert section == [b"replication"], "the model of Redis knows INFO replication, memory and server alone"
         return b"# Replication\r\nrole:master\r\nconnected_slaves:%d\r\n" % self.server.replicas
 
     def _role(self, _: list[bytes]) -> list[Any]:
