@@ -16,7 +16,9 @@ from router.settings import ConfigurationError, Override, Settings, load, missin
 log = logging.getLogger("roundhouse.server")
 
 # Of [router].
-_RELOADABLE: Final = ("max_body", "max_bodies", "max_audio", "allowed_origins", "log_prompts", "log_prompt_chars")
+_RELOADABLE: Final = (
+    "max_body", "max_bodies", "max_audio", "allowed_origins", "log_prompts", "log_prompt_chars", "default_model",
+)  # fmt: skip
 _NO_FILE: Final = "there is no configuration file to reload; restart the router to ask its engines again"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.resilience.breaker import BreakerState
-from router.core.routing.context_length import min_context
+from router.core.routing.context_length import context_need
 from router.core.routing.draft_stats import unsupported_fields
 from router.flow.admission import Admission
 from router.upstream.catalog import BreakerStates, Catalog
@@ -60,7 +60,7 @@ def _can_serve(engine: Engine, request: InferenceRequest) -> bool:
     """Whether it could have been selected; see router.flow.engine_selection."""
     return (
         engine.up is True
-        and (engine.max_model_len is None or engine.max_model_len >= min_context(request))
+        and engine.has_room_for(context_need(request))
         and not (engine.has_draft and unsupported_fields(request))
         and not engine.unserved_paths.has(request.endpoint.path, time.monotonic())
     )

@@ -11,7 +11,7 @@ import msgspec
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.request import without_fields
 from router.core.routing.affinity import affinity_key
-from router.core.routing.context_length import TokenBounds, check_fit, context_length_error, min_context, token_bounds
+from router.core.routing.context_length import TokenBounds, check_fit, context_length_error, context_need, token_bounds
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.routing.draft_preference import EQUAL_SHARE, STICKY_EQUAL_SHARE
 from router.core.routing.draft_stats import DraftStats, MeasuredGeneration, unsupported_fields
@@ -82,7 +82,7 @@ class EngineSelector:
 
         Raises ApiError (400) for a request that exceeds the context length of all of them.
         """
-        request, min_length = parsed.request, min_context(parsed.request)
+        request, need = parsed.request, context_need(parsed.request)
         serving = [self._catalog.engines_for(model) for model in models or (parsed.model.name,)]
         if not any(serving):  # an adapter that its last engine has lost since the request was parsed
             raise unknown_model(request.model)
@@ -94,7 +94,7 @@ class EngineSelector:
         able = [
             long_enough
             for engines in serving
-            if (long_enough := [e for e in engines if e.max_model_len is None or e.max_model_len >= min_length])
+            if (long_enough := [engine for engine in engines if engine.has_room_for(need)])
         ]
         if not able:
             contexts = [engine.max_model_len or 0 for engines in serving for engine in engines]

@@ -57,12 +57,13 @@ class RequestResolver:
         if engine_field is not None:
             parts = msgspec.structs.replace(parts, texts_only=False)
         # Only `auto` depends on the task. For other models, the classification is left to ParsedRequest.log_odds.
-        log_odds = self._log_odds_of(parts.question) if request.model == AUTO else None
+        name = self._catalog.requested_name(request.model)
+        log_odds = self._log_odds_of(parts.question) if name == AUTO else None
         access = self._access.get(tenant)
-        model = self._catalog.resolve(request.model, task_for(log_odds) if log_odds is not None else None, access)
+        model = self._catalog.resolve(name, task_for(log_odds) if log_odds is not None else None, access)
         # Before any look-up: what is stored for a model that the tenant may not use any more is not served either.
         if access is not None and not access.allows(model.public_name, model.aliases):
-            raise unknown_model(request.model, reason="model_not_allowed")
+            raise unknown_model(name, reason="model_not_allowed")
         key = derive_cache_key(parts, tenant=tenant, model=model.name, revision=model.revision)
         parsed = ParsedRequest(request, parts, model, key, control, self._log_odds_of, log_odds)
         if self._catalog.has_shares:

@@ -47,6 +47,7 @@ _ALL_MODELS: Final[Place] = ("model", None, "name")
 def broken(settings: Settings) -> Iterator[Mistake]:
     """The violations. Some may be due to settings that could not be read: see Mistake.reads."""
     yield from _router(settings.router)
+    yield from _default_model(settings.router.default_model, settings.model)
     yield from _cache(settings.cache)
     yield from _auth(settings.auth, settings.tenant)
     yield from _tenants(settings.tenant)
@@ -70,6 +71,15 @@ def _router(router: RouterSettings) -> Iterator[Mistake]:
         at_least: Place = ("router", "max_body")
         yield Mistake(("router", "max_bodies"), "must be at least router.max_body", reads=(at_least,))
     yield from broken_origins(("router", "allowed_origins"), router.allowed_origins)
+
+
+def _default_model(name: str | None, models: list[ModelSettings]) -> Iterator[Mistake]:
+    place: Place = ("router", "default_model")
+    if name == AUTO and not any(model.auto for model in models):
+        yield Mistake(place, "has no model; set auto of a [[model]]", reads=(("model", None, "auto"),))
+    elif name not in (None, AUTO, *(each for model in models for each in (model.name, *model.aliases))):
+        reads: tuple[Place, ...] = (_ALL_MODELS, ("model", None, "aliases"))
+        yield Mistake(place, _no_model(str(name), [model.name for model in models]), reads=reads)
 
 
 def _cache(cache: CacheSettings) -> Iterator[Mistake]:

@@ -89,6 +89,7 @@ class RouterSettings(Strict, frozen=True):
     grace: Seconds = Seconds(30)
     state: str = ".roundhouse"
     pid_file: NonEmpty | None = None
+    default_model: NonEmpty | None = None
 
 
 class CacheSettings(Strict, frozen=True):

@@ -73,9 +73,11 @@ class Catalog:
     """
 
     def __init__(
-        self, models: Sequence[Model], engines: Sequence[Engine], reported_adapters: set[str] | None = None
-    ) -> None:
-        """`reported_adapters`: of the catalog that this one replaces."""
+        self, models: Sequence[Model], engines: Sequence[Engine], reported_adapters: set[str] | None = None, *,
+        default_model: str | None = None,
+    ) -> None:  # fmt: skip
+        """`reported_adapters`: of the catalog that this one replaces. `default_model`: see `requested_name`."""
+        self._default_model = default_model
         self.reported_adapters = reported_adapters if reported_adapters is not None else set()
         self.models = list(models)
         self.engines = {engine.name: engine for engine in engines}
@@ -98,9 +100,6 @@ class Catalog:
     def resolve(self, name: str, task: Task | None, access: ModelAccess | None = None) -> Model:
         """The model that a client's name stands for. Raises ApiError (404) for an unknown name.
 
-        The empty name, for a request without a model, is the only model of the configuration; with several, it is an
-        error (400).
-
         `auto` is, among the models with this task in `auto`, the first that has an engine for exactly this task, else
         the first. If no model has the task, it is chosen the same way among all models with any task in `auto`. Only
         models with `access` count; None: all. Other names ignore the task and `access`.
@@ -108,7 +107,7 @@ class Catalog:
         if name != AUTO:
             model = self._models_by_name.get(name) or self._adapters_by_id.get(name)
             if model is None:
-                return self._only_model(name)
+                raise unknown_model(name)
             return model
         models = [m for m in self.models if m.auto and (access is None or access.allows(m.name, m.aliases))]
         candidates = [m for m in models if task in m.auto] or models
@@ -118,13 +117,23 @@ class Catalog:
             (m for m in candidates if any(e.task == task for e in self._engines_by_model[m.name])), candidates[0]
         )
 
-    def _only_model(self, name: str) -> Model:
+    def requested_name(self, name: str) -> str:
+        """The name for `resolve` of a request for `name`, which is empty if the request names no model.
+
+        That stands for the default model or, without one, for the only model of the configuration. With several, it is
+        an error: raises ApiError (400).
+        """
         if name:
-            raise unknown_model(name)
+            return name
+        if self._default_model is not None:
+            return self._default_model
         if len(self.models) > 1:
-            message = "`model` is required, since there are several models; GET /v1/models lists them."
+            message = (
+                "`model` is required: this router has several models and no default (router.default_model); "
+                "GET /v1/models lists them."
+            )
             raise bad_request(message, param="model", code="model_required")
-        return self.models[0]
+        return self.models[0].name
 
     def resolve_configured(self, name: str) -> Model | None:
         """The model of the configuration with this name or alias."""

@@ -41,7 +41,8 @@ def build_catalog(
         for engine in created:
             engine.close()
         raise
-    return Catalog(models, engines, old[1].reported_adapters if old is not None else None)
+    reported_adapters = old[1].reported_adapters if old is not None else None
+    return Catalog(models, engines, reported_adapters, default_model=settings.router.default_model)
 
 
 def _add_engines(

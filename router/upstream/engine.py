@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from router.core.routing.context_length import ContextNeed
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.routing.draft_preference import DraftRank
 from router.core.routing.ranking import EngineSnapshot
@@ -418,6 +419,9 @@ class Engine:
         """The requests that are counted as they come and go: at an engine with a limit, also those of other workers."""
         return self.in_flight if self._slots is None else self._slots.count()
 
+    def has_room_for(self, need: ContextNeed) -> bool:
+        return not need.exceeds(self.max_model_len, shortens=self.traits.shortens_answers)
+
     @property
     def load(self) -> float:
         """The number of its requests: those that are counted here, and those of others."""
@@ -432,5 +436,6 @@ class Engine:
         return EngineSnapshot(
             self.name, self.task, self.up, self._counted_in_flight, external_load=self.external_load,
             running=gauges.running, waiting=gauges.waiting, kv_cache_usage=gauges.kv_cache_usage,
-            max_model_len=self.max_model_len, slow=slow, drained=self.drained, draft_rank=draft_rank,
+            max_model_len=self.max_model_len, shortens=self.traits.shortens_answers, slow=slow, drained=self.drained,
+            draft_rank=draft_rank,
         )  # fmt: skip

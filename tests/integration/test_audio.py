@@ -177,7 +177,7 @@ async def test_a_response_that_is_not_json_keeps_its_content_type(
         ({"response_format": "verbose_json", "stream": "true"}, 400, "doesn't support streaming"),
         ({"temperature": "hot"}, 400, "temperature"),
         ({"model": "nothing"}, 404, "does not exist"),
-        ({"model": ""}, 400, "`model` is missing"),
+        ({"model": ""}, 400, "`model` is required"),
         ({"stream": "perhaps"}, 400, "`stream`"),
     ],
 )

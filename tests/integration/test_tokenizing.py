@@ -105,8 +105,6 @@ async def test_without_a_model_and_with_several_the_answer_says_what_is_missing(
         answer = await router.post(path, fields)
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (400, "model", "model_required")
-    count = await router.post("/v1/messages/count_tokens", {"messages": [USER]})
-    assert (count.status_code, count.json()["error"]["message"]) == (400, "`model` is missing.")
 
 
 async def test_no_other_model_answers_for_one_that_fails(

@@ -101,8 +101,8 @@ def split_parts(request: InferenceRequest, markers: ContextMarkers) -> RequestPa
         else:
             rest, question, texts_only = _split_messages(messages, markers, system, rag)
     elif isinstance(layout, Prompt):
-        prompt = fields[layout.field]
-        first = prompt[0] if isinstance(prompt, list) else prompt
+        prompt = fields.get(layout.field)
+        first = prompt[0] if isinstance(prompt, list) and prompt else prompt
         question = first if isinstance(first, str) else ""
     elif isinstance(layout, EncodedInput):
         rest = [other_fields.pop(layout.field, None), other_fields.pop(layout.messages_field, None)]
@@ -221,7 +221,11 @@ def _split_content(content: Any, markers: ContextMarkers, system: list[Any] | No
     parts: list[Any] = ["parts"]
     texts = []
     for part in content:
-        if part.get("type") in _TEXT_TYPES and isinstance(part.get("text"), str):
+        if isinstance(part, str):  # vLLM takes it for a part with this text
+            pieces = []
+            texts.append(_extract_context(part, markers, pieces, system, rag))
+            parts.append([pieces])
+        elif part.get("type") in _TEXT_TYPES and isinstance(part.get("text"), str):
             pieces = []
             other_fields = part.copy()
             texts.append(_extract_context(other_fields.pop("text"), markers, pieces, system, rag))

@@ -13,10 +13,13 @@ def choice_count(fields: Mapping[str, Any], *, takes_prompt_list: bool) -> int:
     n = fields.get("n")
     count = n if isinstance(n, int) else 1
     if takes_prompt_list:
-        prompt = fields["prompt"]
+        prompt, embeds = fields.get("prompt"), fields.get("prompt_embeds")
         # A list of integers is one prompt, as token ids; any other list has a prompt in each item.
-        if isinstance(prompt, list) and not isinstance(prompt[0], int):
-            return count * len(prompt)
+        is_many = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
+        prompts = len(prompt) if prompt is not None and is_many else int(prompt is not None)
+        # vLLM answers the embedded prompts, and then the others, of which the empty text is one.
+        prompts += len(embeds) if isinstance(embeds, list) else int(embeds is not None)
+        return count * max(1, prompts)
     return count
 
 

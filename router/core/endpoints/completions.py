@@ -14,9 +14,12 @@ from router.errors import ApiError
 
 class _CompletionsFields(RequestFields):
     prompt: str | list[Any] | None = None
+    prompt_embeds: str | list[Any] | None = None  # vLLM's, in place of `prompt`
 
     def validate(self) -> ApiError | None:
-        return None if self.prompt else missing_field_error("prompt")
+        # vLLM takes an empty text where its tokenizer begins each prompt with a token; so the engine decides.
+        is_missing = self.prompt in (None, []) and not self.prompt_embeds
+        return missing_field_error("prompt") if is_missing else None
 
 
 COMPLETIONS_CHOICES: Final = ChoicesFormat(

@@ -103,7 +103,9 @@ def request_obstacle(request: InferenceRequest) -> str | None:
         if value not in _HARMLESS.get(name, ()):
             return _OBSTACLES[name]
     if not streaming.choices_format.has_messages:
-        prompt = fields["prompt"]
+        prompt = fields.get("prompt")
+        if not prompt:
+            return "prompt"  # an engine that got one would not know what came before
         if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
             return "choices"
     # Nothing is held back if stop strings are part of the text, and they are not looked for before `min_tokens`. So one

@@ -141,7 +141,9 @@ def _is_text_only(messages: list[dict[str, Any]]) -> bool:
     """Whether the ids of the prompt say all of it: an image is more than its ids."""
     for message in messages:
         content = message.get("content")
-        if isinstance(content, list) and not all(part.get("type") == "text" for part in content):
+        if isinstance(content, list) and not all(
+            isinstance(part, str) or part.get("type") == "text" for part in content
+        ):
             return False
     return True
 

@@ -3,7 +3,7 @@
 Source: vLLM's entrypoints/serve/tokenize.
 """
 
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 
@@ -16,8 +16,6 @@ from router.errors import ApiError
 
 
 class _DetokenizeFields(RequestFields):
-    may_omit_model: ClassVar[bool] = True
-
     tokens: list[int] | None = None
 
     def validate(self) -> ApiError | None:

@@ -1,6 +1,6 @@
 """What requests to vLLM's pooling models have in common; see classify and pooling."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from router.core.endpoints.list_responses import input_count
 from router.core.endpoints.request_fields import RequestFields, missing_field_error
@@ -8,8 +8,6 @@ from router.errors import ApiError
 
 
 class EncodedFields(RequestFields):
-    may_omit_model: ClassVar[bool] = True
-
     input: str | list[Any] | None = None
     messages: list[Any] | None = None  # in place of `input`
 

@@ -92,13 +92,16 @@ class FormData(NamedTuple):
         return texts
 
     def encode(self, replaced: Mapping[str, bytes]) -> bytes:
-        """The form with other values for these names. They must not contain the boundary."""
+        """The form with these values, in place of those with the same names. They must not contain the boundary."""
         pieces: list[bytes | memoryview] = []
         view = memoryview(self.body)  # a file is copied once, into the result
         for part in self.parts:
             pieces.append(b"--%b\r\n%b\r\n" % (self.boundary, _head(part)))
             pieces.append(replaced[part.name] if part.name in replaced else view[part.start : part.end])
             pieces.append(b"\r\n")
+        for name in replaced.keys() - {part.name for part in self.parts}:
+            added = FormPart(name, None, None, 0, 0)
+            pieces += (b"--%b\r\n%b\r\n" % (self.boundary, _head(added)), replaced[name], b"\r\n")
         pieces.append(b"--%b--\r\n" % self.boundary)
         return b"".join(pieces)
 

@@ -85,21 +85,18 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
     if len(fields) > MAX_FIELDS:
         raise bad_request(f"The body has more than {MAX_FIELDS} fields.", code="too_many_parts")
     try:
-        fields_type = endpoint.fields_type
-        if fields_type.may_omit_model and fields.get("model") is None:
-            known = msgspec.convert({**fields, "model": ""}, fields_type)
-        else:
-            known = msgspec.convert(fields, fields_type)
+        known = msgspec.convert(fields, endpoint.fields_type)
     except msgspec.ValidationError as error:
         raise wrong_type_error(error) from None
     if (lacking := known.validate()) is not None:
         raise lacking
-    if not (known.model or known.may_omit_model) or len(known.model) > MAX_MODEL_NAME:
-        raise bad_request(f"`model` must have 1 to {MAX_MODEL_NAME} characters.", param="model")
+    model = known.model or ""
+    if len(model) > MAX_MODEL_NAME:
+        raise too_long_model_error()
     return InferenceRequest(
         endpoint=endpoint,
         fields=fields,
-        model=known.model,
+        model=model,
         stream=bool(known.stream) and endpoint.streaming is not None,
         include_usage=bool(known.stream) and wants_usage(fields.get("stream_options")),
         temperature=known.temperature,
@@ -108,6 +105,10 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
         body=body,
         priority=known.priority,
     )
+
+
+def too_long_model_error() -> ApiError:
+    return bad_request(f"`model` must have at most {MAX_MODEL_NAME} characters.", param="model")
 
 
 def _too_deep_error() -> ApiError:
@@ -179,7 +180,7 @@ def engine_body(
             return request.body
         if not adds_usage or "stream_options" not in request.fields:
             # Appended after the last field, in place of the closing brace: this costs far less than splitting the body.
-            # There is a field before it, since `model` is required.
+            # There is a field before it: `model`.
             more = b',"cache_salt":"%b"' % salt.encode() if salt is not None else b""
             if adds_priority:
                 more += b',"priority":%d' % (priority or DEFAULT_PRIORITY)

@@ -1,6 +1,6 @@
 """The fields of request bodies that the router reads itself: those of all endpoints, and types that several share."""
 
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -31,12 +31,10 @@ ENGINE_ID_FORM: Final = "must be 1 to 128 letters, digits, `_` and `-`"
 class RequestFields(msgspec.Struct):
     """The fields of a body that must have valid types. Each endpoint adds its own in a subclass.
 
-    `may_omit_model`: `model` may be missing, null or empty; then it is the only model of the configuration.
+    `model` may be missing, null or empty; see Catalog.requested_name.
     """
 
-    may_omit_model: ClassVar[bool] = False
-
-    model: str
+    model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = None
@@ -55,7 +53,7 @@ class RequestFields(msgspec.Struct):
 
 class InputMessage(msgspec.Struct):
     role: str
-    content: str | list[dict[str, Any]] | None = None
+    content: str | list[dict[str, Any] | str] | None = None
 
 
 def missing_field_error(name: str) -> ApiError:

@@ -3,7 +3,7 @@
 Source: vLLM's entrypoints/pooling/scoring/protocol.py, which rerank and score implement.
 """
 
-from typing import Any, ClassVar
+from typing import Any
 
 from router.core.endpoints.request_fields import RequestFields
 
@@ -12,8 +12,6 @@ ScoredTexts = str | dict[str, Any] | list[str | dict[str, Any]]
 
 
 class ScoredFields(RequestFields):
-    may_omit_model: ClassVar[bool] = True
-
     def max_answer_tokens(self) -> int | None:
         return None  # nothing is generated
 

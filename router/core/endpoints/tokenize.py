@@ -3,7 +3,7 @@
 Source: vLLM's entrypoints/serve/tokenize.
 """
 
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -16,8 +16,6 @@ from router.errors import ApiError
 
 
 class _TokenizeFields(RequestFields):
-    may_omit_model: ClassVar[bool] = True
-
     prompt: str | None = None
     messages: list[InputMessage] | None = None
 

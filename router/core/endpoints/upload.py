@@ -7,7 +7,7 @@ import msgspec
 
 from router.core.endpoints.endpoint import Endpoint, FileUpload, InferenceRequest
 from router.core.endpoints.form_data import FormData, parse_form
-from router.core.endpoints.request import MAX_MODEL_NAME, wrong_type_error
+from router.core.endpoints.request import MAX_MODEL_NAME, too_long_model_error, wrong_type_error
 from router.core.endpoints.request_fields import missing_field_error
 from router.core.resilience.timeouts import DEFAULT_ANSWER_TOKENS
 from router.errors import bad_request
@@ -29,8 +29,9 @@ def parse_upload(endpoint: Endpoint, body: bytes, content_type: bytes) -> Infere
         known = msgspec.convert({n: text for n, text in texts.items() if text}, endpoint.fields_type, strict=False)
     except msgspec.ValidationError as error:
         raise wrong_type_error(error) from None
-    if len(known.model) > MAX_MODEL_NAME:
-        raise bad_request(f"`model` must have 1 to {MAX_MODEL_NAME} characters.", param="model")
+    model = known.model or ""
+    if len(model) > MAX_MODEL_NAME:
+        raise too_long_model_error()
     assert isinstance(endpoint.input, FileUpload)
     file = form.find(endpoint.input.field)
     if file is None:
@@ -40,7 +41,7 @@ def parse_upload(endpoint: Endpoint, body: bytes, content_type: bytes) -> Infere
     return InferenceRequest(
         endpoint=endpoint,
         fields=dict(texts),
-        model=known.model,
+        model=model,
         stream=bool(known.stream) and endpoint.streaming is not None,
         include_usage=False,  # the client asks the engine for it, in a field of its own
         temperature=known.temperature,

@@ -33,7 +33,7 @@ class TokenBounds(msgspec.Struct, frozen=True):
     """The context that a request needs, in tokens; vLLM's context holds prompt and completion together.
 
     - `min_prompt`: the prompt has at least so many.
-    - `completion`: the `max_tokens` of the request; vLLM refuses more than its whole context.
+    - `completion`: the `max_tokens` of the request; vLLM refuses more than its whole context, and others shorten it.
     - `max_total`: upper bound for prompt and completion; None if there is none, as with images.
     """
 
@@ -56,8 +56,22 @@ def token_bounds(request: InferenceRequest) -> TokenBounds:
     return TokenBounds(min_prompt, completion, max_total)
 
 
-def min_context(request: InferenceRequest) -> int:
-    return max(_known_token_counts(request))
+class ContextNeed(msgspec.Struct, frozen=True):
+    """What the context of an engine must have room for: the prompt, and alone the `completion`; see TokenBounds."""
+
+    min_prompt: int
+    completion: int
+
+    def exceeds(self, max_model_len: int | None, *, shortens: bool) -> bool:
+        """`max_model_len`: the engine's; None is unknown. `shortens`: see EngineTraits.shortens_answers."""
+        if max_model_len is None:
+            return False
+        # max, not the sum: `completion` is only asked for. vLLM refuses it only if it exceeds the context by itself.
+        return (self.min_prompt if shortens else max(self.min_prompt, self.completion)) > max_model_len
+
+
+def context_need(request: InferenceRequest) -> ContextNeed:
+    return ContextNeed(*_known_token_counts(request))
 
 
 def _known_token_counts(request: InferenceRequest) -> tuple[int, int]:
@@ -72,12 +86,11 @@ def _known_token_counts(request: InferenceRequest) -> tuple[int, int]:
     return _token_id_count(fields.get(layout.field)), completion
 
 
-def check_fit(bounds: TokenBounds, max_model_len: int | None) -> Fit:
-    """`max_model_len`: the engine's; None is unknown, which gives Fit.MAY_FIT."""
+def check_fit(bounds: TokenBounds, max_model_len: int | None, *, shortens: bool = False) -> Fit:
+    """`max_model_len`, `shortens`: as in ContextNeed; a context that is unknown gives Fit.MAY_FIT."""
     if max_model_len is None:
         return Fit.MAY_FIT
-    # max, not the sum: `completion` is only asked for, and vLLM refuses it only if it exceeds the context by itself.
-    if max(bounds.min_prompt, bounds.completion) > max_model_len:
+    if ContextNeed(bounds.min_prompt, bounds.completion).exceeds(max_model_len, shortens=shortens):
         return Fit.TOO_LONG
     return Fit.FITS if bounds.max_total is not None and bounds.max_total <= max_model_len else Fit.MAY_FIT
 

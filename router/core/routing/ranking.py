@@ -39,7 +39,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     - `external_load`: other requests at the engine, running or waiting, as of the last probe.
     - `running`, `waiting`: the engine's own metrics, as of the last probe.
     - `kv_cache_usage`: used share of its KV cache, 0 to 1, as of the last probe.
-    - `max_model_len`: its context length in tokens.
+    - `max_model_len`: its context length in tokens. `shortens`: see EngineTraits.shortens_answers.
     - `slow`: another engine of the model is clearly faster for this request.
     - `draft_rank`: None for an engine without a draft; its configured task decides.
     """
@@ -53,6 +53,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     waiting: float | None = None
     kv_cache_usage: float | None = None
     max_model_len: int | None = None
+    shortens: bool = False
     slow: bool = False
     drained: bool = False
     draft_rank: DraftRank | None = None
@@ -83,7 +84,8 @@ def rank_engines(
     usable = [
         engine
         for engine in engines
-        if not engine.drained and (bounds is None or check_fit(bounds, engine.max_model_len) is not Fit.TOO_LONG)
+        if not engine.drained
+        and (bounds is None or check_fit(bounds, engine.max_model_len, shortens=engine.shortens) is not Fit.TOO_LONG)
     ]
     # An unknown context counts as the smallest known one, so that being unknown decides nothing by itself.
     smallest_context = min(

@@ -175,6 +175,14 @@ def test_a_mistake_is_reported_with_its_place(text: str, message: str) -> None:
             MODEL + 'fallback = "llama"\n' + ENGINE,
             "model[0].fallback: 'llama' is the model itself; a model cannot be its own fallback",
         ),
+        (
+            '[router]\ndefault_model = "phi"\n' + MINIMAL,
+            "router.default_model: 'phi' is not a model; the models are llama",
+        ),
+        (
+            '[router]\ndefault_model = "auto"\n' + MINIMAL,
+            "router.default_model: 'auto' has no model; set auto of a [[model]]",
+        ),
         (MODEL + 'auto = ["poetry"]\n' + ENGINE, "model[0].auto[0]: 'poetry' is none of code, chat"),
         (
             MINIMAL.replace("llama", "meta/llama"),

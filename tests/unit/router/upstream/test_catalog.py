@@ -34,12 +34,15 @@ def test_an_unknown_name_is_not_found(name: str) -> None:
     assert (caught.value.status, caught.value.code) == (404, "model_not_found")
 
 
-def test_no_name_is_the_only_model_and_an_error_with_several() -> None:
+def test_no_name_is_the_default_or_the_only_model_and_an_error_with_several() -> None:
     llama, mistral = Model("llama", "1", aliases=("served/llama",)), Model("mistral", "1")
-    assert catalog(llama).resolve("", None) is llama
+    assert catalog(llama).requested_name("") == "llama"
     with pytest.raises(ApiError) as caught:
-        catalog(llama, mistral).resolve("", None)
+        catalog(llama, mistral).requested_name("")
     assert (caught.value.status, caught.value.param, caught.value.code) == (400, "model", "model_required")
+    assert "router.default_model" in caught.value.message
+    both = Catalog([llama, mistral], [], default_model="auto")
+    assert (both.requested_name(""), both.requested_name("mistral")) == ("auto", "mistral")
 
 
 def test_auto_is_not_found_where_no_model_has_tasks() -> None:

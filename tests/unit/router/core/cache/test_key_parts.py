@@ -185,9 +185,16 @@ def test_no_content_no_text_and_no_field_are_three_keys() -> None:
         assert len({derive_key(one).text for one in requests}) == 3
 
 
-@pytest.mark.parametrize(
-    "content", [[0], [1], ["text", 0], ["text", "x"], ["parts"], [["text", "x"], {}], ["none"], [None], [[]]]
-)
+def test_texts_as_parts_are_a_key_of_their_own_with_the_context_in_its_own_part() -> None:
+    for role in ("user", "system", "assistant"):
+        contents = ("x", [{"type": "text", "text": "x"}], ["x"], ["text", "x"], ["parts", "x"], ["none"], ["x", ""])
+        keys = {derive_key(conversation((role, content))).text for content in contents}
+        assert len(keys) == len(contents)
+    one, other = (conversation(("user", [f"<context>{text}</context>", "Why?"])) for text in "ab")
+    assert changed_parts(one, other) == {"rag"}
+
+
+@pytest.mark.parametrize("content", [[0], [1], ["text", 0], [["text", "x"], {}], [None], [[]]])
 def test_a_request_cannot_imitate_the_placeholders_of_the_key(content: Any) -> None:
     with pytest.raises(ApiError):
         conversation(("user", content))

@@ -49,9 +49,7 @@ def refused(endpoint: Endpoint, fields: Any) -> ApiError:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"messages": [USER]}, "model"),
         ({"model": 1, "messages": [USER]}, "model"),
-        ({"model": "", "messages": [USER]}, "model"),
         ({"model": "x" * (MAX_MODEL_NAME + 1), "messages": [USER]}, "model"),
         ({"model": "m"}, "messages"),
         ({"model": "m", "messages": []}, "messages"),
@@ -60,7 +58,7 @@ def refused(endpoint: Endpoint, fields: Any) -> ApiError:
         ({"model": "m", "messages": [USER, {"content": "Hi"}]}, "messages[1].role"),
         ({"model": "m", "messages": [{"role": 1}]}, "messages[0].role"),
         ({"model": "m", "messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
-        ({"model": "m", "messages": [{"role": "user", "content": ["Hi"]}]}, "messages[0].content[0]"),
+        ({"model": "m", "messages": [{"role": "user", "content": ["Hi", 1]}]}, "messages[0].content[1]"),
         ({"model": "m", "messages": [USER], "stream": "yes"}, "stream"),
         ({"model": "m", "messages": [USER], "stream_options": True}, "stream_options"),
         ({"model": "m", "messages": [USER], "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
@@ -82,8 +80,9 @@ def test_a_wrong_field_of_a_chat_is_refused_by_name(fields: dict[str, Any], para
     ("fields", "param"),
     [
         ({"model": "m"}, "prompt"),
-        ({"model": "m", "prompt": ""}, "prompt"),
         ({"model": "m", "prompt": []}, "prompt"),
+        ({"model": "m", "prompt": None, "prompt_embeds": []}, "prompt"),
+        ({"model": "m", "prompt": "x", "prompt_embeds": 1}, "prompt_embeds"),
         ({"model": "m", "prompt": {}}, "prompt"),
     ],
 )
@@ -91,7 +90,7 @@ def test_a_completion_needs_a_prompt(fields: dict[str, Any], param: str) -> None
     assert refused(COMPLETIONS, fields).param == param
 
 
-@pytest.mark.parametrize("prompt", ["x", ["x", "y"], [1, 2], [[1, 2], [3]]])
+@pytest.mark.parametrize("prompt", ["", "x", ["x", "y"], [1, 2], [[1, 2], [3]]])
 def test_a_prompt_is_text_or_tokens_or_several_of_either(prompt: Any) -> None:
     assert completion(prompt=prompt).fields["prompt"] == prompt
 

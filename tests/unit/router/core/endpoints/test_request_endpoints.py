@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from router.core.endpoints.chat import CHAT
 from router.core.endpoints.classify import CLASSIFY
+from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.count_tokens import COUNT_TOKENS
 from router.core.endpoints.detokenize import DETOKENIZE
 from router.core.endpoints.embeddings import EMBEDDINGS
@@ -141,15 +143,17 @@ def test_a_stream_that_always_sends_its_usage_is_given_no_stream_options(inferen
     assert "stream_options" not in json.loads(engine_body(inference_request, "served"))
 
 
-FIELDS_WITHOUT_MODEL: dict[Endpoint, dict[str, Any]] = {
+REQUIRED_FIELDS: dict[Endpoint, dict[str, Any]] = {
+    CHAT: {"messages": [USER]}, MESSAGES: {"messages": [USER], "max_tokens": 9}, COMPLETIONS: {"prompt": "x"},
+    RESPONSES: {"input": "x"}, EMBEDDINGS: {"input": "x"}, COUNT_TOKENS: {"messages": [USER]},
     RERANK: {"query": "q", "documents": ["d"]}, SCORE: {"queries": "q", "documents": ["d"]}, CLASSIFY: {"input": "x"},
     POOLING: {"input": "x"}, TOKENIZE: {"prompt": "x"}, DETOKENIZE: {"tokens": [1]},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("endpoint", FIELDS_WITHOUT_MODEL, ids=lambda endpoint: endpoint.path)
-def test_where_vllm_needs_no_model_none_is_needed_and_the_engine_gets_its_own(endpoint: Endpoint) -> None:
-    fields = FIELDS_WITHOUT_MODEL[endpoint]
+@pytest.mark.parametrize("endpoint", REQUIRED_FIELDS, ids=lambda endpoint: endpoint.path)
+def test_no_model_is_needed_and_the_engine_gets_its_own(endpoint: Endpoint) -> None:
+    fields = REQUIRED_FIELDS[endpoint]
     for given in ({}, {"model": None}, {"model": ""}):
         made = request(endpoint, {**given, **fields})
         assert made.model == ""
@@ -158,15 +162,11 @@ def test_where_vllm_needs_no_model_none_is_needed_and_the_engine_gets_its_own(en
     refused(endpoint, {**fields, "model": "x" * 257})
 
 
-@pytest.mark.parametrize("endpoint", [COUNT_TOKENS, EMBEDDINGS, MESSAGES], ids=lambda endpoint: endpoint.path)
-@pytest.mark.parametrize("model", [None, ""])
-def test_elsewhere_a_model_is_needed(endpoint: Endpoint, model: str | None) -> None:
-    fields = {"messages": [USER], "input": "x", "max_tokens": 9}
-    assert refused(endpoint, {**fields, "model": model}).param == "model"
-
-
-@pytest.mark.parametrize("endpoint", [*FIELDS_WITHOUT_MODEL, COUNT_TOKENS], ids=lambda endpoint: endpoint.path)
+@pytest.mark.parametrize(
+    "endpoint", [COUNT_TOKENS, RERANK, SCORE, CLASSIFY, POOLING, TOKENIZE, DETOKENIZE],
+    ids=lambda endpoint: endpoint.path,
+)  # fmt: skip
 def test_nothing_is_generated_so_max_tokens_bounds_nothing(endpoint: Endpoint) -> None:
-    fields = {"messages": [USER], **FIELDS_WITHOUT_MODEL.get(endpoint, {}), "max_tokens": 10**6, "stream": True}
+    fields = {"messages": [USER], **REQUIRED_FIELDS[endpoint], "max_tokens": 10**6, "stream": True}
     made = request(endpoint, {"model": "m", **fields})
     assert (made.max_tokens, made.stream, made.deterministic) == (None, False, True)

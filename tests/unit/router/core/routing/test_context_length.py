@@ -11,7 +11,7 @@ from router.core.routing.context_length import (
     TokenBounds,
     check_fit,
     context_length_error,
-    min_context,
+    context_need,
     token_bounds,
 )
 from tests.support.factories import (
@@ -139,9 +139,19 @@ def test_an_invalid_token_limit_counts_as_zero(value: Any) -> None:
 )
 def test_no_context_is_too_short_for_the_tokenizer_and_for_many_documents(inference_request: InferenceRequest) -> None:
     bounds = token_bounds(inference_request)
-    assert (bounds.min_prompt, bounds.completion, min_context(inference_request)) == (0, 0, 0)
+    assert (bounds.min_prompt, bounds.completion) == (0, 0)
+    assert not context_need(inference_request).exceeds(1, shortens=False)
 
 
 def test_token_ids_to_classify_must_fit() -> None:
-    assert min_context(classify(input=[1] * 99)) == 99
-    assert min_context(classify(input=[1] * 99, truncate_prompt_tokens=5)) == 0
+    assert context_need(classify(input=[1] * 99)).exceeds(98, shortens=True)
+    assert not context_need(classify(input=[1] * 99, truncate_prompt_tokens=5)).exceeds(98, shortens=True)
+
+
+def test_an_engine_that_shortens_answers_takes_any_limit_but_no_longer_prompt() -> None:
+    asked, prompt = chat(max_tokens=101), completion(prompt=[1] * 101, max_tokens=1)
+    for request, shortens, fits in (
+        (asked, False, Fit.TOO_LONG), (asked, True, Fit.MAY_FIT), (prompt, True, Fit.TOO_LONG),
+    ):  # fmt: skip
+        assert check_fit(token_bounds(request), 100, shortens=shortens) is fits
+        assert context_need(request).exceeds(100, shortens=shortens) is (fits is Fit.TOO_LONG)
