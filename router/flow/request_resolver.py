@@ -56,8 +56,10 @@ class RequestResolver:
         parts = split_parts(request, self._markers)
         if engine_field is not None:
             parts = msgspec.structs.replace(parts, texts_only=False)
-        # Only `auto` depends on the task. For other models, the classification is left to ParsedRequest.log_odds.
         name = self._catalog.requested_name(request.model)
+        if not request.model:
+            request = msgspec.structs.replace(request, model=name)
+        # Only `auto` depends on the task. For other models, the classification is left to ParsedRequest.log_odds.
         log_odds = self._log_odds_of(parts.question) if name == AUTO else None
         access = self._access.get(tenant)
         model = self._catalog.resolve(name, task_for(log_odds) if log_odds is not None else None, access)

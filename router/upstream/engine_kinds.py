@@ -27,7 +27,6 @@ class EngineTraits(msgspec.Struct, frozen=True):
     - `token_ids`: its streams have the ids of tokens where `return_token_ids` asks for them.
     - `continues_messages`: it goes on with a chat's last message where `continue_final_message` asks for it.
     - `shortens_answers`: it takes a `max_tokens` that exceeds its context, and generates what has room.
-    - `completion_limit`: the tokens of a completion without `max_tokens`, at most; None is unknown.
     - `check_interval`: the least time between two checks in seconds; a hosted API counts them as requests.
     """
 
@@ -41,40 +40,23 @@ class EngineTraits(msgspec.Struct, frozen=True):
     token_ids: bool = False
     continues_messages: bool = False
     shortens_answers: bool = False
-    completion_limit: int | None = None
     check_interval: float = 0.0
 
 
 UNKNOWN: Final = EngineTraits()
 MODELS_PATH: Final = "/v1/models"
-_DEFAULT_COMPLETION_TOKENS: Final = 16  # of OpenAI's API, and so of vLLM's and SGLang's; llama.cpp has no default
 
 _TRAITS: Final[Mapping[EngineKind, EngineTraits]] = MappingProxyType(
     {
-        "vllm": EngineTraits(
-            ends_without_done=False,
-            token_ids=True,
-            continues_messages=True,
-            completion_limit=_DEFAULT_COMPLETION_TOKENS,
-        ),
-        "sglang": EngineTraits(
-            ends_without_done=False,
-            cache_salt=False,
-            continues_messages=True,
-            completion_limit=_DEFAULT_COMPLETION_TOKENS,
-        ),
+        "vllm": EngineTraits(ends_without_done=False, token_ids=True, continues_messages=True),
+        "sglang": EngineTraits(ends_without_done=False, cache_salt=False, continues_messages=True),
         "llama.cpp": EngineTraits(cache_salt=False, lists_adapters=False, shortens_answers=True),
         "ollama": EngineTraits(
             health=MODELS_PATH, has_metrics=False, cache_salt=False, lists_adapters=False, shortens_answers=True
         ),
         "tgi": EngineTraits(cache_salt=False, lists_adapters=False),
         "openai": EngineTraits(
-            health=MODELS_PATH,
-            has_metrics=False,
-            cache_salt=False,
-            lists_adapters=False,
-            check_interval=30.0,
-            completion_limit=_DEFAULT_COMPLETION_TOKENS,
+            health=MODELS_PATH, has_metrics=False, cache_salt=False, lists_adapters=False, check_interval=30.0
         ),
     }
 )

@@ -17,7 +17,7 @@ class _CompletionsFields(RequestFields):
     prompt_embeds: str | list[Any] | None = None  # vLLM's, in place of `prompt`
 
     def validate(self) -> ApiError | None:
-        # vLLM takes an empty text where its tokenizer begins each prompt with a token; so the engine decides.
+        # Some engines take an empty text, and vLLM takes a list of one; so the engine decides.
         is_missing = self.prompt in (None, []) and not self.prompt_embeds
         return missing_field_error("prompt") if is_missing else None
 

@@ -23,7 +23,8 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A request whose known fields have valid types.
 
     - `fields`: the body as plain values; equal JSON gives equal fields, however its numbers are written.
-    - `model`: the model that the client requests: a public name, an alias or `auto`; empty if it names none.
+    - `model`: the model that the client requests: a public name, an alias or `auto`; empty if it names none,
+      until RequestResolver gives it the default.
     - `stream`: whether the client wants events. Always False at an endpoint that does not stream.
     - `include_usage`: whether the client wants the usage event at the end of its stream.
     - `max_tokens`: the client's limit of the response, in tokens, whatever its name at the endpoint; None without one.

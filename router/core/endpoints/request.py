@@ -174,7 +174,7 @@ def engine_body(
     client_salt = request.fields.get("cache_salt", _ABSENT) if salt is not None else _ABSENT
     if salt is not None and client_salt is not _ABSENT:
         salt = combine_salts(salt, client_salt)
-    if request.model == served_model and client_salt is _ABSENT:
+    if request.fields.get("model") == served_model and client_salt is _ABSENT:
         adds_usage = needs_usage and not (request.fields.get("stream_options") or {}).get("include_usage")
         if not adds_usage and salt is None and not adds_priority and not token_ids:
             return request.body
