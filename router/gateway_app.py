@@ -101,7 +101,9 @@ def build_gateway(
             health,
             max_entry=cache.max_entry,
             continuations=ContinuationLimits(
-                settings.retry.continuations, frozenset(model.name for model in settings.model if not model.resume)
+                settings.retry.continuations,
+                frozenset(model.name for model in settings.model if not model.resume),
+                {one.name: one.default_max_tokens for one in settings.model if one.default_max_tokens is not None},
             ),
             cache_salts=cache_salts,
             on_adapter_not_served=adapter_refresh.request,

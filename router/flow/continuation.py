@@ -65,8 +65,9 @@ async def _go_on(
     if dispatcher.continuation_engines is None or not limits.allows(broken.model):
         raise failure
     seam = Seam(
-        inflight.request, recorder, broken, failure, dispatched_at=record.dispatched_at or 0.0, adapter=record.adapter
-    )
+        inflight.request, recorder, broken, failure, dispatched_at=record.dispatched_at or 0.0, adapter=record.adapter,
+        default_tokens=limits.default_tokens(inflight.request, failed[0]),
+    )  # fmt: skip
     if seam.obstacle is not None:
         _give_up(record, broken, failure, seam.obstacle)
     await dispatcher.seam_turns.take()

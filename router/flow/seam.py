@@ -1,12 +1,14 @@
 """One seam of a stream: what the engine before it has said, and how another engine can go on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.choices_recorder import ChoicesRecorder
+from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.continuation import StreamSoFar, held_back, may_be_complete, read_so_far, request_obstacle
 from router.core.endpoints.continuation_body import remaining_tokens, request_by_ids, request_by_text
 from router.core.endpoints.continued_stream import ContinuedStream, end_locally
@@ -14,6 +16,7 @@ from router.core.endpoints.endpoint import InferenceRequest, Recorder
 from router.net.client.errors import EngineError
 from router.upstream.adapters import Adapter
 from router.upstream.engine import Engine
+from router.upstream.engine_kinds import UNLIMITED
 
 _NOT_THE_ENGINES_FAULT: Final = ("refused", "too-large")
 
@@ -22,13 +25,23 @@ _OUTPUT_FIELDS: Final = ("presence_penalty", "frequency_penalty", "bad_words", "
 
 
 class ContinuationLimits(msgspec.Struct, frozen=True):
-    """`per_stream`: continuations of one stream at most. `excluded`: the models whose streams have none."""
+    """`per_stream`: continuations of one stream at most. `excluded`: the models whose streams have none.
+
+    `chat_tokens`: by model, the tokens of a chat without `max_tokens`, if its engines limit it below their context.
+    """
 
     per_stream: int = 2
     excluded: frozenset[str] = frozenset()
+    chat_tokens: Mapping[str, int] = MappingProxyType({})
 
     def allows(self, model: str) -> bool:
         return self.per_stream > 0 and model not in self.excluded
+
+    def default_tokens(self, request: InferenceRequest, first: Engine) -> int | None:
+        """The limit of a request that states none, at its first engine; UNLIMITED is none, and None is unknown."""
+        if request.endpoint.path == COMPLETIONS.path:
+            return first.traits.completion_limit
+        return self.chat_tokens.get(first.model, UNLIMITED)
 
 
 class Seam:
@@ -42,14 +55,19 @@ class Seam:
 
     def __init__(
         self, request: InferenceRequest, recorder: Recorder, failed: Engine, error: EngineError, *,
-        dispatched_at: float, adapter: Adapter | None = None,
+        dispatched_at: float, adapter: Adapter | None = None, default_tokens: int | None = UNLIMITED,
     ) -> None:  # fmt: skip
         """`request`: the client's. `dispatched_at`: when it was first sent, by time.perf_counter.
+
+        `default_tokens`: see ContinuationLimits.
 
         `adapter`: what the request is for; None if it is for a model of the configuration.
         """
         self.failed = failed
         self.error = error
+        self._is_limit_known = request.max_tokens is not None or default_tokens is not None
+        if request.max_tokens is None and default_tokens:
+            request = msgspec.structs.replace(request, max_tokens=default_tokens)
         self.request = request
         self._adapter = adapter
         self._dispatched_at = dispatched_at
@@ -67,6 +85,8 @@ class Seam:
         obstacle = request_obstacle(self.request)
         if obstacle is None and not isinstance(self._recorder, ChoicesRecorder):
             return "endpoint"
+        if obstacle is None and not self._is_limit_known:
+            return "uncounted"  # the next engine would begin to count at zero
         return obstacle
 
     def read(self) -> None:
@@ -161,6 +181,8 @@ class Seam:
             return by_ids
         is_chat = self._choices_format.has_messages
         if is_chat and not engine.traits.continues_messages:
+            return None
+        if not is_chat and self.request.max_tokens is None and engine.traits.completion_limit != UNLIMITED:
             return None
         # Only of vLLM it is known that it holds back what may be the beginning of a stop string.
         holds_back = self.failed.traits.token_ids and engine.traits.token_ids

@@ -155,6 +155,7 @@ class ModelSettings(Strict, frozen=True):
     fallback: str | None = None
     wake: Seconds | None = None
     resume: bool = True
+    default_max_tokens: Count | None = None
 
 
 class LaunchSettings(Strict, frozen=True):

@@ -27,6 +27,8 @@ class EngineTraits(msgspec.Struct, frozen=True):
     - `token_ids`: its streams have the ids of tokens where `return_token_ids` asks for them.
     - `continues_messages`: it goes on with a chat's last message where `continue_final_message` asks for it.
     - `shortens_answers`: it takes a `max_tokens` that exceeds its context, and generates what has room.
+    - `completion_limit`: the tokens of a completion without `max_tokens`, at most; UNLIMITED: as many as there is room
+      for; None is unknown.
     - `check_interval`: the least time between two checks in seconds; a hosted API counts them as requests.
     """
 
@@ -40,23 +42,42 @@ class EngineTraits(msgspec.Struct, frozen=True):
     token_ids: bool = False
     continues_messages: bool = False
     shortens_answers: bool = False
+    completion_limit: int | None = None
     check_interval: float = 0.0
 
 
 UNKNOWN: Final = EngineTraits()
+UNLIMITED: Final = 0
 MODELS_PATH: Final = "/v1/models"
+_OPENAI_LIMIT: Final = 16
 
 _TRAITS: Final[Mapping[EngineKind, EngineTraits]] = MappingProxyType(
     {
-        "vllm": EngineTraits(ends_without_done=False, token_ids=True, continues_messages=True),
-        "sglang": EngineTraits(ends_without_done=False, cache_salt=False, continues_messages=True),
-        "llama.cpp": EngineTraits(cache_salt=False, lists_adapters=False, shortens_answers=True),
+        "vllm": EngineTraits(
+            ends_without_done=False, token_ids=True, continues_messages=True, completion_limit=_OPENAI_LIMIT
+        ),
+        "sglang": EngineTraits(
+            ends_without_done=False, cache_salt=False, continues_messages=True, completion_limit=_OPENAI_LIMIT
+        ),
+        "llama.cpp": EngineTraits(
+            cache_salt=False, lists_adapters=False, shortens_answers=True, completion_limit=UNLIMITED
+        ),
         "ollama": EngineTraits(
-            health=MODELS_PATH, has_metrics=False, cache_salt=False, lists_adapters=False, shortens_answers=True
+            health=MODELS_PATH,
+            has_metrics=False,
+            cache_salt=False,
+            lists_adapters=False,
+            shortens_answers=True,
+            completion_limit=UNLIMITED,
         ),
         "tgi": EngineTraits(cache_salt=False, lists_adapters=False),
         "openai": EngineTraits(
-            health=MODELS_PATH, has_metrics=False, cache_salt=False, lists_adapters=False, check_interval=30.0
+            health=MODELS_PATH,
+            has_metrics=False,
+            cache_salt=False,
+            lists_adapters=False,
+            check_interval=30.0,
+            completion_limit=_OPENAI_LIMIT,
         ),
     }
 )

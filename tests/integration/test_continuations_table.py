@@ -67,6 +67,12 @@ CASES: Final[dict[str, list[Case]]] = {
     "completion with `continuous_usage_stats`, engines of an unknown kind": [
         Case({"prompt": "x", **COUNTED}, COMPLETION, "someone"),
     ],
+    "completion without a limit, engines of an unknown kind": [
+        Case({"prompt": "x", "max_tokens": None, **COUNTED}, COMPLETION, "someone"),
+    ],
+    "completion without a limit, engines of llama.cpp": [
+        Case({"prompt": "x", "max_tokens": None}, COMPLETION, "llamacpp"),
+    ],
     "chat, engines of an unknown kind": [Case({"max_tokens": None}, kind="someone")],
     "stop strings, engines of another kind": [Case({"stop": ["q"], "max_tokens": None}, kind="sglang")],
     "stop strings with `include_stop_str_in_output`": [Case({"stop": ["q"], "include_stop_str_in_output": True})],

@@ -101,6 +101,7 @@ BY_TEXT: list[Mapping[str, Any]] = [
     {"max_tokens": 30, "stop": ["zzzzzzzz"]},
     {"max_tokens": 60, "stop": ["flies over"]},
     {"min_tokens": 30},
+    {"prompt": "x"},  # vLLM's limit is 16 tokens
 ]
 
 
@@ -126,6 +127,27 @@ async def test_tokens_whose_text_is_held_back_are_not_counted_where_a_stream_goe
                 (body,) = second.bodies
                 said = len(body["messages"][-1]["content"].encode())
                 assert body["min_tokens"] == max(0, limit["min_tokens"] - said)
+
+
+@pytest.mark.parametrize("by_text", [False, True])
+async def test_a_chat_without_a_limit_ends_at_the_default_of_its_engines(
+    redis_server: RedisServer, make_router: MakeRouter, *, by_text: bool
+) -> None:
+    model = ToyModel(ANSWER, [1])
+    first, second = (ToyEngine(model, name=name, chat_limit=24) for name in "ab")
+    async with toy_engines(first, second) as pair:
+        text = router_config(redis_server.url, pair, rest=TENANT)
+        router = await make_router(text.replace('name = "llama"\n', 'name = "llama"\ndefault_max_tokens = 24\n'))
+        for engine in (first, second):
+            await engine.asked_for_models.wait()
+        fields: dict[str, Any] = {"new_option": 1} if by_text else {}
+        whole = summary_of(await ask(router, **fields))
+        first.breaks[:] = [Break(2500)]
+        assert summary_of(await ask(router, **fields)) == whole
+    assert whole[1] == ["length"]
+    (rest,) = second.bodies
+    assert ("messages" in rest, "max_tokens" in first.bodies[0]) == (by_text, False)
+    assert 0 < rest["max_tokens"] < 24
 
 
 async def test_a_tenant_is_charged_once_for_the_whole(redis_server: RedisServer, redis: Any) -> None:

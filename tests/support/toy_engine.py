@@ -32,13 +32,13 @@ class ToyEngine:
     - `left` is set when the client leaves a stream that stalls.
     - `may_answer`: requests wait for it. `may_break`: streams wait for it before they break off.
     - `knows_ids`: whether it knows `return_token_ids`. `adapters`: the paths of its LoRA adapters, by id.
-    - `context`: its context length in tokens, which it does not check.
+    - `context`: its context length in tokens, which it does not check. `chat_limit`: of a chat that states none.
     """
 
     def __init__(
         self, model: ToyModel, *breaks: Break, name: str = "toy", groups: list[int] | None = None,
         kind: str = "vllm", knows_ids: bool = True, adapters: Mapping[str, str] = MappingProxyType({}),
-        context: int = 4096,
+        context: int = 4096, chat_limit: int = 4000,
     ) -> None:  # fmt: skip
         self.model = model
         self.breaks = list(breaks)
@@ -48,6 +48,7 @@ class ToyEngine:
         self.knows_ids = knows_ids
         self.adapters = dict(adapters)
         self.context = context
+        self.default_limit = {True: chat_limit, False: 4000 if kind == "llamacpp" else 16}
         self.may_answer = _set_event()
         self.may_break = _set_event()
         self.asked_for_models = asyncio.Event()
@@ -101,7 +102,7 @@ class ToyEngine:
             text = body["prompt"] if isinstance(body["prompt"], str) else body["prompt"][0]
             prompt += self.model.ids()[: self.model.tokens_of(text.removeprefix("x"))]
         stop = body.get("stop") or []
-        limit = body.get("max_tokens") or body.get("max_completion_tokens") or (4000 if chat else 16)
+        limit = body.get("max_tokens") or body.get("max_completion_tokens") or self.default_limit[chat]
         events = self.model.steps(
             self.model.said(prompt),
             max_tokens=limit,

@@ -9,9 +9,6 @@ from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.continuation import MAX_REPEATED, StreamSoFar
 from router.core.endpoints.endpoint import InferenceRequest
 
-_DEFAULT_COMPLETION_TOKENS: Final = 16
-"""The limit of a completion that states none, at OpenAI and vLLM."""
-
 _SHARED_FIELDS: Final = frozenset(
     (
         "model", "stream", "stream_options", "temperature", "top_p", "top_k", "min_p", "seed", "stop",
@@ -50,13 +47,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 def remaining_tokens(request: InferenceRequest, generated: int) -> int | None:
-    """How many tokens the rest of the response may have; None if the client sets no limit."""
-    limit = request.max_tokens
-    if limit is None:
-        if request.endpoint.path != COMPLETIONS.path:
-            return None
-        limit = _DEFAULT_COMPLETION_TOKENS
-    return max(0, limit - generated)
+    """How many tokens the rest of the response may have; None without a limit.
+
+    `request`: its `max_tokens` is the limit of the client or, without one, the default of the engine that it began at.
+    """
+    return None if request.max_tokens is None else max(0, request.max_tokens - generated)
 
 
 def request_by_ids(
@@ -110,9 +105,9 @@ def request_by_text(request: InferenceRequest, so_far: StreamSoFar) -> Inference
             return None  # ids; the text's are not known
         body["prompt"] = prompt + so_far.text
     limit = remaining_tokens(request, so_far.text_tokens)
-    names = [name for name in _LIMIT_FIELDS if fields.get(name) is not None]
-    for name in names:
-        body[name] = limit
+    if limit is not None:  # also if it was a default: the next engine would begin to count at zero
+        for name in [name for name in _LIMIT_FIELDS if fields.get(name) is not None] or _LIMIT_FIELDS[:1]:
+            body[name] = limit
     _set_min_tokens(body, fields, so_far.text_tokens)
     body.pop("return_token_ids", None)
     return _replaced(request, body, limit, request.endpoint)

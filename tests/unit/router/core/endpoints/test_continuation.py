@@ -91,7 +91,7 @@ def test_an_engine_holds_back_the_longest_stop_string_but_for_its_last_character
 
 
 def test_a_field_of_the_other_endpoint_does_not_matter() -> None:
-    body = {"model": "m", "stream": True, "temperature": 0, "prompt": "x", "messages": "y"}
+    body = {"model": "m", "stream": True, "temperature": 0, "prompt": "x", "messages": "y", "max_tokens": 9}
     so_far = read(ANSWER)
     assert isinstance(so_far, StreamSoFar)
     assert request_by_ids(parse_request(COMPLETIONS, json.dumps(body).encode()), so_far, None) is not None
