@@ -54,6 +54,8 @@ class RequestResolver:
         if (engine_field := find_engine_field(request.fields)) is not None:
             self._rules.check_engine_field(tenant, engine_field)
         parts = split_parts(request, self._markers)
+        if not parts.texts_only:
+            self._rules.check_media(tenant, request.fields)
         if engine_field is not None:
             parts = msgspec.structs.replace(parts, texts_only=False)
         name = self._catalog.requested_name(request.model)

@@ -1,11 +1,13 @@
 """What each tenant may do: the models that it may use, the fields that it may send, the priority of its requests."""
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from router.core.endpoints.engine_fields import engine_field_error
+from router.core.endpoints.cache_salt import derive_salts
+from router.core.endpoints.engine_fields import cached_media_error, engine_field_error, names_cached_media
 from router.core.quota.model_access import ModelAccess
 from router.core.quota.priority import PriorityRule, priority_rule
-from router.settings import Settings
+from router.settings import Settings, groups
 from router.upstream.catalog import Catalog, Model
 
 
@@ -15,13 +17,17 @@ class TenantRules:
     `access`: by tenant, the models that it may use.
     """
 
-    __slots__ = ("_catalog", "_default_priority", "_priorities", "_transferring", "access")
+    __slots__ = ("_are_isolated", "_catalog", "_default_priority", "_priorities", "_transferring", "access")
 
     def __init__(
         self, catalog: Catalog, access: Mapping[str, ModelAccess], priorities: Mapping[str, PriorityRule],
-        transferring: Collection[str] = (),
+        transferring: Collection[str] = (), *, are_isolated: bool = False,
     ) -> None:  # fmt: skip
-        """`transferring`: the tenants that may send fields which reach an engine's memory, see engine_fields."""
+        """`transferring`: the tenants that may send fields which reach an engine's memory, see engine_fields.
+
+        `are_isolated`: engines are shared by tenants that must not see each other's prompts.
+        """
+        self._are_isolated = are_isolated
         self._catalog = catalog
         self.access = access
         self._priorities = dict(priorities)
@@ -32,6 +38,14 @@ class TenantRules:
         """Raises ApiError (400) if the tenant may not send `field`, which find_engine_field has found."""
         if tenant not in self._transferring:
             raise engine_field_error(field)
+
+    def check_media(self, tenant: str, fields: Mapping[str, Any]) -> None:
+        """Raises ApiError (400) if a part of the content names media of the engine that other tenants may have sent.
+
+        To be asked for requests with other parts than text.
+        """
+        if self._are_isolated and tenant not in self._transferring and names_cached_media(fields):
+            raise cached_media_error()
 
     def allows(self, tenant: str, model: Model) -> bool:
         access = self.access.get(tenant)
@@ -61,6 +75,7 @@ def tenant_rules(settings: Settings, catalog: Catalog) -> TenantRules:
             if tenant.highest_priority is not None or tenant.priority is not None
         },
         [tenant.name for tenant in settings.tenant if tenant.kv_transfer],
+        are_isolated=bool(derive_salts(groups(settings))),
     )
 
 

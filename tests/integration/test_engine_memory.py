@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from router.core.api_keys import hash_key
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import MakeRouter, RouterServer, router_config
 from tests.support.scripted_engine import ScriptedEngine
@@ -13,6 +14,7 @@ from tests.support.scripted_engine import ScriptedEngine
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BLOCKS = {"remote_host": "10.0.0.9", "remote_port": 5600, "remote_block_ids": [1]}
+CHAT = "/v1/chat/completions"
 ALLOWED = '[[tenant]]\nname = "default"\nkv_transfer = true\n'
 
 
@@ -40,6 +42,30 @@ async def test_a_tenant_without_the_right_cannot_make_an_engine_connect_elsewher
     assert engine.bodies == []
     assert (await router.chat("The sea?", kv_transfer_params=None)).status_code == 200
     await engine.stop()
+
+
+async def test_where_tenants_are_isolated_media_has_no_name_that_another_tenant_could_use(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}, "uuid": "a"}
+    body = {"model": "llama", "messages": [{"role": "user", "content": [part]}]}
+    keys = {name: f"sk-{name}" for name in ("acme", "umbrella", "trusted")}
+    rights = {"trusted": "kv_transfer = true"}
+    tenants = "".join(
+        f'[[tenant]]\nname = "{name}"\nkeys = ["{hash_key(key.encode())}"]\n{rights.get(name, "")}\n'
+        for name, key in keys.items()
+    )
+    router, engine = await start(redis_server, make_router, answer(), f'[auth]\nmode = "keys"\n{tenants}')
+    statuses = {}
+    for name, key in keys.items():
+        response = await router.http.post(CHAT, json=body, headers={"authorization": f"Bearer {key}"})
+        statuses[name] = (response.status_code, response.json().get("error", {}).get("code"))
+    refused = (400, "field_not_allowed")
+    assert statuses == {"acme": refused, "umbrella": refused, "trusted": (200, None)}
+    alone, own_engine = await start(redis_server, make_router, answer())
+    assert (await alone.http.post(CHAT, json=body)).status_code == 200
+    await engine.stop()
+    await own_engine.stop()
 
 
 async def test_what_a_tenant_with_the_right_asks_of_one_engines_memory_is_neither_stored_nor_shared(

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from router.core.endpoints.engine_fields import ENGINE_FIELDS, Handling, find_engine_field, names_engine_memory
+from router.core.endpoints.engine_fields import (
+    ENGINE_FIELDS,
+    Handling,
+    find_engine_field,
+    names_cached_media,
+    names_engine_memory,
+)
 
 REMOTE = {"do_remote_prefill": True, "remote_host": "10.0.0.9", "remote_port": 5600, "remote_block_ids": [1, 2]}
 
@@ -33,6 +39,27 @@ def test_a_field_that_makes_an_engine_connect_is_found_wherever_the_engine_reads
     fields: dict[str, Any], found: str | None
 ) -> None:
     assert find_engine_field({"model": "llama", **fields}) == found
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}, "uuid": "a"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"messages": [{"role": "user", "content": ["x", {"type": "text", "text": "x"}, PICTURE]}]}, True),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": None, "uuid": ""}]}]}, True),
+        ({"input": [{"type": "function_call_output", "output": [PICTURE]}]}, True),
+        ({"messages": [[{"role": "user", "content": [PICTURE]}]]}, True),
+        ({"queries": {"content": [PICTURE]}}, True),
+        ({"documents": ["x", {"content": [PICTURE]}]}, True),
+        ({"messages": [{"role": "user", "content": [{**PICTURE, "uuid": None}]}]}, False),
+        ({"messages": [{"role": "user", "uuid": "a", "content": "uuid"}], "metadata": {"uuid": "a"}}, False),
+        ({"tools": [{"function": {"parameters": {"properties": {"uuid": {}}}}}], "documents": [{"uuid": "a"}]}, False),
+    ],
+)
+def test_a_part_that_names_cached_media_is_found(fields: dict[str, Any], *, named: bool) -> None:
+    assert names_cached_media(fields) is named
 
 
 def test_each_field_of_the_table_has_a_reason_and_only_those_that_need_a_right_are_found() -> None:
