@@ -12,6 +12,7 @@ from engines.simulator.engine import EngineFailedError
 from engines.simulator.faults import ENGINE_FAULTS, FaultPlan, FaultRegistry, parse_markers, plan_faults
 from engines.simulator.fields import Body, parse_body
 from engines.simulator.generation_log import GenerationLog
+from engines.simulator.prompts import Prompt
 from engines.simulator.rejections import ENGINE_DEAD, Rejection, unsupported_media_type
 from engines.simulator.request_log import RequestLog
 from engines.simulator.wire import ConnectionDroppedError, ResponseWriter, read_body, wait_for_disconnect
@@ -58,7 +59,7 @@ class SimulatorEndpoint(ABC, Generic[RequestT]):
             return
         # The log must have its line before the first byte of the answer is sent.
         if self._generation_log is not None:
-            plan = self._generation_log.start_generation(body, plan)
+            plan = self._generation_log.start_generation(body, plan, self._only_prompt(request))
         writer = ResponseWriter(scope, send, plan.chunk_bytes)
         await _cancel_on_disconnect(receive, self._answer(request, plan, writer, headers))
 
@@ -77,6 +78,10 @@ class SimulatorEndpoint(ABC, Generic[RequestT]):
         self, request: RequestT, plan: FaultPlan, writer: ResponseWriter, headers: dict[str, str]
     ) -> None:
         """Sends the response."""
+
+    def _only_prompt(self, _: RequestT) -> Prompt | None:
+        """The prompt of a request for one text; None for any other."""
+        return None
 
     def _error_body(self, rejection: Rejection) -> object:
         """The JSON body for an error; endpoints with another error format override it."""

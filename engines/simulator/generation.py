@@ -14,6 +14,7 @@ from engines.simulator.faults import FaultPlan, FaultRegistry
 from engines.simulator.fields import Body
 from engines.simulator.frames import Envelope
 from engines.simulator.generation_log import GenerationLog
+from engines.simulator.prompts import Prompt
 from engines.simulator.rejections import Rejection, engine_failed
 from engines.simulator.request_log import RequestLog
 from engines.simulator.requests import GenerationRequest
@@ -42,6 +43,9 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
     def _parse_request(self, body: Body) -> GenerationRequest:
         settings = self._adapters.settings_for(body.get("model"))
         return replace(self._api.parse_request(body, settings), served_name=settings.model_names[0])
+
+    def _only_prompt(self, request: GenerationRequest) -> Prompt | None:
+        return request.prompts[0] if len(request.prompts) == request.n == 1 else None
 
     def _error_body(self, rejection: Rejection) -> object:
         return self._api.error_body(rejection)

@@ -5,10 +5,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from engines.simulator.faults import FaultPlan
 from engines.simulator.fields import Body
+from engines.simulator.named_answers import NamedAnswer, NamedAnswers
+from engines.simulator.prompts import Prompt
 
 PLACEHOLDER: Final = "{generation}"
 """Replaced with the generation's name in the text of the fault `say`."""
@@ -19,6 +21,8 @@ class GenerationLog:
 
     - A line is in the file before a byte of the answer is sent, so it survives a SIGKILL.
     - A name has 12 hex digits and is unique across engines and restarts.
+    - If the prompt contains the beginning of a named answer for the same `user`, of any engine with a log in the same
+      folder, that answer goes on, and the line has `continued` in place of `asked_by`.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
@@ -26,14 +30,33 @@ class GenerationLog:
         # Unbuffered: write() returns after the kernel has the line.
         self._file = path.open("ab", buffering=0)
         self._clock = clock
+        self._answers = NamedAnswers(path)
 
-    def start_generation(self, body: Body, plan: FaultPlan) -> FaultPlan:
-        """Logs a generation that starts now; returns its plan with the name added."""
+    def start_generation(self, body: Body, plan: FaultPlan, prompt: Prompt | None) -> FaultPlan:
+        """Logs a generation that starts now; returns its plan with the name added.
+
+        `prompt`: None for a request of several prompts or choices, and for one that generates no text.
+        """
+        user = body.get("user")
+        begun = self._answers.find(prompt, user) if prompt is not None and isinstance(user, str) else None
+        if begun is not None:
+            self._write({"generation": begun.name, "continued": True})
+            return replace(plan, exact=begun.text, generation=begun.name)
         name = secrets.token_hex(6)
-        line = {"generation": name, "at": self._clock(), "asked_by": body.get("safety_identifier")}
-        self._file.write(json.dumps(line).encode() + b"\n")
-        exact = plan.exact.replace(PLACEHOLDER, name) if plan.exact is not None else None
+        line: dict[str, Any] = {"generation": name, "asked_by": body.get("safety_identifier")}
+        exact = plan.exact
+        if exact is not None and PLACEHOLDER in exact:
+            exact = exact.replace(PLACEHOLDER, name)
+            if prompt is not None and isinstance(user, str):
+                line["answer"] = NamedAnswer.of(name, exact, user, prompt).fields()
+        self._write(line)
         return replace(plan, exact=exact, generation=name)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps({**line, "at": self._clock()}).encode() + b"\n")
 
 
 def name_to_floats(name: str) -> list[float]:

@@ -57,7 +57,7 @@ def _entry_flaws(key: str, fields: dict[str, bytes], remaining: int, store: Gene
         f"its ttl is {ttl} s, for {origin}": ttl == origin.ttl,
         f"it stays for another {remaining} ms, with a ttl of {ttl} s": remaining <= (ttl + origin.stale_ttl) * 1000,
         f"its model is {fields['model']!r}": fields["model"] == origin.question.model.encode(),
-        f"its engine is {fields['engine']!r}": fields["engine"] == generation.engine.encode(),
+        f"its engine is {fields['engine']!r}": store.is_of(generation, fields["engine"].decode()),
         f"its task is {fields['task']!r}": fields["task"] in (b"chat", b"code"),
         f"its checksum is {fields['checksum']!r}": fields["checksum"].decode()
         == checksum(fields["body"], fields.get("stream")),

@@ -1,6 +1,7 @@
 """The engines' generations, read from the files that the engines write (see docs/simulator.md)."""
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,7 @@ class GenerationIndex:
         self._offsets = dict.fromkeys(files, 0)
         self._generations: dict[str, LoggedGeneration] = {}
         self._ids: dict[str, str] = {}
+        self._continued_by: defaultdict[str, set[str]] = defaultdict(set)
 
     def find(self, name: str) -> LoggedGeneration | None:
         if name not in self._generations:
@@ -40,6 +42,13 @@ class GenerationIndex:
         """Whether this is the `id` that all clients got for this generation so far."""
         return self._ids.setdefault(name, answer_id) == answer_id
 
+    def is_of(self, generation: LoggedGeneration, engine: str | None) -> bool:
+        """Whether the engine has generated it, or gone on with it."""
+        if engine == generation.engine:
+            return True
+        self._read_new_lines()
+        return engine in self._continued_by[generation.name]
+
     def _read_new_lines(self) -> None:
         for engine, path in self._files.items():
             if not path.exists():
@@ -51,6 +60,9 @@ class GenerationIndex:
                         break  # the engine is still writing it
                     self._offsets[engine] += len(line)
                     record = json.loads(line)
+                    if record.get("continued"):
+                        self._continued_by[record["generation"]].add(engine)
+                        continue
                     origin = RequestOrigin.parse(record["asked_by"])
                     self._generations[record["generation"]] = LoggedGeneration(
                         record["generation"], engine, record["at"], origin

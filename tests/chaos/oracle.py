@@ -114,7 +114,7 @@ def _check_success(
     name = generation_name(answer.text)
     generation = store.find(name) if name is not None else None
     if generation is not None:
-        defects += _origin_flaws(request, response, generation)
+        defects += _origin_flaws(request, response, generation, store)
         defects += id_flaws(answer, generation, store)
     elif name is not None:
         defects.append(f"no engine has generated it: {answer.text[:60]!r}")
@@ -182,7 +182,9 @@ def _check_key(request: ClientRequest, response: ClientResponse, defects: list[s
         defects.append(f"{cache} for {request.origin.directive.name}")
 
 
-def _origin_flaws(request: ClientRequest, response: ClientResponse, generation: LoggedGeneration) -> list[str]:
+def _origin_flaws(
+    request: ClientRequest, response: ClientResponse, generation: LoggedGeneration, store: GenerationIndex
+) -> list[str]:
     """What is wrong with giving this request an answer that was generated for another."""
     origin, wanted = generation.origin, request.origin
     cache = response.headers.get("x-cache")
@@ -191,7 +193,7 @@ def _origin_flaws(request: ClientRequest, response: ClientResponse, generation: 
         flaws.append(f"THE ANSWER OF ANOTHER TENANT: {origin}")
     if origin.question != wanted.question:
         flaws.append(f"the answer to another question: {origin}")
-    if response.headers.get("x-engine") != generation.engine:
+    if not store.is_of(generation, response.headers.get("x-engine")):
         flaws.append(f"X-Engine is {response.headers.get('x-engine')}, and {generation.engine} has generated it")
     if origin == wanted:
         return flaws

@@ -200,8 +200,14 @@ class ClientRequest:
         stream_fields: dict[str, Any] = {"stream": True} if self.stream else {}
         if self.stream and self.expects_usage:
             stream_fields["stream_options"] = {"include_usage": True}
-        # `safety_identifier` is not in the cache key. The engine gets it and logs it.
-        return {**self.origin.question.body(), **stream_fields, "safety_identifier": self.origin.request_id()}
+        # Both are not in the cache key. The engine logs the first one; it gets only the second one if it goes on with a
+        # stream by the ids of its tokens.
+        names = (
+            ("safety_identifier", "user")
+            if self.origin.question.path in (CHAT, COMPLETIONS)
+            else ("safety_identifier",)
+        )
+        return {**self.origin.question.body(), **stream_fields, **dict.fromkeys(names, self.origin.request_id())}
 
     def headers(self) -> dict[str, str]:
         required = {"authorization": f"Bearer {api_key(self.origin.tenant)}", "x-request-id": self.origin.request_id()}
