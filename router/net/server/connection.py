@@ -84,7 +84,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._connection_limit = connection_limit
         self._render_error = render_error
         self._error_headers = error_headers
-        self._keep_alive_timeout = config.timeout_keep_alive
+        self._keep_alive_timeout = float(config.timeout_keep_alive)  # uvicorn declares an int
         self._check_interval = min(self._timeouts.receive, self._keep_alive_timeout)
         self._default_headers_source: Any = None
         self._default_header_lines = (b"", False)
