@@ -23,6 +23,10 @@ _METRICS: Final = (
     b"vllm:generation_tokens_total %.3f\n"
 )
 
+_UNAUTHORIZED: Final = (
+    b'HTTP/1.1 401 Unauthorized\r\ncontent-type: application/json\r\ncontent-length: 24\r\n\r\n{"error":"Unauthorized"}'
+)
+
 COMMENT: Final = b": ping\n\n"
 
 BREAKS: Final = (
@@ -78,6 +82,7 @@ class EngineModel:
         self.on_generation = on_generation
         self.tells_ids = tells_ids
         self.has_counters = has_counters
+        self.refuses = False  # the key of the routers
         self._computed = 0.0
         self._running: dict[_EngineConnection, bool] = {}  # the requests, and whether they are computed
 
@@ -132,7 +137,9 @@ class _EngineConnection(asyncio.Protocol):
         if len(rest) < length:
             return
         self._buffer = rest[length:]
-        if head.startswith(b"POST"):
+        if self._engine.refuses and not head.startswith(b"GET /health"):
+            self._transport.write(_UNAUTHORIZED)
+        elif head.startswith(b"POST"):
             self._generate(json.loads(rest[:length]))
         else:
             body = self._engine.metrics() if head.startswith(b"GET /metrics") else b"{}"

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _MOST_BROKEN_STREAMS: Final = 4
 _STOPPED: Final = 12.0  # seconds; two failed checks take up to 8
+_CHECK_INTERVAL: Final = 4.0  # seconds; more than routers take to check an engine again
 _LEFT_REQUESTS: Final = 100
 SILENCE: Final = 17.0  # seconds; more than `between_tokens`
 _LONG: Final = 1000.0  # seconds; longer than any history
@@ -226,6 +227,27 @@ def read_only(world: "World", random: Random) -> None:
     world.record_fault("read-only", "redis", seconds, breaks=True, leases=2 * len(world.routers))
 
 
+def full(world: "World", random: Random) -> None:
+    """Redis has no room: it refuses what may take memory, and still deletes."""
+    seconds = 0.2 + 3 * random.random()
+    world.redis.data.full = True
+    world.after(seconds, setattr, world.redis.data, "full", False)
+    # Without claims each router generates for itself, and begins anew once a purge may have gone unnoticed.
+    leases = len(world.routers) * (2 + int(seconds / PURGE_DELAY))
+    world.record_fault("full", "redis", seconds, breaks=True, leases=leases)
+
+
+def refused(world: "World", random: Random) -> None:
+    """An engine refuses the routers' key for a while."""
+    chosen, seconds = random.choice(world.engines), 0.5 + 3 * random.random()
+    chosen.refuses = True
+    world.after(seconds, setattr, chosen, "refuses", False)
+    # It is asked again when a check is let in. The followers of a leader that fails generate for themselves, without a
+    # lease.
+    leases = 2 * len(world.routers)
+    world.record_fault("refused", chosen.process.name, seconds + _CHECK_INTERVAL, breaks=True, leases=leases)
+
+
 def engine(world: "World", random: Random) -> None:
     """From now on, some generations break off; an engine may freeze as well."""
     world.engines_break = True
@@ -288,6 +310,8 @@ FAULTS: Final[dict[str, ApplyFault]] = {
     "empty": empty,
     "failover": failover,
     "read-only": read_only,
+    "full": full,
+    "refused": refused,
     "engine": engine,
     "stream": stream,
     "silent": silent,

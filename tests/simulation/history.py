@@ -113,11 +113,17 @@ class RequestRecord:
 
 
 class SimulatedPurge:
-    """One purge. `returned` stays FOREVER if it failed. `tenant`, `question`: None is any."""
+    """One purge. `returned` stays FOREVER if it failed. `tenant`, `question`: None is any.
 
-    __slots__ = ("number", "question", "recorded", "returned", "started", "tenant")
+    `of_standby`: whether its key is of the standby's revision; None is any, too.
+    """
 
-    def __init__(self, number: int, tenant: str | None, question: int | None) -> None:
+    __slots__ = ("number", "of_standby", "question", "recorded", "returned", "started", "tenant")
+
+    def __init__(
+        self, number: int, tenant: str | None, question: int | None, *, of_standby: bool | None = None
+    ) -> None:
+        self.of_standby = of_standby
         self.number = number
         self.tenant = tenant
         self.question = question
@@ -126,8 +132,12 @@ class SimulatedPurge:
         self.recorded = True
         """Whether Redis still has its record."""
 
-    def covers(self, tenant: str, question: int) -> bool:
-        return self.tenant in (None, tenant) and self.question in (None, question)
+    def covers(self, tenant: str, question: int, *, by_standby: bool) -> bool:
+        return (
+            self.tenant in (None, tenant)
+            and self.question in (None, question)
+            and self.of_standby in (None, by_standby)
+        )
 
     def __repr__(self) -> str:
         return f"purge {self.number} of {self.tenant}/{self.question}, {self.started:.3f}-{self.returned:.3f}"

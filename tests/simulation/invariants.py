@@ -132,7 +132,9 @@ def no_purged_answer(history: History, answers: dict[int, ReceivedAnswer]) -> li
                     purge.recorded
                     and purge.returned + PURGE_DELAY < request.started
                     and generations[number].started < purge.started
-                    and purge.covers(request.tenant, request.question)
+                    and purge.covers(
+                        request.tenant, request.question, by_standby=generations[number].engine == history.standby
+                    )
                 ):
                     wrong.append(f"2: {request} got what was purged: {generations[number]}; {purge}")
                     break

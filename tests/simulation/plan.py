@@ -18,6 +18,8 @@ SILENT: Final = "silent"
 FROZEN: Final = "frozen"
 """An engine that stops answering. Where there is another one, and no other fault, it is a mild fault."""
 HARD: Final = ("long-stall", "partition", "long-freeze", "kill", "empty", "failover", "read-only", "engine")
+REFUSING: Final = ("full", "refused")
+"""Hard faults, too: Redis refuses writes, or an engine the key of the routers."""
 
 
 MAX_QUESTIONS: Final = 3
@@ -66,6 +68,8 @@ def draw_plan(random: Random, chosen: Sequence[str] = (), *, streams: Random) ->
     # Not with streams that hang, which an engine that computes for others may keep for longer than a history lasts.
     if not chosen and not {STREAM, "engine"} & {*kinds} and streams.random() < 0.15:
         kinds.append(streams.choice((SILENT, FROZEN)))
+    if not chosen and streams.random() < 0.1:
+        kinds.append(streams.choice(REFUSING))
     return ScenarioPlan(
         seconds=seconds,
         routers=routers,

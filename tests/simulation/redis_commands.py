@@ -263,6 +263,9 @@ READS: Final[dict[bytes, CommandFunction]] = {
     b"ZSCORE": lambda data, words: (data.get(words[0], SortedSet) or SortedSet()).get(words[1]),
 }
 
+TAKE_MEMORY: Final = frozenset((b"HINCRBY", b"HSET", b"HSETNX", b"INCR", b"SET", b"XADD", b"ZINCRBY"))
+"""The commands that a full Redis refuses; a script with one of them ends there."""
+
 WRITES: Final[dict[bytes, CommandFunction]] = {
     b"DEL": _del,
     b"EVAL": run_script,

@@ -27,6 +27,8 @@ class RedisData:
         self._expires: dict[bytes, int] = {}
         self.journal: list[tuple[float, bytes, Value | None, int | None]] | None = None
         self.instant: Callable[[], float] = lambda: 0.0
+        self.full = False
+        """Whether there is no room for more; see `check_memory`."""
         self.changed_keys: dict[bytes, None] = {}
         """Keys that have changed; the reader clears it."""
 
@@ -56,6 +58,11 @@ class RedisData:
 
     def keys(self, pattern: str = "*") -> list[bytes]:
         return sorted(key for key in list(self._values) if fnmatch.fnmatchcase(key.decode("latin-1"), pattern))
+
+    def check_memory(self) -> None:
+        """Called before what may take memory. Raises RedisError if there is none."""
+        if self.full:
+            raise RedisError("OOM command not allowed when used memory > 'maxmemory'.")
 
     # -- changing -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import hiredis
 from tests.simulation.clock import CLOCK, EPOCH
 from tests.simulation.loop import SimulatedProcess, VirtualLoop
 from tests.simulation.network import Wire, WireEnd
-from tests.simulation.redis_commands import MIN_ARGUMENTS, OK, READS, WRITES, Status
+from tests.simulation.redis_commands import MIN_ARGUMENTS, OK, READS, TAKE_MEMORY, WRITES, Status
 from tests.simulation.redis_data import RedisData
 from tests.simulation.redis_values import RedisError
 
@@ -179,6 +179,8 @@ class ModelConnection(asyncio.Protocol):
         run = READS.get(name)
         if run is None and (run := WRITES.get(name)) is not None and self.server.read_only:
             raise RedisError("READONLY You can't write against a read only replica.")
+        if name in TAKE_MEMORY:
+            self.server.data.check_memory()
         if run is not None:
             if len(rest) < MIN_ARGUMENTS.get(name, 1):
                 raise RedisError(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
@@ -234,8 +236,9 @@ class ModelConnection(asyncio.Protocol):
 
     def _info(self, rest: list[bytes]) -> bytes:
         section = [word.lower() for word in rest]
-        if section == [b"memory"]:  # it has no limit
-            return b"# Memory\r\nused_memory:1000000\r\nmaxmemory:0\r\n"
+        if section == [b"memory"]:
+            limit = b"1000000" if self.server.data.full else b"0"
+            return b"# Memory\r\nused_memory:1000000\r\nmaxmemory:%b\r\n" % limit
         if section == [b"server"]:
             return b"# Server\r\nredis_version:7.0.15\r\n"
         assert section == [b"replication"], "the model of Redis knows INFO replication, memory and server alone"

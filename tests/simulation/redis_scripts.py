@@ -26,6 +26,11 @@ class UsageText(bytes):
     usage: TenantUsage
 
 
+def _put(data: RedisData, key: bytes, value: Any, *, keep_expiry: bool = False) -> None:
+    data.check_memory()
+    data.put(key, value, keep_expiry=keep_expiry)
+
+
 def _delete_if_same(data: RedisData, key: bytes, words: list[bytes]) -> int:
     if data.get(key, bytes) != words[0]:
         return 0
@@ -36,7 +41,7 @@ def _replace_if_same(data: RedisData, key: bytes, words: list[bytes]) -> Any:
     current = data.get(key, bytes)
     if current is not None and current != words[0]:
         return current
-    data.put(key, words[1])
+    _put(data, key, words[1])
     data.expire_at(key, data.clock() + int(words[2]))
     return 1
 
@@ -49,7 +54,7 @@ def _renew(data: RedisData, key: bytes, words: list[bytes]) -> int:
 
 
 def _write(data: RedisData, key: bytes, words: list[bytes]) -> int:
-    data.put(key, dict(zip(words[1::2], words[2::2], strict=True)))
+    _put(data, key, dict(zip(words[1::2], words[2::2], strict=True)))
     data.expire_at(key, data.clock() + int(words[0]))
     return 1
 
@@ -96,7 +101,7 @@ def _limit(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
         concurrent_requests=_optional(concurrent),
     )  # fmt: skip
     status = text.usage.apply(quota, step, at, int(lease))
-    data.put(key, text)
+    _put(data, key, text)
     data.expire_at(key, data.clock() + max(limits.RUNNING_LEASE_MS, 60_000) + 1000 + status.tokens_reset_ms)
     return [
         _REFUSED[status.exceeded],
@@ -119,7 +124,7 @@ def _budget(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
     use = use_at(BudgetUse(now=at, **stored) if stored else None, at).plus(int(tokens), int(gpu_ms))
     values = [getattr(use, name) for name in _BUDGET_FIELDS]
     if (tokens, gpu_ms) != (b"0", b"0"):
-        data.put(key, {name.encode(): b"%d" % value for name, value in zip(_BUDGET_FIELDS, values, strict=True)})
+        _put(data, key, {name.encode(): b"%d" % value for name, value in zip(_BUDGET_FIELDS, values, strict=True)})
         data.expire_at(key, data.clock() + 1000 * int(ttl))
     return [at, *values]
 
@@ -128,7 +133,7 @@ def _add_savings(data: RedisData, key: bytes, words: list[bytes]) -> int:
     sums = dict(data.get(key, dict) or {})
     for field, amount in zip(words[1::2], words[2::2], strict=True):
         sums[field] = b"%.15g" % (float(sums.get(field, b"0")) + float(amount))
-    data.put(key, sums)
+    _put(data, key, sums)
     data.expire_at(key, data.clock() + 1000 * int(words[0]))
     return 1
 
@@ -144,7 +149,7 @@ def _merge_keys(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
     version = key_records.decode_version(stored.get(b"version", b"0"))
     if written:
         version = max(data.clock(), version + 1, int(words[0]) + 1)
-        data.put(key, {**stored, b"version": b"%d" % version}, keep_expiry=True)
+        _put(data, key, {**stored, b"version": b"%d" % version}, keep_expiry=True)
     return [written, version]
 
 
@@ -153,7 +158,7 @@ def _add_used_keys(data: RedisData, key: bytes, words: list[bytes]) -> int:
     for id_, at in zip(words[1::2], words[2::2], strict=True):
         if int(at) > int(stored.get(id_, b"0")):
             stored[id_] = at
-    data.put(key, stored)
+    _put(data, key, stored)
     data.expire_at(key, data.clock() + 1000 * int(words[0]))
     return 1
 

@@ -141,6 +141,12 @@ class ClientFactory:
         self._open.append(client)
         return client
 
+    def set_full(self, full: bool) -> None:
+        if self._path is None:
+            self._model.data.full = full
+        else:
+            self.connect().send_commands(("CONFIG", "SET", "maxmemory", int(full)))
+
     def close(self) -> None:
         for client in self._open:
             client.close()

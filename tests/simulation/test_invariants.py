@@ -124,6 +124,10 @@ def test_a_response_purged_before_its_request_started_is_detected(history: Histo
     assert check(history) == []
     purge.recorded, purge.question = True, 2  # it was about something else
     assert check(history) == []
+    purge.question, purge.of_standby = None, True  # of the key of another revision
+    assert check(history) == []
+    history.standby = history.generations[0].engine
+    assert number_of(check(history)) == ["2"]
 
 
 def test_a_request_within_a_second_of_the_purge_may_get_an_older_response(history: History) -> None:

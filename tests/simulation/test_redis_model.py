@@ -14,6 +14,7 @@ from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, UsageUpdate
 from router.shared import budgets
 from router.shared.rate_limit_script import decode_status, update_command
+from router.shared.scripts import DELETE_IF_SAME, REPLACE_IF_SAME
 from tests.simulation.redis_scripts import SCRIPTS
 from tests.simulation.redis_test_clients import ClientFactory, ModelRedisClient, RealRedisClient
 from tests.support.redis_process import RedisServer
@@ -188,6 +189,26 @@ def test_waiting_for_a_missing_replica_blocks_only_this_connection(both: ClientF
 def test_the_server_describes_itself(both: ClientFactory) -> None:
     role, ping = both.connect().send_commands(("ROLE",), ("PING",))
     assert (role[0], ping) == (b"master", b"PONG")
+
+
+def test_a_full_server_deletes_and_refuses_what_takes_memory(both: ClientFactory) -> None:
+    client = both.connect()
+    client.send_commands(("SET", "a", "mine"), ("HSET", "h", "f", "1", "g", "2"), ("ZINCRBY", "z", 1, "m"))
+    both.set_full(True)
+    taking: list[Any] = [
+        ("SET", "b", "x"), ("SET", "b", "x", "XX"), ("HSET", "h", "f", "2"), ("HINCRBY", "h", "f", 1),
+        ("HSETNX", "h", "f", "2"), ("INCR", "n"), ("XADD", "s", "*", "f", "v"), ("ZINCRBY", "z", 1, "m"),
+        ("EVAL", REPLACE_IF_SAME, 1, "a", "mine", "yours", LONG),
+    ]  # fmt: skip
+    assert {reply[:40] for reply in client.send_commands(*taking)} == {"OOM command not allowed when used memory"}
+    assert client.send_commands(("GET", "b"), ("GET", "a")) == [None, b"mine"]
+    others: list[Any] = [
+        ("EVAL", REPLACE_IF_SAME, 1, "a", "other", "yours", LONG), ("HDEL", "h", "f"), ("ZREM", "z", "m"),
+        ("PEXPIRE", "a", LONG), ("EVAL", DELETE_IF_SAME, 1, "a", "mine"), ("UNLINK", "h"), ("DEL", "z"),
+    ]  # fmt: skip
+    assert client.send_commands(*others) == [b"mine", 1, 1, 1, 1, 1, 0]
+    both.set_full(False)
+    assert client.send_commands(("SET", "b", "x")) == [b"OK"]
 
 
 def test_an_unknown_command_is_an_error_that_names_it(both: ClientFactory) -> None:

@@ -86,6 +86,7 @@ class World:
         self.active = True
         self._starts = 0
         self._keys: dict[bytes, tuple[str, int]] = {}
+        self._standby_keys: set[bytes] = set()
         self._states: dict[bytes, int] = {}
         self._operator = SimulatedProcess("operator")
         for number in range(1, self.plan.routers + 1):
@@ -124,7 +125,10 @@ class World:
             match = _GENERATION.search(b" ".join([field for field in fields.values() if isinstance(field, bytes)]))
             number = int(match[1]) if match is not None else 0
             if number:
-                self._keys[key] = (parts[2].decode(), self.history.generations[number - 1].question)
+                generation = self.history.generations[number - 1]
+                self._keys[key] = (parts[2].decode(), generation.question)
+                if generation.engine == self.history.standby:
+                    self._standby_keys.add(key)
             if key in self._keys and self._states.get(key, 0) != number:
                 self._states[key] = number
                 self.history.entries.setdefault((*self._keys[key], key), []).append((CLOCK.now, number))
@@ -224,7 +228,7 @@ class World:
 
     def _random_purge(self, question: int) -> None:
         random = self.random
-        scope, tenant, purged_question = EntryFilter(all=True), None, None
+        scope, tenant, purged_question, of_standby = EntryFilter(all=True), None, None, None
         draw = random.random()
         if draw < 0.35:
             tenant = random.choice(TENANTS[: self.plan.tenants])
@@ -233,10 +237,10 @@ class World:
             entries = [(key, owner) for key, owner in self._keys.items() if owner[1] == question]
             if entries:
                 key, (tenant, purged_question) = entries[random.randrange(len(entries))]
-                scope = EntryFilter(key=key.decode())
+                scope, of_standby = EntryFilter(key=key.decode()), key in self._standby_keys
         elif draw < 0.85:
             scope = EntryFilter(model="llama")
-        purged = Purged(len(self.history.purges) + 1, tenant, purged_question)
+        purged = Purged(len(self.history.purges) + 1, tenant, purged_question, of_standby=of_standby)
         self.history.purges.append(purged)
         self.loop.spawn(self._operator, self._purge(scope, purged))
 
@@ -244,11 +248,12 @@ class World:
         self.trace(f"operator: {purged!r} begins")
         link = open_backend(f"redis://{REDIS_ADDRESS[0]}:{REDIS_ADDRESS[1]}", timeout=2.0)
         try:
-            await purge(OperatorClient(link), scope)  # type: ignore[arg-type, unused-ignore]
+            result = await purge(OperatorClient(link), scope)  # type: ignore[arg-type, unused-ignore]
         except RedisBackendError as error:
             self.trace(f"operator: {purged!r} failed: {error}")
         else:
             purged.returned = CLOCK.now
+            purged.recorded = purged.recorded and result.recorded
             self.trace(f"operator: {purged!r} is done")
         finally:
             await link.aclose()
@@ -311,7 +316,9 @@ class World:
         for process in (self.redis.process, *(e.process for e in self.engines), *(r.process for r in self.routers)):
             if process is not self.stopped_engine:
                 self.loop.thaw(process)
-        self.redis.read_only = False
+        self.redis.read_only = self.redis.data.full = False
+        for engine in self.engines:
+            engine.refuses = False
         self.network.slow = 1.0
         self.network.unreachable.clear()
         for wire in list(self.network.wires.values()):
