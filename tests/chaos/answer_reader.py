@@ -61,7 +61,7 @@ def parse_json_answer(path: str, answer: Any) -> ParsedAnswer:
 
 def parse_stream(path: str, body: bytes) -> ParsedStream:
     """Raises as `parse_json_answer` does; a truncated last event is ignored."""
-    frames = re.findall(rb"(.*?)\n\n", body, re.DOTALL)
+    frames = [frame for frame in re.findall(rb"(.*?)\n\n", body, re.DOTALL) if not frame.startswith(b":")]  # heartbeats
     last = frames[-1] if frames else b""
     if path in (RESPONSES, MESSAGES):
         return _typed_stream(path, frames, last)

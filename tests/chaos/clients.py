@@ -185,7 +185,7 @@ class ChaosClients:
         """
         testbed = self._testbed
         outages = [*(router_outages.duration_since(since) for router_outages in testbed.outages)]
-        outages.append(testbed.redis.outages.duration_since(since, "killed", "frozen", "stopped", "deaf"))
+        outages.append(testbed.redis.outages.duration_since(since, "killed", "frozen", "stopped", "deaf", "full"))
         return any(flushed_at >= since for flushed_at in testbed.redis.flush_times) or any(
             duration is not None for duration in outages
         )

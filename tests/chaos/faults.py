@@ -37,10 +37,14 @@ _ENGINE_FAULTS: Final[tuple[Mapping[str, object], ...]] = (
     *({"fault": "status", "code": 429} for _ in range(2)),
     *({"fault": fault} for fault in ("no_done", "no_done", "no_finish", "no_finish", "malformed", "malformed")),
     *({"fault": "ttft", "ms": ms} for ms in (600, 4000)),
+    {"fault": "prefill", "ms": 17_000},  # the clients of streams get heartbeats
     *({"fault": "tps", "rate": 20} for _ in range(2)),
     *({"fault": "chunks", "bytes": 7} for _ in range(2)),
 )
-_STALLED: Final = "stall"  # holds a client while its engine works for others, so one request at a time is enough
+_SLOW: Final = (
+    "stall",
+    "prefill",
+)  # they hold a client while its engine works for others, so one request at a time is enough
 
 _CONNECTION_FAULTS: Final[tuple[tuple[ConnectionFault, int], ...]] = (
     (ConnectionFault("hold", "listening", seconds=0.1), 2),
@@ -78,7 +82,9 @@ _WORKERS: Final = _FaultProfile(
     duration=(0.05, 1.2),
 )
 _REDIS: Final = _FaultProfile(
-    {"kill": 3, "kill and forget": 1, "freeze": 4, "flush": 1, "fail over": 1}, pause=(3.0, 9.0), duration=(0.05, 1.5)
+    {"kill": 3, "kill and forget": 1, "freeze": 4, "flush": 1, "fail over": 1, "full": 2},
+    pause=(3.0, 9.0),
+    duration=(0.05, 1.5),
 )
 _PROXY: Final = _FaultProfile({"disturb": 1}, pause=(0.2, 1.5), duration=(0.0, 0.0))
 _PROFILES: Final = {
@@ -115,7 +121,7 @@ def plan_faults(seed: int, seconds: float) -> list[PlannedFault]:
 
 def _engine_fault(rng: Random) -> Mapping[str, object]:
     chosen = {name: value for name, value in rng.choice(_ENGINE_FAULTS).items() if value is not None}
-    return {**chosen, "times": 1 if chosen["fault"] == _STALLED else rng.randrange(1, 4)}
+    return {**chosen, "times": 1 if chosen["fault"] in _SLOW else rng.randrange(1, 4)}
 
 
 def connection_fault(planned: PlannedFault) -> ConnectionFault:
@@ -163,6 +169,7 @@ def _apply(planned: PlannedFault, testbed: Testbed) -> Awaitable[None]:
         ("redis", "kill and forget"): lambda: testbed.redis.kill(rng, seconds, erase=True),
         ("redis", "freeze"): lambda: testbed.redis.freeze(rng, seconds),
         ("redis", "flush"): testbed.redis.flush,
+        ("redis", "full"): lambda: testbed.redis.fill(seconds),
         ("redis", "fail over"): lambda: testbed.redis.fail_over(rng),
         ("router", "kill"): lambda: testbed.kill_router(number, seconds),
         ("router", "stop"): lambda: testbed.stop_router(number, seconds),

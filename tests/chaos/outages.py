@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-OutageKind = Literal["killed", "stopped", "frozen", "held", "deaf"]
+OutageKind = Literal["killed", "stopped", "frozen", "held", "deaf", "full"]
 
 
 class Outages:
     """When a router, or Redis, was unavailable, by the event loop's clock.
 
     `held`: its connections were held; `deaf`: they were held for longer than the lease of a generation.
+    `full`: it refused what takes memory.
     """
 
     def __init__(self) -> None:

@@ -92,7 +92,8 @@ class Purger:
         else:
             if response.status_code == 200:
                 self.completed += 1
-                self._purges.append(CompletedPurge(scope, since, asyncio.get_running_loop().time()))
+                if response.json()["recorded"]:  # else Redis is full, and promises nothing for generations in progress
+                    self._purges.append(CompletedPurge(scope, since, asyncio.get_running_loop().time()))
             elif response.status_code != 503:  # 503: Redis is unavailable
                 defects.append(f"the purge of {scope} was answered with {response.status_code}: {response.text}")
 

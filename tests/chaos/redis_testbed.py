@@ -109,6 +109,18 @@ class RedisTestbed:
             finally:
                 server.thaw()
 
+    async def fill(self, seconds: float) -> None:
+        """The primaries have no room for more for a while: they refuse what takes memory."""
+        servers = await self._deployment.primaries()
+        with self.outages.record("full"):
+            try:
+                for server in servers:
+                    await server.command("CONFIG", "SET", "maxmemory", 1)
+                await asyncio.sleep(seconds)
+            finally:
+                for server in servers:
+                    await server.command("CONFIG", "SET", "maxmemory", 0)
+
     async def flush(self) -> None:
         for server in await self._deployment.primaries():
             await server.command("FLUSHALL")

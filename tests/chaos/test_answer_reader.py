@@ -33,7 +33,8 @@ async def ask(engine: SimulatedEngine, question: WorkloadQuestion, **fields: Any
 @pytest.mark.parametrize("question", [each for each in QUESTIONS if each.streams], ids=lambda each: each.path)
 async def test_json_and_a_stream_have_the_same_text(engine: SimulatedEngine, question: WorkloadQuestion) -> None:
     complete_answer = parse_json_answer(question.path, json.loads(await ask(engine, question)))
-    stream = parse_stream(question.path, await ask(engine, question, stream=True))
+    heartbeat = b": heartbeat\n\n"
+    stream = parse_stream(question.path, heartbeat + await ask(engine, question, stream=True))
     assert complete_answer.text == stream.answer.text == question.template
     assert (complete_answer.finished, stream.answer.finished) == (True, True)
     assert (complete_answer.flaws, stream.answer.flaws) == ([], [])
