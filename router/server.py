@@ -209,7 +209,7 @@ def make_server(
         "loop": "uvloop",
         "http": functools.partial(
             BoundedHttpProtocol,
-            timeouts=ClientTimeouts(router.receive, router.send),
+            timeouts=ClientTimeouts(router.receive, router.send, router.keep_alive),
             start_limiter=StartLimiter(),
             write_batcher=WriteBatcher(),
             connection_limit=limit,
@@ -222,7 +222,6 @@ def make_server(
         "server_header": False,
         "proxy_headers": False,  # nothing here depends on the client's address
         "ws": "none",
-        "timeout_keep_alive": router.keep_alive,
         "timeout_graceful_shutdown": router.grace,
         "backlog": 4096,
     }

@@ -65,7 +65,7 @@ class RouterServer:
         self.application = build(settings, random=random, open_exporter=open_exporter)
         protocol = partial(
             BoundedHttpProtocol,
-            timeouts=ClientTimeouts(settings.router.receive, settings.router.send),
+            timeouts=ClientTimeouts(settings.router.receive, settings.router.send, settings.router.keep_alive),
             render_error=render,
             error_headers=self.application.error_headers,
         )

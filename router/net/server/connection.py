@@ -84,8 +84,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._connection_limit = connection_limit
         self._render_error = render_error
         self._error_headers = error_headers
-        self._keep_alive_timeout = float(config.timeout_keep_alive)  # uvicorn declares an int
-        self._check_interval = min(self._timeouts.receive, self._keep_alive_timeout)
+        self._check_interval = min(self._timeouts.receive, self._timeouts.keep_alive)
         self._default_headers_source: Any = None
         self._default_header_lines = (b"", False)
         # `send` returns this one future whenever there is nothing to await.
@@ -324,7 +323,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             return inf
         is_idle = self._parser.message_boundaries and not self._parser.in_message
         # The first request has the receive timeout from the start: a client that connects should send.
-        return self._waiting_since + (self._keep_alive_timeout if is_idle else self._timeouts.receive)
+        return self._waiting_since + (self._timeouts.keep_alive if is_idle else self._timeouts.receive)
 
     def _check_deadlines(self) -> None:
         """Enforces the deadline, and sets the timer for the next check.

@@ -23,4 +23,4 @@ async def test_an_idle_connection_of_a_client_stays_open_for_router_keep_alive(
     protocol: Any = server.config.http_protocol_class
     connection = protocol(config=server.config, server_state=MagicMock(), app_state={})
     assert isinstance(connection, BoundedHttpProtocol)
-    assert connection._keep_alive_timeout == seconds
+    assert connection._timeouts.keep_alive == seconds
