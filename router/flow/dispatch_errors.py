@@ -15,7 +15,7 @@ from router.flow.engine_health import EngineHealth
 from router.net.client.errors import EngineError
 from router.upstream.engine import Engine
 
-_TOLD_BY_STATUS: Final = (401, 403, 407, 429)  # these concern the engine otherwise than a failure of it
+_TOLD_BY_STATUS: Final = (401, 403, 407, 429, 529)  # these concern the engine otherwise than a failure of it
 
 
 def client_error(error: EngineError | None, engines: Sequence[Engine], health: EngineHealth) -> ApiError:
@@ -28,7 +28,7 @@ def client_error(error: EngineError | None, engines: Sequence[Engine], health: E
         case "local":
             message = "The router has no file descriptor, port or memory left for a connection to an engine."
             return unavailable(message, code="out_of_resources")
-        case "status-429" | "status-503":
+        case "status-429" | "status-503" | "status-529":
             wait = max(1, ceil(error.retry_after or 0.0))
             return unavailable("The engines of this model are busy.", code="engines_busy", retry_after=wait)
         case "timeout" | "slow":

@@ -124,10 +124,10 @@ class EngineStream:
 
     def _require_complete(self) -> None:
         """After `_read_last_event`; raises EngineError if the response is not complete."""
-        if not self.engine.traits.ends_without_done:
-            raise broken_off()
-        if not (self._is_finished() or self.recorder.end_without_marker()):
-            raise broken_off()
+        if self.engine.traits.ends_without_done and (self._is_finished() or self.recorder.end_without_marker()):
+            return
+        error = self.recorder.error_at_end()
+        raise broken_off() if error is None else reported_error(error, self.engine)
 
     def _is_finished(self) -> bool:
         """Raises EngineError for a failure in the stream."""

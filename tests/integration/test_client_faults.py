@@ -199,6 +199,34 @@ async def test_a_client_error_within_a_200_reaches_the_client(scripted: Scripted
     assert await healthz_breakers(router) == {"scripted": "closed"}
 
 
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b'{"error": {"message": "Too many stops", "code": 400}}',
+        b'\n{\n  "error": {"message": "Too many stops",\n  "code": 400}}\n',
+        b'data: {"error": {"message": "Too many stops", "code": 400}}',
+        b'data: {"error": {"message": "Too many stops", "code": 400}}\n',
+    ],
+)
+@pytest.mark.parametrize("kind", ["vllm", "openai"])
+async def test_a_refusal_as_json_in_place_of_a_stream_reaches_the_client(
+    scripted: ScriptedRouter, rest: bytes, kind: str
+) -> None:
+    router, engine = await scripted(rest, rest=f'kind = "{kind}"\n{ONE_FAILURE_OPENS}', content_type="application/json")
+    answer = await ask(router, stream=True)
+    assert (answer.status_code, error_of(answer)["message"]) == (400, "Too many stops")
+    assert len(engine.bodies) == 1
+    assert await healthz_breakers(router) == {"scripted": "closed"}
+
+
+async def test_an_engine_that_answers_529_is_busy_and_not_broken(scripted: ScriptedRouter) -> None:
+    body = b'{"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}'
+    router, _ = await scripted(body, status=529, rest=ONE_FAILURE_OPENS, content_type="application/json")
+    answer = await ask(router)
+    assert (answer.status_code, error_of(answer)["code"]) == (503, "engines_busy")
+    assert await healthz_breakers(router) == {"scripted": "closed"}
+
+
 REFUSALS: list[tuple[str, bytes, str]] = [
     (
         "/v1/responses",

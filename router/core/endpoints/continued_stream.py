@@ -16,6 +16,7 @@ import msgspec
 from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.continuation import StreamSoFar
+from router.core.endpoints.engine_errors import unfinished_error
 from router.core.endpoints.recorded_response import ReportedUsage, RequestSpeculation, parse_token_count
 from router.core.endpoints.recording import ABORTED, EVENT_TOO_LONG, MAX_EVENT_SIZE
 from router.core.endpoints.sse import DONE, EventBuffer, is_comment, payload, split_events
@@ -75,6 +76,9 @@ class ContinuedStream:
     def feed_end(self) -> bytes:
         rest = self._buffer.rest
         return self.feed(b"\n\n") if rest else b""
+
+    def error_at_end(self) -> bytes | None:
+        return unfinished_error(self._buffer.rest)
 
     def end_without_marker(self) -> bool:
         if self.started and self.failure is None and self._recorder.end_without_marker():

@@ -86,6 +86,9 @@ class Recorder(Protocol):
     def feed_end(self) -> bytes:
         """As `feed`, at the end of a body: its last event may lack the empty line that ends it."""
 
+    def error_at_end(self) -> bytes | None:
+        """At the end of a body: the error that is there in place of a stream, or in an event without its empty line."""
+
     def end_without_marker(self) -> bool:
         """Takes the end of a body that lacks the event which ends a stream; sets and returns `ended`.
 

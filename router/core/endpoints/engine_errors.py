@@ -17,6 +17,7 @@ from router.core.endpoints.engine_message import (
     summary,
 )
 from router.core.endpoints.error_status import error_status
+from router.core.endpoints.sse import payload
 from router.errors import INVALID_REQUEST, NOT_FOUND, ApiError
 
 # 4xx that are no refusal of the request.
@@ -97,6 +98,15 @@ def is_error_body(body: bytes) -> bool:
     if not isinstance(value, dict):
         return False
     return value.get("error") is not None or "error" in (value.get("type"), value.get("object"))
+
+
+def unfinished_error(rest: bytes) -> bytes | None:
+    """The error in what a stream has after its last complete event; None if it is none, or cut off.
+
+    Some engines answer a streaming request with a JSON error and status 200, or omit the empty line after an event.
+    """
+    data = payload(rest) or rest
+    return data if is_error_body(data) else None
 
 
 def answer_too_large(what: str, limit: int) -> ApiError:

@@ -16,6 +16,7 @@ import msgspec
 
 from router.core.endpoints.delta_template import StreamParts
 from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.engine_errors import unfinished_error
 from router.core.endpoints.engine_fields import names_engine_memory
 from router.core.endpoints.recorded_response import (
     NotStoredReason,
@@ -108,6 +109,9 @@ class StreamRecorder(ABC):
         line_end = b"\r\n" if rest.endswith(b"\r\n") else b"\n"
         missing = line_end if rest.endswith(b"\n") else line_end * 2
         return self.feed(missing) if _is_whole_event(rest + missing) else b""
+
+    def error_at_end(self) -> bytes | None:
+        return unfinished_error(self._event_buffer.rest)
 
     def end_without_marker(self) -> bool:
         return self.ended  # only for some endpoints the events tell that a response is complete

@@ -77,8 +77,10 @@ def payload(frame: bytes) -> bytes | None:
 _EMPTY_DATA: Final = (b"data:\n", b"data: \n", b"data:\r", b"data: \r")
 
 
-# An event of other fields than `data`, and maybe of comments.
-_NO_DATA: Final = re.compile(rb"(?:\A|\n\r?\n)(?::[^\n]*\n)*(?:event|id|retry)\b(?:(?!data)[^\r\n][^\n]*\n)+\r?\n")
+# An event of other fields than `data:`, and maybe of comments. `data` without a colon is an empty value.
+_NO_DATA: Final = re.compile(
+    rb"(?:\A|\n\r?\n)(?::[^\n]*\n)*(?:data\r?\n|(?:event|id|retry)\b(?:(?!data:)[^\r\n][^\n]*\n)+)\r?\n"
+)
 
 
 def find_empty_event(frames: bytes) -> int:

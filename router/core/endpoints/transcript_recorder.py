@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.engine_errors import unfinished_error
 from router.core.endpoints.json_repair import decode_repaired
 from router.core.endpoints.recorded_response import (
     RecordedResponse,
@@ -70,6 +71,9 @@ class TranscriptRecorder:
 
     def feed_end(self) -> bytes:
         return self.feed(b"\n\n") if self._buffer.rest.startswith(b"data: [DONE]") else b""
+
+    def error_at_end(self) -> bytes | None:
+        return unfinished_error(self._buffer.rest)
 
     def end_without_marker(self) -> bool:
         self.ended = self.ended or (self._has_last_event and self.failure is None)

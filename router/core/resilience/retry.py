@@ -68,7 +68,7 @@ def classify_failure(reason: str, retry_after: float | None) -> FailureClass:
             return FailureClass(may_retry_engine=False)
         case "slow":  # the engine works for others
             return FailureClass(counts_for_breaker=False, may_retry_engine=False)
-        case "status-429":
+        case "status-429" | "status-529":  # 529: Anthropic is overloaded
             return FailureClass(counts_for_breaker=False, engine_busy=True)
         case "status-404" | "status-405" | "status-501":  # this engine lacks the model or feature; another may have it
             return _NOT_ENGINE_FAILURE

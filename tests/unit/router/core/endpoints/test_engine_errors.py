@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.engine_errors import is_error_body, is_refusal, parse_refusal, parse_reported_error
+from router.core.endpoints.engine_errors import (
+    is_error_body,
+    is_refusal,
+    parse_refusal,
+    parse_reported_error,
+    unfinished_error,
+)
 from router.core.endpoints.engine_message import MAX_MESSAGE, MAX_SUMMARY, summary
 from router.errors import ApiError
 
@@ -184,6 +190,20 @@ def test_a_summary_is_one_line_without_secrets_and_addresses(body: Any, expected
     assert summary(body if isinstance(body, bytes) else json.dumps(body).encode(), ADDRESS) == expected
 
 
+@pytest.mark.parametrize(
+    ("rest", "error"),
+    [
+        (b'{"error": {"code": 400}}', b'{"error": {"code": 400}}'),
+        (b'event: error\ndata: {"error": "no"}\n', b'{"error": "no"}'),
+        (b'data: {"error": {"mess', None),
+        (b'data: {"choices": []}', None),
+        (b"", None),
+    ],
+)
+def test_what_a_stream_ends_with_is_an_error_only_if_it_is_whole(rest: bytes, error: bytes | None) -> None:
+    assert unfinished_error(rest) == error
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=20),
     lambda inner: (
@@ -205,3 +225,4 @@ def test_any_refusal_can_be_parsed(status: int, body: Any, complete: bool) -> No
     parse_reported_error(written)
     summary(written)
     is_error_body(written)
+    unfinished_error(written)

@@ -18,6 +18,7 @@ from tests.support.factories import chat
 WITHOUT_DATA = [
     b"data:\n\n", b"data: \n\n", b"data:\r\n\r\n", b"event: chunk\ndata:\n\n", b"id: 7\ndata: \n\n", b"retry: 3000\n\n",
     b"event: ping\n\n", b": a comment\nid: 7\nevent: ping\n\n", b"event: ping\r\n\r\n",
+    b"data\n\n", b"data\r\n\r\n", b"event: ping\ndata\n\n",
 ]  # fmt: skip
 
 
