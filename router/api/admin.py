@@ -31,7 +31,7 @@ from router.core.cache.entry_filter import (
 from router.core.plural import pluralize
 from router.errors import NOT_FOUND, ApiError, bad_request, unavailable
 from router.flow.explain import Explainer, ExplainRequest
-from router.net.redis.errors import RedisBackendError, WritesRefusedError
+from router.net.redis.errors import CommandRefusedError, RedisBackendError, WritesRefusedError
 from router.store.admin.listing import fetch_detail, list_entries
 from router.store.admin.purge import PurgeResult, purge
 from router.store.admin.scan import RedisClient
@@ -116,6 +116,8 @@ class AdminRoutes:
                 result = await handler(request)
             except WritesRefusedError as error:
                 raise unavailable(f"{error}.", code="redis_refuses_writes") from None
+            except CommandRefusedError as error:
+                raise unavailable(f"Redis refuses a command: {error}.", code="redis_down") from None
             except RedisBackendError as error:
                 raise unavailable(f"Redis does not answer ({error}).", code="redis_down") from None
             except ClientDisconnectedError:

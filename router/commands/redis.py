@@ -23,12 +23,14 @@ ResultT = TypeVar("ResultT")
 def with_redis(settings: Settings, config: Path, operation: "Callable[[RedisClient], Awaitable[ResultT]]") -> ResultT:
     """If `operation` fails, the command ends with a message of one line."""
     # Imported here, since commands without Redis do not need it.
-    from router.net.redis.errors import RedisBackendError, WritesRefusedError
+    from router.net.redis.errors import CommandRefusedError, RedisBackendError, WritesRefusedError
 
     try:
         return asyncio.run(_run_connected(settings, operation))
     except WritesRefusedError as error:
         fail(f"{config}: cache.url: {error}")
+    except CommandRefusedError as error:
+        fail(f"{config}: cache.url: Redis refuses a command: {error}; see `roundhouse check`")
     except RedisBackendError as error:
         hint = "; `roundhouse up` starts the embedded one" if settings.cache.url == EMBEDDED else ""
         fail(f"{config}: cache.url: Redis does not answer ({error}){hint}")

@@ -338,5 +338,5 @@ class Announcements:
             if lease.stored.engine is not None and lease.idle < LEASE:
                 held[name] = lease.stored.engine
             elif lease.stored.engine is not None and name in self.fleet.engines:
-                log.warning("engine %s is dropped: its launcher has not renewed its announcement", name)
+                log.warning("the announcement of engine %s is dropped: its launcher has not renewed it", name)
         return held

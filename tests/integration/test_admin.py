@@ -146,7 +146,7 @@ async def test_a_damaged_entry_can_be_listed_shown_and_deleted(guarded: RouterSe
     assert len((await get(guarded, "entries"))["entries"]) == 2
     assert (await get(guarded, f"entries/{entry_key(2)}"))["problem"] is not None
     answer = await guarded.http.delete(f"/admin/cache/entries/{entry_key(2)}", headers=ADMIN)
-    assert answer.json() == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS}
+    assert answer.json() == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS, "recorded": True}
     assert await client.exists(entry_key(1))
     assert not await client.exists(entry_key(2))
 
@@ -167,7 +167,12 @@ async def test_a_purged_entry_is_generated_again(guarded: RouterServer) -> None:
     acme = {"authorization": "Bearer acme-key"}
     first = await guarded.chat("Tell me about the sea.", headers=acme)
     assert (await guarded.chat("Tell me about the sea.", headers=acme)).headers["x-cache"] == "HIT"
-    assert await post(guarded, "purge", {"tenant": "acme"}) == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS}
+    assert await post(guarded, "purge", {"tenant": "acme"}) == {
+        "entries": 1,
+        "claims": 0,
+        "replicas": NO_REPLICAS,
+        "recorded": True,
+    }
     again = await guarded.chat("Tell me about the sea.", headers=acme)
     assert (first.headers["x-cache"], again.headers["x-cache"]) == ("MISS", "MISS")
 
@@ -179,8 +184,14 @@ async def test_a_purge_reaches_every_router_and_deletes_the_claims(guarded: Rout
         "entries": 1,
         "claims": 0,
         "replicas": NO_REPLICAS,
+        "recorded": True,
     }
-    assert await post(guarded, "purge", {"all": True}) == {"entries": 0, "claims": 1, "replicas": NO_REPLICAS}
+    assert await post(guarded, "purge", {"all": True}) == {
+        "entries": 0,
+        "claims": 1,
+        "replicas": NO_REPLICAS,
+        "recorded": True,
+    }
     assert [(scope.document, scope.all) for scope in await logged_scopes(client)] == [("handbook", False), (None, True)]
 
 

@@ -199,7 +199,7 @@ async def test_purge_deletes_what_is_named_without_confirmation_if_there_is_no_t
 ) -> None:
     mine, others = await store_entry(client, entry_key(1)), await store_entry(client, entry_key(2, tenant="other"))
     purged = (await cache(file, "purge", "--tenant", "acme", "--json")).json()
-    assert purged == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS}
+    assert purged == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS, "recorded": True}
     assert (await client.exists(mine), await client.exists(others)) == (0, 1)
     assert (await cache(file, "purge", "--all")).stdout == "purged 1 entry and 0 generations in progress\n"
     assert await logged_scopes(client) == [EntryFilter(tenant="acme"), EntryFilter(all=True)]
@@ -376,3 +376,12 @@ async def test_an_invalid_configuration_is_a_usage_error(tmp_path: Path) -> None
     fails_with_one_line(await run_cli("cache", "stats", "--config", file), 2, str(file))
     file.write_text("nonsense")
     fails_with_one_line(await run_cli("cache", "stats", "--config", file), 2, "not valid TOML")
+
+
+async def test_a_redis_that_refuses_a_command_is_not_said_to_be_silent(own_redis: RedisServer, tmp_path: Path) -> None:
+    await own_redis.start()
+    await own_redis.command("ACL", "SETUSER", "default", "-scan")
+    path = tmp_path / "roundhouse.toml"
+    path.write_text(router_config(own_redis.url, ENGINES))
+    result = await run_cli("cache", "ls", "--config", path)
+    fails_with_one_line(result, 1, "Redis refuses a command: ", "scan", "`roundhouse check`")

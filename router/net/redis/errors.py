@@ -63,6 +63,10 @@ REDIS_ERRORS: Final = (redis.exceptions.RedisError, OSError, asyncio.TimeoutErro
 """The exceptions of redis-py and of the layers below it when a command fails."""
 
 
+# ResponseErrors of a server that does not serve at all.
+_NOT_SERVING: Final = (ClusterDownError, MasterDownError, ReadOnlyError)
+
+
 class RedisDownError(Exception):
     """Redis is not available at present."""
 
@@ -76,7 +80,7 @@ class RedisBackendError(Exception):
         if (refusal := write_refusal(error)) is not None:
             return WritesRefusedError(refusal)
         if isinstance(error, redis.exceptions.ResponseError):
-            return cls(str(error))
+            return cls(str(error)) if isinstance(error, _NOT_SERVING) else CommandRefusedError(str(error))
         local = local_cause(error)
         return cls(type(error).__name__ if local is None else f"the router cannot open a connection: {local}")
 
@@ -103,6 +107,10 @@ class WritesRefusedError(RedisBackendError):
     def __init__(self, refusal: WriteRefusal) -> None:
         super().__init__(f"{REFUSALS_IN_WORDS[refusal]}: it takes no writes")
         self.refusal: Final = refusal
+
+
+class CommandRefusedError(RedisBackendError):
+    """Redis answers with an error: its user may not use the command, for example. The message is Redis' own."""
 
 
 class UnexpectedReplyError(RedisDownError, RedisBackendError):

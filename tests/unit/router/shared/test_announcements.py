@@ -83,12 +83,14 @@ async def test_an_engine_is_taken_up_when_it_is_announced(pipeline: RedisPipelin
 
 
 async def test_an_engine_is_dropped_when_its_lease_ends_and_taken_up_when_it_is_renewed(
-    pipeline: RedisPipeline,
+    pipeline: RedisPipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = Reader(pipeline)
     await write(pipeline, CHAT)
     assert await reader.read_for(LEASE) == ["llama-chat"]
     assert await reader.read_for(2 * READ) == []
+    # Not "engine llama-chat is dropped": one that is also configured stays.
+    assert "the announcement of engine llama-chat is dropped" in caplog.text
     await write(pipeline, CHAT)
     assert await reader.read() == ["llama-chat"]
 

@@ -13,7 +13,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from router.net.redis.errors import parse_error_reply
+from router.net.redis.errors import CommandRefusedError, RedisBackendError, parse_error_reply
 
 
 def test_an_error_reply_has_the_exception_class_of_redis_py() -> None:
@@ -40,3 +40,10 @@ def test_a_redirection_to_nowhere_is_a_refusal_of_one_command(text: str) -> None
     error = parse_error_reply(text)
     assert type(error) is ResponseError
     assert str(error) == text
+
+
+def test_a_refused_command_is_told_apart_from_a_server_that_does_not_serve() -> None:
+    refused = {"NOPERM this user has no permissions": True, "ERR x": True, "CLUSTERDOWN x": False, "READONLY x": False}
+    for text, is_refused in refused.items():
+        translated = RedisBackendError.from_exception(parse_error_reply(text))
+        assert isinstance(translated, CommandRefusedError) is is_refused, text
