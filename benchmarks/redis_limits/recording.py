@@ -51,6 +51,16 @@ class Relay:
         finally:
             server.close()
 
+    def find_listener(self) -> bytes | None:
+        """With what a router subscribed to changes, up to its first PING; None if it has not done so yet.
+
+        A router also tries single commands, SUBSCRIBE among them, over connections of their own.
+        """
+        for sent in map(b"".join, self.by_connection):
+            if b"TRACKING" in sent and (end := sent.find(b"PING\r\n", sent.find(b"SUBSCRIBE"))) >= 0:
+                return sent[: end + len(b"PING\r\n")]
+        return None
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream_reader, upstream_writer = await asyncio.open_unix_connection(str(self._redis.socket))
         own: list[bytes] = []
@@ -84,7 +94,7 @@ async def record(redis: RedisServer) -> Recording:
     with tempfile.TemporaryDirectory(prefix="rh-") as folder:
         relay = Relay(redis, Path(folder) / "relay.sock")
         async with relay.running(), running_routers(redis=relay, local="0B") as (router,):
-            await eventually(lambda: b"SUBSCRIBE" in b"".join(relay.chunks))
+            listener = await eventually(relay.find_listener)
             warm, body = islice(bodies(stream=False, name="recorded"), 2)
             await ask(router.port, warm)  # opens the connection to the engine
             await _ask(router.port, warm, "HIT")
@@ -96,9 +106,7 @@ async def record(redis: RedisServer) -> Recording:
             await _ask(router.port, body, "HIT")
             hit = [*relay.chunks]
         digest = next(found[1] for chunk in hit if (found := ENTRY_KEY.search(chunk)))
-        listener = next(sent for sent in map(b"".join, relay.by_connection) if b"TRACKING" in sent)
-    end = listener.index(b"PING", listener.index(b"SUBSCRIBE")) + len(b"PING\r\n")
-    return Recording(list(_about(digest, hit)), list(_about(digest, miss)), listener[:end], digest)
+    return Recording(list(_about(digest, hit)), list(_about(digest, miss)), listener, digest)
 
 
 async def _ask(port: int, body: bytes, status: str) -> None:

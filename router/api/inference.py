@@ -116,6 +116,7 @@ class InferenceEndpoint:
             # Every end of a request passes here. The generation holds the body separately, since it may outlive this.
             if exchange.heartbeat is not None:
                 exchange.heartbeat.stop()
+                exchange.heartbeat = None  # which refers to the exchange
             allocation.release()
             if exchange.permit is not None:
                 exchange.permit.release()

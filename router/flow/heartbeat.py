@@ -116,6 +116,7 @@ class Heartbeat:
             self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
+        self._position = self._waits = None  # they refer to the delivery, which refers to this
 
     def _set_timer(self, seconds: float) -> None:
         if self._timer is not None:

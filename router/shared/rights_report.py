@@ -95,7 +95,7 @@ class RightsReport:
             writes = await connection.execute([write_trial(key) for _, key in samples], _TIMEOUT)
             replies = await connection.execute([command.trial for command in self._replying], _TIMEOUT)
             batch = connection.execute([self._subscribe.trial], _TIMEOUT)
-            batch.add_done_callback(lambda _: _settle(subscribed, _error_of(batch)))
+            batch.add_done_callback(lambda done: _settle(subscribed, _error_of(done)))
             refusal = await subscribed
         finally:
             connection.abort()

@@ -45,7 +45,7 @@ async def test_healthz_summarizes_the_state(router: RouterServer, engines: Engin
     answer = await router.http.get("/healthz")
     summary = answer.json()
     assert (answer.status_code, summary["status"]) == (200, "healthy")
-    names = ["status", "circuit_breaker_open", "gpu_cache_usage_percent", "last_check", "engines", "redis"]
+    names = ["status", "reason", "circuit_breaker_open", "gpu_cache_usage_percent", "last_check", "engines", "redis"]
     assert list(summary) == names
     assert summary["gpu_cache_usage_percent"] == 0.0
     assert (summary["circuit_breaker_open"], summary["redis"]) == (False, "up")

@@ -105,7 +105,7 @@ async def test_the_status_names_engines_models_and_redis(
     ]
     assert status["redis"] | {"used_memory": 1, "version": "", "keys": 1} == {
         "up": True, "url": redis_server.url.removesuffix("/0"), "version": "", "used_memory": 1, "maxmemory": None,
-        "keys": 1,
+        "keys": 1, "refuses_writes": None,
     }  # fmt: skip
     assert status["redis"]["used_memory"] > 100_000
     assert status["redis"]["keys"] > 0
@@ -297,7 +297,7 @@ async def test_while_redis_is_down_the_status_shows_the_process_that_answers(
     assert len(status["routers"]) == 1
     assert status["redis"] == {
         "up": False, "url": own_redis.url.removesuffix("/0"), "version": None, "used_memory": None, "maxmemory": None,
-        "keys": None,
+        "keys": None, "refuses_writes": None,
     }  # fmt: skip
     assert status["last_hour"] is None
     assert engine_of(status, "llama-chat")["state"] == "up"

@@ -103,7 +103,9 @@ class HTTPTransport:
                 try:
                     connection = await self._connect(loop, origin, deadline, connect_timeout)
                 except EngineError as error:
-                    raise (error if failure is None or error.reason != "connect" else failure) from error.__cause__
+                    if failure is None or error.reason != "connect":
+                        raise error  # noqa: TRY201 - compiled, a `raise` without it costs more
+                    raise failure  # noqa: B904 - its cause is its own
             try:
                 failure = await connection.send_request(request, deadline, total_deadline, watch)
             except BaseException:  # a cancellation too: the connection would stay in `_busy`
