@@ -92,6 +92,8 @@ def find_empty_event(frames: bytes) -> int:
     if find(b"data:\n") < 0 and find(b"data: \n") < 0 and find(b"\r") < 0:
         if find(b"\n\n") == len(frames) - 2 and (frames.startswith(b"data:") or find(b"\ndata:") >= 0):
             return -1  # the usual case: one event
+        if frames.startswith(b"data:") and frames.count(b"\n\n") == frames.count(b"\n\ndata:") + 1:
+            return -1  # several that all begin with data: the expression below looks at each byte
     elif (empty := min((at for line in _EMPTY_DATA if (at := find(line)) >= 0), default=-1)) >= 0:
         return empty
     match = _NO_DATA.search(frames)
