@@ -112,10 +112,9 @@ def _settle(future: "asyncio.Future[Exception | None]", value: Exception | None)
 
 
 def _error_of(batch: CommandBatch) -> Exception | None:
-    try:
-        (reply,) = batch.result()
-    except RedisBackendError as error:
-        return error
+    if batch.error is not None:
+        return batch.error
+    (reply,) = batch.result()
     return reply if isinstance(reply, Exception) else None
 
 

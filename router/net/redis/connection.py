@@ -58,6 +58,11 @@ class CommandBatch:
         if self._replies is not None or self._error is not None:
             callback(self)
 
+    @property
+    def error(self) -> RedisBackendError | None:
+        """Why the batch failed, if it has. Not raised, an error has no traceback, which would refer to the batch."""
+        return self._error
+
     def result(self) -> list[Any]:
         if self._error is not None:
             raise self._error
@@ -260,6 +265,7 @@ class RedisConnection(asyncio.Protocol):
             self._transport.abort()
         batch, self._batch = self._batch, None
         on_lost, self._on_lost = self._on_lost, _ignore  # aborting the transport leads here again; report it only once
+        self._reader = hiredis.Reader(notEnoughData=_INCOMPLETE)  # the first one refers to this connection
         if batch is not None:
             batch.complete(None, RedisBackendError.from_exception(error))
         on_lost(RedisBackendError.from_exception(error))
