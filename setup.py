@@ -27,12 +27,14 @@ MODULES: Final = {
         "delta_merge",
         "delta_template",
         "frames",
+        "json_repair",
         "recording",
         "replay",
         "sse",
         "stream_encoding",
         "token_ids",
         "typed_events",
+        "workload",
     ],
     "router/flow": [
         "abandonment",
@@ -41,10 +43,12 @@ MODULES: Final = {
         "coalescer",
         "dispatch",
         "engine_health",
+        "engine_losses",
         "engine_request",
         "engine_stream",
         "gateway",
         "generation",
+        "heartbeat",
         "inflight",
         "leadership",
         "request_resolver",
@@ -56,7 +60,7 @@ MODULES: Final = {
     "router/net/redis": ["clock", "connection", "liveness", "pipeline"],
     "router/net/server": ["connection", "cycle", "request_parser", "start_limiter", "write_batcher"],
     "router/store": ["cached_entry", "codec", "entry_store", "local_cache"],
-    "router/upstream": ["client"],
+    "router/upstream": ["client", "engine_watch"],
 }
 """The compiled modules of each package: they run for every request or chunk, and define no msgspec class."""
 

@@ -5,7 +5,6 @@ a comment. Lines end with LF or CRLF. Source: https://html.spec.whatwg.org/multi
 9.2.5.
 """
 
-import re
 from typing import Final
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -74,30 +73,32 @@ def payload(frame: bytes) -> bytes | None:
     return b"\n".join(data_lines) if data_lines else None
 
 
-_EMPTY_DATA: Final = (b"data:\n", b"data: \n", b"data:\r", b"data: \r")
+_LF, _CR, _COLON, _D = b"\n\r:d"
 
-
-# An event of other fields than `data:`, and maybe of comments. `data` without a colon is an empty value.
-_NO_DATA: Final = re.compile(
-    rb"(?:\A|\n\r?\n)(?::[^\n]*\n)*(?:data\r?\n|(?:event|id|retry)\b(?:(?!data:)[^\r\n][^\n]*\n)+)\r?\n"
-)
+_LONGEST_EMPTY_DATA: Final = len(b"data: \r")
 
 
 def find_empty_event(frames: bytes) -> int:
-    """Where the first event without data begins, or its empty `data:` line; -1 without one. Comments do not count.
+    """Where the first event without data begins; -1 without one. Comments do not count.
 
-    `frames`: complete events. JSON has no line ends in its strings.
+    `frames`: complete events. It looks at the beginning of each line, and does not search their bytes.
     """
-    find = frames.find
-    if find(b"data:\n") < 0 and find(b"data: \n") < 0 and find(b"\r") < 0:
-        if find(b"\n\n") == len(frames) - 2 and (frames.startswith(b"data:") or find(b"\ndata:") >= 0):
-            return -1  # the usual case: one event
-        if frames.startswith(b"data:") and frames.count(b"\n\n") == frames.count(b"\n\ndata:") + 1:
-            return -1  # several that all begin with data: the expression below looks at each byte
-    elif (empty := min((at for line in _EMPTY_DATA if (at := find(line)) >= 0), default=-1)) >= 0:
-        return empty
-    match = _NO_DATA.search(frames)
-    return match.start() if match is not None else -1
+    event_at = line_at = 0
+    has_fields = has_data = False
+    while (end := frames.find(b"\n", line_at)) >= 0:
+        first = frames[line_at]
+        if first == _LF or (first == _CR and end == line_at + 1):  # the end of the event
+            if has_fields and not has_data:
+                return event_at
+            event_at = end + 1
+            has_fields = has_data = False
+        elif first != _COLON:
+            has_fields = True
+            if first == _D and frames.startswith(b"data:", line_at):
+                is_long = end - line_at > _LONGEST_EMPTY_DATA
+                has_data = has_data or is_long or bool(frames[line_at + len(b"data:") : end].strip())
+        line_at = end + 1
+    return -1
 
 
 def split_comments(frames: bytes) -> tuple[bytes, bytes]:

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.sse import DONE, EventBuffer, payload, split_comments, split_events
+from router.core.endpoints.sse import (
+    DONE,
+    EventBuffer,
+    find_empty_event,
+    is_comment,
+    payload,
+    split_comments,
+    split_events,
+)
 
 LINES: Final = st.sampled_from([b"data: {}", b"data:x", b"data: ", b"data", b": comment", b":", b"event: e", b"id: \r"])
 ENDS: Final = st.sampled_from([b"\n", b"\r\n"])
@@ -117,3 +125,11 @@ def test_comments_are_split_from_events_and_a_comment_within_an_event_belongs_to
 def test_the_end_of_a_stream_is_an_event() -> None:
     assert payload(DONE) == b"[DONE]"
     assert split_events(DONE) == [DONE]
+
+
+@given(st.lists(EVENT, max_size=5))
+def test_the_first_event_without_data_is_found_where_it_begins(events: list[bytes]) -> None:
+    empty = next(
+        (at for at, event in enumerate(events) if not (payload(event) or b"").strip() and not is_comment(event)), None
+    )
+    assert find_empty_event(b"".join(events)) == (-1 if empty is None else sum(map(len, events[:empty])))
