@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import NoReturn
 
 from router.core.endpoints.endpoint import InferenceRequest, Recorder
@@ -21,7 +22,7 @@ from router.flow.engine_stream import EngineStream
 from router.flow.exchange import Continuation, GenerationRecord
 from router.flow.inflight import InFlightRequest
 from router.flow.seam import Seam
-from router.net.client.errors import EngineError
+from router.net.client.errors import EngineError, engine_lost
 from router.upstream.engine import Engine
 
 log = logging.getLogger("roundhouse.dispatch")
@@ -37,8 +38,9 @@ async def run_to_end(
     recorder = stream.recorder
     failed: list[Engine] = []
     while True:
+        is_bound = partial(_is_bound, dispatcher, inflight, engines, (*failed, stream.engine), recorder)
         try:
-            await stream.run()
+            await stream.run(is_bound)
             return
         except EngineError as error:
             failure = error
@@ -61,18 +63,15 @@ async def _go_on(
 
     `failed`: the engines that have broken the stream off, the last one last.
     """
-    record, limits, broken = inflight.record, dispatcher.continuations, failed[-1]
-    if dispatcher.continuation_engines is None or not limits.allows(broken.model):
+    record, broken = inflight.record, failed[-1]
+    seam = _seam(dispatcher, inflight, failed, recorder, failure)
+    if seam is None:
         raise failure
-    seam = Seam(
-        inflight.request, recorder, broken, failure, dispatched_at=record.dispatched_at or 0.0, adapter=record.adapter,
-        default_tokens=limits.default_tokens(inflight.request, failed[0]),
-    )  # fmt: skip
     if seam.obstacle is not None:
         _give_up(record, broken, failure, seam.obstacle)
     await dispatcher.seam_turns.take()
-    at_limit = len(failed) > limits.per_stream
-    able = seam.able(dispatcher.continuation_engines.find(seam.request, broken.model, engines), failed)
+    at_limit = len(failed) > dispatcher.continuations.per_stream
+    able = _able(dispatcher, seam, engines, failed)
     if (at_limit or not able) and not seam.may_be_complete:  # then it need not be read, which takes time
         _give_up(record, broken, failure, "limit" if at_limit else "no-engine")
     seam.read()
@@ -113,6 +112,38 @@ async def _go_on(
         stream.engine.name,
     )  # fmt: skip
     return stream
+
+
+def _seam(
+    dispatcher: Dispatcher, inflight: InFlightRequest, failed: Sequence[Engine], recorder: Recorder,
+    failure: EngineError,
+) -> Seam | None:  # fmt: skip
+    """None if streams of this model are not continued."""
+    record, limits, broken = inflight.record, dispatcher.continuations, failed[-1]
+    if dispatcher.continuation_engines is None or not limits.allows(broken.model):
+        return None
+    return Seam(
+        inflight.request, recorder, broken, failure, dispatched_at=record.dispatched_at or 0.0, adapter=record.adapter,
+        default_tokens=limits.default_tokens(inflight.request, failed[0]),
+    )  # fmt: skip
+
+
+def _able(dispatcher: Dispatcher, seam: Seam, engines: Sequence[Engine], failed: Sequence[Engine]) -> Sequence[Engine]:
+    assert dispatcher.continuation_engines is not None  # else there is no seam
+    return seam.able(dispatcher.continuation_engines.find(seam.request, failed[-1].model, engines), failed)
+
+
+def _is_bound(
+    dispatcher: Dispatcher, inflight: InFlightRequest, engines: Sequence[Engine], failed: Sequence[Engine],
+    recorder: Recorder,
+) -> bool:  # fmt: skip
+    """Whether a stream would end if it left its engine, the last of `failed`; as far as is known without reading it."""
+    seam = _seam(dispatcher, inflight, failed, recorder, engine_lost())
+    if seam is None or seam.obstacle is not None:
+        return True
+    if seam.may_be_complete:
+        return False
+    return len(failed) > dispatcher.continuations.per_stream or not _able(dispatcher, seam, engines, failed)
 
 
 def _give_up(record: GenerationRecord, engine: Engine, failure: EngineError, result: str) -> NoReturn:

@@ -1,5 +1,6 @@
 """The stream of one engine, from its response's body to the publisher of events."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from router.core.endpoints.continued_stream import DIVERGED
@@ -74,8 +75,12 @@ class EngineStream:
                 raise error.refusal from None
             raise
 
-    async def run(self) -> None:
-        """Publishes everything after the first token. Raises EngineError if the engine fails or stalls."""
+    async def run(self, is_bound: Callable[[], bool]) -> None:
+        """Publishes everything after the first token. Raises EngineError if the engine fails or stalls.
+
+        `is_bound`: whether no other engine could go on. If the engine's checks fail, the stream then stays with it.
+        """
+        self._response.bind_if(is_bound)
         try:
             if not self._is_finished() and not await self._response.stream_to(self._on_chunk, self._chunk_timeout):
                 if last_event := self._read_last_event():

@@ -48,8 +48,11 @@ class EngineWatch:
         return self.signs.down_checks > 0 and any(map(self._is_lost, self._exchanges))
 
     def abort_lost(self) -> int:
-        """Ends the exchanges that no response will come for, so that another engine takes over; returns how many."""
-        lost = [each for each in self._exchanges if self._is_lost(each)]
+        """Ends the exchanges that no response will come for, so that another engine takes over; returns how many.
+
+        Those that no other engine can take over stay: this one may be back before their timeouts.
+        """
+        lost = [each for each in self._exchanges if self._is_lost(each) and not each.is_bound()]
         for exchange in lost:
             exchange.abort(engine_lost())
         return len(lost)

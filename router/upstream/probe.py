@@ -119,8 +119,9 @@ class EngineProbe:
         # Without another one, there is nothing to gain: this one may be back before the timeouts.
         if engine.watch.has_lost_requests and self._catalog.has_other(engine):
             count = engine.watch.abort_lost()
-            leave = pluralize(count, "request leaves", "requests leave")
-            log.warning("engine %s does not answer its checks; %s it", engine.name, leave)
+            if count:
+                leave = pluralize(count, "request leaves", "requests leave")
+                log.warning("engine %s does not answer its checks; %s it", engine.name, leave)
 
     async def _health_status(self, engine: Engine, deadline: float) -> int:
         status = await self._health(engine, deadline)

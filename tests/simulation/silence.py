@@ -137,6 +137,20 @@ def frozen_engine() -> SilenceWorld:
     return world
 
 
+def engine_pauses_with_a_stream_that_cannot_move() -> SilenceWorld:
+    """The requests are at the engine that pauses, since the other one was down when they came."""
+    world = SilenceWorld(engines=2)
+    world.freeze(2, 12.0)
+    world.loop.run(CLOCK.now + 10.0)
+    has_token, none_yet, fast = [0.1, 16.0], [16.0, 0.1], [0.1, 0.1]
+    world.request(2, has_token, fast, fields=TOOLS)
+    world.request(4, none_yet, fast, fields=TOOLS)
+    world.request(6, has_token, fast)
+    world.loop.run(CLOCK.now + 10.0)
+    world.freeze(1, 12.0)
+    return world
+
+
 def only_engine_pauses() -> SilenceWorld:
     world = SilenceWorld(engines=1)
     world.request(2, [10.0], stream=False)
@@ -155,7 +169,8 @@ def batch_of_prompts() -> SilenceWorld:
 
 SCENARIOS: Final[tuple[Callable[[], SilenceWorld], ...]] = (
     parser_holds_arguments_back, long_prompt, hung_generation, slow_prompts_with_counters,
-    slow_prompts_without_counters, hung_engine_without_counters, frozen_engine, only_engine_pauses, batch_of_prompts,
+    slow_prompts_without_counters, hung_engine_without_counters, frozen_engine,
+    engine_pauses_with_a_stream_that_cannot_move, only_engine_pauses, batch_of_prompts,
 )  # fmt: skip
 
 

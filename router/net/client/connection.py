@@ -54,6 +54,7 @@ class HTTPConnection(asyncio.Protocol):
         "_deadline",
         "_exchange_count",
         "_failure",
+        "_find_bound",
         "_head_limit",
         "_high_water",
         "_loop",
@@ -89,6 +90,7 @@ class HTTPConnection(asyncio.Protocol):
         self.sink_done = False  # the sink needs no more
         self.heard_at = 0.0
         self._watch: Watch | None = None
+        self._find_bound: Callable[[], bool] | None = None
         self._deadline = self._total_deadline = self._head_limit = 0.0
         self._chunk_timeout: float | None = None
         self._loop = loop
@@ -140,6 +142,9 @@ class HTTPConnection(asyncio.Protocol):
     def has_response(self) -> bool:
         return not self.reader.nothing_received
 
+    def is_bound(self) -> bool:
+        return self._find_bound is not None and self._find_bound()
+
     def send_request(
         self, request: bytes, deadline: float, total_deadline: float, watch: Watch | None = None
     ) -> Waiter:
@@ -186,8 +191,13 @@ class HTTPConnection(asyncio.Protocol):
             self._deadline = min(self.heard_at + chunk_timeout, self._total_deadline)
         return self._start_wait()
 
+    def bind_if(self, is_bound: Callable[[], bool]) -> None:
+        """`is_bound`: see WatchedExchange; until this call, the exchange is not bound. It counts for this exchange."""
+        self._find_bound = is_bound
+
     def unwatch(self) -> None:
         """What comes now is not what the watch is for."""
+        self._find_bound = None
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.end(self)

@@ -94,6 +94,11 @@ class EngineResponse:
             self.close()
         return parts[0] if len(parts) == 1 else b"".join(parts), not exceeded
 
+    def bind_if(self, is_bound: Callable[[], bool]) -> None:
+        """Its watch does not end it while `is_bound` returns True: nobody else can give the rest of the response."""
+        if self._connection is not None:  # else the response is complete
+            self._connection.bind_if(is_bound)
+
     def unwatch(self) -> None:
         """From now on, the watch of the request does not decide how long it may be silent."""
         self._require_connection().unwatch()

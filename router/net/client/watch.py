@@ -10,6 +10,8 @@ class WatchedExchange(Protocol):
 
     - `heard_at`: by the clock of the event loop, the last byte of the response, or when the request was sent.
     - `has_response`: a byte of the response has come.
+    - `is_bound`: nobody else can give the rest of the response, so nothing is gained by ending it early. It may take
+      time to find out, so a watch asks only when the server is down.
     """
 
     @property
@@ -17,6 +19,8 @@ class WatchedExchange(Protocol):
 
     @property
     def has_response(self) -> bool: ...
+
+    def is_bound(self) -> bool: ...
 
     def abort(self, failure: EngineError | None = None) -> None:
         """Ends it with `failure`, which the caller that waits for the response gets."""

@@ -12,10 +12,14 @@ DOWN = CheckResult.DOWN
 
 
 class Exchange:
-    def __init__(self, heard_at: float, *, has_response: bool) -> None:
+    def __init__(self, heard_at: float, *, has_response: bool, bound: bool = False) -> None:
         self.heard_at = heard_at
         self.has_response = has_response
+        self.bound = bound
         self.failure: str | None = None
+
+    def is_bound(self) -> bool:
+        return self.bound
 
     def abort(self, failure: EngineError | None = None) -> None:
         self.failure = failure.reason if failure is not None else "none"
@@ -40,6 +44,15 @@ def test_when_two_checks_have_failed_silent_requests_end_and_those_that_get_byte
     watch.on_check(DOWN)
     assert (watch.has_lost_requests, watch.abort_lost()) == (True, 2)
     assert [exchange.failure for exchange in (silent, stuck, working)] == ["lost", "lost", None]
+
+
+def test_a_request_that_no_other_engine_can_take_over_stays_with_an_engine_that_fails_its_checks() -> None:
+    bound, other = Exchange(10, has_response=True, bound=True), Exchange(10, has_response=True)
+    watch = watch_of(bound, other)
+    watch.on_check(DOWN)
+    watch.on_check(DOWN)
+    assert watch.abort_lost() == 1
+    assert [bound.failure, other.failure] == [None, "lost"]
 
 
 def test_a_request_that_has_ended_is_not_kept() -> None:

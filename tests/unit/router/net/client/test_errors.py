@@ -253,6 +253,15 @@ async def test_an_exchange_is_watched_until_its_end() -> None:
     assert watch.watched == []
 
 
+async def test_an_exchange_is_bound_until_its_end() -> None:
+    connection, _ = waiting_connection(Clock(), 10.0)
+    assert not connection.is_bound()
+    connection.bind_if(lambda: True)
+    assert connection.is_bound()
+    connection.finish_exchange()
+    assert not connection.is_bound()
+
+
 async def test_a_watch_ends_an_exchange_that_is_not_sent_again() -> None:
     clock, watch = Clock(), Watch()
     connection, waiter = waiting_connection(clock, 10.0, watch=watch)
