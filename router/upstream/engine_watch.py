@@ -40,7 +40,10 @@ class EngineWatch:
         works = self.signs.progressed_since(exchange.heard_at, max(others, default=self._heard_at))
         return slow_response() if works else timed_out()
 
-    def on_check(self, result: CheckResult, running: float | None = None, counters: tuple[float, ...] = ()) -> None:
+    def on_check(
+        self, result: CheckResult, running: float | None = None, counters: tuple[float, ...] | None = ()
+    ) -> None:
+        """See SignsOfLife."""
         self.signs = self.signs.on_check(self._clock(), result, running, counters)
 
     @property

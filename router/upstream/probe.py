@@ -9,7 +9,7 @@ from typing import Final
 
 from router.core.plural import pluralize
 from router.core.resilience.signs_of_life import CheckResult
-from router.net.client.errors import EngineError, describe_cause, is_refused
+from router.net.client.errors import MAX_CAUSE, EngineError, describe_cause, is_refused
 from router.upstream.catalog import Catalog
 from router.upstream.client import EngineClient
 from router.upstream.engine import Engine, EngineGauges
@@ -88,6 +88,7 @@ class EngineProbe:
             cause = f"status {status}"
             if up:
                 gauges = await self._gauges(engine, deadline)
+                cause = ""
         except (EngineError, ValueError) as error:
             log.debug("engine %s: %s", engine.name, error)
             if isinstance(error, EngineError) and error.reason == "local":
@@ -97,6 +98,7 @@ class EngineProbe:
                 engine.access.reset()
             if isinstance(error, EngineError) and is_refused(error):
                 result = CheckResult.CLOSED
+        counters = None if up and cause else gauges.progress  # if it is up, the cause is of its metrics
         if up and engine.up:
             await self._model_lists.refresh(engine)
         elif up:
@@ -109,7 +111,10 @@ class EngineProbe:
         engine.update_status(up=up, cause=cause)
         engine.update_gauges(gauges)
         # One that refuses the router's key still generates what it has begun.
-        engine.watch.on_check(CheckResult.UP if answers else result, gauges.running, gauges.progress)
+        was_unknown = engine.watch.signs.is_progress_unknown
+        engine.watch.on_check(CheckResult.UP if answers else result, gauges.running, counters)
+        if engine.watch.signs.is_progress_unknown is not was_unknown:
+            _log_progress(engine, cause)
         self._abort_lost(engine)
         if up and was_down:
             self._on_up(engine)
@@ -140,10 +145,24 @@ class EngineProbe:
         if not engine.traits.has_metrics:
             return EngineGauges()
         status, page = await self._fetch(engine, "/metrics", deadline)
-        if status in _NO_SUCH_PATH:
+        if status in _NO_SUCH_PATH and not engine.watch.signs.has_had_counters:
             engine.learn(has_metrics=False)
+        elif status != _OK:
+            raise ValueError(f"status {status}")
         return parse_gauges(page.decode("utf-8", "replace"))
 
     async def _fetch(self, engine: Engine, path: str, deadline: float) -> tuple[int, bytes]:
         with await self._client.get(engine, path, timeout=deadline - time.monotonic()) as response:
             return response.status, await response.read(MAX_PAGE)
+
+
+def _log_progress(engine: Engine, cause: str) -> None:
+    """`cause`: why its metrics cannot be read; empty if they only have no counters any more."""
+    if engine.watch.signs.is_progress_unknown:
+        log.warning(
+            "engine %s: its counters cannot be read from /metrics (%s), so it is unknown whether it makes progress; "
+            "first_token and between_tokens limit silence from the last byte",
+            engine.name, cause[:MAX_CAUSE] or "they are missing",
+        )  # fmt: skip
+    else:
+        log.info("engine %s: its counters can be read from /metrics", engine.name)

@@ -19,6 +19,9 @@ from msgspec.structs import replace
 LOST_CHECKS: Final = 2
 """Failed checks in a row after which an engine has lost its requests. A single one may be a pause, or a lost packet."""
 
+UNREAD_CHECKS: Final = 2
+"""Checks in a row without counters after which it is unknown whether an engine makes progress."""
+
 PROGRESS_TTL: Final = 5.0
 """Seconds for which progress counts at least; two readings of an engine's counters may be four seconds apart."""
 
@@ -42,30 +45,44 @@ class SignsOfLife(msgspec.Struct, frozen=True):
     """What the checks of one engine have shown.
 
     - `checked_at`: the last one with counters. `counters`: what it read; empty if it has none.
+    - `unread_checks`: those in a row whose counters could not be read, or were missing after there had been some.
     - `progressed_at`: the last one that found progress. `progressed_after`: the one before; progress came after it.
     - `down_checks`: failed ones in a row. `down_since`: the first of these.
     """
 
     checked_at: float = -inf
     counters: tuple[float, ...] = ()
+    unread_checks: int = 0
     progressed_at: float = -inf
     progressed_after: float = -inf
     down_checks: int = 0
     down_since: float = inf
 
     def on_check(
-        self, now: float, result: CheckResult, running: float | None = None, counters: tuple[float, ...] = ()
+        self, now: float, result: CheckResult, running: float | None = None, counters: tuple[float, ...] | None = ()
     ) -> "SignsOfLife":
-        """`running`: requests that it computes; None is unknown."""
+        """`running`: requests that it computes; None is unknown. `counters`: None if they could not be read."""
         if result is CheckResult.DOWN:
             since = now if self.down_checks == 0 else self.down_since
             return replace(self, counters=(), down_checks=self.down_checks + 1, down_since=since)
         up = replace(self, down_checks=0, down_since=inf)
-        if result is CheckResult.CLOSED or not counters:
+        if result is CheckResult.CLOSED:
             return up
+        if not counters:
+            is_unread = counters is None or self.has_had_counters
+            return replace(up, unread_checks=self.unread_checks + 1 if is_unread else 0)
         if running and self.counters and counters != self.counters:
             up = replace(up, progressed_at=now, progressed_after=self.checked_at)
-        return replace(up, counters=counters, checked_at=now)
+        return replace(up, counters=counters, unread_checks=0, checked_at=now)
+
+    @property
+    def has_had_counters(self) -> bool:
+        return self.checked_at > -inf
+
+    @property
+    def is_progress_unknown(self) -> bool:
+        """Whether its counters cannot be read. A single missing page does not matter, see PROGRESS_TTL."""
+        return self.unread_checks >= UNREAD_CHECKS
 
     def silent_until(self, heard_at: float, limit: float) -> float:
         """Until when a response may be silent. `heard_at`: its last byte, or when its request was sent."""

@@ -198,3 +198,26 @@ async def test_why_an_engine_is_down_is_logged_as_a_warning(
         await EngineProbe(Catalog([Model("m", "1")], [engine]), client).check()
     lines = [(record.levelname, record.message) for record in caplog.records if record.name == "roundhouse.engines"]
     assert lines == [("WARNING", f"engine a is down: {cause}")]
+
+
+@pytest.mark.parametrize(
+    ("page", "cause"),
+    [((500, b""), "status 500"), ((404, b""), "status 404"), ((200, b"# none\n"), "they are missing")],
+)
+async def test_an_engine_whose_counters_cannot_be_read_any_more_is_logged_once_and_again_when_they_can(
+    client: EngineClient, caplog: pytest.LogCaptureFixture, page: tuple[int, bytes], cause: str
+) -> None:
+    counters = (200, b"vllm:generation_tokens_total 1\n")
+    caplog.set_level("INFO", "roundhouse.engines")
+    async with Pages(health=(200, b""), v1_models=(200, b"{}"), metrics=counters) as server:
+        engine = engine_at(server.url)
+        probe = EngineProbe(Catalog([Model("m", "1")], [engine]), client)
+        for metrics in (counters, page, page, page, counters, counters):
+            server.pages["/metrics"] = metrics
+            await probe.check()
+            assert engine.up is True
+    lines = [record.getMessage().partition(",")[0] for record in caplog.records if "counters" in record.message]
+    assert lines == [
+        f"engine a: its counters cannot be read from /metrics ({cause})",
+        "engine a: its counters can be read from /metrics",
+    ]

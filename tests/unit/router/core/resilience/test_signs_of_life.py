@@ -7,7 +7,7 @@ import pytest
 from router.core.resilience.signs_of_life import CheckResult, SignsOfLife
 
 UP, DOWN, CLOSED = CheckResult.UP, CheckResult.DOWN, CheckResult.CLOSED
-Check = tuple[float, CheckResult, float | None, tuple[float, ...]]
+Check = tuple[float, CheckResult, float | None, tuple[float, ...] | None]
 
 WORKS: list[Check] = [(second, UP, 1, (second,)) for second in range(0, 22, 2)]  # the last at 20
 HANGS: list[Check] = [(second, UP, 1, (5.0,)) for second in range(0, 22, 2)]
@@ -31,6 +31,7 @@ def after(checks: list[Check]) -> SignsOfLife:
         ([(20, UP, 1, (5.0,))], 15, 25),  # one check shows no movement
         ([(18, UP, 0, (5.0,)), (20, UP, 0, (6.0,))], 15, 25),  # nothing runs
         ([(18, UP, 1, (5.0,)), (20, UP, 1, ())], 15, 25),
+        ([(18, UP, 1, (5.0,)), (20, UP, None, None)], 15, 25),
         ([(16, UP, 1, (5.0,)), (18, UP, 1, ()), (20, UP, 1, (6.0,))], 15, 35),  # one page was missing
         ([(16, UP, 1, (5.0,)), (18, DOWN, None, ()), (20, UP, 1, (0.0,))], 15, 25),  # started anew
         ([*WORKS, (22, DOWN, None, ())], 15, 35),
@@ -40,6 +41,25 @@ def test_silence_is_limited_from_the_last_byte_or_the_last_progress(
     checks: list[Check], limit: float, until: float
 ) -> None:
     assert after(checks).silent_until(10, limit) == until
+
+
+@pytest.mark.parametrize(
+    ("pages", "unknown"),
+    [
+        ([None, None], True),
+        ([(1.0,), None], False),  # one page was missing
+        ([(1.0,), None, None], True),
+        ([(1.0,), (), ()], True),  # there had been some
+        ([(), ()], False),  # an engine that has none
+        ([None, (), None], False),
+        ([None, None, (1.0,)], False),
+    ],
+)
+def test_progress_is_unknown_while_counters_cannot_be_read(
+    pages: list[tuple[float, ...] | None], *, unknown: bool
+) -> None:
+    checks: list[Check] = [(second, UP, None, page) for second, page in enumerate(pages)]
+    assert after(checks).is_progress_unknown is unknown
 
 
 def test_while_an_engine_works_only_the_total_timeout_limits_a_silent_response() -> None:
