@@ -11,7 +11,7 @@ from router.core.types import Entry
 from router.net.redis.commands import EncodedCommand, after_previous, command_template, template_part
 from router.net.redis.errors import RedisBackendError, UnexpectedReplyError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
-from router.shared.purges import PurgeFetch, PurgePosition, Purges
+from router.shared.purges import BEGINNING, PurgeFetch, PurgePosition, Purges
 from router.store.codec import FIELD_NAMES, decode_values, encode_entry, is_other_format
 from router.store.local_cache import LocalCache
 
@@ -145,7 +145,8 @@ class EntryStore:
         """
         size = entry.size + 1024  # with room for the key and the other fields
         if self._purges.covers(key, entry.documents, since):
-            on_written("purged")
+            # Without any position, the log could not be read then: Redis was down, and nobody has purged it.
+            on_written("dropped" if since == BEGINNING else "purged")
             return
         if self._backlog + size > self._max_backlog:
             on_written("dropped")

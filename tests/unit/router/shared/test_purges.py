@@ -92,7 +92,7 @@ async def test_a_response_started_before_the_first_read_is_not_stored_if_anythin
 ) -> None:
     await add_record(redis, EntryFilter(tenant="somebody-else"))
     store = await open_store()
-    assert await store.put(KEY, ENTRY, BEGINNING) == "purged"
+    assert await store.put(KEY, ENTRY, BEGINNING) == "dropped"
 
 
 async def test_two_processes_that_purge_learn_of_each_other(open_store: OpenStore, redis: Any) -> None:

@@ -238,6 +238,18 @@ async def test_a_store_opens_without_redis_and_connects_later(own_redis: RedisSe
     assert await store.put("k", ENTRY) == "stored"
 
 
+async def test_what_was_generated_without_redis_from_the_start_is_dropped_and_not_purged(
+    own_redis: RedisServer, open_store: OpenStore
+) -> None:
+    store = await open_store(own_redis)
+    since = store.purges.last_position
+    assert await store.put("k", ENTRY) == "dropped"
+    await own_redis.start()
+    await asyncio.wait_for(store.wait_until_up(), 10)
+    assert await store.put("k", ENTRY, since) == "dropped"
+    assert await store.put("k", ENTRY) == "stored"
+
+
 async def test_a_write_that_redis_loses_fails_without_an_exception(
     own_redis: RedisServer, open_store: OpenStore
 ) -> None:
