@@ -228,6 +228,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     return Runtime(
         settings=settings,
         catalog=catalog,
+        auth=auth,
         inference_endpoints=with_prompt_log(settings, auth, inference_endpoints),
         starlette_app=starlette_app,
         probe=probe,

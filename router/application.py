@@ -64,6 +64,7 @@ class Application:
         return EngineCount(
             up=sum(engine.up is True for engine in engines), total=len(engines),
             refused=tuple(engine.name for engine in engines if engine.access.refused is not None),
+            closed=self._runtime.auth.refuses_all or "",
         )  # fmt: skip
 
     def drain(self) -> None:

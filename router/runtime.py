@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from starlette.applications import Starlette
 
+from router.api.auth import Authenticator
 from router.api.cors import CorsPolicy
 from router.api.event_hub import EventHub
 from router.api.login_limiter import LoginLimiter
@@ -109,6 +110,7 @@ class Runtime:
         *,
         settings: Settings,
         catalog: Catalog,
+        auth: Authenticator,
         inference_endpoints: Mapping[str, AsgiEndpoint],
         starlette_app: Starlette,
         probe: EngineProbe,
@@ -130,6 +132,7 @@ class Runtime:
     ) -> None:
         self.settings = settings
         self.catalog = catalog
+        self.auth = auth
         self.inference_endpoints = inference_endpoints
         self.starlette_app = starlette_app
         self.drains = drains

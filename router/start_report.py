@@ -26,11 +26,15 @@ NO_EMBEDDED_REDIS: Final = (
 
 
 class EngineCount(NamedTuple):
-    """How many engines there are, and how many of them are up. `refused`: those that refuse the router's key."""
+    """How many engines there are, and how many of them are up. `refused`: those that refuse the router's key.
+
+    `closed`: why the router refuses every request; empty if it does not.
+    """
 
     up: int
     total: int
     refused: tuple[str, ...] = ()
+    closed: str = ""
 
 
 def log_start(settings: Settings, redis: ServerReport) -> None:
@@ -47,6 +51,10 @@ def log_start(settings: Settings, redis: ServerReport) -> None:
 
 def log_ready(settings: Settings, engines: EngineCount) -> None:
     url = address(settings)
+    if engines.closed:
+        message = f"not ready: Roundhouse listens on {url}, but refuses every request: {engines.closed}"
+        log.error("%s", message, extra=with_facts({"event": "not-ready", "address": url}))
+        return
     message = f"ready: Roundhouse serves on {url} (OpenAI's API under {url}/v1); "
     facts = {"event": "ready", "address": url, "engines": engines.total, "engines_up": engines.up}
     if engines.refused:

@@ -234,6 +234,7 @@ async def test_a_router_without_a_mode_refuses_all_requests_while_redis_has_keys
     await eventually(is_closed)
     answer = await use(open_router.http, made["key"])
     assert answer.json()["error"]["code"] == "auth_mode_unset"
+    assert "auth.mode is not set" in open_router.application.engine_count().closed
     ready, health = await open_router.http.get("/readyz"), await open_router.http.get("/healthz")
     assert (ready.status_code, "auth.mode is not set" in ready.text) == (503, True)
     assert (health.status_code, health.json()["status"]) == (503, "unhealthy")

@@ -60,6 +60,14 @@ def test_the_engines_that_are_up_are_counted(up: int, total: int, said: str, cap
     assert caplog.messages[0].endswith(f"; {said}")
 
 
+def test_a_router_that_refuses_every_request_is_not_ready_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "roundhouse.server"):
+        log_ready(parse(MINIMAL, {}), EngineCount(1, 1, closed="no mode"))
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("ERROR", "not ready: Roundhouse listens on http://127.0.0.1:8080, but refuses every request: no mode")
+    ]
+
+
 def test_engines_that_refuse_the_key_are_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "roundhouse.server"):
         log_ready(parse(MINIMAL, {}), EngineCount(1, 3, ("a", "b")))
