@@ -162,6 +162,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         stored_keys=stored_keys,
         adapter_refresh=adapter_refresh,
         waking=waking,
+        suspects=process_state.suspects,
     )
     probe = EngineProbe(
         catalog,

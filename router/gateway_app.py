@@ -8,6 +8,7 @@ from router.api.response_headers import ResponseHeaders
 from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.redis_keys import tracked_prefixes
 from router.core.endpoints.cache_salt import derive_salts
+from router.core.resilience.engine_losses import Suspects
 from router.core.resilience.timeouts import EngineTimeouts
 from router.flow.abandonment import abandon_limits
 from router.flow.admission import Admission
@@ -87,6 +88,7 @@ def build_gateway(
     stored_keys: StoredKeys,
     adapter_refresh: AdapterRefresh,
     waking: Waking | None,
+    suspects: Suspects,
 ) -> GatewayParts:
     cache, timeouts = settings.cache, settings.timeouts
     retention = WorthRetention(pipeline) if cache.retention == "worth" else None
@@ -109,6 +111,7 @@ def build_gateway(
             on_adapter_not_served=adapter_refresh.request,
             continuation_engines=continuation_engines,
             waking=waking,
+            suspects=suspects,
         ),
         on_abandon=cache.on_abandon,
         abandon_timeout=cache.abandon,

@@ -11,6 +11,7 @@ from router.api.cors import CorsPolicy
 from router.api.event_hub import EventHub
 from router.api.login_limiter import LoginLimiter
 from router.api.prompt_log import AsgiEndpoint
+from router.core.resilience.engine_losses import Suspects
 from router.core.routing.draft_stats import DraftStats
 from router.flow.admission import Admission
 from router.flow.background import BackgroundServices
@@ -48,7 +49,7 @@ class ProcessState:
     `random` returns numbers from 0 up to 1. `on_fleet_change` is called when other engines are announced in Redis.
     `in_flight` returns the number of requests to the endpoints that generate.
     `open_exporter`: where spans go; None for the collector of the settings.
-    `slots`: of the engines that have a limit.
+    `slots`: of the engines that have a limit. `suspects`: the requests with which engines died.
     """
 
     __slots__ = (
@@ -66,6 +67,7 @@ class ProcessState:
         "random",
         "session_secret",
         "slots",
+        "suspects",
         "telemetry",
         "transport",
     )  # fmt: skip
@@ -80,6 +82,7 @@ class ProcessState:
         open_exporter: OpenExporter | None = None,
     ) -> None:
         self.slots = slots
+        self.suspects = Suspects()
         self.telemetry = telemetry
         self.transport = transport
         self.draft_stats = draft_stats

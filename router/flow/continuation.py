@@ -155,6 +155,11 @@ def _give_up(record: GenerationRecord, engine: Engine, failure: EngineError, res
     raise failure
 
 
+def has_survivor(record: GenerationRecord) -> bool:
+    """Whether the last engine lived to the end of its response: one that lacks only its end needs no other engine."""
+    return not record.continuations or record.continuations[-1].result != "complete"
+
+
 def is_exact(record: GenerationRecord, request: InferenceRequest) -> bool:
     """Whether the response is what one engine would have generated; so it is if no other went on."""
     return not record.continuations or (request.temperature == 0 and all(each.exact for each in record.continuations))

@@ -25,6 +25,7 @@ from router.core.endpoints.recording import StreamRecorder
 from router.core.endpoints.token_ids import TokenIdCutter
 from router.core.endpoints.upload import media_type
 from router.core.endpoints.workload import workload
+from router.core.resilience.engine_losses import Suspects
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
 from router.flow.admission import Admission, NoSlotError, Slot
@@ -78,12 +79,15 @@ class Dispatcher:
         cache_salts: Mapping[str, str] = MappingProxyType({}),
         on_adapter_not_served: Callable[[], None] = lambda: None,
         waking: Waking | None = None,
+        suspects: Suspects | None = None,
     ) -> None:
         """`max_entry`: bytes of an entry at most; a larger response is not recorded.
 
         `continuation_engines`: None if no stream is continued.
 
         `waking`: None if no request waits for an engine to start.
+
+        `suspects`: the requests with which engines died, as far as they are known already.
 
         `on_adapter_not_served` is called when an engine does not have the adapter that it has listed.
 
@@ -99,7 +103,7 @@ class Dispatcher:
         self.continuation_engines = continuation_engines
         self._on_adapter_not_served = on_adapter_not_served
         self._waking = waking
-        self.losses = EngineLosses(client)
+        self.losses = EngineLosses(client, suspects if suspects is not None else Suspects())
         self.seam_turns = SeamTurns()
 
     def start_stream(

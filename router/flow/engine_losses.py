@@ -27,25 +27,37 @@ _CHECK_TIMEOUT: Final = 1.0  # seconds
 class EngineLosses:
     """The requests with which engines died."""
 
-    def __init__(self, client: EngineClient, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, client: EngineClient, suspects: Suspects, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`suspects`: of the process. They outlive reloads: an announced engine that ends causes one."""
         self._client = client
         self._clock = clock
-        self._suspects = Suspects()
+        self._suspects = suspects
         self._checks: dict[str, tuple[float, asyncio.Task[bool]]] = {}  # by engine, with the instant of their start
 
     def require_allowed(self, tenant: str, request: InferenceRequest) -> None:
         """Raises ApiError if no engine gets this request any more."""
-        if self._suspects and self._suspects.is_stopped(_digest(tenant, request), self._clock()):
+        if self.is_stopped(tenant, request):
             raise engine_lost()
+
+    def is_stopped(self, tenant: str, request: InferenceRequest) -> bool:
+        return bool(self._suspects) and self._suspects.is_stopped(_digest(tenant, request), self._clock())
 
     async def on_failure(
         self, request_id: str, tenant: str, request: InferenceRequest, engine: Engine, error: EngineError, age: float
     ) -> None:
         """`age`: seconds from the attempt to its failure."""
-        if not may_be_a_loss(error.reason, age) or await self._is_alive(engine):
+        if may_be_a_loss(error.reason, age):
+            count = self._count_if_lost(request_id, _digest(tenant, request), engine)
+            # In a task of its own: it counts too if the request is cancelled meanwhile, as its client has left.
+            await asyncio.shield(asyncio.get_running_loop().create_task(count))
+
+    async def _count_if_lost(self, request_id: str, digest: int, engine: Engine) -> None:
+        if await self._is_alive(engine):
             return
         now = self._clock()
-        suspect = self._suspects.record_loss(_digest(tenant, request), engine.name, now)
+        suspect = self._suspects.record_loss(digest, engine.name, now)
         if suspect.is_stopped(now):
             engines = ", ".join(name for name, _ in suspect.losses)
             log.warning("request %s: engines ended with it: %s; no engine gets it any more", request_id, engines)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from router.core.endpoints.engine_fields import names_engine_memory
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.errors import ENGINE_FAILED, ENGINE_LOST, UPSTREAM, ApiError
-from router.flow.continuation import is_exact, run_to_end
+from router.flow.continuation import has_survivor, is_exact, run_to_end
 from router.flow.dispatch import Dispatcher
 from router.flow.dispatch_errors import shown_message
 from router.flow.engine_selection import EngineSelector
@@ -33,7 +33,7 @@ async def run_generation(
         result, recorded = await generate(dispatcher, inflight, engines)
     except ApiError as error:
         return GenerationResult(complete=False, error=error, error_reason=error.reason)
-    if result.complete:
+    if result.complete and has_survivor(inflight.record):
         dispatcher.losses.on_success(inflight.record.tenant, inflight.request)
     if inflight.record.fallback_model is not None and isinstance(recorded, RecordedResponse):
         recorded = NotStoredReason.FALLBACK  # the key stands for the requested model's response
@@ -59,7 +59,8 @@ async def _run_stream(
         await run_to_end(dispatcher, inflight, engines, stream)
     except EngineError as error:
         message = f"The response was interrupted: {shown_message(error)}."
-        broken_off = ApiError(502, message, kind=UPSTREAM, code=_code(inflight.record))
+        is_stopped = dispatcher.losses.is_stopped(inflight.record.tenant, inflight.request)
+        broken_off = ApiError(502, message, kind=UPSTREAM, code=ENGINE_LOST if is_stopped else ENGINE_FAILED)
         if isinstance(error.refusal, ApiError):  # a refusal stays one, also after the first token
             broken_off = error.refusal
         reason = NotStoredReason.ERROR if error.reason == "error-frame" else NotStoredReason.INCOMPLETE
@@ -78,12 +79,6 @@ async def _run_stream(
         completion_tokens=recorder.usage.completion_tokens if recorder.usage is not None else 0,
         generation_ms=inflight.record.generation_ms(time.perf_counter()),
     ), recorded
-
-
-def _code(record: GenerationRecord) -> str:
-    """Of the error of a stream that broke off."""
-    last = record.continuations[-1] if record.continuations else None
-    return ENGINE_LOST if last is not None and last.result == ENGINE_LOST else ENGINE_FAILED
 
 
 async def _run_json(

@@ -137,6 +137,8 @@ class ResponseDelivery:
             return RetryRequest()
         if self._is_initiator and self._inflight.is_leader:
             return error
+        if error.code == ENGINE_LOST:  # this request has the same key, so it would take down two engines more
+            return error
         if not self._inflight.is_leader and error.code in LEADER_LOCAL_ERRORS:
             return RetryRequest(retry_after=(error.retry_after or 1) if error.code in QUEUE_ERRORS else None)
         # A generation that broke off may succeed at another attempt. A refusal may concern a field that is not part of

@@ -8,10 +8,12 @@ import pytest
 
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.request import parse_request
+from router.core.resilience.engine_losses import Suspects
 from router.errors import ApiError
 from router.flow.engine_losses import EngineLosses
 from router.net.client.errors import EngineError, connection_reset, timed_out, unreachable
 from router.upstream.engine import Engine
+from tests.support.waiting import eventually
 
 REQUEST = parse_request(CHAT, b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}')
 OTHER = parse_request(CHAT, b'{"model": "m", "messages": [{"role": "user", "content": "y"}]}')
@@ -23,9 +25,14 @@ class Client:
     def __init__(self, status: int | EngineError) -> None:
         self.status = status
         self.checks = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.asked = asyncio.Event()
 
     async def get(self, *_: Any, **__: Any) -> Any:
         self.checks += 1
+        self.asked.set()
+        await self.may_answer.wait()
         if isinstance(self.status, EngineError):
             raise self.status
         return Response(self.status)
@@ -60,7 +67,7 @@ def is_stopped(losses: EngineLosses, request: Any = REQUEST, tenant: str = "acme
 
 def new(status: int | EngineError, clock: Callable[[], float] = lambda: 100.0) -> tuple[EngineLosses, Client]:
     client: Any = Client(status)
-    return EngineLosses(client, clock=clock), client
+    return EngineLosses(client, Suspects(), clock=clock), client
 
 
 @pytest.mark.asyncio
@@ -95,3 +102,17 @@ async def test_an_engine_with_hundreds_of_streams_is_checked_once_and_none_of_th
     await asyncio.gather(*(lose(losses, "a", request) for request in [REQUEST, OTHER] * 100))
     assert client.checks == 1
     assert not is_stopped(losses)
+
+
+@pytest.mark.asyncio
+async def test_an_engine_counts_although_the_client_leaves_during_its_check() -> None:
+    losses, client = new(unreachable())
+    await lose(losses, "a")
+    client.may_answer.clear()
+    client.asked.clear()
+    losing = asyncio.ensure_future(lose(losses, "b"))
+    await client.asked.wait()
+    losing.cancel()
+    await asyncio.wait([losing])
+    client.may_answer.set()
+    await eventually(lambda: is_stopped(losses))

@@ -1,7 +1,10 @@
 """What is notified when a generation has ended."""
 
+import pytest
+
+from router.flow.continuation import has_survivor
 from router.flow.engine_selection import EngineSelector
-from router.flow.exchange import GenerationRecord
+from router.flow.exchange import Continuation, GenerationRecord
 from router.flow.generation import record_generation
 from router.flow.result import LOST
 from router.shared.rate_limits import TenantLimits
@@ -52,3 +55,15 @@ def test_gpu_seconds_are_those_of_the_attempt_at_the_engine_that_worked_on_it() 
     assert record.gpu_seconds(2.0) == 1.0, "it was cancelled while the engine worked on it"
     record.error_reason, record.first_token_at = None, 1.5
     assert record.gpu_seconds(2.25) == 1.25
+
+
+@pytest.mark.parametrize(
+    ("results", "survived"),
+    [([], True), (["continued"], True), (["complete"], False), (["continued", "complete"], False)],
+)
+def test_a_response_that_lacked_only_its_end_is_no_sign_that_its_engine_lived(
+    results: list[str], survived: bool
+) -> None:
+    record = generation_record("acme")
+    record.continuations += [Continuation("reset", result) for result in results]
+    assert has_survivor(record) is survived

@@ -126,6 +126,7 @@ async def test_a_client_that_is_overrun_gets_an_error_event_and_the_exchange_say
     [
         *((ApiError(503, "no", code=code), True, False) for code in LEADER_LOCAL_ERRORS),
         (ApiError(503, "no", code="no_engine"), False, False),
+        (ApiError(502, "no", code="engine_lost"), False, False),
         (ApiError(400, "no"), True, True),
     ],
 )
@@ -140,6 +141,18 @@ async def test_a_follower_retries_after_an_error_that_concerns_its_leader_alone(
     with pytest.raises(RetryRequest if retries else ApiError):
         await delivery.start()
     assert exchange.first_token_at is None
+
+
+@pytest.mark.parametrize(("code", "retries"), [("engine_failed", True), ("engine_lost", False)])
+async def test_a_client_that_has_received_nothing_of_a_stream_retries_it_unless_engines_ended_with_it(
+    code: str, retries: bool
+) -> None:
+    inflight = in_flight_request(request=chat(stream=True))
+    delivery, _ = deliver(inflight, chat())
+    error = ApiError(502, "no", code=code)
+    inflight.finish(GenerationResult(complete=False, error=error, error_reason="reset", had_data=True))
+    with pytest.raises(RetryRequest if retries else ApiError):
+        await delivery.start()
 
 
 async def test_a_client_that_has_received_nothing_retries_a_generation_that_was_lost() -> None:
