@@ -41,9 +41,10 @@ class GenerationScript:
     """The course of a generation: seconds before each token, and how the engine breaks it off ("" if it does not).
 
     `at_least`: tokens that are sent before. `comments_at`: seconds from the start to each comment in a stream.
+    `exits_after`: tokens after which the engine's process ends; None if it does not.
     """
 
-    __slots__ = ("at_least", "breaks", "comments_at", "waits")
+    __slots__ = ("at_least", "breaks", "comments_at", "exits_after", "waits")
 
     def __init__(self, random: Random, *, pauses: bool, aborts: bool) -> None:
         count = random.randint(1, 8)
@@ -54,15 +55,21 @@ class GenerationScript:
         self.breaks = random.choice(BREAKS) if aborts and random.random() < 0.2 else ""
         self.at_least = 0
         self.comments_at: tuple[float, ...] = ()
+        self.exits_after: int | None = None
 
     def break_stream(self, random: Random) -> None:
         """The engine breaks it off after the first token."""
         self.breaks, self.at_least = random.choice(BREAKS), 1
 
+    def end_engine(self, random: Random) -> None:
+        """At once, or after some tokens."""
+        self.exits_after = random.choice((0, 0, 1, 3))
+
 
 class EngineModel:
     """One engine. `script` returns the course of the generation for a request; `on_generation` records its start.
 
+    `on_exit` is called when a request has ended its process; `start` gives it another one.
     `tells_ids`: whether it knows `return_token_ids`. `has_counters`: whether its metrics show that it computes.
     """
 
@@ -73,6 +80,7 @@ class EngineModel:
         script: Callable[[EngineRequest], GenerationScript],
         on_generation: Callable[[EngineRequest, str, str, int], SimulatedGeneration],
         *,
+        on_exit: Callable[["EngineModel"], None] = lambda _: None,
         tells_ids: bool = True,
         has_counters: bool = True,
     ) -> None:
@@ -80,6 +88,7 @@ class EngineModel:
         self.process = SimulatedProcess(name)
         self.script = script
         self.on_generation = on_generation
+        self.on_exit = on_exit
         self.tells_ids = tells_ids
         self.has_counters = has_counters
         self.refuses = False  # the key of the routers
@@ -88,6 +97,17 @@ class EngineModel:
 
     def accept(self) -> "_EngineConnection":
         return _EngineConnection(self)
+
+    def exit(self) -> None:
+        """The process ends with all its generations."""
+        for connection in self._running:
+            connection.end_with_process()
+        self._running.clear()
+        self._computed = 0.0
+        self.on_exit(self)
+
+    def start(self) -> None:
+        self.process = SimulatedProcess(self.process.name)
 
     def set_running(self, connection: "_EngineConnection", *, computes: bool | None) -> None:
         """`computes`: False for a generation that hangs, None for one that has ended."""
@@ -125,6 +145,11 @@ class _EngineConnection(asyncio.Protocol):
         self._engine.set_running(self, computes=None)
         if self._generation is not None:
             self._generation.end("aborted")
+            self._generation = None
+
+    def end_with_process(self) -> None:
+        if self._generation is not None:
+            self._generation.end("killed")
             self._generation = None
 
     def data_received(self, data: bytes) -> None:
@@ -181,6 +206,10 @@ class _EngineConnection(asyncio.Protocol):
     def _token(self, generation: SimulatedGeneration) -> None:
         if self._generation is not generation or self._script is None:
             return
+        exits_after = self._script.exits_after
+        if exits_after is not None and generation.tokens_sent >= exits_after:
+            self._engine.exit()
+            return
         count = generation.tokens - generation.first
         if self._script.breaks and generation.tokens_sent >= max(self._script.at_least, count // 2):
             self._break_off(self._script.breaks, generation)
@@ -225,6 +254,9 @@ class _EngineConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _finish(self) -> None:
+        if self._script is not None and self._script.exits_after is not None:  # it has fewer tokens
+            self._engine.exit()
+            return
         generation, self._generation = self._generation, None
         assert generation is not None
         self._engine.set_running(self, computes=None)

@@ -5,10 +5,11 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.clock import CLOCK
-from tests.simulation.history import FOREVER
+from tests.simulation.history import FOREVER, Poison
 from tests.simulation.invariants import PURGE_DELAY
 from tests.simulation.network import CLIENT, SERVER, Wire
-from tests.simulation.routers import SimulatedRouter
+from tests.simulation.plan import POISONS
+from tests.simulation.routers import TENANTS, SimulatedRouter
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -281,7 +282,7 @@ def silent(world: "World", random: Random) -> None:
 def frozen(world: "World", random: Random) -> None:
     """An engine stops, and runs again when its routers have left it. Its requests go on elsewhere, if they can."""
     process = random.choice(world.engines).process
-    if process.frozen or world.stopped_engine is not None:
+    if not process.is_running or world.stopped_engine is not None:
         return
     breaks = world.plan.engines - world.plan.standby < 2 or len(world.plan.kinds) > 1
     # When it runs again, it begins with requests that have been given up, and only then sees that.
@@ -289,6 +290,15 @@ def frozen(world: "World", random: Random) -> None:
     world.loop.freeze(process)
     world.stopped_engine = process
     world.after(_STOPPED, world.loop.thaw, process)
+
+
+def poison(world: "World", random: Random) -> None:
+    """A request that ends each engine that gets it, and its repetitions."""
+    if world.history.poison is None:
+        world.history.poison = Poison(TENANTS[0], random.choice(POISONS), random.random() < 0.6)
+    spread = random.choice((0.005, 0.5, 3.0))
+    for _ in range(random.randint(1, 4)):
+        world.after(spread * random.random(), world.ask_poison, random.random() < 0.2)
 
 
 FAULTS: Final[dict[str, ApplyFault]] = {
@@ -316,4 +326,5 @@ FAULTS: Final[dict[str, ApplyFault]] = {
     "stream": stream,
     "silent": silent,
     "frozen": frozen,
+    "poison": poison,
 }

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+import msgspec
+
 from tests.simulation.clock import CLOCK
 
 FOREVER = float("inf")
@@ -160,8 +162,18 @@ class FaultRecord:
         return f"{self.kind} of {self.target}, {self.started:.3f}-{self.ended:.3f}"
 
 
+class Poison(msgspec.Struct, frozen=True):
+    """A request that ends engines. It has one form, as clients repeat a request byte for byte."""
+
+    tenant: str
+    question: int
+    stream: bool
+
+
 class History:
     """All events of one simulation. `processes`: the number of routers. `standby`: an engine of another revision.
+
+    `poison`: the request that ends each engine that gets it, if there is one.
 
     `entries`: by tenant, question and key, the instants at which the entry changed, and its generation from then on (0:
     none). A question has a key for each revision of the engines that answer it.
@@ -170,6 +182,7 @@ class History:
     def __init__(self, processes: int, standby: str = "") -> None:
         self.processes = processes
         self.standby = standby
+        self.poison: Poison | None = None
         self.generations: list[SimulatedGeneration] = []
         self.requests: list[RequestRecord] = []
         self.purges: list[SimulatedPurge] = []

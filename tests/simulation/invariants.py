@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from tests.simulation.engine_losses import engines_survive, is_poison, may_have_ended_engines
 from tests.simulation.history import FOREVER, FaultRecord, History, RequestRecord, SimulatedGeneration
 
 LEASE: Final = 2.0
@@ -92,6 +93,7 @@ def check(history: History) -> list[str]:
         *few_generations_at_once(history),
         *hits_were_in_redis(history, answers),
         *continuations_are_of_their_answer(history),
+        *engines_survive(history),
     ]
 
 
@@ -158,9 +160,14 @@ def all_end(history: History) -> list[str]:
 
 
 def no_failure_without_a_fault(history: History) -> list[str]:
-    """3b. A request fails only if its engine or a router failed, or Redis was unavailable for long."""
+    """3b. A request fails only if its engine or a router failed, or Redis was unavailable for long.
+
+    One that was with two engines that a poison ended may fail: it could have been the cause.
+    """
     wrong = []
     for request in history.requests:
+        if is_poison(history, request.tenant, request.question) or may_have_ended_engines(history, request):
+            continue
         if request.ending == "failed" and not any(f.breaks and _overlaps(f, request) for f in history.faults):
             text = b"".join(request.body)[-200:]
             wrong.append(f"3: {request} failed although engine and leader lived: {text!r}")
@@ -174,7 +181,11 @@ def _overlaps(fault: FaultRecord, request: RequestRecord) -> bool:
 def few_generations_at_once(history: History) -> list[str]:
     """4. At most one generation per key at a time, and one more for each lost lease."""
     wrong = []
-    begun = [generation for generation in history.generations if not generation.is_continuation]
+    begun = [
+        generation
+        for generation in history.generations
+        if not generation.is_continuation and not is_poison(history, generation.tenant, generation.question)
+    ]
     for new in begun:
         others = [
             old

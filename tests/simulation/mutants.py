@@ -13,8 +13,10 @@ from router.core.cache.key import CacheKey
 from router.core.endpoints import continuation_body
 from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.continued_stream import ContinuedStream
+from router.core.resilience import engine_losses
 from router.core.types import Entry
 from router.flow.coalescer import Coalescer
+from router.flow.engine_losses import EngineLosses
 from router.flow.inflight import InFlightRequest
 from router.flow.seam import Seam
 from router.shared.purges import Purges
@@ -22,6 +24,7 @@ from router.shared.stream_writer import RedisStreamWriter
 from router.store import entry_store as store
 from router.store.codec import decode_values
 from router.store.entry_store import EntryStore
+from router.upstream.client import EngineClient
 from router.upstream.engine import Engine
 
 Mutant = Callable[[], None]
@@ -130,6 +133,22 @@ def whole_limit() -> None:
     setattr(continuation_body, "remaining_tokens", lambda request, _: request.max_tokens)  # noqa: B010
 
 
+def five_losses() -> None:
+    """A request may take five engines down."""
+    setattr(engine_losses, "MAX_LOSSES", 5)  # noqa: B010
+
+
+def forgotten_losses() -> None:
+    """A reload forgets with which requests engines ended."""
+    make = EngineLosses.__init__
+
+    @wraps(make)
+    def make_anew(self: EngineLosses, client: EngineClient, _: engine_losses.Suspects, **options: Any) -> None:
+        make(self, client, engine_losses.Suspects(), **options)
+
+    setattr(EngineLosses, "__init__", make_anew)  # noqa: B010
+
+
 MUTANTS: Final[dict[str, Mutant]] = {
     "same-ids": same_ids,
     "written-once": written_once,
@@ -142,4 +161,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "same-engine": same_engine,
     "any-revision": any_revision,
     "whole-limit": whole_limit,
+    "five-losses": five_losses,
+    "forgotten-losses": forgotten_losses,
 }

@@ -20,9 +20,13 @@ FROZEN: Final = "frozen"
 HARD: Final = ("long-stall", "partition", "long-freeze", "kill", "empty", "failover", "read-only", "engine")
 REFUSING: Final = ("full", "refused")
 """Hard faults, too: Redis refuses writes, or an engine the key of the routers."""
+POISON: Final = "poison"
+"""A request that ends each engine that gets it. For other requests it is a mild fault while an engine is left."""
 
 
 MAX_QUESTIONS: Final = 3
+POISONS: Final = (MAX_QUESTIONS + 1, MAX_QUESTIONS + 2)
+"""The questions that end engines. As of all questions, the odd one has a limit of tokens."""
 
 
 class ScenarioPlan(msgspec.Struct, frozen=True):
@@ -70,6 +74,10 @@ def draw_plan(random: Random, chosen: Sequence[str] = (), *, streams: Random) ->
         kinds.append(streams.choice((SILENT, FROZEN)))
     if not chosen and streams.random() < 0.1:
         kinds.append(streams.choice(REFUSING))
+    if not chosen and not {STREAM, SILENT, FROZEN, "engine", *REFUSING} & {*kinds} and streams.random() < 0.15:
+        kinds.append(POISON)
+    if POISON in kinds:
+        engines = streams.choice((3, 4, 5, 6))
     return ScenarioPlan(
         seconds=seconds,
         routers=routers,

@@ -75,6 +75,8 @@ def is_compiled() -> bool:
         ("same-engine", "stream"),
         ("any-revision", "stream,engine"),
         ("whole-limit", "stream"),
+        ("five-losses", "poison"),
+        ("forgotten-losses", "poison,reload"),
     ],
 )
 def test_a_removed_fix_is_detected_within_some_hundred_histories(mutant: str, kinds: str) -> None:

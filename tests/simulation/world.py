@@ -5,6 +5,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -20,19 +21,20 @@ from tests.simulation.clock import CLOCK
 from tests.simulation.engine_answers import EngineRequest
 from tests.simulation.engine_model import EngineModel, GenerationScript
 from tests.simulation.faults import FAULTS, SILENCE
-from tests.simulation.history import FaultRecord, History, RequestRecord, SimulatedGeneration
+from tests.simulation.history import FOREVER, FaultRecord, History, RequestRecord, SimulatedGeneration
 from tests.simulation.history import SimulatedPurge as Purged
 from tests.simulation.invariants import check
 from tests.simulation.loop import SimulatedProcess, new_loop
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.network import SimulatedNetwork
-from tests.simulation.plan import ScenarioPlan, draw_plan
+from tests.simulation.plan import FROZEN, REFUSING, SILENT, STREAM, ScenarioPlan, draw_plan
 from tests.simulation.redis_client import OperatorClient
 from tests.simulation.redis_model import RedisModel
 from tests.simulation.routers import REDIS_ADDRESS, TENANTS, SimulatedRouter, share_classifier
 
 _NO_FIELDS: Final[Mapping[str, object]] = {}
 _SETTLE_TIMEOUT: Final = 30.0  # maximum seconds from the last fault until all requests and generations have ended
+_RESTART_DELAY: Final = 6.0  # seconds at least from an engine's end until it listens again; vLLM takes longer
 _QUIET_PERIOD: Final = 6.0  # seconds after the last request in which all state must be released; three leases
 _GENERATION: Final = re.compile(rb"g(\d+)\.0 ")
 
@@ -70,17 +72,19 @@ class World:
             self.redis.data.journal = []  # a failover rolls back the last writes
         self.engines_break = False
         self.streams_to_break = self.silences = 0
+        self._exited: set[str] = set()  # the engines whose process a request has ended, now or before
         self.stopped_engine: SimulatedProcess | None = None  # runs again only after its routers have found it down
         script = Random(self.random.random())
         self.engines = [
             EngineModel(
                 self.loop, f"e{number}",
-                lambda request: self._script(script, request), self._generation, tells_ids=self.plan.token_ids,
+                lambda request: self._script(script, request), self._generation, on_exit=self._on_engine_exit,
+                tells_ids=self.plan.token_ids,
             )
             for number in range(1, self.plan.engines + 1)
         ]  # fmt: skip
         for engine in self.engines:
-            self.network.servers[engine.process.name, 8000] = engine
+            self._listen(engine)
         self.routers: list[SimulatedRouter] = []
         self.killed: list[SimulatedRouter] = []
         self.active = True
@@ -136,6 +140,10 @@ class World:
 
     def _script(self, random: Random, request: EngineRequest) -> GenerationScript:
         script = GenerationScript(random, pauses=self.plan.pauses, aborts=self.engines_break)
+        poison = self.history.poison
+        if poison is not None and request.question == poison.question:
+            script.end_engine(random)
+            return script
         if self.streams_to_break and request.streams and request.start is None and len(script.waits) > 1:
             self.streams_to_break -= 1
             script.break_stream(random)
@@ -158,6 +166,26 @@ class World:
         made.append(generation)
         self.trace(f"engine: {generation!r}")
         return generation
+
+    def _listen(self, engine: EngineModel) -> None:
+        self.network.servers[engine.process.name, 8000] = engine
+
+    def _on_engine_exit(self, engine: EngineModel) -> None:
+        name = engine.process.name
+        self._exited.add(name)
+        # Routers do not use an engine again at once: their checks, and its breaker, take longer than a history has.
+        usable = {each.process.name for each in self.engines} - self._exited - {self.history.standby}
+        breaks = not usable or len({STREAM, SILENT, FROZEN, "engine", *REFUSING} & {*self.plan.kinds}) > 0
+        # Where a request has been with two of these engines, its followers generate for themselves, without a lease.
+        self.record_fault("exit", name, FOREVER if breaks else 0.0, breaks=breaks, leases=len(self.routers))
+        self.network.kill(engine.process)
+        del self.network.servers[name, 8000]
+        self.after(_RESTART_DELAY * (1 + self.random.random()), self._start_engine, engine)
+
+    def _start_engine(self, engine: EngineModel) -> None:
+        engine.start()
+        self._listen(engine)
+        self.trace(f"engine: {engine.process} is started again")
 
     def start_router(self, name: str) -> None:
         self._starts += 1
@@ -225,6 +253,16 @@ class World:
             self.after(random.choice((0.01, 0.1, 1.0)) * random.random(), router.call_in_process, request.on_disconnect)
             if random.random() < 0.5:
                 self.after(0.05 + random.random(), self._random_request, question)
+
+    def ask_poison(self, no_store: bool) -> None:
+        poison, ready = self.history.poison, [router for router in self.routers if router.ready]
+        if poison is None or not ready:
+            return
+        router = self.random.choice(ready)
+        ask = partial(self.ask, poison.tenant, poison.question, router, stream=poison.stream)
+        request = ask(cache_control="no-store") if no_store else ask()
+        if self.plan.leaves and self.random.random() < 0.3:
+            self.after(self.random.random(), router.call_in_process, request.on_disconnect)
 
     def _random_purge(self, question: int) -> None:
         random = self.random
