@@ -18,6 +18,9 @@ _NOTICE: Final = 0.2
 _DELAYS: Final = ("freeze", "slowness")
 """The faults during which a router does not get to know it."""
 
+_UNREACHABLE: Final = ("deafness", "partition")
+"""The faults during which a router opens no connection. So its check of an engine times out, which counts as busy."""
+
 _CODE: Final = re.compile(r'"code": ?"(\w+)"')
 
 
@@ -64,7 +67,7 @@ def _engines(killed: Iterable[SimulatedGeneration]) -> int:
 
 def _is_known(history: History, lost: SimulatedGeneration, generation: SimulatedGeneration) -> bool:
     """Whether the router knew, when it sent the request, that it had lost this engine."""
-    if lost.outcome != "killed" or lost.ended > generation.started:
+    if lost.outcome != "killed" or lost.ended > generation.started or _is_unchecked(history, lost):
         return False
     if _asked_at_once(history, lost, generation) < 2:  # one request has its attempts one after the other
         return True
@@ -72,6 +75,16 @@ def _is_known(history: History, lost: SimulatedGeneration, generation: Simulated
         [lost.ended, *(f.ended for f in history.faults if f.kind in _DELAYS and f.started <= lost.ended + _NOTICE)]
     )
     return until + _NOTICE < generation.started
+
+
+def _is_unchecked(history: History, lost: SimulatedGeneration) -> bool:
+    return any(
+        fault.kind in _UNREACHABLE
+        and fault.target == lost.router
+        and fault.started <= lost.ended + _NOTICE
+        and fault.ended >= lost.ended
+        for fault in history.faults
+    )
 
 
 def _asked_at_once(history: History, lost: SimulatedGeneration, generation: SimulatedGeneration) -> int:
@@ -105,6 +118,7 @@ def _lost_before(history: History, request: RequestRecord) -> list[SimulatedGene
         each
         for each in history.generations
         if each.outcome == "killed"
+        and not _is_unchecked(history, each)
         and each.router == request.router
         and is_poison(history, each.tenant, each.question)
         and each.ended + _NOTICE < request.ended
