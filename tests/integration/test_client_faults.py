@@ -242,6 +242,16 @@ REFUSALS: list[tuple[str, bytes, str]] = [
         b'event: error\ndata: {"type": "error", "error": {"type": "request_too_large", "message": "Too long."}}\n\n',
         "",
     ),
+    ("/v1/messages", b'event: error\ndata: {"code": 413, "message": "Too long."}\n\n', ""),
+    ("/v1/messages", b'data: {"object": "error", "message": "Too long.", "code": 413}\n\n', ""),
+    ("/v1/messages", b'data: {"error": {"message": "Too long.", "code": 413}}\n\n', ""),
+    (
+        "/v1/responses",
+        b'data: {"object": "error", "message": "Too long.", "type": "BadRequestError", "code": 400}\n\n',
+        "invalid_prompt",
+    ),
+    ("/v1/responses", b'error: {"code": 400, "message": "Too long."}\n\n', "invalid_prompt"),
+    ("/v1/completions", b'error: {"code": 400, "message": "Too long."}\n\n', ""),
 ]
 FIRST_TOKENS = {
     "/v1/responses": b'event: response.output_text.delta\ndata: {"type": "response.output_text.delta", "delta": "a", '

@@ -22,7 +22,7 @@ from router.core.endpoints.recorded_response import (
 )
 from router.core.endpoints.recording import ABORTED, StreamRecorder, record_json, record_stream
 from router.core.endpoints.request_metrics import parse_speculation, without_metrics, without_metrics_event
-from router.core.endpoints.sse import DONE, find_empty_event, is_comment, payload, split_events
+from router.core.endpoints.sse import DONE, error_payload, find_odd_event, is_comment, payload, split_events
 
 _encode = msgspec.json.Encoder().encode
 
@@ -46,8 +46,8 @@ def _is_only_text(frames: bytes) -> bool:
 def _text_prefix_length(frames: bytes) -> int:
     # Up to the end of the last event before the first marker.
     first = min((at for marker in _NON_TEXT_MARKERS if (at := frames.find(marker)) >= 0), default=len(frames))
-    if (empty := find_empty_event(frames)) >= 0:
-        first = min(first, empty)
+    if (odd := find_odd_event(frames)) >= 0:
+        first = min(first, odd)
     end = frames.rfind(b"\n\n", 0, first)
     return end + 2 if end >= 0 else 0
 
@@ -75,11 +75,13 @@ class ChoicesRecorder(StreamRecorder):
         events = iter(split_events(frames[begin:]))
         for frame in events:
             was_started = self.started
-            if was_started and _is_only_text(frame) and find_empty_event(frame) < 0:
+            if was_started and _is_only_text(frame) and find_odd_event(frame) < 0:
                 forwarded.append(frame)
                 continue
             data = payload(frame)
-            if not data:
+            if (reported := error_payload(frame)) is not None:
+                self.failure = reported
+            elif not data:
                 if is_comment(frame):
                     forwarded.append(frame)
             elif data == b"[DONE]":
@@ -98,7 +100,7 @@ class ChoicesRecorder(StreamRecorder):
         try:
             event = decode_repaired(decode_chat_event, data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self.failure = b"an event was not JSON"
+            self.failure = data if is_error_body(data) else b"an event was not JSON"
             return False
         # vLLM up to 0.9 and SGLang name the object `error`; then there is neither `error` nor a choice.
         if event.error is not None or (not event.choices and event.usage is None and is_error_body(data)):

@@ -16,10 +16,10 @@ import msgspec
 from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.continuation import StreamSoFar
-from router.core.endpoints.engine_errors import unfinished_error
+from router.core.endpoints.engine_errors import is_error_object, unfinished_error
 from router.core.endpoints.recorded_response import ReportedUsage, RequestSpeculation, parse_token_count
 from router.core.endpoints.recording import ABORTED, EVENT_TOO_LONG, MAX_EVENT_SIZE
-from router.core.endpoints.sse import DONE, EventBuffer, is_comment, payload, split_events
+from router.core.endpoints.sse import DONE, EventBuffer, error_payload, is_comment, payload, split_events
 
 DIVERGED: Final = b"the continuation does not repeat what was published"
 """The `failure` if the second engine generates another text than the one that the client has, or reasoning."""
@@ -94,6 +94,9 @@ class ContinuedStream:
     def _rewrite_all(self, frames: bytes) -> list[bytes]:
         rewritten = []
         for frame in split_events(frames):
+            if (reported := error_payload(frame)) is not None:
+                self.failure = reported
+                break
             data = payload(frame)
             if not data:
                 if self.started and is_comment(frame):
@@ -150,7 +153,7 @@ class ContinuedStream:
         if not isinstance(event, dict):
             self.failure = b"an event was not JSON"
             return None
-        if event.get("error") is not None:
+        if is_error_object(event):
             self.failure = data
             return None
         match event.get("choices"):

@@ -17,7 +17,7 @@ from router.core.endpoints.engine_message import (
     summary,
 )
 from router.core.endpoints.error_status import error_status
-from router.core.endpoints.sse import payload
+from router.core.endpoints.sse import error_payload, payload
 from router.errors import INVALID_REQUEST, NOT_FOUND, ApiError
 
 # 4xx that are no refusal of the request.
@@ -95,8 +95,11 @@ def parse_reported_error(payload: bytes, address: str = "") -> ReportedError:
 def is_error_body(body: bytes) -> bool:
     """Whether the body of a response with status 200 reports an error."""
     value = decode_or_none(body)
-    if not isinstance(value, dict):
-        return False
+    return isinstance(value, dict) and is_error_object(value)
+
+
+def is_error_object(value: dict[str, Any]) -> bool:
+    """The same for a decoded object, or the payload of an event."""
     return value.get("error") is not None or "error" in (value.get("type"), value.get("object"))
 
 
@@ -105,6 +108,8 @@ def unfinished_error(rest: bytes) -> bytes | None:
 
     Some engines answer a streaming request with a JSON error and status 200, or omit the empty line after an event.
     """
+    if (reported := error_payload(rest)) is not None:
+        return reported if isinstance(decode_or_none(reported), dict) else None
     data = payload(rest) or rest
     return data if is_error_body(data) else None
 

@@ -74,6 +74,7 @@ class _MessagesEvent(msgspec.Struct):
     delta: Json | None = None
     usage: Any = None
     error: Any = None
+    object: Any = None
 
 
 _decode_event = msgspec.json.Decoder(_MessagesEvent).decode
@@ -107,7 +108,7 @@ class MessagesReader:
 
     def on_event(self, data: bytes) -> bool:
         event = _decode_event(data)
-        if event.type == "error" or event.error is not None:
+        if event.error is not None or "error" in (event.type, event.object):
             self.failure = data
         elif event.type == "message_start" and event.message is not None:
             self.usage = _merge_usage(event.message.usage)

@@ -25,7 +25,7 @@ from router.core.endpoints.recorded_response import (
     RequestSpeculation,
     estimate_usage,
 )
-from router.core.endpoints.sse import EventBuffer, find_empty_event, payload
+from router.core.endpoints.sse import EventBuffer, find_odd_event, payload
 from router.core.endpoints.stream_encoding import encode_stream
 from router.core.endpoints.token_ids import TokenIdCutter
 
@@ -90,7 +90,7 @@ class StreamRecorder(ABC):
         # Before the first token each event is decoded, since a template says nothing of whether there is content.
         # After it, most chunks match a template, and nothing more is looked at.
         if not self.started or not parts.try_append(frames):
-            only_text = self.started and self._is_only_text(frames) and find_empty_event(frames) < 0
+            only_text = self.started and self._is_only_text(frames) and find_odd_event(frames) < 0
             if not only_text:
                 frames = self._filter_events(frames)
             if not only_text or not parts.learn_template(frames):

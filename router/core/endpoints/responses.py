@@ -81,6 +81,7 @@ class _ResponsesEvent(msgspec.Struct):
     delta: Any = None
     item: Any = None
     error: Any = None
+    object: Any = None
 
 
 _decode_event = msgspec.json.Decoder(_ResponsesEvent).decode
@@ -100,7 +101,7 @@ class ResponsesReader:
 
     def on_event(self, data: bytes) -> bool:
         event = _decode_event(data)
-        if event.type in _ERROR_EVENTS or event.error is not None:
+        if event.type in _ERROR_EVENTS or event.error is not None or event.object == "error":
             self.failure = data
         elif event.type in _FINAL_EVENTS:
             self._final_response = event.response

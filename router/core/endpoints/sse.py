@@ -65,21 +65,37 @@ def payload(frame: bytes) -> bytes | None:
     """The `data:` lines of an event, joined by LF; None for a comment or an event without data."""
     if frame.startswith(b"data: ") and frame.find(b"\n", 6) == len(frame) - 2:
         return frame[6:-2]  # the usual case: one line
-    data_lines = []
+    return _field(frame, b"data")
+
+
+def error_payload(frame: bytes) -> bytes | None:
+    """What an event reports that is an error by its fields, whatever its payload; None for any other event.
+
+    llama.cpp names the event `error`, or has the error in lines `error:` in place of `data:`.
+    """
+    if frame.find(b"error") < 0:
+        return None
+    return _field(frame, b"error") or (_field(frame, b"data") if _field(frame, b"event") == b"error" else None)
+
+
+def _field(frame: bytes, wanted: bytes) -> bytes | None:
+    lines = []
     for line in frame.splitlines():
         name, _, value = line.partition(b":")
-        if name == b"data":
-            data_lines.append(value.removeprefix(b" "))
-    return b"\n".join(data_lines) if data_lines else None
+        if name == wanted:
+            lines.append(value.removeprefix(b" "))
+    return b"\n".join(lines) if lines else None
 
 
-_LF, _CR, _COLON, _D = b"\n\r:d"
+_LF, _CR, _COLON, _D, _E = b"\n\r:de"
 
 _LONGEST_EMPTY_DATA: Final = len(b"data: \r")
+_ERROR_NAMES: Final = (b"event: error", b"event:error")
+_LONGEST_ERROR_NAME: Final = len(b"event: error\r")
 
 
-def find_empty_event(frames: bytes) -> int:
-    """Where the first event without data begins; -1 without one. Comments do not count.
+def find_odd_event(frames: bytes) -> int:
+    """Where the first event begins that has no data or is named `error`; -1 without one. Comments do not count.
 
     `frames`: complete events. It looks at the beginning of each line, and does not search their bytes.
     """
@@ -97,6 +113,12 @@ def find_empty_event(frames: bytes) -> int:
             if first == _D and frames.startswith(b"data:", line_at):
                 is_long = end - line_at > _LONGEST_EMPTY_DATA
                 has_data = has_data or is_long or bool(frames[line_at + len(b"data:") : end].strip())
+            elif (
+                first == _E
+                and end - line_at <= _LONGEST_ERROR_NAME
+                and frames[line_at:end].removesuffix(b"\r") in _ERROR_NAMES
+            ):
+                return event_at
         line_at = end + 1
     return -1
 

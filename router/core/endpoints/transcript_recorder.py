@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.engine_errors import unfinished_error
+from router.core.endpoints.engine_errors import is_error_body, unfinished_error
 from router.core.endpoints.json_repair import decode_repaired
 from router.core.endpoints.recorded_response import (
     RecordedResponse,
@@ -19,7 +19,7 @@ from router.core.endpoints.recorded_response import (
     parse_usage,
 )
 from router.core.endpoints.recording import EVENT_TOO_LONG, MAX_EVENT_SIZE
-from router.core.endpoints.sse import DONE, EventBuffer, is_comment, payload, split_events
+from router.core.endpoints.sse import DONE, EventBuffer, error_payload, is_comment, payload, split_events
 
 
 class _Choice(msgspec.Struct):
@@ -32,6 +32,7 @@ class _Event(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
+    object: Any = None
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
@@ -60,6 +61,9 @@ class TranscriptRecorder:
             self.failure = EVENT_TOO_LONG
         forwarded = []
         for frame in split_events(frames):
+            if (reported := error_payload(frame)) is not None:
+                self.failure = reported
+                break
             event_data = payload(frame)
             if not event_data and not is_comment(frame):
                 continue
@@ -102,9 +106,9 @@ class TranscriptRecorder:
         try:
             event = decode_repaired(_decode_event, data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self.failure = b"an event was not JSON"
+            self.failure = data if is_error_body(data) else b"an event was not JSON"
             return
-        if event.error is not None:
+        if event.error is not None or "error" in (event.type, event.object):
             self.failure = data
             return
         self.usage = parse_usage(event.usage) or self.usage

@@ -10,12 +10,13 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.engine_errors import is_error_body
 from router.core.endpoints.frames import extract_text
 from router.core.endpoints.json_repair import decode_repaired
 from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage
 from router.core.endpoints.recording import StreamRecorder, record_stream
-from router.core.endpoints.sse import is_comment, payload, split_events
+from router.core.endpoints.sse import error_payload, is_comment, payload, split_events
 
 _EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
 
@@ -80,6 +81,9 @@ class TypedRecorder(StreamRecorder):
         reader = self._reader
         forwarded = []
         for frame in split_events(frames):
+            if (reported := error_payload(frame)) is not None:
+                self.failure = reported
+                break
             data = payload(frame)
             if data == b"[DONE]":  # some engines add it; clients of these endpoints do not know it
                 continue
@@ -90,7 +94,7 @@ class TypedRecorder(StreamRecorder):
                 try:
                     self.ended = decode_repaired(reader.on_event, data)
                 except MALFORMED_RESPONSE_ERRORS:
-                    self.failure = b"an event was not JSON"
+                    self.failure = data if is_error_body(data) else b"an event was not JSON"
                     break
                 self.started, self.failure, self.usage = reader.started, reader.failure, reader.usage
                 if self.failure is not None:

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -197,6 +198,24 @@ def test_half_a_pair_of_surrogates_of_the_engine_that_goes_on_is_passed_on() -> 
     assert "".join(texts).encode("utf-16", "surrogatepass").decode("utf-16") == "\U0001f600"
     assert all(b'"first"' in half for half in halves)
     assert stream.failure is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [b'data: {"error":"no"}\n\n', b'data: {"object":"error"}\n\n', b"error: {}\n\n", b"event: error\ndata: {}\n\n"],
+)
+def test_an_error_of_the_engine_that_goes_on_is_no_event_for_the_client(error: bytes) -> None:
+    request = request_of(chat=True, max_tokens=None, stop=[])
+    recorder = new_recorder(request, ids=False)
+    recorder.feed(b'data: {"id":"first","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n')
+    so_far = read_so_far(recorder.parts, None)
+    assert not isinstance(so_far, str)
+    choices_format = CHAT.streaming.choices_format if CHAT.streaming is not None else None
+    assert choices_format is not None
+    stream = ContinuedStream(recorder, choices_format, so_far, by_ids=False)
+    assert stream.feed(error) == b""
+    assert stream.failure is not None
+    assert stream.failure in error
 
 
 def test_a_stream_that_lacks_only_its_end_keeps_the_usage_that_its_engine_sent() -> None:

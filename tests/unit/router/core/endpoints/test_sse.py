@@ -10,14 +10,27 @@ from hypothesis import strategies as st
 from router.core.endpoints.sse import (
     DONE,
     EventBuffer,
-    find_empty_event,
+    find_odd_event,
     is_comment,
     payload,
     split_comments,
     split_events,
 )
 
-LINES: Final = st.sampled_from([b"data: {}", b"data:x", b"data: ", b"data", b": comment", b":", b"event: e", b"id: \r"])
+LINES: Final = st.sampled_from(
+    [
+        b"data: {}",
+        b"data:x",
+        b"data: ",
+        b"data",
+        b": comment",
+        b":",
+        b"event: e",
+        b"event: error",
+        b"event:error",
+        b"id: \r",
+    ]
+)
 ENDS: Final = st.sampled_from([b"\n", b"\r\n"])
 EVENT: Final = st.builds(
     lambda lines, end: b"".join(lines) + end,
@@ -127,9 +140,12 @@ def test_the_end_of_a_stream_is_an_event() -> None:
     assert split_events(DONE) == [DONE]
 
 
+def is_odd(event: bytes) -> bool:
+    named_error = any(line in (b"event: error", b"event:error") for line in event.splitlines())
+    return named_error or not ((payload(event) or b"").strip() or is_comment(event))
+
+
 @given(st.lists(EVENT, max_size=5))
-def test_the_first_event_without_data_is_found_where_it_begins(events: list[bytes]) -> None:
-    empty = next(
-        (at for at, event in enumerate(events) if not (payload(event) or b"").strip() and not is_comment(event)), None
-    )
-    assert find_empty_event(b"".join(events)) == (-1 if empty is None else sum(map(len, events[:empty])))
+def test_the_first_event_without_data_or_named_error_is_found_where_it_begins(events: list[bytes]) -> None:
+    empty = next((at for at, event in enumerate(events) if is_odd(event)), None)
+    assert find_odd_event(b"".join(events)) == (-1 if empty is None else sum(map(len, events[:empty])))
