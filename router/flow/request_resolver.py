@@ -58,12 +58,12 @@ class RequestResolver:
             self._rules.check_media(tenant, request.fields)
         if engine_field is not None:
             parts = msgspec.structs.replace(parts, texts_only=False)
-        name = self._catalog.requested_name(request.model)
+        access = self._access.get(tenant)
+        name = self._catalog.requested_name(request.model, access)
         if not request.model:
             request = msgspec.structs.replace(request, model=name)
         # Only `auto` depends on the task. For other models, the classification is left to ParsedRequest.log_odds.
         log_odds = self._log_odds_of(parts.question) if name == AUTO else None
-        access = self._access.get(tenant)
         model = self._catalog.resolve(name, task_for(log_odds) if log_odds is not None else None, access)
         # Before any look-up: what is stored for a model that the tenant may not use any more is not served either.
         if access is not None and not access.allows(model.public_name, model.aliases):

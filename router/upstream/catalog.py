@@ -10,7 +10,7 @@ from router.core.quota.model_access import ModelAccess
 from router.core.resilience.asleep import EngineFacts, is_asleep
 from router.core.resilience.breaker import BreakerState
 from router.core.types import AUTO, Task
-from router.errors import bad_request, unknown_model
+from router.errors import ApiError, bad_request, unknown_model
 from router.shared.announcements import AnnouncedEngine
 from router.upstream.adapters import Adapter, ListedAdapter, adapter_name, adapter_revision, find_adapters
 from router.upstream.engine import Engine
@@ -25,6 +25,10 @@ MAX_FALLBACKS: Final = 3
 
 MAX_REPORTED: Final = 100
 """Adapters with a label of their own in metrics; further ones have their base model's."""
+
+
+MAX_NAMED: Final = 10
+"""Models that an error names."""
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -52,6 +56,10 @@ class Model(msgspec.Struct, frozen=True):
     def public_name(self) -> str:
         """The name by which clients know it, besides its aliases."""
         return self.name if self.adapter is None else self.adapter.id
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.public_name, *self.aliases)
 
     @property
     def configured_name(self) -> str:
@@ -109,7 +117,7 @@ class Catalog:
             if model is None:
                 raise unknown_model(name)
             return model
-        models = [m for m in self.models if m.auto and (access is None or access.allows(m.name, m.aliases))]
+        models = [model for model in self.models if model.auto and _is_allowed(model, access)]
         candidates = [m for m in models if task in m.auto] or models
         if not candidates:
             raise unknown_model(name)
@@ -117,23 +125,25 @@ class Catalog:
             (m for m in candidates if any(e.task == task for e in self._engines_by_model[m.name])), candidates[0]
         )
 
-    def requested_name(self, name: str) -> str:
+    def requested_name(self, name: str, access: ModelAccess | None = None) -> str:
         """The name for `resolve` of a request for `name`, which is empty if the request names no model.
 
-        That stands for the default model or, without one, for the only model of the configuration. With several, it is
-        an error: raises ApiError (400).
+        That stands for the default model, if a client with `access` may use it (None: all), else for the only model of
+        the configuration that it may use, or the only adapter. With several, it is an error: raises ApiError (400).
         """
         if name:
             return name
-        if self._default_model is not None:
-            return self._default_model
-        if len(self.models) > 1:
-            message = (
-                "`model` is required: this router has several models and no default (router.default_model); "
-                "GET /v1/models lists them."
-            )
-            raise bad_request(message, param="model", code="model_required")
-        return self.models[0].name
+        default = self._default_model
+        if access is None and default is not None:
+            return default
+        models = [model for model in self.models if _is_allowed(model, access)]
+        if default is not None and any(model.auto if default == AUTO else default in model.names for model in models):
+            return default
+        adapters = [id_ for id_ in self._adapters_by_id if access is not None and access.allows(id_)]
+        names = [model.name for model in models] or adapters
+        if len(names) == 1:
+            return names[0]
+        raise _model_required(names, has_default=default is not None)
 
     def resolve_configured(self, name: str) -> Model | None:
         """The model of the configuration with this name or alias."""
@@ -186,7 +196,7 @@ class Catalog:
 
     def named_models(self, access: ModelAccess | None = None) -> Iterator[tuple[str, Model | None]]:
         """Every name that a client with `access` may use (None: all), with its model; None for `auto`."""
-        models = [model for model in self.models if access is None or access.allows(model.name, model.aliases)]
+        models = [model for model in self.models if _is_allowed(model, access)]
         allowed = {model.name for model in models}
         yield from ((name, model) for name, model in self._models_by_name.items() if model.name in allowed)
         yield from ((id_, model) for id_, model in self._adapters_by_id.items() if access is None or access.allows(id_))
@@ -280,6 +290,23 @@ class Catalog:
         self.engines.update((engine.name, engine) for engine in engines)
         self._families_by_model[model] = frozenset(engine.family for engine in engines)
         self.update_adapters()
+
+
+def _is_allowed(model: Model, access: ModelAccess | None) -> bool:
+    return access is None or access.allows(model.name, model.aliases)
+
+
+def _model_required(names: Sequence[str], *, has_default: bool) -> ApiError:
+    """`names`: of the models that the client may use."""
+    if has_default:
+        reason = "you do not have access to the default model"
+    else:
+        reason = "there are several models and no default (router.default_model)"
+    listed = ", ".join(f"`{name}`" for name in names[:MAX_NAMED])
+    more = ", …" if len(names) > MAX_NAMED else ""
+    available = f" Available: {listed}{more}." if names else ""
+    message = f"`model` is required: {reason}; GET /v1/models lists the available models.{available}"
+    return bad_request(message, param="model", code="model_required")
 
 
 def _fallback_chain(model: str, fallbacks: Mapping[str, str | None]) -> Sequence[str]:

@@ -77,6 +77,21 @@ async def test_the_rule_holds_at_every_endpoint(make_router: MakeRouter, restric
     assert_no_access(answer, "llama")
 
 
+async def test_without_a_model_a_tenant_gets_its_only_one_in_place_of_a_default_that_is_not_its_own(
+    make_router: MakeRouter, redis_server: RedisServer, engines: EngineSet
+) -> None:
+    router = await make_router(
+        router_config(
+            redis_server.url, engines.as_config(), router='default_model = "llama"', rest=tenants('["mist*"]')
+        )
+    )
+    body = {name: value for name, value in chat_body("The sea?").items() if name != "model"}
+    for tenant, model in ((ACME, "mistral"), (FREE, "llama")):
+        answer = await router.http.post("/v1/chat/completions", json=body, headers=tenant)
+        assert answer.status_code == 200
+        assert answer.headers["x-cache-key"].split(":")[3] == model
+
+
 async def test_the_list_of_models_has_only_the_tenants(make_router: MakeRouter, restricted: Any) -> None:
     router = await make_router(restricted('["mistral"]'))
     assert await models_of(router, ACME) == ["mistral", "mistral-alias"]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from router.core.quota.model_access import ModelAccess
 from router.core.resilience.breaker import BreakerState
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.types import EngineTask, Task
@@ -43,6 +44,21 @@ def test_no_name_is_the_default_or_the_only_model_and_an_error_with_several() ->
     assert "router.default_model" in caught.value.message
     both = Catalog([llama, mistral], [], default_model="auto")
     assert (both.requested_name(""), both.requested_name("mistral")) == ("auto", "mistral")
+
+
+@pytest.mark.parametrize("default", [None, "llama", "served/llama", "auto"])
+def test_no_name_is_the_only_model_that_a_tenant_may_use_if_it_may_not_use_the_default(default: str | None) -> None:
+    models = [Model("llama", "1", aliases=("served/llama",), auto=("chat",)), Model("phi", "1"), Model("qwen", "1")]
+    catalog_ = Catalog(models, [], default_model=default)
+    assert catalog_.requested_name("", ModelAccess(["phi"])) == "phi"
+    for names in ([], ["phi", "qwen"]):
+        with pytest.raises(ApiError) as caught:
+            catalog_.requested_name("", ModelAccess(names))
+        assert (caught.value.status, caught.value.code) == (400, "model_required")
+        assert "llama" not in caught.value.message
+        assert all(name in caught.value.message for name in names)
+    if default is not None:
+        assert catalog_.requested_name("", ModelAccess(["phi", "served/*"])) == default
 
 
 def test_auto_is_not_found_where_no_model_has_tasks() -> None:
