@@ -72,7 +72,10 @@ class ApiError(Exception):
 
     def frame(self) -> bytes:
         """The event that ends a stream after a failure; no `[DONE]` follows it."""
-        return b"data: %b\n\n" % _encode(self._error_object())
+        raw = self.raw
+        # As it is only where it is one line, as an event needs it.
+        body = raw if raw is not None and b"\n" not in raw and b"\r" not in raw else _encode(self._error_object())
+        return b"data: %b\n\n" % body
 
     def _error_object(self) -> Mapping[str, Mapping[str, str | None]]:
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}

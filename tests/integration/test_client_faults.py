@@ -194,7 +194,7 @@ async def test_a_client_error_within_a_200_reaches_the_client(scripted: Scripted
     error = b'{"error": {"message": "Too many stops", "type": "BadRequestError", "param": "stop", "code": 400}}'
     router, engine = await scripted(error, rest=ONE_FAILURE_OPENS, content_type="application/json")
     answer = await ask(router)
-    assert (answer.status_code, error_of(answer)["message"]) == (400, "Too many stops")
+    assert (answer.status_code, answer.json()) == (400, json.loads(error))
     assert len(engine.bodies) == 1
     assert await healthz_breakers(router) == {"scripted": "closed"}
 

@@ -8,9 +8,12 @@ status that it would have had.
 import re
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from router.core.endpoints.engine_message import (
     EngineMessage,
     decode_or_none,
+    error_object,
     parse_json_message,
     parse_text_message,
     printable,
@@ -78,17 +81,22 @@ class ReportedError(NamedTuple):
 def parse_reported_error(payload: bytes, address: str = "") -> ReportedError:
     """The error in an event, or in the body of a response with status 200. `address`: see `parse_refusal`.
 
+    A `code` that is the status as a number is kept for the client.
+
     vLLM validates part of a request (grammars, for example) only after it has started the response.
     """
     value = decode_or_none(payload)
     message = parse_json_message(value)
     status = error_status(value)
-    if message is not None and (inner := _INNER_CODE.search(message.message)):
+    inner = _INNER_CODE.search(message.message) if message is not None else None
+    if inner is not None:
         status, message = int(inner[1]), EngineMessage("The engine rejected the request without a message.")
     short = summary(payload, address) if value is not None else ""
     if not is_refusal(status):
         return ReportedError(status, None, short)
     refused = _refusal_error(400 if status in _NOT_SERVED else status, message or EngineMessage(""), address)
+    if inner is None and _has_number(value, refused.status):
+        refused.raw = _body_with_number(refused)
     return ReportedError(status, refused, short)
 
 
@@ -159,6 +167,17 @@ def _refusal_error(status: int, engine_message: EngineMessage, address: str, raw
         status, shown, kind=printable(kind), param=engine_message.param, code=engine_message.code, raw=raw,
         reason=NOT_FOUND if status == 404 else INVALID_REQUEST,  # a label of metrics, so none of the engine's words
     )  # fmt: skip
+
+
+def _has_number(value: Any, status: int) -> bool:
+    error = error_object(value)
+    return error is not None and type(error.get("code")) is int and error["code"] == status
+
+
+def _body_with_number(refused: ApiError) -> bytes:
+    """The body with the status as `code`, as vLLM writes it where the error is no response with status 200."""
+    error = {"message": refused.message, "type": refused.kind, "param": refused.param, "code": refused.status}
+    return msgspec.json.encode({"error": error})
 
 
 def _is_openai_error(value: Any) -> bool:

@@ -147,7 +147,31 @@ def test_a_reported_refusal_has_the_engines_message_and_word_and_none_of_its_wor
     assert reported.refusal is not None
     assert (reported.status, reported.summary) == (400, "Too long.")
     assert json.loads(reported.refusal.body()) == {"error": {**error, "param": None}}
+    assert reported.refusal.frame() == b"data: %b\n\n" % reported.refusal.body()
     assert reported.refusal.reason == "invalid_request_error"
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_reported_refusal_keeps_the_status_that_is_its_code(flat: bool) -> None:
+    error = {"message": f"Too long for {ADDRESS}.", "type": "BadRequestError", "code": 400}
+    value = {"object": "error", **error} if flat else {"error": error, "choices": []}
+    refusal = parse_reported_error(json.dumps(value, indent=1).encode(), ADDRESS).refusal
+    assert refusal is not None
+    shown = {"message": "Too long for the engine.", "type": "BadRequestError", "param": None, "code": 400}
+    assert json.loads(refusal.body()) == {"error": shown}
+    assert refusal.frame() == b"data: %b\n\n" % refusal.body()
+
+
+@pytest.mark.parametrize("code", [404, "400", 400.5, True])
+def test_a_reported_refusal_has_no_code_that_is_not_its_status(code: Any) -> None:
+    error = {"message": "No.", "type": "invalid_request_error", "code": code}
+    refusal = parse_reported_error(json.dumps({"error": error}).encode(), ADDRESS).refusal
+    assert refusal is not None
+    assert (refusal.status, json.loads(refusal.body())["error"]["code"]) == (400, None)
+
+
+def test_a_refusal_of_several_lines_is_one_line_in_a_stream() -> None:
+    assert refused(b'{"error":\n{"message": "x"}}').frame().count(b"\n") == 2
 
 
 @pytest.mark.parametrize("code", ["two words", "1st", "x" * 65, "", 7, None])
