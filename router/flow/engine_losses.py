@@ -69,7 +69,8 @@ class EngineLosses:
     async def _is_alive(self, engine: Engine) -> bool:
         now = self._clock()
         started_at, check = self._checks.get(engine.name, (0.0, None))
-        if check is None or now - started_at >= SAME_LOSS:
+        # One that has found it alive says nothing of a failure since.
+        if check is None or now - started_at >= SAME_LOSS or (check.done() and check.result()):
             self._checks = {name: each for name, each in self._checks.items() if now - each[0] < SAME_LOSS}
             check = asyncio.get_running_loop().create_task(self._check(engine))
             self._checks[engine.name] = (now, check)

@@ -116,3 +116,13 @@ async def test_an_engine_counts_although_the_client_leaves_during_its_check() ->
     await asyncio.wait([losing])
     client.may_answer.set()
     await eventually(lambda: is_stopped(losses))
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_a_check_found_alive_is_checked_again_at_its_next_failure() -> None:
+    losses, client = new(200)
+    await lose(losses, "a", OTHER)
+    client.status = unreachable()
+    await lose(losses, "a")
+    await lose(losses, "b")
+    assert is_stopped(losses)
