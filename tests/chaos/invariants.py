@@ -36,6 +36,7 @@ async def wait_until_healthy(testbed: Testbed) -> None:
                         return False
         return True
 
+    await testbed.wait_for_engines()
     for engine in testbed.engines.values():
         await engine.clear_faults()
     await _expect(testbed, "the routers are not well", well)

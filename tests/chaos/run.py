@@ -11,6 +11,7 @@ from tests.chaos import invariants
 from tests.chaos.clients import MAX_REQUEST_SECONDS, ChaosClients
 from tests.chaos.faults import plan_faults, run_faults
 from tests.chaos.hot_key_load import HotKeyLoad
+from tests.chaos.poison_load import PoisonLoad
 from tests.chaos.testbed import Testbed
 
 
@@ -65,6 +66,7 @@ async def run_chaos(
             loads = [
                 group.create_task(clients.run_until(stop)),
                 group.create_task(HotKeyLoad(clients, seed).run_until(stop)),
+                group.create_task(PoisonLoad(clients, testbed, seed).run_until(stop)),
             ]
             async with asyncio.TaskGroup() as fault_counts:
                 fault_counts.create_task(run_faults(plan_faults(seed, seconds), testbed))

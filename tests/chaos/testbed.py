@@ -16,11 +16,14 @@ from tests.chaos.generation_store import GenerationIndex
 from tests.chaos.outages import Outages
 from tests.chaos.redis_testbed import RedisTestbed
 from tests.chaos.testbed_config import MODEL_OF, SERVED_MODELS, testbed_toml
+from tests.chaos.workload import POISON_EXIT_CODE
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.waiting import eventually
 
 _WORKER_COUNTS: Final = (1, 2)
+_RESTART_DELAY: Final = 3.0  # seconds from an engine's end by a request to its start; vLLM takes longer
+_LOOK_INTERVAL: Final = 0.1
 _STOP_TIMEOUT: Final = 60.0  # seconds; `drain` and `grace` are 5 s and 30 s by default
 _START_TIMEOUT: Final = 45.0  # seconds; Redis may be unavailable and the machine busy
 _ERROR_MARKERS: Final = ("Traceback", "never retrieved", "never awaited", "was destroyed", "CRITICAL")
@@ -41,6 +44,9 @@ class Testbed:
             path.unlink(missing_ok=True)  # it may be from an earlier run with the same folder
         self.generations = GenerationIndex(files)
         self.engines = {name: _engine(name, files[name]) for name in MODEL_OF}
+        self.poison_exits = 0
+        """How often a request has ended an engine."""
+        self._engine_locks = {name: asyncio.Lock() for name in MODEL_OF}
         self._folder = folder
         self._workers: list[set[int]] = [set() for _ in _WORKER_COUNTS]
         self._stack = AsyncExitStack()
@@ -59,6 +65,8 @@ class Testbed:
                 router.start()
                 stack.callback(router.kill)
             await asyncio.gather(*map(self._wait_for_router, range(len(_WORKER_COUNTS))))
+            keepers = [asyncio.create_task(self._keep_running(name)) for name in self.engines]
+            stack.push_async_callback(_cancel, keepers)
             self._stack = stack.pop_all()
         return self
 
@@ -74,21 +82,58 @@ class Testbed:
 
     async def kill_engine(self, name: str, seconds: float) -> None:
         engine = self.engines[name]
-        if not engine.is_running:
-            self.defects.append(f"engine {name} has ended by itself")
-        await engine.kill()
-        await asyncio.sleep(seconds)
-        await engine.start()
+        async with self._engine_locks[name]:
+            self._note_exit(name)
+            await engine.kill()
+            await asyncio.sleep(seconds)
+            await engine.start()
 
     async def freeze_engine(self, name: str, seconds: float) -> None:
-        self.engines[name].freeze()
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            self.engines[name].thaw()
+        engine = self.engines[name]
+        async with self._engine_locks[name]:
+            if not engine.is_running:
+                return
+            engine.freeze()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                engine.thaw()
 
     async def set_engine_fault(self, name: str, fault: dict[str, object]) -> None:
-        await self.engines[name].set_faults(fault)
+        engine = self.engines[name]
+        async with self._engine_locks[name]:
+            try:
+                await engine.set_faults(fault)
+            except httpx.TransportError:
+                if engine.is_running:
+                    await asyncio.sleep(_LOOK_INTERVAL)  # it may just have ended
+                if engine.exit_code != POISON_EXIT_CODE:
+                    raise
+
+    async def wait_for_engines(self) -> None:
+        """Until those that a request has ended run again."""
+        await eventually(lambda: all(engine.is_running for engine in self.engines.values()), timeout=_START_TIMEOUT)
+
+    async def _keep_running(self, name: str) -> None:
+        """Starts an engine again that a request has ended."""
+        engine = self.engines[name]
+        while True:
+            await asyncio.sleep(_LOOK_INTERVAL)
+            if engine.is_running:
+                continue
+            async with self._engine_locks[name]:
+                if not engine.is_running:  # else it was killed by a fault, and runs again
+                    self._note_exit(name)
+                    await asyncio.sleep(_RESTART_DELAY)
+                    await engine.start()
+
+    def _note_exit(self, name: str) -> None:
+        code = self.engines[name].exit_code
+        if code == POISON_EXIT_CODE:
+            self.poison_exits += 1
+            self.fault_counts[f"{name}: ended by a request"] += 1
+        elif code is not None:
+            self.defects.append(f"engine {name} has ended by itself, with {code}")
 
     # -- routers ----------------------------------------------------------------------------------------------------
 
@@ -190,6 +235,12 @@ class Testbed:
                 if any(word in line for word in _ERROR_MARKERS)
             ]
         return excerpts
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 def _engine(name: str, generations: Path) -> SimulatedEngine:

@@ -49,6 +49,13 @@ MAX_TOKENS: Final = 200
 FIRST_HOT_QUESTION: Final = 500_000
 """From this number on, questions are for the hot-key load, and their answers take a second or two."""
 
+FIRST_POISON_QUESTION: Final = 800_000
+"""From this number on, questions end the process of the engine that answers them; POISON_QUESTIONS of them."""
+
+POISON_QUESTIONS: Final = 100_000
+
+POISON_EXIT_CODE: Final = 77
+
 CHAT: Final = "/v1/chat/completions"
 COMPLETIONS: Final = "/v1/completions"
 RESPONSES: Final = "/v1/responses"
@@ -115,6 +122,10 @@ class WorkloadQuestion(NamedTuple):
             return "embed"
         return "mistral" if self.number % 7 == 0 else "llama"
 
+    @property
+    def is_poison(self) -> bool:
+        return FIRST_POISON_QUESTION <= self.number < FIRST_POISON_QUESTION + POISON_QUESTIONS
+
     def body(self) -> dict[str, Any]:
         """The request as JSON. A marker in it makes the simulated engine answer with exactly this text."""
         encoded_text = base64.b64encode(self.template.encode()).decode()
@@ -123,6 +134,8 @@ class WorkloadQuestion(NamedTuple):
             prompt += " [[sim:tps rate=25]]"
         elif self.number >= FIRST_HOT_QUESTION:
             prompt += " [[sim:tps rate=50]]"
+        if self.is_poison:  # at once, or after some tokens
+            prompt += f" [[sim:exit after={self.number % 3} code={POISON_EXIT_CODE}]]"
         model = "auto" if self.number % 5 == 1 and self.model == "llama" else self.model
         body = {"model": model, "temperature": 0}
         match self.path:

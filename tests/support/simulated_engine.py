@@ -53,6 +53,11 @@ class SimulatedEngine:
         return self._process is not None and self._process.returncode is None
 
     @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.returncode if self._process is not None else None
+
+    @property
     def port(self) -> int:
         return int(self.url.rsplit(":", 1)[1])
 
