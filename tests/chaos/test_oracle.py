@@ -120,6 +120,15 @@ def test_a_response_to_another_request_is_reported(origin: RequestOrigin, cache:
     assert defects_of(origin, cache, **others) != []
 
 
+def test_headers_that_came_with_a_heartbeat_may_not_tell_yet_whose_generation_it_is() -> None:
+    early = headers("MISS")
+    del early["x-engine"]
+    for begin, flaws in ((b": heartbeat\n\n", 0), (b"", 2)):
+        body = begin + b"".join([*events(STORED), DONE_FRAME])
+        verdict = check_response(STREAM_REQUEST, ClientResponse(200, early, body, complete=True), generation_index())
+        assert len(verdict.defects) == flaws
+
+
 @pytest.mark.parametrize(
     "content",
     [
