@@ -3,6 +3,9 @@
 Theory of operation. httptools parses and calls the `on_…` methods. A request's head is limited, and so are the bytes
 that are neither head nor body (chunk extensions, trailers); the application limits the body. A request is put into the
 queue when its head is complete; its body follows.
+
+httptools also takes request lines that are not HTTP's: with several blanks, or of RTSP. It does not show them. So a
+line that differs from that of the previous request is written anew from its parts, and must occur in the bytes.
 """
 
 from collections import deque
@@ -86,6 +89,7 @@ class RequestParser:
         self._request_line = _RequestLine(is_http11=False, is_head_request=False, scope={})
         self._unparsed_head = b""  # what was fed, if a request begins there, until its head is parsed
         self._fed_bytes = 0  # bytes of the current `feed`
+        self._fed: bytes | bytearray = b""  # these bytes, with those before them of a head that is not complete
         self._head_bytes = 0  # bytes of the incomplete head in earlier reads
         self._bytes_after_head = 0  # bytes of the message that came in reads after that of its head
         self._body_bytes = 0  # bytes of content
@@ -96,7 +100,15 @@ class RequestParser:
         was_in_head, was_in_message, boundaries_before = self.in_head, self.in_message, self.message_boundaries
         self._fed_bytes = len(data)
         self._unparsed_head = b"" if was_in_message else data
+        if was_in_head:
+            self._fed += data
+        else:
+            self._fed = data
         self._parse(data)
+        if not self.in_head:
+            self._fed = b""
+        elif not was_in_head or self.message_boundaries != boundaries_before:
+            self._fed = bytearray(data)  # of which further bytes are appended without a copy of the former ones
         if not self.in_message:
             return
         if self.message_boundaries - boundaries_before > 1 - was_in_message:
@@ -203,7 +215,8 @@ class RequestParser:
     def on_headers_complete(self) -> None:
         self.in_head = False
         parser, headers = self._parser, self._headers
-        is_known = self._raw_request_line and self._unparsed_head.startswith(self._raw_request_line)
+        unparsed = self._unparsed_head
+        is_known = self._raw_request_line and unparsed.startswith(self._raw_request_line)
         self._unparsed_head = b""
         if parser.should_upgrade():
             self._is_upgrade = True
@@ -218,7 +231,7 @@ class RequestParser:
         if len(self._queue) >= MAX_PIPELINED_REQUESTS:
             raise _too_many_requests()
         if not is_known:
-            self._parse_request_line()
+            self._parse_request_line(unparsed)
         request_line = self._request_line
         # RFC 9112, section 3.2: exactly one Host; HTTP/1.0 may have none.
         if self._host_count != 1 and (self._host_count or request_line.is_http11):
@@ -235,11 +248,15 @@ class RequestParser:
         self._headers = []  # the next headers are trailers
         self._queue.append((cycle, scope))
 
-    def _parse_request_line(self) -> None:
+    def _parse_request_line(self, unparsed: bytes) -> None:
+        """`unparsed`: bytes that begin with the head; empty if it began elsewhere."""
         method, version = self._parser.get_method(), self._parser.get_http_version()
         if version not in _VERSIONS:
             raise _invalid_http()
-        self._raw_request_line = b"%b %b HTTP/%b\r\n" % (method, self._url, version.encode("ascii"))
+        line = b"%b %b HTTP/%b\r\n" % (method, self._url, version.encode("ascii"))
+        if not (unparsed.lstrip(b"\r\n").startswith(line) if unparsed else line in self._fed):
+            raise _invalid_http()
+        self._raw_request_line = line
         url: Any = httptools.parse_url(self._url)  # its types say that there is always a query
         path = url.path.decode("ascii")
         self._request_line = _RequestLine(

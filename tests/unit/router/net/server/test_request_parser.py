@@ -101,6 +101,39 @@ async def test_another_version_and_a_coding_other_than_chunked_alone_are_refused
     assert caught.value.status == 400
 
 
+OTHER_LINES = [
+    line + b"\r\nHost: a\r\n\r\n"
+    for line in (
+        b"GET  /version HTTP/1.1", b"GET /version  HTTP/1.1", b"GET\t/version HTTP/1.1", b"GET /version RTSP/1.1",
+        b"OPTIONS * RTSP/1.0", b"POST /version RTSP/1.1", b"DESCRIBE /version RTSP/1.1", b"SOURCE /version ICE/1.0",
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("before", [b"", b"\r\n", http_request(method=b"GET", path=b"/other")], ids=repr)
+@pytest.mark.parametrize(
+    "sent", [*OTHER_LINES, OTHER_LINES[0].replace(b"Host", b"Connection: upgrade\r\nUpgrade: x\r\nHost")]
+)
+async def test_a_request_line_that_is_not_https_is_refused_wherever_it_is_cut(before: bytes, sent: bytes) -> None:
+    data = before + sent
+    for cut in range(len(data)):
+        with pytest.raises(ProtocolError) as caught:
+            await parse_pieces(data[:cut], data[cut:])
+        assert caught.value.status == 400
+
+
+async def test_a_head_that_comes_byte_by_byte_takes_no_more_memory_than_its_size() -> None:
+    parser = RequestParser(NullTransport(), {"type": "http"}, deque())  # type: ignore[arg-type]
+    head = b"GET /version HTTP/1.1\r\nHost: a\r\nx-filler: " + b"y" * 30_000
+    tracemalloc.start()
+    for byte in head:
+        parser.feed(bytes([byte]))
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < 10 * len(head)
+    parser.close()
+
+
 async def test_the_coding_chunked_may_have_capitals_and_blanks_around_it() -> None:
     (request,) = await parse_pieces(_CODED % b" Chunked ")
     assert request[-1] == b""
