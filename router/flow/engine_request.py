@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.engine_errors import (
     UNSUPPORTED_ENDPOINT,
+    is_failed_generation,
     is_not_served,
     is_refusal,
     parse_refusal,
@@ -116,7 +117,7 @@ class EngineRequests:
             except EngineError:  # the status is enough to go on
                 error_body, complete = b"", False
         refusal = None
-        if is_refusal(status):
+        if is_refusal(status) and not is_failed_generation(status, error_body):
             shown = engine.without_secrets(error_body)
             refusal = parse_refusal(status, shown, complete=complete, address=engine.address)
         detail = summary(engine.without_secrets(error_body), engine.address)

@@ -27,8 +27,8 @@ from router.errors import INVALID_REQUEST, NOT_FOUND, ApiError
 _NOT_CLIENT_ERRORS: Final = (
     401, 403, 407,  # the engine refuses the router's credentials, not the client's
     408, 425, 429,  # the same request may succeed later
-    424,  # TGI: the generation has failed
 )  # fmt: skip
+_FAILED_DEPENDENCY: Final = 424
 _NOT_SERVED: Final = (404, 405, 501)  # vLLM: no such model, response or route; a model without this capability
 UNSUPPORTED_ENDPOINT: Final = "unsupported_endpoint"
 """The `code` of the error for an engine without the endpoint."""
@@ -45,6 +45,14 @@ _INNER_CODE: Final = re.compile(r"'code': (\d{3})\}\}, input_type=dict")
 def is_refusal(status: int) -> bool:
     """Whether an engine's response with this status means that the request itself is at fault."""
     return status == 501 or (400 <= status < 500 and status not in _NOT_CLIENT_ERRORS)
+
+
+def is_failed_generation(status: int, body: bytes) -> bool:
+    """Whether it is TGI's error for a generation that has failed, which is no refusal although its status is 424."""
+    if status != _FAILED_DEPENDENCY:
+        return False
+    value = decode_or_none(body)
+    return isinstance(value, dict) and value.get("error_type") == "generation"
 
 
 def is_not_served(status: int) -> bool:

@@ -77,7 +77,7 @@ def classify_failure(reason: str, retry_after: float | None) -> FailureClass:
             return FailureClass(counts_for_breaker=retry_after is None, engine_busy=True)
         case "status-401" | "status-407":  # it refuses the router's key. A 403 may be about this request
             return FailureClass(may_retry_engine=False)
-        case "status-424":  # TGI: the generation has failed
+        case "status-424":  # TGI: the generation has failed. Any other 424 is a refusal of the request
             return FailureClass()
         case _ if reason.startswith("status-") and not reason.startswith("status-5"):
             # For example 403: another request may be fine.

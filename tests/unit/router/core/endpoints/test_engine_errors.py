@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from router.core.endpoints.engine_errors import (
     is_error_body,
+    is_failed_generation,
     is_refusal,
     parse_refusal,
     parse_reported_error,
@@ -24,14 +25,28 @@ def refused(body: Any, status: int = 400) -> ApiError:
     return parse_refusal(status, body if isinstance(body, bytes) else json.dumps(body).encode(), address=ADDRESS)
 
 
-@pytest.mark.parametrize("status", [400, 402, 404, 405, 406, 409, 410, 413, 415, 422, 451, 499, 501])
+@pytest.mark.parametrize("status", [400, 402, 404, 405, 406, 409, 410, 413, 415, 422, 424, 451, 499, 501])
 def test_errors_that_are_the_clients(status: int) -> None:
     assert is_refusal(status)
 
 
-@pytest.mark.parametrize("status", [200, 301, 401, 403, 407, 408, 424, 425, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", [200, 301, 401, 403, 407, 408, 425, 429, 500, 502, 503, 504])
 def test_errors_that_are_not_the_clients(status: int) -> None:
     assert not is_refusal(status)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "failed"),
+    [
+        (424, b'{"error": "Request failed during generation: x", "error_type": "generation"}', True),
+        (422, b'{"error": "x", "error_type": "generation"}', False),
+        (424, b'{"error": {"message": "Error retrieving tool list", "type": "external_connector_error"}}', False),
+        (424, b'["generation"]', False),
+        (424, b"", False),
+    ],
+)
+def test_a_424_is_a_failure_of_the_engine_only_in_the_form_of_tgi(status: int, body: bytes, *, failed: bool) -> None:
+    assert is_failed_generation(status, body) is failed
 
 
 def test_openais_format_is_forwarded_unchanged() -> None:
