@@ -22,7 +22,7 @@ from router.core.endpoints.recorded_response import (
 )
 from router.core.endpoints.recording import ABORTED, StreamRecorder, record_json, record_stream
 from router.core.endpoints.request_metrics import parse_speculation, without_metrics, without_metrics_event
-from router.core.endpoints.sse import DONE, error_payload, find_odd_event, is_comment, payload, split_events
+from router.core.endpoints.sse import DONE, error_payload, is_comment, is_odd_event, payload, split_events
 
 _encode = msgspec.json.Encoder().encode
 
@@ -43,13 +43,9 @@ def _is_only_text(frames: bytes) -> bool:
     return find(b'"usage"') < 0 and find(b'"error"') < 0 and find(b"[DONE]") < 0 and find(b'"abort"') < 0
 
 
-def _text_prefix_length(frames: bytes) -> int:
-    # Up to the end of the last event before the first marker.
-    first = min((at for marker in _NON_TEXT_MARKERS if (at := frames.find(marker)) >= 0), default=len(frames))
-    if (odd := find_odd_event(frames)) >= 0:
-        first = min(first, odd)
-    end = frames.rfind(b"\n\n", 0, first)
-    return end + 2 if end >= 0 else 0
+def _first_marker(frames: bytes, begin: int) -> int:
+    """Where the first event that must be read has its marker; the events that end before are only text."""
+    return min((at for marker in _NON_TEXT_MARKERS if (at := frames.find(marker, begin)) >= 0), default=len(frames))
 
 
 class ChoicesRecorder(StreamRecorder):
@@ -69,13 +65,15 @@ class ChoicesRecorder(StreamRecorder):
     def _is_only_text(self, frames: bytes) -> bool:
         return _is_only_text(frames)
 
-    def _filter_events(self, frames: bytes) -> bytes:
-        begin = _text_prefix_length(frames) if self.started else 0
-        forwarded = [frames[:begin]]
-        events = iter(split_events(frames[begin:]))
-        for frame in events:
+    def _filter_events(self, frames: bytes) -> list[bytes]:
+        forwarded: list[bytes] = []
+        end = 0  # of the event in `frames`
+        # Most events of a chunk are text, and one search finds the first one that is not.
+        text_end = _first_marker(frames, 0) if self.started else 0
+        for frame in split_events(frames):
+            end += len(frame)
             was_started = self.started
-            if was_started and _is_only_text(frame) and find_odd_event(frame) < 0:
+            if was_started and (end <= text_end or _is_only_text(frame)) and not is_odd_event(frame):
                 forwarded.append(frame)
                 continue
             data = payload(frame)
@@ -90,11 +88,9 @@ class ChoicesRecorder(StreamRecorder):
                 forwarded.append(frame)
             if self.ended or self.failure is not None:
                 break
-            if self.started and not was_started and (rest := b"".join(events)):
-                # This was the first token. Most of the rest is text, which `_text_prefix_length` skips in one search.
-                # The recursion is one call deep, since `started` is set now; `events` is exhausted.
-                forwarded.append(self._filter_events(rest))
-        return b"".join(forwarded)
+            if self.started and not was_started:
+                text_end = _first_marker(frames, end)
+        return forwarded
 
     def _is_forwarded(self, frame: bytes, data: bytes) -> bool:
         try:

@@ -204,7 +204,11 @@ class StreamParts:
             if not self.learn_template(frames):
                 self._append_literal(frames)
             return
-        for event in split_events(frames):
+        self.append_events(split_events(frames))
+
+    def append_events(self, events: list[bytes]) -> None:
+        """As `append`."""
+        for event in events:
             if not self.try_append(event) and not self.learn_template(event):
                 self._append_literal(event)
 

@@ -25,7 +25,7 @@ from router.core.endpoints.recorded_response import (
     RequestSpeculation,
     estimate_usage,
 )
-from router.core.endpoints.sse import EventBuffer, find_odd_event, payload
+from router.core.endpoints.sse import EventBuffer, is_data_event, payload
 from router.core.endpoints.stream_encoding import encode_stream
 from router.core.endpoints.token_ids import TokenIdCutter
 
@@ -90,11 +90,12 @@ class StreamRecorder(ABC):
         # Before the first token each event is decoded, since a template says nothing of whether there is content.
         # After it, most chunks match a template, and nothing more is looked at.
         if not self.started or not parts.try_append(frames):
-            only_text = self.started and self._is_only_text(frames) and find_odd_event(frames) < 0
-            if not only_text:
-                frames = self._filter_events(frames)
-            if not only_text or not parts.learn_template(frames):
-                self._append(frames)
+            if self.started and is_data_event(frames) and self._is_only_text(frames):
+                parts.append(frames)
+            else:
+                events = self._filter_events(frames)
+                frames = b"".join(events)
+                self._append(events)
         self._check_size()
         return frames
 
@@ -144,16 +145,16 @@ class StreamRecorder(ABC):
             return NotStoredReason.ERROR
         return self._record_complete(request)
 
-    def _append(self, frames: bytes) -> None:
-        """Adds the frames of a chunk without a template, of which `_filter_events` has taken out what is withheld."""
-        self._parts.append(frames)
+    def _append(self, events: list[bytes]) -> None:
+        """Adds the events of a chunk, of which `_filter_events` has taken out what is withheld."""
+        self._parts.append_events(events)
 
     @abstractmethod
     def _is_only_text(self, frames: bytes) -> bool:
         """Whether no event of a stream that has started must be decoded."""
 
     @abstractmethod
-    def _filter_events(self, frames: bytes) -> bytes:
+    def _filter_events(self, frames: bytes) -> list[bytes]:
         """The events to forward. Decodes the events, and sets `started`, `ended`, `failure` and `usage` by them."""
 
     @abstractmethod

@@ -87,40 +87,24 @@ def _field(frame: bytes, wanted: bytes) -> bytes | None:
     return b"\n".join(lines) if lines else None
 
 
-_LF, _CR, _COLON, _D, _E = b"\n\r:de"
+def is_data_event(frame: bytes) -> bool:
+    """Whether it is one event with a line of JSON as its data, and no other field but maybe a name (not `error`).
 
-_LONGEST_EMPTY_DATA: Final = len(b"data: \r")
-_ERROR_NAMES: Final = (b"event: error", b"event:error")
-_LONGEST_ERROR_NAME: Final = len(b"event: error\r")
-
-
-def find_odd_event(frames: bytes) -> int:
-    """Where the first event begins that has no data or is named `error`; -1 without one. Comments do not count.
-
-    `frames`: complete events. It looks at the beginning of each line, and does not search their bytes.
+    False also for what it would take more than a look to tell.
     """
-    event_at = line_at = 0
-    has_fields = has_data = False
-    while (end := frames.find(b"\n", line_at)) >= 0:
-        first = frames[line_at]
-        if first == _LF or (first == _CR and end == line_at + 1):  # the end of the event
-            if has_fields and not has_data:
-                return event_at
-            event_at = end + 1
-            has_fields = has_data = False
-        elif first != _COLON:
-            has_fields = True
-            if first == _D and frames.startswith(b"data:", line_at):
-                is_long = end - line_at > _LONGEST_EMPTY_DATA
-                has_data = has_data or is_long or bool(frames[line_at + len(b"data:") : end].strip())
-            elif (
-                first == _E
-                and end - line_at <= _LONGEST_ERROR_NAME
-                and frames[line_at:end].removesuffix(b"\r") in _ERROR_NAMES
-            ):
-                return event_at
-        line_at = end + 1
-    return -1
+    line_end = frame.find(b"\n")
+    if line_end == len(frame) - 2:
+        return frame.startswith(b"data: {")
+    is_named = frame.startswith(b"event: ") and not frame.startswith(b"event: error")
+    has_data = frame.find(b"\ndata: {") == line_end
+    return is_named and has_data and frame.find(b"\n", line_end + 1) == len(frame) - 2
+
+
+def is_odd_event(frame: bytes) -> bool:
+    """Whether an event has no data, or is an error by its fields. A comment is not odd."""
+    if frame.startswith(b"data: {"):
+        return False  # the usual case
+    return error_payload(frame) is not None or not (payload(frame) or is_comment(frame))
 
 
 def split_comments(frames: bytes) -> tuple[bytes, bytes]:

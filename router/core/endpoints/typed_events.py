@@ -16,7 +16,7 @@ from router.core.endpoints.json_repair import decode_repaired
 from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage
 from router.core.endpoints.recording import StreamRecorder, record_stream
-from router.core.endpoints.sse import error_payload, is_comment, payload, split_events
+from router.core.endpoints.sse import error_payload, is_comment, is_data_event, payload, split_events
 
 _EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
 
@@ -72,15 +72,18 @@ class TypedRecorder(StreamRecorder):
         # `find`, not `in`: for bytes, `in` first tries its operand as an integer.
         return all(frames.find(marker) < 0 for marker in self._markers)
 
-    def _append(self, frames: bytes) -> None:
-        self._parts.append(frames)
+    def _append(self, events: list[bytes]) -> None:
+        self._parts.append_events(events)
         if self.ended:
             self._parts.append(self._final_frame)
 
-    def _filter_events(self, frames: bytes) -> bytes:
+    def _filter_events(self, frames: bytes) -> list[bytes]:
         reader = self._reader
         forwarded = []
         for frame in split_events(frames):
+            if self.started and is_data_event(frame) and self._is_only_text(frame):
+                forwarded.append(frame)
+                continue
             if (reported := error_payload(frame)) is not None:
                 self.failure = reported
                 break
@@ -103,7 +106,7 @@ class TypedRecorder(StreamRecorder):
                     self._final_frame = frame
                     break
             forwarded.append(frame)
-        return b"".join(forwarded)
+        return forwarded
 
     def final_frames(self, *, include_usage: bool) -> bytes:
         return self._final_frame

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from router.core.endpoints.sse import (
     DONE,
     EventBuffer,
-    find_odd_event,
-    is_comment,
+    is_data_event,
+    is_odd_event,
     payload,
     split_comments,
     split_events,
@@ -140,12 +140,38 @@ def test_the_end_of_a_stream_is_an_event() -> None:
     assert split_events(DONE) == [DONE]
 
 
-def is_odd(event: bytes) -> bool:
-    named_error = any(line in (b"event: error", b"event:error") for line in event.splitlines())
-    return named_error or not ((payload(event) or b"").strip() or is_comment(event))
+@given(st.lists(EVENT, min_size=1, max_size=3))
+def test_what_looks_like_one_event_with_data_is_one(events: list[bytes]) -> None:
+    if is_data_event(b"".join(events)):
+        (event,) = events
+        assert not is_odd_event(event)
+        assert (payload(event) or b"").strip() == b"{}"
 
 
-@given(st.lists(EVENT, max_size=5))
-def test_the_first_event_without_data_or_named_error_is_found_where_it_begins(events: list[bytes]) -> None:
-    empty = next((at for at, event in enumerate(events) if is_odd(event)), None)
-    assert find_odd_event(b"".join(events)) == (-1 if empty is None else sum(map(len, events[:empty])))
+@pytest.mark.parametrize(
+    ("frame", "odd"),
+    [
+        (b"data: {}\n\n", False),
+        (b"data:{}\n\n", False),
+        (b"event: e\ndata: {}\n\n", False),
+        (b": comment\n\n", False),
+        (b"data:\n\n", True),
+        (b"data: \r\n\r\n", True),
+        (b"data\n\n", True),
+        (b"event: e\n\n", True),
+        (b": comment\nid: 1\n\n", True),
+        (b"event: error\ndata: {}\n\n", True),
+        (b"event:error\r\ndata: {}\r\n\r\n", True),
+        (b"error: {}\n\n", True),
+        (b'event: e\ndata: {"error": 1}\n\n', False),
+    ],
+)
+def test_an_event_is_odd_without_data_or_if_its_fields_say_that_it_is_an_error(frame: bytes, odd: bool) -> None:
+    assert is_odd_event(frame) is odd
+
+
+def test_an_event_named_error_is_not_taken_for_one_with_data() -> None:
+    assert is_data_event(b"event: delta\ndata: {}\n\n")
+    assert not is_data_event(b"event: error\ndata: {}\n\n")
+    assert not is_data_event(b"data: {}\n\ndata: {}\n\n")
+    assert not is_data_event(b"data: {}\r\n\r\nevent: e\r\n\r\ndata: {}\n\n")
