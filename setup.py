@@ -43,7 +43,6 @@ MODULES: Final = {
         "coalescer",
         "dispatch",
         "engine_health",
-        "engine_losses",
         "engine_request",
         "engine_stream",
         "gateway",
