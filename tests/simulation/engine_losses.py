@@ -31,7 +31,7 @@ def is_poison(history: History, tenant: str, question: int) -> bool:
 
 
 def engines_survive(history: History) -> list[str]:
-    """8. A router sends a request to no engine after it has lost two with it, and tells that as the error."""
+    """8. A router sends a request to no engine after it has lost two with it, and reports that as the error."""
     return [*_no_third_engine(history), *_errors_are_clear(history)]
 
 

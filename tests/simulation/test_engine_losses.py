@@ -88,7 +88,7 @@ def test_an_error_that_does_not_say_why_is_detected(history: History) -> None:
     killed(history, "e2", 1.001, 2.0)
     asked(history, 3.0, 3.1)
     asked(history, 0.0, 1.9, "engine_failed")  # it ended before the second engine
-    asked(history, 3.0, 3.1, "engine_failed", cache="COALESCED")  # what its leader told
+    asked(history, 3.0, 3.1, "engine_failed", cache="COALESCED")  # the error of its leader
     assert engines_survive(history) == []
     asked(history, 3.0, 3.1, "engine_failed")
     assert len(engines_survive(history)) == 1

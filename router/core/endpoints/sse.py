@@ -90,7 +90,7 @@ def _field(frame: bytes, wanted: bytes) -> bytes | None:
 def is_data_event(frame: bytes) -> bool:
     """Whether it is one event with a line of JSON as its data, and no other field but maybe a name (not `error`).
 
-    False also for what it would take more than a look to tell.
+    False also where only parsing the lines would show it.
     """
     line_end = frame.find(b"\n")
     if line_end == len(frame) - 2:
