@@ -9,6 +9,7 @@ from tests.support.certificate import certificate, needs_openssl
 from tests.support.foreign_engine import TEXT, ForeignEngine, served
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import MakeRouter, RouterServer, router_config
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -186,3 +187,40 @@ async def test_an_engine_with_a_certificate_of_a_private_authority_needs_its_ca_
         assert (await trusting.chat("The sea?")).status_code == 200
         distrustful = await make_router(config(redis_server, url))
         assert (await distrustful.chat("The moon?")).json()["error"]["code"] == "no_engine"
+
+
+FAILED = "Request failed during generation: Server error: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("stream", "status", "reported"),
+    [
+        (False, 424, f'{{"error":"{FAILED}","error_type":"generation"}}'),
+        (True, 424, f'{{"error":"{FAILED}","error_type":"generation"}}'),
+        (True, 200, f'data: {{"error":{{"message":"{FAILED}","http_status_code":422}}}}\n\n'),
+    ],
+)
+async def test_a_generation_that_has_failed_at_tgi_is_tried_again_and_is_no_fault_of_the_client(
+    redis_server: RedisServer, make_router: MakeRouter, *, stream: bool, status: int, reported: str
+) -> None:
+    content_type = "application/json" if status == 424 else "text/event-stream"
+    engine = ScriptedEngine(reported.encode(), status=status, content_type=content_type)
+    await engine.start()
+    router = await make_router(config(redis_server, engine.url))
+    response = await router.chat("The sea?", stream=stream)
+    assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_failed"), response.text
+    assert len(engine.bodies) > 1
+    await engine.stop()
+
+
+async def test_a_prompt_that_tgi_refuses_in_a_stream_is_the_clients_error_and_is_not_tried_again(
+    redis_server: RedisServer, make_router: MakeRouter
+) -> None:
+    refusal = "Input validation error: `inputs` must have less than 1024 tokens"
+    engine = ScriptedEngine(f'data: {{"error":{{"message":"{refusal}","http_status_code":422}}}}\n\n'.encode())
+    await engine.start()
+    router = await make_router(config(redis_server, engine.url))
+    response = await router.chat("The sea?", stream=True)
+    assert (response.status_code, response.json()["error"]["message"]) == (422, refusal)
+    assert len(engine.bodies) == 1
+    await engine.stop()

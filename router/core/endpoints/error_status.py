@@ -1,8 +1,9 @@
 """The status that an error in a response with status 200 would have had as a response of its own.
 
 An engine finds some errors only after it has sent the head of its response: it then reports them in the stream, or in
-the body. Where the error has a number, that counts. Else its words do: the types and codes of OpenAI, Anthropic, vLLM
-and TGI, and what other servers make of them. An error without a known word is a failure of the engine.
+the body. Where the error has a number, that counts, except for failures of TGI. Else its words do: the types and codes
+of OpenAI, Anthropic, vLLM and TGI, and what other servers make of them. An error without a known word is a failure of
+the engine.
 """
 
 import re
@@ -48,6 +49,13 @@ _TGI_MESSAGES: Final = (
     ("Input validation error", 422), ("Template error", 422), ("Tool error", 422), ("Model is overloaded", 429),
 )  # fmt: skip
 
+# TGI 3 writes this number into each error of a stream, and it is always 422. So these count before it.
+_TGI_NUMBER: Final = "http_status_code"
+_TGI_FAILURES: Final = (
+    ("Request failed during generation", ENGINE_FAILURE), ("Incomplete generation", ENGINE_FAILURE),
+    ("Stream event serialization error", ENGINE_FAILURE), ("Model is overloaded", 429),
+)  # fmt: skip
+
 
 def error_status(value: Any) -> int:
     """The status for the decoded payload of an event, or the decoded body, that reports an error.
@@ -57,6 +65,8 @@ def error_status(value: Any) -> int:
     error = error_object(value)
     if error is None:
         return ENGINE_FAILURE
+    if _TGI_NUMBER in error and (failure := _tgi_failure(error)) is not None:
+        return failure
     holders = (error,) if error is value else (error, value)
     for holder in holders:
         for name in _NUMBERS:
@@ -70,6 +80,17 @@ def error_status(value: Any) -> int:
     if not isinstance(text, str):
         return ENGINE_FAILURE
     return next((status for begin, status in _TGI_MESSAGES if text.startswith(begin)), ENGINE_FAILURE)
+
+
+def _tgi_failure(error: dict[str, Any]) -> int | None:
+    """The status of an error of TGI that is not the request's fault, by its type or its message; None for another."""
+    status = _status_of_word(error.get("error_type"))
+    if status in (ENGINE_FAILURE, 429):
+        return status
+    text = error.get("message") or error.get("error")
+    if not isinstance(text, str):
+        return None
+    return next((status for begin, status in _TGI_FAILURES if text.startswith(begin)), None)
 
 
 def _status_number(value: Any) -> int | None:

@@ -14,7 +14,18 @@ from router.core.endpoints.error_status import error_status
         ({"error": {"code": 422, "type": "server_error"}}, 422),
         ({"error": {"code": "413", "type": "server_error"}}, 413),
         ({"error": {"code": 500, "type": "invalid_request_error"}}, 500),
-        ({"error": {"message": "x", "http_status_code": 422}}, 422),  # TGI 3
+        # TGI 3 writes 422 into each error of a stream; its other errors have a type.
+        ({"error": {"message": "Input validation error: x", "http_status_code": 422}}, 422),
+        ({"error": {"message": "Template error: x", "http_status_code": 422}}, 422),
+        ({"error": {"message": "Request failed during generation: Server error: x", "http_status_code": 422}}, 500),
+        ({"error": {"message": "Incomplete generation stream", "http_status_code": 422}}, 500),
+        ({"error": {"message": "Stream event serialization error", "http_status_code": 422}}, 500),
+        ({"error": {"message": "Model is overloaded", "http_status_code": 422}}, 429),
+        ({"error": {"message": ["x"], "http_status_code": 422}}, 422),
+        ({"error": "x", "error_type": "validation", "http_status_code": 422}, 422),
+        ({"error": "x", "error_type": "missing_template_variable", "http_status_code": 422}, 422),
+        ({"error": "x", "error_type": "generation", "http_status_code": 424}, 500),
+        ({"error": "x", "error_type": "overloaded", "http_status_code": 422}, 429),
         ({"error": {"code": 400, "type": "exceed_context_size_error"}}, 400),  # llama.cpp
         ({"error": {"code": 429, "status": "RESOURCE_EXHAUSTED"}}, 429),  # Google
         ({"object": "error", "type": "BadRequestError", "code": 400}, 400),  # vLLM up to 0.9
