@@ -103,7 +103,7 @@ class DailySums(Generic[AccountT]):
         log: logging.Logger,
         name: str,
     ) -> None:
-        """`max_accounts`: sums of a day that are kept. `name`: of the sums, for the log."""
+        """`max_accounts`: sums of a day that are kept. `name`: of what is added up, for the log."""
         self._add_commands = add_commands
         self._max_accounts = max_accounts
         self._log = log
@@ -134,7 +134,7 @@ class DailySums(Generic[AccountT]):
         was_refused, self._refused = self._refused, isinstance(replies[0], Exception)
         if self._refused:
             if not was_refused:  # a line for the first refusal, not one every few seconds
-                self._log.warning("Redis does not take the %s, which are kept: %s", self._name, replies[0])
+                self._log.warning("Redis refuses the sums of the %s; they are kept: %s", self._name, replies[0])
             self._keep(day, sums)
 
     def _keep(self, day: str, sums: Mapping[AccountT, float]) -> None:

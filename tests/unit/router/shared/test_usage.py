@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,6 +59,15 @@ def test_every_request_is_counted_once_whatever_redis_does_and_also_if_a_reply_i
         flush(ledger, pipeline)
     found = {(key, field): count for key, sums in pipeline.sums.items() for field, count in sums.items()}
     assert found == dict(expected)
+
+
+def test_one_line_in_the_log_says_that_redis_refuses_the_sums(caplog: pytest.LogCaptureFixture) -> None:
+    ledger, pipeline = UsageLedger(), Pipeline()
+    pipeline.state = "refuses"
+    for _ in range(2):
+        ledger.add("acme", None, "llama", [("requests", 1)])
+        flush(ledger, pipeline)
+    assert caplog.messages == ["Redis refuses the sums of the usage; they are kept: OOM"]
 
 
 def test_what_was_used_before_midnight_counts_for_its_day_if_it_was_flushed_then() -> None:
