@@ -251,7 +251,8 @@ class RequestParser:
     def _parse_request_line(self, unparsed: bytes) -> None:
         """`unparsed`: bytes that begin with the head; empty if it began elsewhere."""
         method, version = self._parser.get_method(), self._parser.get_http_version()
-        if version not in _VERSIONS:
+        # RFC 9112, section 3.2: a target has no fragment. httptools takes one.
+        if version not in _VERSIONS or b"#" in self._url:
             raise _invalid_http()
         line = b"%b %b HTTP/%b\r\n" % (method, self._url, version.encode("ascii"))
         if not (unparsed.lstrip(b"\r\n").startswith(line) if unparsed else line in self._fed):

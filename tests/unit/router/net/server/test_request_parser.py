@@ -106,6 +106,8 @@ OTHER_LINES = [
     for line in (
         b"GET  /version HTTP/1.1", b"GET /version  HTTP/1.1", b"GET\t/version HTTP/1.1", b"GET /version RTSP/1.1",
         b"OPTIONS * RTSP/1.0", b"POST /version RTSP/1.1", b"DESCRIBE /version RTSP/1.1", b"SOURCE /version ICE/1.0",
+        b"GET /version#a HTTP/1.1", b"GET /version# HTTP/1.1", b"GET /version?a=b#c HTTP/1.1", b"GET # HTTP/1.1",
+        b"GET http://a/version#b HTTP/1.0",
     )
 ]  # fmt: skip
 
