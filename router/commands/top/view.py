@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -29,7 +30,7 @@ from router.shared.status_documents import (
 _MISSING: Final = "-"  # there is no such thing, as opposed to unknown
 _FULL_KV_CACHE: Final = 0.9
 _MIN_SPARKLINES: Final = 50  # cells; in a narrower terminal they would have no room
-_FIXED_LINES: Final = 10  # of all parts but the rows of the tables
+_FIXED_LINES: Final = 9  # of all parts but the header and the rows of the tables
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,12 +73,13 @@ def _problem_line(view: View) -> Text:
 
 def _document_parts(view: View, snapshot: Snapshot) -> list[RenderableType]:
     status, requests = snapshot.status, snapshot.requests.requests if snapshot.requests is not None else ()
+    header = _header(view.url, status, view.width)
     lines: list[int | None] = [None, None, None]
     if view.height is not None:
-        available = view.height - _FIXED_LINES - (view.problem is not None)
+        available = view.height - len(header) - _FIXED_LINES - (view.problem is not None)
         lines = list(share_lines(available, [len(status.engines), len(status.routers), len(requests)]))
     return [
-        _header(view.url, status, view.width),
+        *header,
         *_traffic(view, snapshot),
         build_table(_ENGINE_COLUMNS, status.engines, view.width, lines[0]),
         build_table(_ROUTER_COLUMNS, status.routers, view.width, lines[1]),
@@ -91,12 +93,18 @@ def _line(text: str, width: int, style: str = "") -> Text:
     return line
 
 
-def _header(url: str, status: StatusDocument, width: int) -> Text:
+def _header(url: str, status: StatusDocument, width: int) -> list[Text]:
+    """One line or, where that is too long, one for the routers and one for Redis."""
     clock = time.strftime("%H:%M:%S", time.localtime(status.now))
     versions = sorted({f"{r.version}{' compiled' if r.compiled else ''}" for r in status.routers})
-    text = f"{clock}  {url}  {pluralize(len(status.routers), 'router')} {', '.join(versions)}  {_redis(status.redis)}"
+    routers = f"{clock}  {url}  {pluralize(len(status.routers), 'router')} {', '.join(versions)}"
+    redis = _redis(status.redis)
     works = status.redis.up and status.redis.refuses_writes is None
-    return _line(text, width, "bold" if works else "bold red")
+    line = f"{routers}  {redis}"
+    return [
+        _line(text, width, "bold" if works else "bold red")
+        for text in ([line] if cell_len(one_line(line)) <= width else [routers, redis])
+    ]
 
 
 def _redis(redis: RedisRow) -> str:

@@ -37,8 +37,9 @@ def lines(shown: Snapshot | None, width: int = 80, height: int | None = 24, **fi
 
 
 def test_a_terminal_of_80_by_24_shows_everything() -> None:
-    assert lines(snapshot(requests=30))[:15] == [
-        "16:00:00  http://127.0.0.1:8080  2 routers 0.1.0 compiled  Redis 7.2.4: 12.0 Mi…",
+    assert lines(snapshot(requests=30))[:16] == [
+        "16:00:00  http://127.0.0.1:8080  2 routers 0.1.0 compiled",
+        "Redis 7.2.4: 12.0 MiB, 1,234 keys",
         "        req/s  hits  TTFT p50/p99                   tok saved  GPU saved  errors",
         "minute   9.67   60%  hit 1.2/4.5ms, miss 310/905ms      34.8k       174s       0",
         "hour     4.92   60%  40ms/12.5s                          1.1M     5,310s       2",
@@ -54,7 +55,13 @@ def test_a_terminal_of_80_by_24_shows_everything() -> None:
         "15:59:59   MISS   new        200  acme    llama  llama-chat  379ms  41ms      53",
         "15:59:58   MISS   new        200  acme    llama  llama-chat  379ms  41ms      53",
     ]
-    assert lines(snapshot(requests=30))[22:] == ["… 21 more", "q quits, r reads now; every 2 s"]
+    assert lines(snapshot(requests=30))[22:] == ["… 22 more", "q quits, r reads now; every 2 s"]
+
+
+def test_the_header_is_one_line_where_it_fits() -> None:
+    header = "16:00:00  http://127.0.0.1:8080  2 routers 0.1.0 compiled  Redis 7.2.4: 12.0 MiB, 1,234 keys"
+    assert lines(snapshot(), width=len(header))[0] == header
+    assert lines(snapshot(), width=len(header) - 1)[:2] == header.rsplit("  ", 1)
 
 
 def test_a_wide_terminal_shows_drafts_and_sensors_too() -> None:
