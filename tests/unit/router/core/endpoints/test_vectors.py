@@ -27,6 +27,32 @@ def test_numbers_are_numbers(value: bytes) -> None:
     assert not has_missing_numbers(value, {})
 
 
+TOO_LARGE = [
+    b"1e999", b"-1E999", b"2e+308", b"1e0000400", b"1.5e99999999999999999999", b"9" * 309, b"-1" + b"0" * 400,
+    b"1" + b"0" * 300 + b"e20", b"1" + b"0" * 400 + b".5",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", TOO_LARGE)
+@pytest.mark.parametrize("count", [1, 3, 1000])
+def test_a_number_that_no_float_can_hold_is_infinite_wherever_it_stands(number: bytes, count: int) -> None:
+    assert has_missing_numbers(number, {})
+    for place in {0, count // 2, count - 1}:
+        numbers = [b"-1.2345678e-05"] * count
+        numbers[place] = number
+        assert has_missing_numbers(b"[%b]" % b",".join(numbers), {})
+        assert has_missing_numbers(b"[[%b]]" % b", ".join(numbers), {})
+
+
+@pytest.mark.parametrize(
+    "number",
+    [b"1e308", b"1.7976931348623157e+308", b"1e16", b"1E+16", b"1e-999", b"1" * 308, b"0." + b"1" * 500, b"1e+00016"],
+)
+def test_a_large_or_long_number_that_a_float_can_hold_is_a_number(number: bytes) -> None:
+    assert not has_missing_numbers(b"[0.5,%b]" % number, {})
+    assert not has_missing_numbers(b"[" + b",".join([number] * 100) + b"]", {})
+
+
 def as_bfloat16(order: str, *numbers: float) -> bytes:
     high_halves = (struct.unpack(">HH", struct.pack(">f", number))[0] for number in numbers)
     return b"".join(struct.pack(f"{order}H", half) for half in high_halves)
@@ -80,5 +106,8 @@ def test_what_has_no_number_in_some_place_is_not_stored(make: Make, body: dict[s
     for value in values:
         item[name] = value
         assert record_body(made, json.dumps(body).encode(), 1 << 20) is NotStoredReason.NOT_FINITE
+    item[name] = 0
+    too_large = json.dumps(body).replace(f'"{name}": 0', f'"{name}": [0.5, 1e999]').encode()
+    assert record_body(made, too_large, 1 << 20) is NotStoredReason.NOT_FINITE
     item[name] = [0.5]
     assert isinstance(record_body(made, json.dumps(body).encode(), 1 << 20), RecordedResponse)
