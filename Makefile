@@ -26,6 +26,9 @@ PYTHONS ?=
 # In the order of their names, files with few, long tests come first; by default, pytest-xdist leaves them for the end.
 TEST_PROCESSES ?= 3
 PARALLEL := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+# Prints at its end the time since make started, installation included.
+STARTED := $(shell date +%s)
+RUN_TESTS = -m tests.run --target $@ --started $(STARTED)
 
 # Tests of what is never compiled: checks, what commands print, launching engines, pages, generated files, benchmarks.
 WITHOUT_COMPILED := unit/benchmarks unit/engines unit/support unit/router/checks unit/router/core/routing \
@@ -77,10 +80,10 @@ check: $(VENV)/.developed
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(VENV)/bin/pytest $(PARALLEL) tests/unit/router/core tests/test_layers.py
+	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) tests/unit/router/core tests/test_layers.py
 
 test: $(VENV)/.developed $(REDIS_BINARY)
-	$(VENV)/bin/python -m tests.run $(PARALLEL)
+	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL)
 
 # Tests the package as a user installs it: pip builds it, and the tests run against the result.
 test-compiled: $(VENV)/.developed $(REDIS_BINARY)
@@ -90,7 +93,7 @@ test-compiled: $(VENV)/.developed $(REDIS_BINARY)
 	@ROUNDHOUSE_COMPILE=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VENV)/bin/pip install --disable-pip-version-check \
 		--no-deps --target $(COMPILED)/built ./$(COMPILED) | $(PIP_FILTER)
 	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
-	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/python -m tests.run $(PARALLEL) $(addprefix --ignore=tests/,$(WITHOUT_COMPILED))
+	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) $(addprefix --ignore=tests/,$(WITHOUT_COMPILED))
 
 test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CLIENTS_NODE)/.installed
 	ROUNDHOUSE_CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS_VENV)/bin/python ROUNDHOUSE_CLIENTS_NODE=$(CURDIR)/$(CLIENTS_NODE) \
@@ -98,7 +101,7 @@ test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CL
 
 test-vllm: $(VENV)/.developed $(REDIS_BINARY) models
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
-		$(VENV)/bin/python -m tests.run -m vllm
+		$(VENV)/bin/python $(RUN_TESTS) -m vllm
 
 simulate: $(VENV)/.developed
 	$(VENV)/bin/python -m tests.simulation $(if $(SEED),--seed $(SEED),\
