@@ -22,7 +22,7 @@ from router.core.endpoints.recorded_response import (
 )
 from router.core.endpoints.recording import ABORTED, StreamRecorder, record_json, record_stream
 from router.core.endpoints.request_metrics import parse_speculation, without_metrics, without_metrics_event
-from router.core.endpoints.sse import DONE, error_payload, is_comment, is_odd_event, payload, split_events
+from router.core.endpoints.sse import DONE, error_payload, is_comment, lacks_data, payload, split_events
 
 _encode = msgspec.json.Encoder().encode
 
@@ -33,8 +33,9 @@ _EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
 
 
 # An event of a started stream is read only if it contains one of these. Inside of a JSON string, the quotes of a name
-# are escaped, so generated text matches only `[DONE]`; then the event is read, and forwarded unchanged.
-_NON_TEXT_MARKERS: Final = (b'"usage"', b'"error"', b"[DONE]", b'"abort"')
+# are escaped, so generated text matches only `[DONE]` and `error`; then the event is read, and forwarded unchanged.
+_NON_TEXT_MARKERS: Final = (b'"usage"', b"error", b"[DONE]", b'"abort"')
+"""`error` without quotes: it may also be the event's name, or a field beside the data."""
 
 
 def _is_only_text(frames: bytes) -> bool:
@@ -73,7 +74,8 @@ class ChoicesRecorder(StreamRecorder):
         for frame in split_events(frames):
             end += len(frame)
             was_started = self.started
-            if was_started and (end <= text_end or _is_only_text(frame)) and not is_odd_event(frame):
+            is_text = was_started and (end <= text_end or (_is_only_text(frame) and error_payload(frame) is None))
+            if is_text and not lacks_data(frame):
                 forwarded.append(frame)
                 continue
             data = payload(frame)

@@ -100,11 +100,9 @@ def is_data_event(frame: bytes) -> bool:
     return is_named and has_data and frame.find(b"\n", line_end + 1) == len(frame) - 2
 
 
-def is_odd_event(frame: bytes) -> bool:
-    """Whether an event has no data, or is an error by its fields. A comment is not odd."""
-    if frame.startswith(b"data: {"):
-        return False  # the usual case
-    return error_payload(frame) is not None or not (payload(frame) or is_comment(frame))
+def lacks_data(frame: bytes) -> bool:
+    """Whether an event has no data. A comment does not count."""
+    return not frame.startswith(b"data: {") and not (payload(frame) or is_comment(frame))
 
 
 def split_comments(frames: bytes) -> tuple[bytes, bytes]:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from router.core.endpoints.sse import (
     DONE,
     EventBuffer,
+    error_payload,
     is_data_event,
-    is_odd_event,
+    lacks_data,
     payload,
     split_comments,
     split_events,
@@ -144,12 +145,12 @@ def test_the_end_of_a_stream_is_an_event() -> None:
 def test_what_looks_like_one_event_with_data_is_one(events: list[bytes]) -> None:
     if is_data_event(b"".join(events)):
         (event,) = events
-        assert not is_odd_event(event)
+        assert error_payload(event) is None
         assert (payload(event) or b"").strip() == b"{}"
 
 
 @pytest.mark.parametrize(
-    ("frame", "odd"),
+    ("frame", "lacks"),
     [
         (b"data: {}\n\n", False),
         (b"data:{}\n\n", False),
@@ -160,14 +161,30 @@ def test_what_looks_like_one_event_with_data_is_one(events: list[bytes]) -> None
         (b"data\n\n", True),
         (b"event: e\n\n", True),
         (b": comment\nid: 1\n\n", True),
-        (b"event: error\ndata: {}\n\n", True),
-        (b"event:error\r\ndata: {}\r\n\r\n", True),
         (b"error: {}\n\n", True),
-        (b'event: e\ndata: {"error": 1}\n\n', False),
     ],
 )
-def test_an_event_is_odd_without_data_or_if_its_fields_say_that_it_is_an_error(frame: bytes, odd: bool) -> None:
-    assert is_odd_event(frame) is odd
+def test_an_event_lacks_data_if_it_has_fields_and_none_of_them_is_data(frame: bytes, lacks: bool) -> None:
+    assert lacks_data(frame) is lacks
+
+
+@pytest.mark.parametrize(
+    ("frame", "reported"),
+    [
+        (b"event: error\ndata: {}\n\n", b"{}"),
+        (b"event:error\r\ndata: {}\r\n\r\n", b"{}"),
+        (b"data: {}\nevent: error\n\n", b"{}"),
+        (b"data: {}\r\nevent: error\n\r\n", b"{}"),
+        (b"error: {}\n\n", b"{}"),
+        (b"data: 1\nerror: {}\n\n", b"{}"),
+        (b'event: e\ndata: {"error": 1}\n\n', None),
+        (b"data: {}\nevent: errors\n\n", None),
+    ],
+)
+def test_an_event_is_an_error_by_its_name_or_by_a_field_wherever_it_stands(
+    frame: bytes, reported: bytes | None
+) -> None:
+    assert error_payload(frame) == reported
 
 
 def test_an_event_named_error_is_not_taken_for_one_with_data() -> None:
