@@ -5,7 +5,9 @@ that are neither head nor body (chunk extensions, trailers); the application lim
 queue when its head is complete; its body follows.
 
 httptools also takes request lines that are not HTTP's: with several blanks, or of RTSP. It does not show them. So a
-line that differs from that of the previous request is written anew from its parts, and must occur in the bytes.
+line that differs from that of the previous request is written anew from its parts, and the request must begin with it.
+Nor does it show where a request begins. The first one of a read begins with the read, any further one where the message
+before it ends: that is only computed if there is one.
 """
 
 from collections import deque
@@ -14,6 +16,7 @@ from urllib.parse import unquote
 
 import httptools
 
+from router.net.server.chunk_scan import ChunkScan
 from router.net.server.client_connection import CLIENT_EXTENSION
 from router.net.server.cycle import Cycle, CycleConnection
 from router.net.server.errors import ProtocolError
@@ -29,6 +32,7 @@ MAX_PIPELINED_REQUESTS: Final = 256
 
 # Bytes that a chunked body may take on the wire for each byte of content: a chunk of one byte takes six ("1\r\nx\r\n").
 _CHUNK_OVERHEAD_PER_BYTE: Final = 8
+_HEAD_END: Final = b"\r\n\r\n"  # httptools takes no LF alone
 _UPGRADE_HEADERS: Final = (b"connection", b"upgrade", b"http2-settings")
 _PERSISTENCE_OPTIONS: Final = (b"close", b"keep-alive")
 _VERSIONS: Final = ("1.1", "1.0")  # httptools also reads 0.9, without a version, and 2.0
@@ -87,9 +91,12 @@ class RequestParser:
         # The last request's line. It rarely changes on a connection, and comparing is cheaper than parsing.
         self._raw_request_line = b""
         self._request_line = _RequestLine(is_http11=False, is_head_request=False, scope={})
-        self._unparsed_head = b""  # what was fed, if a request begins there, until its head is parsed
         self._fed_bytes = 0  # bytes of the current `feed`
         self._fed: bytes | bytearray = b""  # these bytes, with those before them of a head that is not complete
+        self._begin = 0  # where the message begins in `_fed`, maybe with empty lines; -1 if in an earlier read
+        self._has_ended = False  # whether a message has ended in this read, and no other one has begun after it
+        self._earlier_body_bytes = 0  # bytes of content that came in earlier reads
+        self._chunk_scan: ChunkScan | None = None  # of a chunked body that takes several reads
         self._head_bytes = 0  # bytes of the incomplete head in earlier reads
         self._bytes_after_head = 0  # bytes of the message that came in reads after that of its head
         self._body_bytes = 0  # bytes of content
@@ -99,26 +106,30 @@ class RequestParser:
         """Raises ProtocolError for what is refused; after that, nothing more may be fed."""
         was_in_head, was_in_message, boundaries_before = self.in_head, self.in_message, self.message_boundaries
         self._fed_bytes = len(data)
-        self._unparsed_head = b"" if was_in_message else data
+        self._has_ended = False
+        self._earlier_body_bytes = self._body_bytes
         if was_in_head:
             self._fed += data
         else:
             self._fed = data
+            self._begin = -1 if was_in_message else 0
         self._parse(data)
-        if not self.in_head:
-            self._fed = b""
-        elif not was_in_head or self.message_boundaries != boundaries_before:
-            self._fed = bytearray(data)  # of which further bytes are appended without a copy of the former ones
         if not self.in_message:
+            self._fed = b""
             return
-        if self.message_boundaries - boundaries_before > 1 - was_in_message:
-            # A message began behind the end of another one in these bytes, at an unknown offset. Of this read, only
-            # the parsed part of its head is counted, so a limit can be exceeded by one read at most.
-            self._head_bytes = self._head_size() if self.in_head else 0
-        elif self.in_head:
-            self._head_bytes += len(data)
-        elif not was_in_head:
-            self._bytes_after_head += len(data)
+        if self.in_head:
+            if not was_in_head or self.message_boundaries != boundaries_before:
+                # Further bytes are appended without a copy of the former ones.
+                self._fed = bytearray(self._fed[self._begin :])
+                self._begin = 0
+            self._head_bytes = len(self._fed)
+        else:
+            if self._is_chunked:
+                self._find_chunked_end()
+            self._fed = b""
+            # What follows another message in this read is not counted, so the limit can be exceeded by one read.
+            if not was_in_head and self.message_boundaries - boundaries_before <= 1 - was_in_message:
+                self._bytes_after_head += len(data)
         if self._head_bytes > MAX_HEAD_BYTES or len(self._headers) > MAX_HEADERS:
             raise _headers_too_large()
         # Framing is what is neither head nor content: a bound that grows with the content stops empty extensions.
@@ -190,10 +201,15 @@ class RequestParser:
     # -- callbacks of httptools -------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        if self._has_ended:
+            self._begin = self._find_message_end()
+            self._has_ended = False
         self.in_message = self.in_head = True
         self.message_boundaries += 1
         self._head_bytes = self._bytes_after_head = self._body_bytes = self._host_count = 0
+        self._earlier_body_bytes = 0
         self._expects_continue = self._is_chunked = False
+        self._chunk_scan = None
         self._url = b""
         self._headers = []
 
@@ -215,9 +231,6 @@ class RequestParser:
     def on_headers_complete(self) -> None:
         self.in_head = False
         parser, headers = self._parser, self._headers
-        unparsed = self._unparsed_head
-        is_known = self._raw_request_line and unparsed.startswith(self._raw_request_line)
-        self._unparsed_head = b""
         if parser.should_upgrade():
             self._is_upgrade = True
             return
@@ -230,8 +243,8 @@ class RequestParser:
         # Checked for each request, since one read can hold thousands of small ones.
         if len(self._queue) >= MAX_PIPELINED_REQUESTS:
             raise _too_many_requests()
-        if not is_known:
-            self._parse_request_line(unparsed)
+        if not self._raw_request_line or not self._fed.startswith(self._raw_request_line, self._begin):
+            self._parse_request_line()
         request_line = self._request_line
         # RFC 9112, section 3.2: exactly one Host; HTTP/1.0 may have none.
         if self._host_count != 1 and (self._host_count or request_line.is_http11):
@@ -248,14 +261,13 @@ class RequestParser:
         self._headers = []  # the next headers are trailers
         self._queue.append((cycle, scope))
 
-    def _parse_request_line(self, unparsed: bytes) -> None:
-        """`unparsed`: bytes that begin with the head; empty if it began elsewhere."""
+    def _parse_request_line(self) -> None:
         method, version = self._parser.get_method(), self._parser.get_http_version()
         # RFC 9112, section 3.2: a target has no fragment. httptools takes one.
         if version not in _VERSIONS or b"#" in self._url:
             raise _invalid_http()
         line = b"%b %b HTTP/%b\r\n" % (method, self._url, version.encode("ascii"))
-        if not (unparsed.lstrip(b"\r\n").startswith(line) if unparsed else line in self._fed):
+        if not self._fed.startswith(line, self._line_begin()):
             raise _invalid_http()
         self._raw_request_line = line
         url: Any = httptools.parse_url(self._url)  # its types say that there is always a query
@@ -270,6 +282,28 @@ class RequestParser:
             },
         )  # fmt: skip
 
+    def _line_begin(self) -> int:
+        """The offset of the request line in `_fed`."""
+        at = self._begin
+        while self._fed[at] in b"\r\n":
+            at += 1
+        return at
+
+    def _body_begin(self) -> int:
+        """The offset in `_fed` of the body, as far as it has not come in earlier reads."""
+        return self._fed.index(_HEAD_END, self._line_begin()) + len(_HEAD_END) if self._begin >= 0 else 0
+
+    def _find_message_end(self) -> int:
+        """The offset in `_fed` after a message that ends there."""
+        if self._is_chunked:
+            return self._find_chunked_end()
+        return self._body_begin() + self._body_bytes - self._earlier_body_bytes
+
+    def _find_chunked_end(self) -> int:
+        if self._chunk_scan is None:
+            self._chunk_scan = ChunkScan()
+        return self._chunk_scan.find_end(self._fed, self._body_begin())
+
     def _head_size(self) -> int:
         return sum(len(name) + len(value) + 4 for name, value in self._headers) + len(self._url)
 
@@ -282,6 +316,7 @@ class RequestParser:
         if self._is_upgrade:
             return
         self.in_message = False
+        self._has_ended = True
         self.message_boundaries += 1
         if self.receiving_cycle is not None:
             self.receiving_cycle.on_body_complete()

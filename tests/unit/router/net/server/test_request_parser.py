@@ -101,27 +101,53 @@ async def test_another_version_and_a_coding_other_than_chunked_alone_are_refused
     assert caught.value.status == 400
 
 
-OTHER_LINES = [
-    line + b"\r\nHost: a\r\n\r\n"
-    for line in (
-        b"GET  /version HTTP/1.1", b"GET /version  HTTP/1.1", b"GET\t/version HTTP/1.1", b"GET /version RTSP/1.1",
-        b"OPTIONS * RTSP/1.0", b"POST /version RTSP/1.1", b"DESCRIBE /version RTSP/1.1", b"SOURCE /version ICE/1.0",
-        b"GET /version#a HTTP/1.1", b"GET /version# HTTP/1.1", b"GET /version?a=b#c HTTP/1.1", b"GET # HTTP/1.1",
-        b"GET http://a/version#b HTTP/1.0",
-    )
-]  # fmt: skip
+LINE = b"GET /version HTTP/1.1"
+OTHER_LINES = (
+    b"GET  /version HTTP/1.1", b"GET /version  HTTP/1.1", b"GET\t/version HTTP/1.1", b"GET /version HTTP/1.1 ",
+    b"GET /version RTSP/1.1", b"OPTIONS * RTSP/1.0", b"POST /version RTSP/1.1", b"DESCRIBE /version RTSP/1.1",
+    b"SOURCE /version ICE/1.0", b"GET /version HTTP/0.9", b"GET /version", b"GET /version#a HTTP/1.1",
+    b"GET /version# HTTP/1.1", b"GET /version?a=b#c HTTP/1.1", b"GET # HTTP/1.1", b"GET http://a/version#b HTTP/1.0",
+)  # fmt: skip
+HEAD = b"\r\nHost: a\r\n\r\n"
+UPGRADE = b"\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: x\r\nX: %b\r\n\r\n" % LINE
+HEADS = [*((line, HEAD) for line in (LINE, *OTHER_LINES)), (LINE, UPGRADE), (OTHER_LINES[0], UPGRADE)]
+TEXT = b"\r\n\r\n%b\r\nHost: a\r\n\r\n" % LINE  # what comes before may look like a request, too
+BEFORE = {
+    "nothing": b"",
+    "empty lines": b"\r\n\r\n\n",
+    "the same line": VERSION_REQUEST,
+    "the same line, twice, and empty lines": VERSION_REQUEST * 2 + b"\r\n\r\n",
+    "another line": http_request(method=b"GET", path=b"/other"),
+    "a body with the line": CHAT_HEAD + b"content-length: %d\r\n\r\n%b" % (len(TEXT), TEXT),
+    "chunks with the line": CHAT_HEAD + b"transfer-encoding: chunked\r\n\r\n"
+    + chunked_body(b"a\n", TEXT, TEXT, trailers=b"x-trailer: y\r\n"),
+    "chunks that have names": CHAT_HEAD + b'transfer-encoding: chunked\r\n\r\n00A;a=b;c="d"\r\n' + b"\r\n" * 6
+    + b"%x\r\n%b\r\n0;%b\r\n\r\n" % (len(TEXT), TEXT, b"a"),
+    "an upgrade": http_request({"b": 2}, *H2C),
+    "an upgrade without a body": VERSION_REQUEST[:-2] + b"Connection: upgrade\r\nUpgrade: x\r\n\r\n",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("before", [b"", b"\r\n", http_request(method=b"GET", path=b"/other")], ids=repr)
-@pytest.mark.parametrize(
-    "sent", [*OTHER_LINES, OTHER_LINES[0].replace(b"Host", b"Connection: upgrade\r\nUpgrade: x\r\nHost")]
-)
-async def test_a_request_line_that_is_not_https_is_refused_wherever_it_is_cut(before: bytes, sent: bytes) -> None:
-    data = before + sent
-    for cut in range(len(data)):
-        with pytest.raises(ProtocolError) as caught:
-            await parse_pieces(data[:cut], data[cut:])
-        assert caught.value.status == 400
+async def outcome(*pieces: bytes) -> int:
+    """The number of requests, or the status of the refusal."""
+    try:
+        return len(await parse_pieces(*pieces))
+    except ProtocolError as error:
+        return error.status
+
+
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+async def test_a_request_line_is_judged_the_same_after_any_request_and_wherever_it_is_cut(before: bytes) -> None:
+    earlier = await outcome(before)
+    assert earlier < 3
+    wrong = []
+    for line, rest in HEADS:
+        data = before + line + rest
+        expected = earlier + 1 if line is LINE else 400
+        cuts = [(data,), *((data[:cut], data[cut:]) for cut in range(1, len(data)))]
+        cuts.append(tuple(data[at : at + 1] for at in range(len(data))))
+        wrong += [pieces for pieces in cuts if await outcome(*pieces) != expected]
+    assert wrong == []
 
 
 async def test_a_head_that_comes_byte_by_byte_takes_no_more_memory_than_its_size() -> None:
