@@ -165,6 +165,7 @@ class Dispatcher:
             while (next_attempt := attempts.next_attempt()) is not None:
                 if next_attempt.wait > 0:
                     await asyncio.sleep(next_attempt.wait)
+                    require_allowed()
                 candidates = next_attempt.engines
                 try:
                     slot = record.slot
@@ -173,7 +174,7 @@ class Dispatcher:
                     else:
                         # A free slot is taken without a coroutine, which is the common case.
                         slot = self._admission.try_acquire(record.tenant, candidates) or await self._wait_for_slot(
-                            record, candidates
+                            record, candidates, require_allowed
                         )
                 except NoSlotError as full:
                     no_room = full
@@ -257,7 +258,19 @@ class Dispatcher:
             age = time.perf_counter() - record.sent_at
             await self.losses.on_failure(record.request_id, record.tenant, request, engine, error, age)
 
-    async def _wait_for_slot(self, record: GenerationRecord, engines: Sequence[Engine]) -> Slot | None:
+    async def _wait_for_slot(
+        self, record: GenerationRecord, engines: Sequence[Engine], require_allowed: Callable[[], None]
+    ) -> Slot | None:
+        slot = await self._queue(record, engines)
+        if slot is not None:
+            try:
+                require_allowed()  # equal requests may have taken engines down meanwhile
+            except ApiError:
+                slot.release()
+                raise
+        return slot
+
+    async def _queue(self, record: GenerationRecord, engines: Sequence[Engine]) -> Slot | None:
         if record.trace is None:
             return await self._admission.acquire(record.tenant, engines, record.priority)
         started_at, error_type = time.perf_counter(), "cancelled"

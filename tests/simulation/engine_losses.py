@@ -43,7 +43,7 @@ def may_have_ended_engines(history: History, request: RequestRecord) -> bool:
     asked = [each for each in history.requests if each.question == request.question]
     ends = [fault.started for fault in history.faults if fault.kind == "exit" and fault.started <= request.ended]
     together = [end for end in ends if any(each.started <= end <= each.ended for each in asked)]
-    return len(together) >= MAX_LOSSES and _code(request) == "engine_lost"
+    return len(together) >= MAX_LOSSES and error_code(request) == "engine_lost"
 
 
 def _no_third_engine(history: History) -> list[str]:
@@ -101,13 +101,13 @@ def _asked_at_once(history: History, lost: SimulatedGeneration, generation: Simu
 def _errors_are_clear(history: History) -> list[str]:
     """A follower gets the error of its leader, at another router. Without any engine, that is the error."""
     return [
-        f"8: {request} lost its engines and got {_code(request)!r}"
+        f"8: {request} lost its engines and got {error_code(request)!r}"
         for request in history.requests
         if is_poison(history, request.tenant, request.question)
         and request.ending == "failed"
         and request.cache != "COALESCED"
         and _engines(_lost_before(history, request)) >= MAX_LOSSES
-        and _code(request) != "engine_lost"
+        and error_code(request) != "engine_lost"
         and not (request.status == 503 and _none_was_left(history, request))
     ]
 
@@ -129,6 +129,6 @@ def _none_was_left(history: History, request: RequestRecord) -> bool:
     return any(fault.kind == "exit" and fault.breaks and fault.started <= request.ended for fault in history.faults)
 
 
-def _code(request: RequestRecord) -> str:
+def error_code(request: RequestRecord) -> str:
     found = _CODE.findall(b"".join(request.body).decode())
     return found[-1] if found else ""

@@ -35,7 +35,7 @@ class ScenarioPlan(msgspec.Struct, frozen=True):
 
     The booleans: whether there are `purges`; whether engines have `pauses`; whether a client `leaves` early; whether
     some read slowly; whether the routers' loops have `ticks`; whether the engines tell `token_ids`; whether the last
-    engine is a `standby` of another revision.
+    engine is a `standby` of another revision. `slots`: those of each engine; 0 is any number.
     """
 
     seconds: float
@@ -53,6 +53,7 @@ class ScenarioPlan(msgspec.Struct, frozen=True):
     ticks: bool
     token_ids: bool
     standby: bool
+    slots: int = 0
 
 
 def draw_plan(random: Random, chosen: Sequence[str] = (), *, streams: Random) -> ScenarioPlan:

@@ -25,14 +25,15 @@ STANDBY_SHARE: Final = 1  # percent
 
 
 @cache
-def settings(engines: int, *, standby: bool) -> Settings:
-    """The default settings, with the addresses of Redis and the engines. `standby`: as in ScenarioPlan.
+def settings(engines: int, *, standby: bool, slots: int) -> Settings:
+    """The default settings, with the addresses of Redis and the engines. `standby`, `slots`: as in ScenarioPlan.
 
     It has a share, which none of the few requests falls into: with a share of 0, it would not be in their plan.
     """
     engine_tables = "".join(
         f'[[engine]]\nname = "e{number}"\nkind = "vllm"\nmodel = "llama"\nurl = "http://e{number}:8000"\n'
         "max_model_len = 8192\n"
+        + (f"max_in_flight = {slots}\n" if slots else "")
         + (f'share = {STANDBY_SHARE}\nrevision = "other"\n' if standby and number == engines else "")
         for number in range(1, engines + 1)
     )
@@ -54,7 +55,7 @@ class SimulatedRouter:
     """One router process. `ready` once it accepts requests."""
 
     def __init__(
-        self, loop: VirtualLoop, name: str, random: Random, *, engines: int, standby: bool, tick: float
+        self, loop: VirtualLoop, name: str, random: Random, *, engines: int, standby: bool, slots: int, tick: float
     ) -> None:
         self.loop = loop
         self.name = name
@@ -64,7 +65,7 @@ class SimulatedRouter:
         self.stopped = False
         self.requests: dict[int, SimulatedRequest] = {}
         self.application: Application
-        self._settings = settings(engines, standby=standby)
+        self._settings = settings(engines, standby=standby, slots=slots)
         self._runner: EagerRunner
         self._stop: asyncio.Event
         self._reloads = 0

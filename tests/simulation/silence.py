@@ -7,7 +7,7 @@ minute of silence takes some milliseconds. test_silence.py has what is expected.
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
@@ -28,10 +28,11 @@ TOOLS: Final = {"tools": [{"type": "function", "function": {"name": "write", "pa
 class SilenceWorld(World):
     """`waits`: the course of each generation of a question, in their order; of further ones, that of the last."""
 
-    def __init__(self, engines: int) -> None:
+    def __init__(self, engines: int, *, routers: int = 1, slots: int = 0) -> None:
         plan = ScenarioPlan(
-            seconds=0.0, routers=1, engines=engines, tenants=1, questions=1, episodes=0, kinds=(), faults=0,
+            seconds=0.0, routers=routers, engines=engines, tenants=1, questions=1, episodes=0, kinds=(), faults=0,
             purges=False, pauses=False, leaves=False, slow_readers=False, ticks=False, token_ids=True, standby=False,
+            slots=slots,
         )  # fmt: skip
         self.waits: dict[int, list[list[float]]] = {}
         self.hangs = False
@@ -61,7 +62,7 @@ class SilenceWorld(World):
         while any(not record.ending for record in self.history.requests):
             self.loop.run(CLOCK.now + 1.0)
 
-    def outcome(self) -> dict[int, list[Any]]:
+    def outcome(self) -> dict[Any, list[Any]]:
         """By question: how its request ended, its status, after how many seconds, and its number of generations."""
         requests = {}
         for record in self.history.requests:
@@ -174,12 +175,12 @@ SCENARIOS: Final[tuple[Callable[[], SilenceWorld], ...]] = (
 )  # fmt: skip
 
 
-def main() -> None:
+def write_outcomes(scenarios: Sequence[Callable[[], SilenceWorld]]) -> None:
     prepare()
     logging.disable(logging.CRITICAL)
     sys.unraisablehook = lambda _: None  # raised by garbage collection of the routers' tasks
     outcomes = {}
-    for scenario in SCENARIOS:
+    for scenario in scenarios:
         world = scenario()
         world.finish()
         outcomes[scenario.__name__] = world.outcome()
@@ -188,4 +189,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    write_outcomes(SCENARIOS)

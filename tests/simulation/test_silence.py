@@ -1,26 +1,18 @@
 """What clients get from engines that are silent, at default settings; silence.py has the scenarios."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.scenarios import run_scenarios
 
 Outcome = list[Any]
 """How a request ended, its status, after how many seconds, and how many generations it took."""
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, dict[str, Outcome]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.simulation.silence"], cwd=ROOT, capture_output=True, text=True, check=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+def outcomes() -> Any:
+    return run_scenarios("tests.simulation.silence")
 
 
 def whole(seconds: float, generations: int = 1) -> Outcome:

@@ -196,6 +196,7 @@ class World:
             Random(self.random.random()),
             engines=self.plan.engines,
             standby=self.plan.standby,
+            slots=self.plan.slots,
             tick=tick,
         )
         self.routers.append(router)
