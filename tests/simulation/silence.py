@@ -152,6 +152,28 @@ def engine_pauses_with_a_stream_that_cannot_move() -> SilenceWorld:
     return world
 
 
+def flapping_engine(engines: int) -> SilenceWorld:
+    """Every other check of it fails, while it computes for streams that no other engine can continue."""
+    world = SilenceWorld(engines)
+    if engines > 1:  # the requests are at the one that flaps, since the other one was down when they came
+        world.freeze(2, 12.0)
+        world.loop.run(CLOCK.now + 10.0)
+    for number in range(1, 6):
+        world.request(2 * number, [0.1, 40.0, 0.1], fields=TOOLS)
+    for number in range(10):
+        world.after(2.5 + 6.0 * number, lambda: world.freeze(1, 3.0))
+    world.after(35.0, lambda: world.request(20, [0.1]))
+    return world
+
+
+def flapping_engine_alone() -> SilenceWorld:
+    return flapping_engine(1)
+
+
+def flapping_engine_of_two() -> SilenceWorld:
+    return flapping_engine(2)
+
+
 def only_engine_pauses() -> SilenceWorld:
     world = SilenceWorld(engines=1)
     world.request(2, [10.0], stream=False)
@@ -171,7 +193,8 @@ def batch_of_prompts() -> SilenceWorld:
 SCENARIOS: Final[tuple[Callable[[], SilenceWorld], ...]] = (
     parser_holds_arguments_back, long_prompt, hung_generation, slow_prompts_with_counters,
     slow_prompts_without_counters, hung_engine_without_counters, frozen_engine,
-    engine_pauses_with_a_stream_that_cannot_move, only_engine_pauses, batch_of_prompts,
+    engine_pauses_with_a_stream_that_cannot_move, flapping_engine_alone, flapping_engine_of_two, only_engine_pauses,
+    batch_of_prompts,
 )  # fmt: skip
 
 

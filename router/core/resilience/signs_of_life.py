@@ -3,8 +3,8 @@
 A request that gets no bytes may wait for an engine that has stopped, or for one that computes: a long prompt, a full
 queue, arguments of a tool that a parser holds back. One clock cannot distinguish these. So the limits for silence count
 from the last sign of life: a byte of the response (comments too), or progress of the engine. An engine makes progress
-if it has running requests, and its counters have moved since the check before. One without counters makes none, so
-there the limits count from the last byte.
+if it has running requests, and its counters have moved since the check before that it answered. One without counters
+makes none, so there the limits count from the last byte.
 
 All instants are seconds of one monotonic clock.
 """
@@ -44,7 +44,7 @@ class CheckResult(Enum):
 class SignsOfLife(msgspec.Struct, frozen=True):
     """What the checks of one engine have shown.
 
-    - `checked_at`: the last one with counters. `counters`: what it read; empty if it has none.
+    - `checked_at`: the last one with counters. `counters`: what it read; empty if there was none.
     - `unread_checks`: those in a row whose counters could not be read, or were missing after there had been some.
     - `progressed_at`: the last one that found progress. `progressed_after`: the one before; progress came after it.
     - `down_checks`: failed ones in a row. `down_since`: the first of these.
@@ -64,14 +64,16 @@ class SignsOfLife(msgspec.Struct, frozen=True):
         """`running`: requests that it computes; None is unknown. `counters`: None if they could not be read."""
         if result is CheckResult.DOWN:
             since = now if self.down_checks == 0 else self.down_since
-            return replace(self, counters=(), down_checks=self.down_checks + 1, down_since=since)
+            return replace(self, down_checks=self.down_checks + 1, down_since=since)
         up = replace(self, down_checks=0, down_since=inf)
         if result is CheckResult.CLOSED:
             return up
         if not counters:
             is_unread = counters is None or self.has_had_counters
             return replace(up, unread_checks=self.unread_checks + 1 if is_unread else 0)
-        if running and self.counters and counters != self.counters:
+        # After a failed check it may be another process: then the first counter, which never falls in one, is less.
+        is_same = self.down_checks == 0 or counters[:1] >= self.counters[:1]
+        if running and self.counters and counters != self.counters and is_same:
             up = replace(up, progressed_at=now, progressed_after=self.checked_at)
         return replace(up, counters=counters, unread_checks=0, checked_at=now)
 

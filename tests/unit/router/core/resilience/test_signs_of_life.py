@@ -34,6 +34,8 @@ def after(checks: list[Check]) -> SignsOfLife:
         ([(18, UP, 1, (5.0,)), (20, UP, None, None)], 15, 25),
         ([(16, UP, 1, (5.0,)), (18, UP, 1, ()), (20, UP, 1, (6.0,))], 15, 35),  # one page was missing
         ([(16, UP, 1, (5.0,)), (18, DOWN, None, ()), (20, UP, 1, (0.0,))], 15, 25),  # started anew
+        ([(16, UP, 1, (5.0, 0.9)), (18, DOWN, None, ()), (20, UP, 1, (6.0, 0.1))], 15, 35),  # it was slow to answer
+        ([(16, UP, 1, (5.0, 0.9)), (18, DOWN, None, ()), (20, UP, 1, (5.0, 0.9))], 15, 25),
         ([*WORKS, (22, DOWN, None, ())], 15, 35),
     ],
 )
