@@ -143,6 +143,8 @@ def _is_bound(
         return True
     if seam.may_be_complete:
         return False
+    if seam.has_obstacle:
+        return True
     return len(failed) > dispatcher.continuations.per_stream or not _able(dispatcher, seam, engines, failed)
 
 

@@ -9,7 +9,14 @@ import msgspec
 from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.continuation import StreamSoFar, held_back, may_be_complete, read_so_far, request_obstacle
+from router.core.endpoints.continuation import (
+    StreamSoFar,
+    find_obstacle,
+    held_back,
+    may_be_complete,
+    read_so_far,
+    request_obstacle,
+)
 from router.core.endpoints.continuation_body import remaining_tokens, request_by_ids, request_by_text
 from router.core.endpoints.continued_stream import ContinuedStream, end_locally
 from router.core.endpoints.endpoint import InferenceRequest, Recorder
@@ -100,10 +107,22 @@ class Seam:
         if isinstance(so_far, str):
             return so_far
         self.so_far = so_far
-        has_limit = remaining_tokens(self.request, 0) is not None or bool(self.request.fields.get("min_tokens"))
-        if has_limit and not so_far.counted and so_far.finish_reason is None:
+        if self._must_count and not so_far.counted and so_far.finish_reason is None:
             return "uncounted"  # an event may have several tokens, so the client might get more than it asked for
         return None
+
+    @property
+    def _must_count(self) -> bool:
+        return remaining_tokens(self.request, 0) is not None or bool(self.request.fields.get("min_tokens"))
+
+    @property
+    def has_obstacle(self) -> bool:
+        """Whether no engine can go on, as far as it is known without `read`."""
+        if self.obstacle is not None:
+            return True
+        assert isinstance(self._recorder, ChoicesRecorder)  # else there is an obstacle
+        found = find_obstacle(self._recorder.parts, self._recorder.token_ids)
+        return found is not None and (found != "uncounted" or self._must_count)
 
     @property
     def exact(self) -> bool:

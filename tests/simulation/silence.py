@@ -152,6 +152,20 @@ def engine_pauses_with_a_stream_that_cannot_move() -> SilenceWorld:
     return world
 
 
+def engine_pauses_with_a_stream_whose_tokens_are_not_counted() -> SilenceWorld:
+    """They are at the engine that pauses, since the other one was down when they came. Engines tell no ids."""
+    world = SilenceWorld(engines=2)
+    for engine in world.engines:
+        engine.tells_ids = False
+    world.freeze(2, 12.0)
+    world.loop.run(CLOCK.now + 10.0)
+    world.request(2, [0.1, 16.0], [0.1, 0.1], fields={"max_tokens": 50})
+    world.request(4, [0.1, 16.0], [0.1, 0.1])
+    world.loop.run(CLOCK.now + 10.0)
+    world.freeze(1, 12.0)
+    return world
+
+
 def flapping_engine(engines: int) -> SilenceWorld:
     """Every other check of it fails, while it computes for streams that no other engine can continue."""
     world = SilenceWorld(engines)
@@ -193,8 +207,8 @@ def batch_of_prompts() -> SilenceWorld:
 SCENARIOS: Final[tuple[Callable[[], SilenceWorld], ...]] = (
     parser_holds_arguments_back, long_prompt, hung_generation, slow_prompts_with_counters,
     slow_prompts_without_counters, hung_engine_without_counters, frozen_engine,
-    engine_pauses_with_a_stream_that_cannot_move, flapping_engine_alone, flapping_engine_of_two, only_engine_pauses,
-    batch_of_prompts,
+    engine_pauses_with_a_stream_that_cannot_move, engine_pauses_with_a_stream_whose_tokens_are_not_counted,
+    flapping_engine_alone, flapping_engine_of_two, only_engine_pauses, batch_of_prompts,
 )  # fmt: skip
 
 

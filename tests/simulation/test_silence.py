@@ -40,6 +40,7 @@ SLOW = ("2", "4", "6", "8", "10")
         ("hung_engine_without_counters", {**dict.fromkeys(SLOW, ENDED), "20": failed(503, 0, 0)}),
         ("frozen_engine", {**dict.fromkeys(SLOW[:4], MOVED), "20": whole(0.1)}),
         ("engine_pauses_with_a_stream_that_cannot_move", {"2": whole(22), "4": MOVED, "6": MOVED}),
+        ("engine_pauses_with_a_stream_whose_tokens_are_not_counted", {"2": whole(22), "4": MOVED}),
         ("flapping_engine_alone", {**dict.fromkeys(SLOW, whole(41)), "20": whole(0.1)}),
         ("flapping_engine_of_two", {**dict.fromkeys(SLOW, whole(41)), "20": whole(0.1)}),
         ("only_engine_pauses", {"2": whole(13), "4": whole(13)}),

@@ -241,10 +241,25 @@ def may_be_complete(parts: StreamParts, cutter: TokenIdCutter | None, limit: int
         return False
     pieces = cutter.pieces if cutter is not None else []
     if not pieces:  # then only the usage in an event tells it
-        return any(_USAGE in part for part in parts.parts[-_LAST_PARTS:] if not isinstance(part, TemplateRun)) or any(
-            _USAGE in template.end or _USAGE in template.begin for template in parts.templates
-        )
+        return _may_have_usage(parts)
     return sum([piece.count(b",") + 1 for piece in pieces if piece]) >= limit
+
+
+def find_obstacle(parts: StreamParts | None, cutter: TokenIdCutter | None) -> str | None:
+    """An obstacle that `read_so_far` finds, or "uncounted" if it counts no tokens, as far as it takes no reading."""
+    if parts is None:
+        return "too-large"
+    if _decoded_events(parts) > MAX_LITERAL_EVENTS:
+        return "no-template"
+    may_be_counted = cutter is not None and cutter.pieces and cutter.prompt is not None
+    return None if may_be_counted or _may_have_usage(parts) else "uncounted"
+
+
+def _may_have_usage(parts: StreamParts) -> bool:
+    """Whether the last event may have it."""
+    return any(_USAGE in part for part in parts.parts[-_LAST_PARTS:] if not isinstance(part, TemplateRun)) or any(
+        _USAGE in template.end or _USAGE in template.begin for template in parts.templates
+    )
 
 
 def _settled_slots(slots: Sequence[_Event], counts: Sequence[int], text: str, held_back: int) -> tuple[int, str]:

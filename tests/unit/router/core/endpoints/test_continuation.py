@@ -12,6 +12,7 @@ from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.continuation import (
     MAX_LITERAL_EVENTS,
     StreamSoFar,
+    find_obstacle,
     held_back,
     may_be_complete,
     read_so_far,
@@ -122,3 +123,29 @@ def test_a_stream_whose_end_or_limit_was_reached_may_be_complete(
         choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": reason if ids == [4] else None}
         parts.append(cutter.cut(event({**choice, "token_ids": ids})))
     assert may_be_complete(parts, cutter, limit) is expected
+
+
+TOKEN = {"index": 0, "delta": {"content": "a"}, "finish_reason": None}
+USED = {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("events", "obstacle"),
+    [
+        ([event(TOKEN)] * 3, "uncounted"),
+        ([event(TOKEN, usage=USED)] * 3, None),
+        ([event({**TOKEN, "token_ids": [1]}, prompt_token_ids=PROMPT)] * 3, None),
+        ([event({**TOKEN, "token_ids": [1]})] * 3, "uncounted"),  # without those of the prompt
+        ([event(TOKEN, n=number) for number in range(MAX_LITERAL_EVENTS + 50)], "no-template"),
+    ],
+    ids=["no counts", "usage", "ids", "ids without a prompt", "too many forms"],
+)
+def test_an_obstacle_that_takes_no_reading_is_one_that_reading_finds(events: list[bytes], obstacle: str | None) -> None:
+    parts, cutter = StreamParts(), TokenIdCutter()
+    for each in events:
+        parts.append(cutter.cut(each))
+    assert find_obstacle(parts, cutter) == obstacle
+    so_far = read_so_far(parts, cutter)
+    found = so_far if isinstance(so_far, str) else None if so_far.counted else "uncounted"
+    assert found == obstacle
+    assert find_obstacle(None, None) == read_so_far(None, None) == "too-large"
