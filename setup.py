@@ -36,6 +36,7 @@ MODULES: Final = {
         "typed_events",
         "workload",
     ],
+    "router/core/quota": ["fair_queue"],
     "router/flow": [
         "abandonment",
         "admission",
@@ -53,13 +54,14 @@ MODULES: Final = {
         "request_resolver",
         "response_delivery",
         "response_storage",
+        "tenant_rules",
     ],
     "router/net": ["pending_replies"],
     "router/net/client": ["connection", "errors", "http1", "pool", "response", "transport"],
     "router/net/redis": ["clock", "connection", "liveness", "pipeline"],
     "router/net/server": ["connection", "cycle", "request_parser", "start_limiter", "write_batcher"],
     "router/store": ["cached_entry", "codec", "entry_store", "local_cache"],
-    "router/upstream": ["client", "engine_watch"],
+    "router/upstream": ["client", "engine_watch", "unserved_paths"],
 }
 """The compiled modules of each package: they run for every request or chunk, and define no msgspec class."""
 

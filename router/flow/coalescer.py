@@ -183,9 +183,12 @@ class Coalescer:
         self._release_lease(inflight)  # so that no other process starts to follow it
 
     def _remove_joinable(self, inflight: InFlightRequest) -> None:
+        if inflight.key is None:
+            return
+        digest = inflight.key.digest
         # Its key may already stand for a later in-flight request.
-        if inflight.key is not None and self._joinable_by_digest.get(inflight.key.digest) is inflight:
-            del self._joinable_by_digest[inflight.key.digest]
+        if self._joinable_by_digest.get(digest) is inflight:
+            del self._joinable_by_digest[digest]
 
     def _release_lease(self, inflight: InFlightRequest) -> None:
         if self._leadership is not None:

@@ -122,7 +122,7 @@ class ResponseDelivery:
         return data + self._ending()
 
     def close(self) -> None:
-        if not self.finished:
+        if self._request.stream and not self.finished:
             self._exchange.broken_stream = self._broken_stream()
         self.finished = True
         self._subscriber.close()

@@ -90,6 +90,7 @@ class Purges:
         self.loaded = False
         self.listening = False
         self._next_fetch = PurgeFetch(b"", _BEYOND_LAST, 0)
+        self._last_page: tuple[PurgeFetch, Any] = (self._next_fetch, None)  # the last fetch with a complete reply
 
     @property
     def up_to_date(self) -> bool:
@@ -233,6 +234,8 @@ class Purges:
             return True
         if fetch.epoch != self._epoch or not self.loaded:  # the log was lost after the fetch; `load` reads all of it
             return True
+        if self._last_page == (fetch, reply):  # as for most writes: no purge since
+            return True
         records = self._pipeline.decode(_decode_page, reply)
         if not self._is_continuation(fetch, records):
             self._on_records_lost()
@@ -240,7 +243,10 @@ class Purges:
         for position, fields in records:
             if position > self.last_position:
                 self._apply_record(position, fields)
-        return len(records) < _PAGE
+        is_complete = len(records) < _PAGE
+        if is_complete:
+            self._last_page = (fetch, reply)
+        return is_complete
 
     def _is_continuation(self, fetch: PurgeFetch, records: list[PurgeLogRecord]) -> bool:
         """Whether the records begin with the record that was the last known one when the fetch was made."""

@@ -53,29 +53,25 @@ class Suspect(msgspec.Struct, frozen=True):
         return len([at for _, at in self.losses if now - at < WINDOW]) >= MAX_LOSSES
 
 
-class Suspects:
-    """The suspects by the digest of their request; `now`: seconds of a monotonic clock."""
+class Suspects(dict[int, Suspect]):
+    """The suspects by the digest of their request, the one with the latest loss last; empty nearly always.
 
-    def __init__(self) -> None:
-        self._by_digest: dict[int, Suspect] = {}  # the one with the latest loss last
-
-    def __bool__(self) -> bool:
-        return bool(self._by_digest)
+    `now`: seconds of a monotonic clock.
+    """
 
     def record_loss(self, digest: int, engine: str, now: float) -> Suspect:
-        suspect = self._by_digest.pop(digest, Suspect()).after_loss(engine, now)
-        self._by_digest[digest] = suspect
-        while len(self._by_digest) > MAX_SUSPECTS or now - self._oldest.losses[-1][1] >= WINDOW:
-            del self._by_digest[next(iter(self._by_digest))]
+        suspect = self[digest] = self.pop(digest, Suspect()).after_loss(engine, now)
+        while len(self) > MAX_SUSPECTS or now - self._oldest.losses[-1][1] >= WINDOW:
+            del self[next(iter(self))]
         return suspect
 
     @property
     def _oldest(self) -> Suspect:
-        return next(iter(self._by_digest.values()))
+        return next(iter(self.values()))
 
     def is_stopped(self, digest: int, now: float) -> bool:
-        suspect = self._by_digest.get(digest)
+        suspect = self.get(digest)
         return suspect is not None and suspect.is_stopped(now)
 
     def forget(self, digest: int) -> None:
-        self._by_digest.pop(digest, None)
+        self.pop(digest, None)

@@ -75,12 +75,13 @@ class RedisPipeline:
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop
         self._probe_task: asyncio.Task[None] | None = None
-        self._up = asyncio.Event()
+        self._is_up = False  # asked for each command; the event is for those that wait
+        self._came_up = asyncio.Event()
         self._unexpected_replies = RepeatedWarning(log)
 
     @property
     def up(self) -> bool:
-        return self._up.is_set()
+        return self._is_up
 
     @property
     def counts_receivers(self) -> bool:
@@ -92,10 +93,10 @@ class RedisPipeline:
         self._loop = asyncio.get_running_loop()
         self._mark_down(None)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._up.wait(), _CONNECT_TIMEOUT)
+            await asyncio.wait_for(self._came_up.wait(), _CONNECT_TIMEOUT)
 
     async def wait_until_up(self) -> None:
-        await self._up.wait()
+        await self._came_up.wait()
 
     async def aclose(self) -> None:
         """Sends what is queued, then closes the connections."""
@@ -103,7 +104,7 @@ class RedisPipeline:
             await self._idle.wait()
             await asyncio.sleep(0)  # a task that has just got its replies may send one more command
         await cancel_and_wait(self._probe_task)
-        self._up.clear()  # before the backend closes: a command that comes now must not open a new connection
+        self._set_up(False)  # before the backend closes: a command that comes now must not open a new connection
         await self._backend.aclose()
 
     def execute(self, *commands: Command | EncodedCommand, size: int = 0) -> "asyncio.Future[Replies]":
@@ -111,7 +112,7 @@ class RedisPipeline:
 
         Raises RedisDownError; the future it returns may fail with it, too.
         """
-        if not self._up.is_set():
+        if not self._is_up:
             raise RedisDownError
         replies: asyncio.Future[Replies] = self._loop.create_future()
         self._enqueue((commands, size, replies))
@@ -119,7 +120,7 @@ class RedisPipeline:
 
     def execute_eager(self, command: Command | EncodedCommand) -> PendingReplies:
         """As `execute`, for one command whose reply can be awaited without a task; see PendingReplies."""
-        if not self._up.is_set():
+        if not self._is_up:
             raise RedisDownError
         reply = PendingReplies(self._loop)
         self._enqueue(((command,), 0, reply))
@@ -131,7 +132,7 @@ class RedisPipeline:
         `on_reply` is called with the replies as soon as they arrive, or with None if Redis goes down first. If it
         raises UnexpectedReplyError, it is called again, with None; so it decodes the replies before all else.
         """
-        if not self._up.is_set():
+        if not self._is_up:
             raise RedisDownError
         self._enqueue((commands, size, _NO_CALLBACK if on_reply is None else _ReplyCallback(on_reply)))
 
@@ -222,8 +223,15 @@ class RedisPipeline:
         if self._probe_task is None:
             if error is not None:
                 log.warning("Redis is down (%s); requests continue without it", error)
-            self._up.clear()
+            self._set_up(False)
             self._probe_task = self._loop.create_task(self._probe_until_up(was_up=error is not None))
+
+    def _set_up(self, is_up: bool) -> None:
+        self._is_up = is_up
+        if is_up:
+            self._came_up.set()
+        else:
+            self._came_up.clear()
 
     async def _probe_until_up(self, *, was_up: bool) -> None:
         silent = not was_up  # at the start nothing is logged yet, so a first probe that succeeds logs nothing either
@@ -242,7 +250,7 @@ class RedisPipeline:
                 silent = False
             await asyncio.sleep(self._retry_interval)
         self._probe_task = None
-        self._up.set()
+        self._set_up(True)
         if not silent:
             log.info("Redis is up again")
 

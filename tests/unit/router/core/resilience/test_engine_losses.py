@@ -66,6 +66,6 @@ def test_the_number_of_suspects_is_bounded_and_those_of_long_ago_are_forgotten()
     suspects = Suspects()
     for digest in range(MAX_SUSPECTS + 10):
         suspects.record_loss(digest, "a", 0.0)
-    assert len(suspects._by_digest) == MAX_SUSPECTS
+    assert len(suspects) == MAX_SUSPECTS
     suspects.record_loss(1, "a", WINDOW)
-    assert list(suspects._by_digest) == [1]
+    assert list(suspects) == [1]
