@@ -8,8 +8,8 @@ from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
 from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.endpoints.endpoint import Endpoint
-from router.core.endpoints.engine_fields import find_engine_field
-from router.core.endpoints.request import parse_request
+from router.core.endpoints.engine_fields import find_engine_field, has_engine_field
+from router.core.endpoints.request import parse_request, with_fields_once
 from router.core.endpoints.upload import parse_upload
 from router.core.routing.classify import task_for
 from router.core.routing.traffic_share import request_point
@@ -51,8 +51,14 @@ class RequestResolver:
         `form_type`: the Content-Type of a form; None for JSON.
         """
         request = parse_request(endpoint, body) if form_type is None else parse_upload(endpoint, body, form_type)
-        if (engine_field := find_engine_field(request.fields)) is not None:
-            self._rules.check_engine_field(tenant, engine_field)
+        engine_field: str | None = None
+        if has_engine_field(request.fields):
+            engine_field = find_engine_field(request.fields)
+            if engine_field is not None:
+                self._rules.check_engine_field(tenant, engine_field)
+            elif form_type is None:
+                # An engine that takes the first of two values would read one that has not been checked.
+                request = with_fields_once(request)
         parts = split_parts(request, self._markers)
         if not parts.texts_only:
             self._rules.check_media(tenant, request.fields)

@@ -84,12 +84,17 @@ _TRANSFER_VALUE: Final = re.compile(rb'_params"\s*:(?!\s*(?:null|\{\s*\}))')
 _TRANSFER_NAMES: Final = (b'"kv_transfer', b'"ec_transfer', b'"disaggregated')
 
 
+def has_engine_field(fields: Mapping[str, Any]) -> bool:
+    """Whether one of the names is there, with a value that needs the right or not; see find_engine_field."""
+    return not _LOOKED_AT.isdisjoint(fields)
+
+
 def find_engine_field(fields: Mapping[str, Any]) -> str | None:
     """The first field that needs the right, as `vllm_xargs.kv_transfer_params` where it is nested; None if none does.
 
     `fields`: of a body, or the texts of a form.
     """
-    if _LOOKED_AT.isdisjoint(fields):
+    if not has_engine_field(fields):
         return None
     for name in fields:
         if name in _NEED_RIGHT and fields[name] not in _NO_VALUE:

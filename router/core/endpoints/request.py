@@ -123,6 +123,11 @@ def without_fields(request: InferenceRequest, names: Iterable[str]) -> Inference
     return msgspec.structs.replace(request, fields=fields, body=_encode(rest))
 
 
+def with_fields_once(request: InferenceRequest) -> InferenceRequest:
+    """The request with a body that has each top-level field once, with its last value, which is the one in `fields`."""
+    return msgspec.structs.replace(request, body=_encode(_split_fields(request.body)))
+
+
 def wrong_type_error(error: msgspec.ValidationError) -> ApiError:
     """The 400 for a field that is missing or has a wrong type."""
     # msgspec's messages: "Expected `bool`, got `str` - at `$.stream`" and "Object missing required field `model`",
