@@ -151,7 +151,7 @@ def build_gateway(
         purges=purges,
         seen_keys=seen_keys,
         cache_policy=policy,
-        brownout=Brownout(catalog, breakers),
+        brownout=Brownout(catalog, breakers, health.readiness),
         storage=storage,
         rules=rules,
         record_hit=hit_counter.record_hit,

@@ -1,12 +1,17 @@
 """Pressure: the engines' KV cache usage opens breakers, and many open breakers put a model into brownout."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from router.core.endpoints.endpoint import Endpoint
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.brownout import BrownoutLevel, brownout_level
+from router.core.resilience.readiness import Readiness
 from router.shared.breakers import Breakers
 from router.upstream.catalog import Catalog
+from router.upstream.engine import Engine
+
+_OUT_OF_SERVICE: Final = (Readiness.DOWN, Readiness.BLOCKED)
 
 
 class PressureMonitor:
@@ -31,11 +36,14 @@ class Brownout:
 
     - Pressure is the share of a model's working engines whose breaker is open because of KV cache usage.
     - Each model has its own level, with hysteresis: it rises and falls at different shares.
+    - A stale entry is also served if no engine of these models takes work, unless a request has one started.
     """
 
-    def __init__(self, catalog: Catalog, breakers: Breakers) -> None:
+    def __init__(self, catalog: Catalog, breakers: Breakers, readiness: Callable[[Engine], Readiness]) -> None:
+        """`readiness` of an engine, now."""
         self._catalog = catalog
         self._breakers = breakers
+        self._readiness = readiness
         self._levels: dict[str, BrownoutLevel] = {}
 
     def level(self, model: str) -> BrownoutLevel:
@@ -43,8 +51,11 @@ class Brownout:
         self._levels[model] = level  # the hysteresis needs the previous level
         return level
 
-    def prefers_stale(self, model: str) -> bool:
-        return self.level(model) >= BrownoutLevel.STALE
+    def prefers_stale(self, model: str, candidates: Sequence[str]) -> bool:
+        """`candidates`: the models whose engines may get the request."""
+        return self.level(model) >= BrownoutLevel.STALE or (
+            self._all_are_down(candidates) and not self._waits_for_start(model)
+        )
 
     def candidate_models(self, model: str, endpoint: Endpoint) -> Sequence[str]:
         """The models whose engines may get the request, in this order: usually the model, then its fallbacks."""
@@ -64,6 +75,17 @@ class Brownout:
             and (self._breakers.under_pressure(engine.name) or self._breakers.state(engine.name) is BreakerState.CLOSED)
         ]
         return sum(pressured) / len(pressured) if pressured else 0.0
+
+    def _all_are_down(self, models: Sequence[str]) -> bool:
+        """Whether each engine is down or gets no request; a request would find out only by two timeouts."""
+        engines = [engine for model in models for engine in self._catalog.engines_for(model)]
+        return bool(engines) and all(self._readiness(engine) in _OUT_OF_SERVICE for engine in engines)
+
+    def _waits_for_start(self, model: str) -> bool:
+        configured = self._catalog.resolve_configured(model)
+        if configured is None or configured.wake is None:
+            return False
+        return self._catalog.is_asleep(configured.name, self._breakers.state)
 
     def _is_healthy(self, model: str) -> bool:
         engines = self._catalog.engines_for(model)

@@ -120,7 +120,7 @@ class Gateway:
             lookup = self._lookup_local(parsed) or await self._lookup_redis(parsed)
             if trace is not None:
                 trace.add_lookup(started_at, lookup)
-        if isinstance(lookup, Hit) or (isinstance(lookup, Stale) and self._is_servable(lookup, parsed)):
+        if isinstance(lookup, Hit) or (isinstance(lookup, Stale) and self._is_servable(exchange, lookup, parsed)):
             return self._serve_cached(exchange, lookup, parsed)
         self._record_lookup(exchange, lookup, parsed)
         if control.only_if_cached:
@@ -183,9 +183,11 @@ class Gateway:
                 return Stale(entry, body, age, from_local_cache, freshness is Freshness.STALE_IF_ERROR)
         return Miss("expired", replaced_entry_created=entry.created)
 
-    def _is_servable(self, lookup: Stale, parsed: ParsedRequest) -> bool:
-        # A brownout counts as an error.
-        return not lookup.if_error or self._brownout.prefers_stale(parsed.model.configured_name)
+    def _is_servable(self, exchange: Exchange, lookup: Stale, parsed: ParsedRequest) -> bool:
+        # A brownout counts as an error, and so do engines of which all are known to be down.
+        return not lookup.if_error or self._brownout.prefers_stale(
+            parsed.model.configured_name, self._candidate_models(exchange, parsed)
+        )
 
     async def _lookup_again(self, trace: RequestTrace | None, parsed: ParsedRequest) -> Lookup:
         started_at = time.perf_counter()

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,8 @@ from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, MakeRouter, router_config
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.sse_answers import chat_text
+from tests.support.time_travel import DAY, backdate_entry
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -41,3 +44,30 @@ async def test_requests_leave_an_engine_that_stops_within_seconds(
         assert [(answer.status_code, bool(chat_text(answer))) for answer in answers] == [(200, True)] * 4
         metrics = await router.metrics()
         assert metrics['llm_retries_total{engine="a",reason="lost"}'] == 4
+
+
+async def test_a_stale_entry_is_served_at_once_while_the_only_engine_is_stopped(
+    make_router: MakeRouter, redis_server: RedisServer, redis: Any
+) -> None:
+    async with SimulatedEngine(LLAMA) as stopped:
+        router = await make_router(router_config(redis_server.url, {"a": ("llama", "any", stopped.url)}))
+        first = await router.chat("The sea?")
+        await backdate_entry(redis, first.headers["x-cache-key"], DAY + 10)
+
+        async def is_down() -> bool:
+            return (await router.http.get("/healthz")).json()["engines"]["a"]["up"] is False
+
+        stopped.freeze()
+        try:
+            await eventually(is_down)
+            started = time.monotonic()
+            answers = [await router.chat("The sea?", stream=stream) for stream in (False, True)]
+            assert time.monotonic() - started < 20  # two attempts take `first_token` each, which is 30 s
+        finally:
+            stopped.thaw()
+        assert [answer.headers["x-cache"] for answer in answers] == ["STALE", "STALE"]
+
+        async def is_fresh() -> bool:
+            return (await router.chat("The sea?")).headers["x-cache"] == "MISS"
+
+        await eventually(is_fresh)

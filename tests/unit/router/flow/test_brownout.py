@@ -1,0 +1,55 @@
+"""When a stale entry is served although its client asked for a fresh response."""
+
+from typing import Any
+
+import pytest
+
+from router.core.resilience.breaker import BreakerPolicy
+from router.flow.brownout import Brownout
+from router.flow.engine_health import EngineHealth
+from router.net.redis.clock import RedisClock
+from router.shared.breakers import Breakers
+from router.upstream.catalog import Catalog, Model
+from router.upstream.engine import Engine
+
+
+def engine(name: str, model: str = "llama", *, up: bool | None, drained: bool = False) -> Engine:
+    made = Engine(name=name, model=model, task="any", url="http://127.0.0.1:1", served_model="l")
+    made.up, made.drained = up, drained
+    return made
+
+
+def prefers_stale(*engines: Engine, models: tuple[str, ...] = ("llama",), wake: float | None = None) -> bool:
+    nothing: Any = None
+    catalog = Catalog([Model("llama", "1", wake=wake), Model("phi", "1")], engines)
+    policy = BreakerPolicy(open_above=0.9, close_below=0.8, failures=3, cooldown=10)
+    breakers = Breakers(nothing, policy, engine_names=catalog.engines.keys, clock=RedisClock())
+    return Brownout(catalog, breakers, EngineHealth(breakers).readiness).prefers_stale("llama", models)
+
+
+@pytest.mark.parametrize(
+    "other", [engine("b", up=False), engine("b", up=False, drained=True), engine("b", up=True, drained=True)]
+)
+def test_a_stale_entry_is_served_while_each_engine_is_down_or_drained(other: Engine) -> None:
+    assert prefers_stale(engine("a", up=False), other)
+
+
+@pytest.mark.parametrize("up", [True, None])
+def test_no_stale_entry_is_served_while_an_engine_is_up_or_not_checked_yet(up: bool | None) -> None:
+    assert not prefers_stale(engine("a", up=False), engine("b", up=up))
+
+
+def test_the_engines_of_a_fallback_count_if_the_request_may_get_them() -> None:
+    down, up = engine("a", up=False), engine("b", "phi", up=True)
+    assert not prefers_stale(down, up, models=("llama", "phi"))
+    assert prefers_stale(down, up, models=("llama",))
+    assert prefers_stale(down, engine("b", "phi", up=False), models=("llama", "phi"))
+
+
+def test_a_request_that_has_an_engine_started_waits_for_it() -> None:
+    assert not prefers_stale(engine("a", up=False), wake=60.0)
+    assert prefers_stale(engine("a", up=False, drained=True), wake=60.0), "no request starts a drained engine"
+
+
+def test_without_an_engine_the_request_itself_finds_that_out_at_once() -> None:
+    assert not prefers_stale()
