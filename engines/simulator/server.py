@@ -18,7 +18,7 @@ READY = "simulator ready at "
 """Start of the line on stdout that reports that the server accepts connections; the URL follows."""
 
 
-class _TransportProtocol(HttpToolsProtocol):
+class TransportProtocol(HttpToolsProtocol):
     """Puts the connection's transport into the ASGI scope, for faults that break the connection."""
 
     def on_message_begin(self) -> None:
@@ -65,7 +65,7 @@ def run(settings: SimulatorSettings, host: str, port: int, log_level: str) -> No
         name = f"[{host}]" if ":" in host else host
         config = Config(
             create_app(settings),
-            http=_TransportProtocol,
+            http=TransportProtocol,
             ws="none",
             lifespan="off",
             loop="uvloop",

@@ -1,4 +1,5 @@
 """Router processes, Redis and engines on one event loop with a virtual clock.
 
-No other test imports this package. A seed decides every delay, interleaving and fault.
+tests/world has scenarios for tests on the same loop, network and Redis. Here, a seed decides every delay, interleaving
+and fault.
 """

@@ -138,6 +138,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         return self._closed
 
+    def get_task_factory(self) -> None:
+        return None
+
     def create_future(self) -> "asyncio.Future[Any]":
         return asyncio.Future(loop=self)
 
@@ -184,6 +187,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, protocol_factory: Callable[[], Any], path: str, **_: Any
     ) -> tuple[Any, Any]:
         return await self.network.connect(protocol_factory, path)  # type: ignore[no-any-return]
+
+    async def create_server(  # type: ignore[override]
+        self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: Any
+    ) -> Any:
+        return self.network.listen(protocol_factory, self.process, host, port)
 
     # -- for the simulation -------------------------------------------------------------------------------------------
 

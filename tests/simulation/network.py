@@ -39,9 +39,12 @@ class SimulatedNetwork:
         self.wires: dict[int, Wire] = {}
         self.slow = 1.0
         """By how much delays are longer than usual."""
+        self.resets_lose = True
+        """Whether an aborted connection may lose what was written before."""
         self.unreachable: dict[str, float] = {}
         """Until when a process can open no connection, by its name."""
         self._number = 0
+        self._last_port = 10_000
 
     def delay(self) -> float:
         """Random delay of a message in seconds."""
@@ -86,6 +89,16 @@ class SimulatedNetwork:
             raise
         return near, protocol
 
+    def listen(
+        self, factory: Callable[[], asyncio.BaseProtocol], process: SimulatedProcess, host: str, port: int
+    ) -> "Listener":
+        """As a server of asyncio. Port 0 is a free one."""
+        while not port or (host, port) in self.servers:
+            self._last_port += 1
+            port = self._last_port
+        self.servers[host, port] = listener = Listener(self, factory, process, (host, port))
+        return listener
+
     def wires_of(self, process: SimulatedProcess) -> "list[Wire]":
         return [wire for wire in self.wires.values() if any(end.process is process for end in wire.ends)]
 
@@ -96,6 +109,23 @@ class SimulatedNetwork:
             gone = wire.ends[CLIENT] if wire.ends[CLIENT].process is process else wire.ends[SERVER]
             gone.lost = True
             wire.close_from(gone.side, reset=self.random.random() < 0.5)
+
+
+class Listener:
+    """A server of this address, until it is closed; its interface is that of asyncio.Server."""
+
+    def __init__(
+        self, network: SimulatedNetwork, factory: Callable[[], asyncio.BaseProtocol], process: SimulatedProcess,
+        address: tuple[str, int],
+    ) -> None:  # fmt: skip
+        self.process = process
+        self.accept = factory
+        self.sockets = [_Socket(address, address)]
+        self._network = network
+        self._address = address
+
+    def close(self) -> None:
+        self._network.servers.pop(self._address, None)
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:
@@ -260,7 +290,8 @@ class WireEnd(asyncio.Transport):
     def abort(self) -> None:
         if not self._closing:
             self._closing = True
-            self.wire.close_from(self.side, reset=self.wire.network.random.random() < 0.2)
+            network = self.wire.network
+            self.wire.close_from(self.side, reset=network.resets_lose and network.random.random() < 0.2)
             self._close(None)
 
     def is_closing(self) -> bool:
@@ -282,11 +313,25 @@ class WireEnd(asyncio.Transport):
                 self.receive(data)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return _Socket() if name == "socket" else default
+        own, peer = (self.process.name, 0), (self.wire.ends[1 - self.side].process.name, 0)
+        return {"socket": _Socket(own, peer), "sockname": own, "peername": peer}.get(name, default)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass  # a write never waits
 
 
 class _Socket:
-    """The part of a socket that setting keep-alive needs."""
+    """The part of a socket that setting keep-alive and uvicorn need."""
+
+    def __init__(self, own: tuple[str, int], peer: tuple[str, int]) -> None:
+        self._own = own
+        self._peer = peer
 
     def setsockopt(self, *_: object) -> None:
         pass
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._own
+
+    def getpeername(self) -> tuple[str, int]:
+        return self._peer

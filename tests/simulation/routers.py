@@ -45,6 +45,7 @@ def settings(engines: int, *, standby: bool, slots: int) -> Settings:
     )
 
 
+@cache
 def share_classifier() -> None:
     """All processes share one classifier: loading it takes as long as simulating a second."""
     classifier = Classifier.load()

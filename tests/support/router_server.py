@@ -54,13 +54,43 @@ def with_fallback(text: str, model: str = "llama", fallback: str = "mistral") ->
     return text.replace(f'name = "{model}"\naliases', f'name = "{model}"\nfallback = "{fallback}"\naliases')
 
 
-class RouterServer:
+class RouterClient:
+    """Requests to one router; `http` is a client for it, `url` its address."""
+
+    url = ""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        """Sends a body, as JSON unless it is bytes; underscores in header names become hyphens."""
+        content = body if isinstance(body, bytes) else None
+        renamed = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.http.post(path, json=None if content is not None else body, content=content, headers=renamed)
+
+    async def chat(self, prompt: str, *, headers: Mapping[str, str] | None = None, **fields: Any) -> httpx.Response:
+        """Sends a chat request, for the model llama by default, and reads the complete response."""
+        return await self.http.post("/v1/chat/completions", json=chat_body(prompt, **fields), headers=headers)
+
+    async def metrics(self) -> dict[str, float]:
+        """The samples of /metrics by name and labels, as written there."""
+        text = (await self.http.get("/metrics")).raise_for_status().text
+        samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+
+class RouterServer(RouterClient):
     """The real application, served by uvicorn on a free local port; `http` is a client for it."""
 
     def __init__(
         self, text: str, *, random: Callable[[], float] = lambda: 0.5, open_exporter: OpenExporter | None = None
     ) -> None:
         """`text` is the configuration; with the default `random`, the median, only the best engine is tried."""
+        super().__init__(_client(""))
         settings = parse(text, {})
         self.application = build(settings, random=random, open_exporter=open_exporter)
         protocol = partial(
@@ -73,8 +103,6 @@ class RouterServer:
         self._config = uvicorn.Config(self.application, access_log=False, server_header=False, **options)
         self._server = uvicorn.Server(self._config)
         self._error_log = _ErrorLog()
-        self.url = ""
-        self.http = _client("")
 
     async def start(self) -> None:
         logging.getLogger("uvicorn.error").addHandler(self._error_log)
@@ -115,26 +143,6 @@ class RouterServer:
     ) -> None:
         await self.stop()
 
-    @property
-    def port(self) -> int:
-        return int(self.url.rpartition(":")[2])
-
-    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        """Sends a body, as JSON unless it is bytes; underscores in header names become hyphens."""
-        content = body if isinstance(body, bytes) else None
-        renamed = {name.replace("_", "-"): value for name, value in headers.items()}
-        return await self.http.post(path, json=None if content is not None else body, content=content, headers=renamed)
-
-    async def chat(self, prompt: str, *, headers: Mapping[str, str] | None = None, **fields: Any) -> httpx.Response:
-        """Sends a chat request, for the model llama by default, and reads the complete response."""
-        return await self.http.post("/v1/chat/completions", json=chat_body(prompt, **fields), headers=headers)
-
-    async def metrics(self) -> dict[str, float]:
-        """The samples of /metrics by name and labels, as written there."""
-        text = (await self.http.get("/metrics")).raise_for_status().text
-        samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-        return {name: float(value) for name, _, value in samples}
-
 
 def _client(url: str) -> httpx.AsyncClient:
     # verify=False: loading the machine's certificates takes longer than most tests.
@@ -164,11 +172,16 @@ class EngineSet(NamedTuple):
     mistral: SimulatedEngine
 
     def as_config(self) -> dict[str, tuple[str, str, str]]:
-        return {
-            "llama-chat": ("llama", "chat", self.chat.url),
-            "llama-code": ("llama", "code", self.code.url),
-            "mistral": ("mistral", "any", self.mistral.url),
-        }
+        return engine_tables(*(engine.url for engine in self))
+
+
+def engine_tables(chat: str, code: str, mistral: str) -> dict[str, tuple[str, str, str]]:
+    """The engines of the default configuration, by their URLs."""
+    return {
+        "llama-chat": ("llama", "chat", chat),
+        "llama-code": ("llama", "code", code),
+        "mistral": ("mistral", "any", mistral),
+    }
 
 
 MakeRouter = Callable[[str], Awaitable[RouterServer]]

@@ -21,18 +21,55 @@ from tests.support.http_limits import LIMITS
 READY = "simulator ready at "
 
 
-class SimulatedEngine:
+class EngineControls:
+    """The control endpoints of a simulator at `url`; `client` is used for them."""
+
+    def __init__(self, client: httpx.AsyncClient, model: str, served_names: tuple[str, ...] = ()) -> None:
+        self.model = model
+        self.url = ""
+        self._names = (*served_names, model)
+        self._client = client
+
+    async def close_client(self) -> None:
+        await self._client.aclose()
+
+    async def set_faults(self, *faults: dict[str, object]) -> None:
+        (await self._client.post(f"{self.url}/_sim/faults", json=faults)).raise_for_status()
+
+    async def clear_faults(self) -> None:
+        (await self._client.delete(f"{self.url}/_sim/faults")).raise_for_status()
+
+    async def stats(self, **goals: int) -> dict[str, Any]:
+        """Counts and the last requests; with goals, once these counts are reached (`in_flight` exactly)."""
+        response = (await self._client.get(f"{self.url}/_sim/stats", params=goals)).raise_for_status()
+        stats: dict[str, Any] = response.json()
+        return stats
+
+    async def metrics(self) -> dict[str, float]:
+        """The samples of /metrics by name and labels, as written there."""
+        text = (await self._client.get(f"{self.url}/metrics")).raise_for_status().text
+        samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """One sample of vLLM's metrics, without the prefix `vllm:`."""
+        all_labels = {"engine": "0", "model_name": self._names[0], **labels}
+        written = ",".join(f'{key}="{all_labels[key]}"' for key in sorted(all_labels))
+        return (await self.metrics())[f"vllm:{name}{{{written}}}"]
+
+
+class SimulatedEngine(EngineControls):
     """Runs `python -m engines.simulator` on a free port; options are the command's, with underscores.
 
     A tuple is several values of one option, True is an option without a value, None leaves the option out.
     """
 
     def __init__(self, model: str = "simulated", **options: object) -> None:
-        self.model = model
-        self.url = ""
+        names = options.get("served_model_name", ())
+        client = httpx.AsyncClient(timeout=15, limits=LIMITS)
+        super().__init__(client, model, names if isinstance(names, tuple) else (str(names),))
         self._options = {"model": model, "port": 0, **options}
         self._process: asyncio.subprocess.Process | None = None
-        self._client = httpx.AsyncClient(timeout=15, limits=LIMITS)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -81,7 +118,7 @@ class SimulatedEngine:
 
     async def stop(self) -> int:
         """Stops it with SIGTERM, as an operator does; returns its exit code. Stopping twice does nothing."""
-        await self._client.aclose()
+        await self.close_client()
         # A new client, since the old one has connections to the stopped process.
         self._client = httpx.AsyncClient(timeout=15, limits=LIMITS)
         return await self._terminate(signal.SIGTERM)
@@ -99,34 +136,6 @@ class SimulatedEngine:
 
     async def wait_for_exit(self) -> int:
         return await self._running_process().wait()
-
-    async def set_faults(self, *faults: dict[str, object]) -> None:
-        (await self._client.post(f"{self.url}/_sim/faults", json=faults)).raise_for_status()
-
-    async def clear_faults(self) -> None:
-        (await self._client.delete(f"{self.url}/_sim/faults")).raise_for_status()
-
-    async def stats(self, **goals: int) -> dict[str, Any]:
-        """Counts and the last requests; with goals, once these counts are reached (`in_flight` exactly)."""
-        response = (await self._client.get(f"{self.url}/_sim/stats", params=goals)).raise_for_status()
-        stats: dict[str, Any] = response.json()
-        return stats
-
-    async def metrics(self) -> dict[str, float]:
-        """The samples of /metrics by name and labels, as written there."""
-        text = (await self._client.get(f"{self.url}/metrics")).raise_for_status().text
-        samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-        return {name: float(value) for name, _, value in samples}
-
-    async def metric(self, name: str, **labels: str) -> float:
-        """One sample of vLLM's metrics, without the prefix `vllm:`."""
-        all_labels = {"engine": "0", "model_name": self._served_name(), **labels}
-        written = ",".join(f'{key}="{all_labels[key]}"' for key in sorted(all_labels))
-        return (await self.metrics())[f"vllm:{name}{{{written}}}"]
-
-    def _served_name(self) -> str:
-        names = self._options.get("served_model_name")
-        return str(names[0] if isinstance(names, tuple) else names or self.model)
 
     def _running_process(self) -> asyncio.subprocess.Process:
         assert self._process is not None, "not started"

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.router_server import RouterServer, chat_body
+from tests.support.router_server import RouterClient, chat_body
 from tests.support.sse_answers import chat_delta_text, parse_events
 from tests.support.waiting import read_until
 
@@ -44,7 +44,7 @@ class LiveStream:
 
 @asynccontextmanager
 async def open_stream(
-    router: RouterServer, prompt: str, *, headers: dict[str, str] | None = None, **fields: Any
+    router: RouterClient, prompt: str, *, headers: dict[str, str] | None = None, **fields: Any
 ) -> AsyncIterator[LiveStream]:
     """A client that requests a stream, and disconnects at the end of the block."""
     body = chat_body(prompt, stream=True, **fields)

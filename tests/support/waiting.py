@@ -11,6 +11,8 @@ TEST_TIMEOUT = 30.0
 
 async def eventually(condition: Callable[[], Awaitable[Any] | Any], timeout: float = TEST_TIMEOUT) -> Any:
     """The first true value of a condition. Raises TimeoutError."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
     async with asyncio.timeout(timeout):
         while True:
             value = condition()
@@ -18,8 +20,8 @@ async def eventually(condition: Callable[[], Awaitable[Any] | Any], timeout: flo
                 value = await value
             if value:
                 return value
-            # Polling, since conditions span processes; short, so that tests do not wait noticeably.
-            await asyncio.sleep(0.005)
+            # Polling, since conditions span processes. A condition can be a request, which is work for the machine.
+            await asyncio.sleep(min(0.1, max(0.005, 0.1 * (loop.time() - started))))
 
 
 async def read_until(stream: AsyncIterator[bytes], is_enough: Callable[[bytes], bool]) -> bytes:

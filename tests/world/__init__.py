@@ -1,0 +1,5 @@
+"""Scenarios: routers, engines, Redis and their clients in one event loop with a virtual clock.
+
+scenario.py has what a test sees. Engines are those of engines/simulator; the loop, the network and Redis are those of
+tests/simulation.
+"""

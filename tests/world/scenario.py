@@ -1,0 +1,167 @@
+"""Scenarios for tests: `@scenario`, and the world that it gives to a test.
+
+@scenario
+async def test_without_another_engine_the_same_one_is_retried(world: World) -> None:
+    engine = await world.engine()
+    router = await world.router(router_config(world.redis.url, {"one": ("llama", "any", engine.url)}))
+    await engine.set_faults({"fault": "status", "code": 500, "times": 1})
+    assert (await router.chat("The sea?")).status_code == 200
+
+The test runs on the loop of the world, so its time is virtual: `asyncio.sleep(3600)` returns at once, and everything
+that an hour brings has happened. Time passes only while all processes wait.
+"""
+
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, Concatenate, Final, ParamSpec
+
+from engines.simulator.settings import SimulatorSettings
+from tests.simulation.clock import CLOCK, virtual_time
+from tests.simulation.loop import new_loop
+from tests.simulation.network import SimulatedNetwork
+from tests.simulation.routers import share_classifier
+from tests.support.router_server import LLAMA, MISTRAL
+from tests.support.scripted_engine import ScriptedEngine
+from tests.world.processes import HostedProcess, WorldEngine, WorldEngines, WorldRouter
+from tests.world.redis import WorldRedis
+
+P = ParamSpec("P")
+
+SEED: Final = int(os.environ.get("WORLD_SEED", "0"))
+"""Decides the delay of each message, and the order of what is due at the same instant."""
+
+PROBED: Final = 2.5
+"""Seconds after which each router has read the metrics of its engines again."""
+
+_LIMIT: Final = 24 * 3600.0  # seconds of virtual time after which a test has failed
+_STEP: Final = 0.1  # seconds of virtual time between two checks whether it has ended
+
+
+class World:
+    """What a scenario has: `redis`, and the routers and engines that it starts."""
+
+    def __init__(self) -> None:
+        random = Random(SEED)
+        self.loop = new_loop(Random(random.random()))
+        self.network = SimulatedNetwork(self.loop, Random(random.random()))
+        self.loop.network = self.network
+        self.network.resets_lose = False
+        self.redis = WorldRedis(self.loop, self.network, Random(random.random()))
+        self._engines: list[WorldEngine] = []
+        self._routers: list[WorldRouter] = []
+
+    async def engine(self, model: str = LLAMA, **settings: Any) -> WorldEngine:
+        """Starts an engine; `settings` are those of the simulator."""
+        chosen = SimulatorSettings(model=model, **{"max_model_len": 4096, **settings})
+        engine = WorldEngine(self.loop, self.network, f"engine-{len(self._engines) + 1}", chosen)
+        self._engines.append(engine)
+        await engine.start()
+        return engine
+
+    async def engines(self) -> WorldEngines:
+        """Starts the engines of the default configuration."""
+        # Drafts of one token that is always accepted, as in router_fixtures: the configured task decides between them.
+        draft = {"draft": "d", "acceptance": 1.0, "num_speculative_tokens": 1}
+        return WorldEngines(
+            await self.engine(LLAMA, **draft), await self.engine(LLAMA, **draft), await self.engine(MISTRAL)
+        )
+
+    async def scripted_engine(self, *pieces: bytes, **options: Any) -> ScriptedEngine:
+        """Starts an engine that sends these bytes."""
+        engine = ScriptedEngine(*pieces, **options)
+        await engine.start()
+        return engine
+
+    async def router(self, text: str, **options: Any) -> WorldRouter:
+        """Starts a router with this configuration, in TOML."""
+        router = WorldRouter(self.loop, self.network, f"router-{len(self._routers) + 1}", text, **options)
+        self._routers.append(router)
+        await router.start()
+        return router
+
+    # -- for `scenario` -----------------------------------------------------------------------------------------------
+
+    def play(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Runs a test, and stops everything. What failed in a process fails the test."""
+        errors = _ErrorLog()
+        share_classifier()
+        logging.getLogger().addHandler(errors)
+        try:
+            self._run(coroutine)
+            self._run(self._stop())
+        finally:
+            logging.getLogger().removeHandler(errors)
+            self._end_all_tasks()
+        wrong = [*self.loop.defects, *errors.seen]
+        assert not wrong, "\n".join(wrong)
+
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task, limit = self.loop.spawn(self.loop.world, coroutine), CLOCK.now + _LIMIT
+        while not task.done():
+            if CLOCK.now > limit:
+                raise TimeoutError(f"the scenario has not ended within {_LIMIT:g} s of virtual time")
+            self.loop.run(CLOCK.now + _STEP)
+        task.result()
+
+    async def _stop(self) -> None:
+        self.redis.thaw()
+        for each in self._hosted:
+            each.thaw()
+        for engine in self._engines:
+            await engine.close_client()
+        for router in self._routers:
+            await router.http.aclose()
+            await router.stop()
+        await self.redis.client.aclose()
+
+    @property
+    def _hosted(self) -> list[HostedProcess]:
+        return [*self._engines, *self._routers]
+
+    def _end_all_tasks(self) -> None:
+        """Also those of processes that were killed: a task that is garbage collected would log an error."""
+        processes = [self.loop.world, self.redis.model.process]
+        processes += [process for each in self._hosted for process in each.processes]
+        self.network.servers.clear()
+        for _ in range(3):  # the `finally` block of a task may wait once more
+            for process in processes:
+                process.dead = False
+                self.loop.thaw(process)
+                for task in process.tasks:
+                    task.cancel()
+            self.loop.run(CLOCK.now + 1.0)
+        for wire in list(self.network.wires.values()):
+            for end in wire.ends:
+                end.close()
+        self.loop.run(CLOCK.now + 1.0)
+        self.loop.close()
+
+
+def scenario(test: Callable[Concatenate[World, P], Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Makes a test of a coroutine whose first argument is a world of its own."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with virtual_time(SEED):
+            world = World()
+            world.play(test(world, *args, **kwargs))
+
+    signature = inspect.signature(test)
+    # pytest takes the world for a fixture otherwise.
+    run.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
+    return run
+
+
+class _ErrorLog(logging.Handler):
+    """What is logged as an error: a task or a request that raised."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(self.format(record))
