@@ -1,4 +1,4 @@
-"""The leader process is killed or frozen: followers in another process never hang."""
+"""A leader that stops by a signal. tests/world/test_coalescing_lost_leader.py has those that are killed or frozen."""
 
 import asyncio
 import signal
@@ -15,7 +15,7 @@ from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess
 from tests.support.router_server import MakeRouter, RouterServer, chat_body, router_config
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text, parse_events
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text
 from tests.support.streaming_client import LiveStream
 from tests.support.waiting import eventually
 
@@ -26,8 +26,6 @@ ANSWER = (
     chat_frame(content="two"),
     chat_frame(content="", finish="stop") + DONE_FRAME,
 )
-
-FRESH = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"fresh"},"finish_reason":"stop"}]}'
 
 
 class Setting:
@@ -68,57 +66,6 @@ async def setting(tmp_path: Path, redis_server: RedisServer, make_router: MakeRo
     finally:
         leader.kill()
         await engine.stop()
-
-
-async def test_followers_of_a_killed_leader_get_an_error_or_a_new_attempt_within_seconds(setting: Setting) -> None:
-    async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
-        leading = await setting.lead(http)
-        streams, json_answer = setting.follow(stream=True), setting.follow(stream=False)
-        await setting.wait_for_follower()
-        assert len(setting.engine.bodies) == 1
-        setting.engine.pieces = (FRESH,)
-        setting.leader.kill()
-        async with asyncio.timeout(6):
-            broken = await streams
-            assert parse_events(broken.content)[-1]["error"]["code"] == "engine_failed"
-            assert not broken.content.endswith(DONE_FRAME)
-            answer = await json_answer
-            assert (answer.status_code, chat_text(answer)) == (200, "fresh")
-        with pytest.raises(httpx.TransportError):
-            await leading
-        assert len(setting.engine.bodies) == 2
-
-
-async def test_a_follower_of_a_frozen_leader_starts_a_new_attempt_when_its_claim_expires(
-    setting: Setting,
-) -> None:
-    async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
-        leading = await setting.lead(http)
-        setting.leader.send_signal(signal.SIGSTOP)
-        try:
-            request = setting.follow(stream=True)
-            async with asyncio.timeout(6):
-                await eventually(lambda: len(setting.engine.bodies) == 2)
-            for _ in range(4):
-                setting.engine.chunk_permits.release()
-            assert chat_text(await request) == "one two"
-        finally:
-            setting.leader.send_signal(signal.SIGCONT)
-        assert (await leading).content.endswith(DONE_FRAME)
-
-
-async def test_a_client_that_reconnects_after_its_router_died_is_served_by_another(setting: Setting) -> None:
-    async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
-        leading = await setting.lead(http)
-        setting.leader.kill()
-        with pytest.raises(httpx.TransportError):
-            await leading
-    request = setting.follow(stream=True)
-    async with asyncio.timeout(6):
-        await eventually(lambda: len(setting.engine.bodies) == 2)
-    for _ in range(2):
-        setting.engine.chunk_permits.release()
-    assert chat_text(await request) == "one two"
 
 
 async def test_a_leader_that_stops_finishes_generations_that_only_others_follow(setting: Setting) -> None:

@@ -256,7 +256,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         CLOCK.offset = process.offset
         try:
             handle._context.run(handle._callback, *handle._args)
-        except Exception as error:  # noqa: BLE001 - as in asyncio: a failed callback does not stop the loop
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as in asyncio: a failed callback does not stop the loop
             self.call_exception_handler({"message": f"a callback failed: {handle!r}", "exception": error})
 
     def _push(self, when: float, handle: Handle) -> None:

@@ -66,6 +66,17 @@ def _persist(data: RedisData, words: Arguments) -> int:
     return 1
 
 
+def _rename(data: RedisData, words: Arguments) -> Status:
+    value, expires_at = data.find(words[0]), data.expires(words[0])
+    if value is None:
+        raise RedisError("ERR no such key")
+    if words[0] != words[1]:
+        data.put(words[1], value)
+        data.expire_at(words[1], expires_at)
+        data.delete(words[0])
+    return OK
+
+
 def _type(data: RedisData, words: Arguments) -> Status:
     names = {dict: "hash", SortedSet: "zset", RedisStream: "stream", type(None): "none"}
     return Status(names.get(type(data.find(words[0])), "string"))
@@ -277,6 +288,7 @@ WRITES: Final[dict[bytes, CommandFunction]] = {
     b"INCR": _incr,
     b"PERSIST": _persist,
     b"PEXPIRE": _expire_in(1),
+    b"RENAME": _rename,
     b"SET": _set,
     b"UNLINK": _del,
     b"XADD": _xadd,
@@ -288,6 +300,7 @@ WRITES: Final[dict[bytes, CommandFunction]] = {
 MIN_ARGUMENTS: Final = {
     b"HMGET": 2,
     b"HGET": 2,
+    b"RENAME": 2,
     b"SET": 2,
     b"HSET": 3,
     b"HINCRBY": 3,

@@ -66,6 +66,7 @@ commands = st.one_of(
     st.tuples(st.sampled_from(["XRANGE", "XREVRANGE"]), key, bound, bound),
     st.tuples(st.sampled_from(["XRANGE", "XREVRANGE"]), key, bound, bound, st.just("COUNT"), st.integers(1, 3)),
     st.tuples(st.just("PERSIST"), key),
+    st.tuples(st.just("RENAME"), key, key),
 )
 
 

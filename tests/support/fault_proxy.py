@@ -2,14 +2,20 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Literal
-
-from tests.support.redis_process import RedisServer
+from pathlib import Path
+from typing import Final, Literal, Protocol
 
 ConnectionKind = Literal["commands", "listening"]
 """A connection for lookups and writes, or one that receives invalidations."""
 
 _LISTENING: Final = b"TRACKING"
+
+
+class HasSocket(Protocol):
+    """A Redis server: its Unix socket."""
+
+    @property
+    def socket(self) -> Path | str: ...
 
 
 class FaultProxy:
@@ -23,7 +29,7 @@ class FaultProxy:
       event that it returns is set then. Other connections, and new ones, are as before.
     """
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: HasSocket) -> None:
         self._server = server
         self._listener: asyncio.Server | None = None
         self._pipes: set[_Pipe] = set()
@@ -82,7 +88,11 @@ class FaultProxy:
             self._changed.notify_all()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server_reader, server_writer = await asyncio.open_unix_connection(self._server.socket)
+        try:
+            server_reader, server_writer = await asyncio.open_unix_connection(str(self._server.socket))
+        except OSError:  # Redis is down
+            writer.close()
+            return
         pipe = _Pipe(writer, server_writer)
         self._pipes.add(pipe)
         commands_task = asyncio.ensure_future(self._forward(pipe, reader, server_writer, reply=False))

@@ -5,7 +5,7 @@ from typing import Final
 
 from router.api.auth import hash_key
 from tests.support.fault_proxy import FaultProxy
-from tests.support.router_server import RouterServer, router_config
+from tests.support.router_server import RouterClient, router_config
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 
@@ -20,7 +20,7 @@ ANSWER: Final = (
 class RouterPair:
     """A leader whose Redis connections go through a proxy, a follower, and their engine."""
 
-    def __init__(self, leader: RouterServer, follower: RouterServer, engine: ScriptedEngine, proxy: FaultProxy) -> None:
+    def __init__(self, leader: RouterClient, follower: RouterClient, engine: ScriptedEngine, proxy: FaultProxy) -> None:
         self.leader = leader
         self.follower = follower
         self.engine = engine

@@ -6,7 +6,7 @@ from typing import Any, Final
 import redis.asyncio as aioredis
 
 from tests.simulation.loop import VirtualLoop
-from tests.simulation.network import SERVER, SimulatedNetwork
+from tests.simulation.network import SimulatedNetwork
 from tests.simulation.redis_model import RedisModel
 
 _ADDRESS: Final = ("redis", 6379)
@@ -37,7 +37,7 @@ class WorldRedis:
         for place in (_ADDRESS, self.socket):
             self._network.servers.pop(place, None)
         for wire in self._network.wires_of(self.model.process):
-            wire.ends[SERVER].close()
+            wire.cut((0.0, 0.0))
         if loses_data:
             self.model.data.clear()
 

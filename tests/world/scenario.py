@@ -11,19 +11,24 @@ The test runs on the loop of the world, so its time is virtual: `asyncio.sleep(3
 that an hour brings has happened. Time passes only while all processes wait.
 """
 
+import asyncio
+import contextlib
 import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable, Coroutine
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from random import Random
 from typing import Any, Concatenate, Final, ParamSpec
+from weakref import WeakSet
 
 from engines.simulator.settings import SimulatorSettings
 from tests.simulation.clock import CLOCK, virtual_time
 from tests.simulation.loop import new_loop
 from tests.simulation.network import SimulatedNetwork
 from tests.simulation.routers import share_classifier
+from tests.support.fault_proxy import FaultProxy
 from tests.support.router_server import LLAMA, MISTRAL
 from tests.support.scripted_engine import ScriptedEngine
 from tests.world.processes import HostedProcess, WorldEngine, WorldEngines, WorldRouter
@@ -38,6 +43,7 @@ PROBED: Final = 2.5
 """Seconds after which each router has read the metrics of its engines again."""
 
 _LIMIT: Final = 24 * 3600.0  # seconds of virtual time after which a test has failed
+_STOP_LIMIT: Final = 300.0  # seconds of virtual time for the end of all processes
 _STEP: Final = 0.1  # seconds of virtual time between two checks whether it has ended
 
 
@@ -52,7 +58,10 @@ class World:
         self.network.resets_lose = False
         self.redis = WorldRedis(self.loop, self.network, Random(random.random()))
         self._engines: list[WorldEngine] = []
+        self._scripted: list[ScriptedEngine] = []
+        self._proxies: list[FaultProxy] = []
         self._routers: list[WorldRouter] = []
+        self._generators: WeakSet[AsyncGenerator[Any, Any]] = WeakSet()
 
     async def engine(self, model: str = LLAMA, **settings: Any) -> WorldEngine:
         """Starts an engine; `settings` are those of the simulator."""
@@ -74,7 +83,15 @@ class World:
         """Starts an engine that sends these bytes."""
         engine = ScriptedEngine(*pieces, **options)
         await engine.start()
+        self._scripted.append(engine)
         return engine
+
+    async def proxy(self) -> FaultProxy:
+        """Starts a proxy before Redis, for faults of single connections."""
+        proxy = FaultProxy(self.redis)
+        await proxy.start()
+        self._proxies.append(proxy)
+        return proxy
 
     async def router(self, text: str, **options: Any) -> WorldRouter:
         """Starts a router with this configuration, in TOML."""
@@ -87,28 +104,35 @@ class World:
 
     def play(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs a test, and stops everything. What failed in a process fails the test."""
-        errors = _ErrorLog()
+        errors, hooks = _ErrorLog(), sys.get_asyncgen_hooks()
         share_classifier()
         logging.getLogger().addHandler(errors)
+        # As asyncio's loops: a generator that is left before its end is closed on the loop.
+        sys.set_asyncgen_hooks(self._generators.add, self._close_generator)
         try:
-            self._run(coroutine)
-            self._run(self._stop())
+            try:
+                self._run(coroutine, _LIMIT)
+            finally:
+                self._run(self._stop(), _STOP_LIMIT)
         finally:
             logging.getLogger().removeHandler(errors)
+            wrong = [*self.loop.defects, *errors.seen]
             self._end_all_tasks()
-        wrong = [*self.loop.defects, *errors.seen]
+            sys.set_asyncgen_hooks(*hooks)
         assert not wrong, "\n".join(wrong)
 
-    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task, limit = self.loop.spawn(self.loop.world, coroutine), CLOCK.now + _LIMIT
+    def _run(self, coroutine: Coroutine[Any, Any, None], limit: float) -> None:
+        task, end = self.loop.spawn(self.loop.world, coroutine), CLOCK.now + limit
         while not task.done():
-            if CLOCK.now > limit:
-                raise TimeoutError(f"the scenario has not ended within {_LIMIT:g} s of virtual time")
+            if end < CLOCK.now:
+                raise TimeoutError(f"{coroutine!r} has not ended within {limit:g} s of virtual time")
             self.loop.run(CLOCK.now + _STEP)
         task.result()
 
     async def _stop(self) -> None:
         self.redis.thaw()
+        for proxy in self._proxies:
+            await proxy.release()
         for each in self._hosted:
             each.thaw()
         for engine in self._engines:
@@ -116,17 +140,28 @@ class World:
         for router in self._routers:
             await router.http.aclose()
             await router.stop()
+        for scripted in self._scripted:
+            await scripted.stop()
+        for proxy in self._proxies:
+            await proxy.stop()
         await self.redis.client.aclose()
 
     @property
     def _hosted(self) -> list[HostedProcess]:
         return [*self._engines, *self._routers]
 
+    def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self._generators.discard(generator)
+        self.loop.spawn(self.loop.world, _close(generator))
+
     def _end_all_tasks(self) -> None:
         """Also those of processes that were killed: a task that is garbage collected would log an error."""
         processes = [self.loop.world, self.redis.model.process]
         processes += [process for each in self._hosted for process in each.processes]
         self.network.servers.clear()
+        for generator in list(self._generators):
+            self._close_generator(generator)
+        self.loop.run(CLOCK.now + 1.0)
         for _ in range(3):  # the `finally` block of a task may wait once more
             for process in processes:
                 process.dead = False
@@ -154,6 +189,11 @@ def scenario(test: Callable[Concatenate[World, P], Coroutine[Any, Any, None]]) -
     # pytest takes the world for a fixture otherwise.
     run.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
     return run
+
+
+async def _close(generator: AsyncGenerator[Any, Any]) -> None:
+    with contextlib.suppress(Exception, asyncio.CancelledError):  # its process has ended
+        await generator.aclose()
 
 
 class _ErrorLog(logging.Handler):

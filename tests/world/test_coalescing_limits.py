@@ -4,29 +4,26 @@ import asyncio
 import time
 from functools import partial
 
-import pytest
-
 from router.api.auth import hash_key
-from tests.support.redis_process import RedisServer
-from tests.support.router_pair import RouterPair, pair_config
-from tests.support.router_server import MakeRouter, RouterServer
+from tests.support.router_pair import pair_config
 from tests.support.sse_answers import DONE_FRAME, chat_text
 from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually
+from tests.world.pair import router_pair
+from tests.world.processes import WorldRouter
+from tests.world.scenario import World, scenario
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-
-async def has_in_flight(router: RouterServer, most: int) -> bool:
+async def has_in_flight(router: WorldRouter, most: int) -> bool:
     return (await router.metrics())['llm_requests_in_flight{engine="scripted"}'] <= most
 
 
-async def test_a_tenant_has_no_more_generations_without_a_client_than_its_concurrency_limit(
-    pair: RouterPair, own_redis: RedisServer, make_router: MakeRouter
-) -> None:
+@scenario
+async def test_a_tenant_has_no_more_generations_without_a_client_than_its_concurrency_limit(world: World) -> None:
+    pair = await router_pair(world)
     tenant = f'[[tenant]]\nname = "acme"\nkeys = ["{hash_key(b"sk-a")}"]\nconcurrent_requests = 4'
-    config = pair_config(own_redis.url, pair.engine).replace("[auth]", '[auth]\nmode = "keys"')
-    router = await make_router(f"{config}\n\n{tenant}")
+    config = pair_config(world.redis.url, pair.engine).replace("[auth]", '[auth]\nmode = "keys"')
+    router = await world.router(f"{config}\n\n{tenant}")
     headers = {"authorization": "Bearer sk-a"}
     for number in range(12):
         async with open_stream(router, f"prompt {number}", headers=headers) as leaving:
@@ -37,11 +34,11 @@ async def test_a_tenant_has_no_more_generations_without_a_client_than_its_concur
         assert reconnected.headers["x-cache"] == "COALESCED"
 
 
-async def test_a_follower_of_a_router_without_a_free_slot_is_served_by_its_own(
-    pair: RouterPair, own_redis: RedisServer, make_router: MakeRouter
-) -> None:
-    config = pair_config(own_redis.url, pair.engine).replace("served_model", "max_in_flight = 1\nserved_model")
-    full, roomy = [await make_router(f'{config}\n\n[timeouts]\nqueue = "1s"') for _ in range(2)]
+@scenario
+async def test_a_follower_of_a_router_without_a_free_slot_is_served_by_its_own(world: World) -> None:
+    pair = await router_pair(world)
+    config = pair_config(world.redis.url, pair.engine).replace("served_model", "max_in_flight = 1\nserved_model")
+    full, roomy = [await world.router(f'{config}\n\n[timeouts]\nqueue = "1s"') for _ in range(2)]
     async with open_stream(full, "something else") as busy:
         await busy.read_until_text("one ")
         waiting = asyncio.ensure_future(full.chat("x", stream=True))
@@ -54,11 +51,13 @@ async def test_a_follower_of_a_router_without_a_free_slot_is_served_by_its_own(
         assert (answer.status_code, chat_text(answer), answer.content.endswith(DONE_FRAME)) == (200, "one two", True)
 
 
+@scenario
 async def test_a_follower_that_its_leader_has_kept_waiting_is_refused_as_soon_as_a_client_of_its_own_router(
-    pair: RouterPair, own_redis: RedisServer, make_router: MakeRouter
+    world: World,
 ) -> None:
-    config = pair_config(own_redis.url, pair.engine).replace("served_model", "max_in_flight = 1\nserved_model")
-    routers = [await make_router(f'{config}\n\n[timeouts]\nqueue = "2s"') for _ in range(2)]
+    pair = await router_pair(world)
+    config = pair_config(world.redis.url, pair.engine).replace("served_model", "max_in_flight = 1\nserved_model")
+    routers = [await world.router(f'{config}\n\n[timeouts]\nqueue = "2s"') for _ in range(2)]
     async with open_stream(routers[0], "busy") as one, open_stream(routers[1], "busy, too") as other:
         await one.read_until_text("one ")
         await other.read_until_text("one ")
