@@ -98,18 +98,21 @@ class WorldRouter(HostedProcess, RouterClient):
 
     def __init__(
         self, loop: VirtualLoop, network: SimulatedNetwork, name: str, text: str,
-        random: Callable[[], float] = lambda: 0.5,
+        random: Callable[[], float] = lambda: 0.5, clock: float = 0.0,
     ) -> None:  # fmt: skip
+        """`clock`: by how many seconds its wall clock is fast."""
         HostedProcess.__init__(self, loop, network, name)
         RouterClient.__init__(self, open_client(self.url))
         self._settings = parse(text, {})
         self._random = random
+        self._clock = clock
         self._messages: asyncio.Queue[dict[str, Any]]
 
     async def start(self) -> None:
         if self.process.dead:
             self.process = SimulatedProcess(self.name)
             self.processes.append(self.process)
+        self.process.offset = self._clock
         await self.run_inside(self._start())
 
     async def stop(self) -> None:
