@@ -4,12 +4,13 @@ An unknown script is an error reply that shows its text: a changed script must b
 run each of them against a real server.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
 from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
-from router.shared import budgets, key_records, ledger, retention, scripts
+from router.shared import budgets, drains, key_records, ledger, retention, scripts
 from router.shared import inflight_leases as flights
 from router.shared import rate_limit_script as limits
 from router.store import entry_store as store
@@ -163,6 +164,32 @@ def _add_used_keys(data: RedisData, key: bytes, words: list[bytes]) -> int:
     return 1
 
 
+def _drain_state(stored: bytes | None) -> tuple[bytes, int]:
+    found = re.fullmatch(rb"([A-Za-z]+) ([0-9]+)", stored or b"")
+    return (found[1], int(found[2])) if found else (b"", 0)
+
+
+def _set_drain(data: RedisData, key: bytes, states: dict[bytes, bytes], engine: bytes, state: bytes) -> int:
+    _put(data, key, {**states, engine: state}, keep_expiry=True)
+    return int(engine not in states)
+
+
+def _change_drain(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    states = data.get(key, dict) or {}
+    state, changed_at = _drain_state(states.get(words[0]))
+    if state == words[1]:
+        return 0
+    now = max(data.clock(), changed_at + 1, int(words[2]) + 1)
+    return _set_drain(data, key, states, words[0], b"%b %d" % (words[1], now))
+
+
+def _restore_drain(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    states = data.get(key, dict) or {}
+    if _drain_state(states.get(words[0]))[1] >= int(words[2]):
+        return 0
+    return _set_drain(data, key, states, words[0], b" ".join(words[1:]))
+
+
 def _optional(word: bytes) -> int | None:
     return int(word) if word else None
 
@@ -187,6 +214,8 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     key_records.MERGE_SCRIPT.encode(): _merge_keys,
     key_records.USED_SCRIPT.encode(): _add_used_keys,
     budgets.UPDATE_SCRIPT.encode(): _budget,
+    drains._CHANGE_SCRIPT.encode(): _change_drain,
+    drains._RESTORE_SCRIPT.encode(): _restore_drain,
 }
 
 

@@ -302,6 +302,31 @@ def test_a_script_keeps_the_latest_use_of_each_key(both: ClientFactory) -> None:
     assert 0 < left <= 60_000
 
 
+def test_a_script_gives_each_change_of_a_drain_a_later_time(both: ClientFactory) -> None:
+    client, change = both.connect(), script("if state == ARGV[2] then return 0")
+    client.send_commands(("HSET", "d", "b", "drained 9000000000000", "c", "nonsense"))
+    steps_ = [
+        ("a", "drained", 10**13), ("a", "drained", 10**14), ("a", "resumed", 0), ("b", "resumed", 5),
+        ("c", "drained", 9), ("c", "resumed", 10**14),
+    ]  # fmt: skip
+    replies = client.send_commands(*[("EVAL", change, 1, "d", *step) for step in steps_], ("HGETALL", "d"))
+    assert replies[:-1] == [1, 0, 0, 0, 0, 0]
+    assert replies[-1] == {
+        b"a": b"resumed 10000000000002", b"b": b"resumed 9000000000001", b"c": b"resumed 100000000000001",
+    }  # fmt: skip
+    client.send_commands(("EVAL", change, 1, "d", "new", "drained", 0), ("SET", "s", "a string"))
+    found, wrong = client.send_commands(("HGET", "d", "new"), ("EVAL", change, 1, "s", "a", "x", 0))
+    assert int(found.split()[1]) > 10**12
+    assert "WRONGTYPE" in wrong
+
+
+def test_a_script_restores_a_drain_unless_redis_has_a_later_one(both: ClientFactory) -> None:
+    client, restore = both.connect(), script("if (tonumber(changed_at) or 0) >=")
+    steps_ = [("a", "drained", 5), ("a", "resumed", 5), ("a", "resumed", 4), ("a", "resumed", 6), ("b", "drained", 1)]
+    replies = client.send_commands(*[("EVAL", restore, 1, "d", *step) for step in steps_], ("HGETALL", "d"))
+    assert replies == [1, 0, 0, 0, 1, {b"a": b"resumed 6", b"b": b"drained 1"}]
+
+
 # Instants around the ends of months and of leap years, and anywhere in two centuries.
 instants = st.one_of(
     st.sampled_from([68169599, 68169600, 951782399, 951782400, 951868800, 4107542399, 4107542400, 1798761599]),
