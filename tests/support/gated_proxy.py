@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Final, Literal, Self
 
 from router.net.tasks import cancel_and_wait
-from tests.support.redis_process import RedisServer
+from tests.support.fault_proxy import HasSocket
 
 ConnectionKind = Literal["listening", "commands"]
 
@@ -41,7 +41,7 @@ class GatedProxy:
       forwarding the replies; then `reply_lost` is set.
     """
 
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: HasSocket) -> None:
         self.url = ""
         self.lose_reply_to: bytes | None = None
         self.reply_lost = asyncio.Event()
@@ -61,7 +61,10 @@ class GatedProxy:
     ) -> None:
         assert self._listening is not None
         self._listening.close()
-        await cancel_and_wait(*self._tasks)
+        while self._tasks:  # not cancelled: asyncio's streams report that as a failed callback
+            for connection in self._connections:
+                connection.cut()
+            await asyncio.wait(self._tasks, timeout=0.01)
         for _ in range(3):
             await asyncio.sleep(0)  # a transport closes its socket in a later iteration of the event loop
 

@@ -1,24 +1,21 @@
 """A purge reaches every router, and covers responses that are being generated."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from router.api.auth import hash_key
 from router.core.cache.entry_filter import EntryFilter
 from tests.support.purge_log import logged_scopes
-from tests.support.redis_process import RedisServer
-from tests.support.router_server import MakeRouter, RouterServer, chat_body, router_config
+from tests.support.router_server import chat_body, router_config
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text
 from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+from tests.world.processes import WorldRouter
+from tests.world.scenario import World, scenario
 
 ANSWER = (ROLE_FRAME + chat_frame(content="one "), chat_frame(content="two", finish="stop") + DONE_FRAME)
 ADMIN = {"authorization": "Bearer admin"}
@@ -31,7 +28,7 @@ RAG = [
 class Setting:
     """Two routers, and an engine that sends the second half of its response on command."""
 
-    def __init__(self, routers: list[RouterServer], engine: ScriptedEngine) -> None:
+    def __init__(self, routers: list[WorldRouter], engine: ScriptedEngine) -> None:
         self.one, self.other = routers
         self.engine = engine
 
@@ -42,14 +39,11 @@ class Setting:
         return response
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def setting(redis_server: RedisServer, make_router: MakeRouter) -> AsyncIterator[Setting]:
-    engine = ScriptedEngine(*ANSWER, paced=True)
-    await engine.start()
+async def start(world: World) -> Setting:
+    engine = await world.scripted_engine(*ANSWER, paced=True)
     keys = f'[auth]\nadmin_keys = ["{hash_key(b"admin")}"]'
-    text = router_config(redis_server.url, {"scripted": ("llama", "any", engine.url)}, rest=keys)
-    yield Setting([await make_router(text), await make_router(text)], engine)
-    await engine.stop()
+    text = router_config(world.redis.url, {"scripted": ("llama", "any", engine.url)}, rest=keys)
+    return Setting([await world.router(text), await world.router(text)], engine)
 
 
 async def stored(redis: Any, key: str) -> bool:
@@ -69,9 +63,10 @@ def scope(kind: str, key: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", SCOPES)
-async def test_a_response_started_before_a_purge_is_served_and_not_stored(
-    setting: Setting, redis: Any, kind: str
-) -> None:
+@scenario
+async def test_a_response_started_before_a_purge_is_served_and_not_stored(world: World, kind: str) -> None:
+    setting = await start(world)
+    redis = world.redis.client
     fields: dict[str, Any] = {"messages": RAG, "documents": [{"doc_id": "handbook", "text": "Old."}]}
     async with open_stream(setting.one, "", **fields) as answer:
         key = answer.headers["x-cache-key"]
@@ -88,7 +83,10 @@ async def test_a_response_started_before_a_purge_is_served_and_not_stored(
     assert not await stored(redis, key)
 
 
-async def test_a_purge_of_other_entries_does_not_affect_a_response(setting: Setting, redis: Any) -> None:
+@scenario
+async def test_a_purge_of_other_entries_does_not_affect_a_response(world: World) -> None:
+    setting = await start(world)
+    redis = world.redis.client
     async with open_stream(setting.one, "x") as answer:
         await answer.read_until_text("one ")
         await setting.purge(document="handbook")
@@ -99,9 +97,9 @@ async def test_a_purge_of_other_entries_does_not_affect_a_response(setting: Sett
 
 
 @pytest.mark.parametrize("at", ["one", "other"])
-async def test_a_request_after_a_purge_does_not_join_an_earlier_generation(
-    setting: Setting, redis: Any, at: str
-) -> None:
+@scenario
+async def test_a_request_after_a_purge_does_not_join_an_earlier_generation(world: World, at: str) -> None:
+    setting = await start(world)
     async with open_stream(setting.one, "x") as before:
         await before.read_until_text("one ")
         await setting.purge(all=True)
@@ -118,10 +116,12 @@ async def test_a_request_after_a_purge_does_not_join_an_earlier_generation(
         await before.read_to_end()
 
 
-async def test_an_entry_purged_at_one_router_is_gone_at_all_within_a_second(setting: Setting, redis: Any) -> None:
+@scenario
+async def test_an_entry_purged_at_one_router_is_gone_at_all_within_a_second(world: World) -> None:
+    setting = await start(world)
     setting.engine.paced = False
 
-    async def is_local(router: RouterServer) -> bool:
+    async def is_local(router: WorldRouter) -> bool:
         return (await router.chat("x", stream=True)).headers["cache-status"].endswith("detail=local")
 
     for router in (setting.one, setting.other):
@@ -139,12 +139,13 @@ async def test_an_entry_purged_at_one_router_is_gone_at_all_within_a_second(sett
     await eventually(missed, timeout=1)
 
 
-async def test_a_purge_is_known_to_a_router_that_starts_later_and_to_one_that_reconnects(
-    setting: Setting, redis: Any
-) -> None:
+@scenario
+async def test_a_purge_is_known_to_a_router_that_starts_later_and_to_one_that_reconnects(world: World) -> None:
+    setting = await start(world)
     await setting.purge(all=True)
-    assert await logged_scopes(redis) == [EntryFilter(all=True)]
+    assert await logged_scopes(world.redis.client) == [EntryFilter(all=True)]
     setting.engine.paced = False
     assert (await setting.one.chat("x", stream=True)).headers["x-cache"] == "MISS"
+    await asyncio.sleep(0.1)
     again = await setting.other.chat("x", stream=True)
     assert (again.headers["x-cache"], chat_text(again)) == ("HIT", "one two")
