@@ -11,8 +11,13 @@ class ChunkScan:
 
     def __init__(self) -> None:
         self._skip = 0  # bytes of the current chunk that are to come, with the line end after them
-        self._line = b""  # the beginning of a line that is not complete
+        self._line = bytearray()  # the beginning of a line that is not complete
         self._in_trailers = False
+
+    @property
+    def line_bytes(self) -> int:
+        """Bytes so far of a line that is not complete: of a chunk's size with its extensions, or of a trailer."""
+        return len(self._line)
 
     def find_end(self, data: bytes | bytearray, begin: int) -> int:
         """The offset after the body, which goes on at `begin`; -1 if its end has not come."""
@@ -27,7 +32,7 @@ class ChunkScan:
                 self._line += data[line_at:]
                 return -1
             line = (self._line + data[line_at:end]).rstrip(b"\r")
-            self._line = b""
+            self._line.clear()
             begin = end + 1
             if not self._in_trailers:
                 size = int(line.partition(b";")[0], 16)

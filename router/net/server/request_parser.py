@@ -126,6 +126,9 @@ class RequestParser:
         else:
             if self._is_chunked:
                 self._find_chunked_end()
+                # httptools copies an incomplete trailer with every read, so a long line would take minutes.
+                if self._chunk_scan is not None and self._chunk_scan.line_bytes > MAX_HEAD_BYTES:
+                    raise _invalid_http()
             self._fed = b""
             # What follows another message in this read is not counted, so the limit can be exceeded by one read.
             if not was_in_head and self.message_boundaries - boundaries_before <= 1 - was_in_message:

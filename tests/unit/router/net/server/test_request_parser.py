@@ -195,6 +195,17 @@ async def test_a_head_that_follows_another_request_has_a_limit_too() -> None:
     assert caught.value.status == 431
 
 
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [(b"1;", b"\r\nx\r\n0\r\n\r\n"), (b"0\r\nx-trailer: ", b"\r\n\r\n")],
+    ids=["extension", "trailer"],
+)
+async def test_a_line_of_a_chunked_body_has_a_limit_however_large_the_body_is(begin: bytes, end: bytes) -> None:
+    before = CHAT_HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"%x\r\n%b\r\n" % (200_000, b"x" * 200_000)
+    assert await outcome(before, begin, *[b"y" * 1000] * 60, end) == 1
+    assert await outcome(before, begin, *[b"y" * 1000] * 70, end) == 400
+
+
 # -- requests for another protocol ------------------------------------------------------------------------------------
 
 UPGRADES = http_request({"b": 2}, *H2C, b"x-filler: " + b"y" * 800)
