@@ -107,5 +107,7 @@ def evaluate_freshness(age: float, ttl: float, control: CacheControl, stale_if_e
         excess = max(staleness, age - control.max_age if control.max_age is not None else staleness)
         if excess <= control.max_stale:
             return Freshness.STALE if staleness > 0 else Freshness.FRESH
-    # An explicit max-age also holds if the engines fail.
+    # A request with only-if-cached asks no engine, so none fails. An explicit max-age also holds if the engines fail.
+    if control.only_if_cached:
+        return Freshness.UNUSABLE
     return Freshness.STALE_IF_ERROR if not exceeds_max_age and staleness <= stale_if_error else Freshness.UNUSABLE

@@ -150,6 +150,17 @@ def test_a_fresh_entry_is_within_its_ttl(age: int, ttl: int, directives: CacheCo
         assert age <= ttl
 
 
+@given(AGES, AGES, AGES, st.none() | AGES.map(float))
+def test_no_engine_can_fail_for_a_request_with_only_if_cached(
+    age: int, ttl: int, stale: int, max_stale: float | None
+) -> None:
+    directives = CacheControl(only_if_cached=True, max_stale=max_stale)
+    expected = (
+        Freshness.FRESH if age <= ttl else Freshness.STALE if age <= ttl + (max_stale or 0) else Freshness.UNUSABLE
+    )
+    assert evaluate_freshness(age, ttl, directives, stale) is expected
+
+
 @given(AGES, AGES, AGES, AGES)
 def test_no_entry_older_than_the_client_accepts_is_served(age: int, ttl: int, max_age: int, stale: int) -> None:
     if evaluate_freshness(age, ttl, CacheControl(max_age=max_age), stale) is not Freshness.UNUSABLE:
