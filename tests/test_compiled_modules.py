@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.offenders import assert_none
 from tests.support.paths import ROOT
 
 SETUP: Final[dict[str, Any]] = runpy.run_path(str(ROOT / "setup.py"))
@@ -24,70 +25,96 @@ def module_name(path: str) -> str:
     return path.removesuffix(".py").replace("/", ".")
 
 
-def nodes(path: str, *kinds: type[ast.AST]) -> Iterator[Any]:
-    return (node for node in ast.walk(ast.parse((ROOT / path).read_text())) if isinstance(node, kinds))
+def nodes(*kinds: type[ast.AST]) -> Iterator[tuple[str, Any]]:
+    """The nodes of these kinds in the modules that are compiled, each with its file and line."""
+    for path in PATHS:
+        for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            if isinstance(node, kinds):
+                yield f"{path}:{getattr(node, 'lineno', 0)}", node
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_compiled_module_makes_no_class_whose_base_reads_its_body_or_its_options(path: str) -> None:
+def test_a_compiled_module_makes_no_class_whose_base_reads_its_body_or_its_options() -> None:
     """mypyc drops a class' options, such as msgspec's `frozen`, and reports annotations without their parameters."""
-    for node in nodes(path, ast.ClassDef):
-        assert not node.keywords, f"{node.name} has options"
-        assert not {"msgspec.Struct", "NamedTuple", "TypedDict"} & {ast.unparse(base) for base in node.bases}, node.name
+    readers = {"msgspec.Struct", "NamedTuple", "TypedDict"}
+    assert_none(
+        f"{place}: {node.name}"
+        for place, node in nodes(ast.ClassDef)
+        if node.keywords or readers & {ast.unparse(base) for base in node.bases}
+    )
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_compiled_module_names_the_exception_that_it_raises_again_after_an_await(path: str) -> None:
+def test_a_compiled_module_names_the_exception_that_it_raises_again_after_an_await() -> None:
     """mypyc can lose it otherwise: then `raise` sets None as the exception, which corrupts memory."""
-    for handler in nodes(path, ast.ExceptHandler):
+
+    def raises_after_await(handler: ast.ExceptHandler) -> bool:
         inside = [node for statement in handler.body for node in ast.walk(statement)]
         waits = [node.lineno for node in inside if isinstance(node, ast.Await | ast.AsyncWith | ast.AsyncFor)]
         raises = [node.lineno for node in inside if isinstance(node, ast.Raise) and node.exc is None]
-        assert not waits or all(line < min(waits) for line in raises), f"line {handler.lineno}"
+        return bool(waits) and any(line >= min(waits) for line in raises)
+
+    assert_none(place for place, handler in nodes(ast.ExceptHandler) if raises_after_await(handler))
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_compiled_class_has_no_base_whose_instances_have_a_dict(path: str) -> None:
+def test_a_compiled_class_has_no_base_whose_instances_have_a_dict() -> None:
     """Since Python 3.11, such a dict is stored before the object, unexpected by mypyc: the process would crash."""
-    module = importlib.import_module(module_name(path))
-    for found in vars(module).values():
-        if isinstance(found, type) and found.__module__ == module.__name__ and not issubclass(found, BaseException):
-            bases = [base for base in found.__mro__[1:] if base.__module__ not in map(module_name, PATHS)]
-            assert not any(base.__dictoffset__ for base in bases), found
+    compiled = {module_name(path) for path in PATHS}
+
+    def has_such_a_base(kind: type) -> bool:
+        return any(base.__dictoffset__ for base in kind.__mro__[1:] if base.__module__ not in compiled)
+
+    assert_none(
+        f"{path}: {found.__name__}"
+        for path in PATHS
+        for found in vars(importlib.import_module(module_name(path))).values()
+        if isinstance(found, type) and found.__module__ == module_name(path)
+        if not issubclass(found, BaseException) and has_such_a_base(found)
+    )
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_compiled_function_gives_no_two_exception_types_one_name(path: str) -> None:
+def test_a_compiled_function_gives_no_two_exception_types_one_name() -> None:
     """mypyc gives a name in a function one type, and rejects an exception of the second type."""
-    for function in nodes(path, ast.FunctionDef, ast.AsyncFunctionDef):
-        kinds: dict[str, set[str]] = {}
+
+    def kinds(function: ast.AST) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
         for node in ast.walk(function):
             if isinstance(node, ast.ExceptHandler) and node.name is not None and node.type is not None:
-                kinds.setdefault(node.name, set()).add(ast.unparse(node.type))
-        assert all(len(found) == 1 for found in kinds.values()), f"{function.name}: {kinds}"
+                found.setdefault(node.name, set()).add(ast.unparse(node.type))
+        return found
+
+    assert_none(
+        f"{place}: {name} in {function.name}: {sorted(types)}"
+        for place, function in nodes(ast.FunctionDef, ast.AsyncFunctionDef)
+        for name, types in kinds(function).items()
+        if len(types) > 1
+    )
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_compiled_module_does_not_rely_on_raise_from(path: str) -> None:
+def test_a_compiled_module_does_not_rely_on_raise_from() -> None:
     """mypyc ignores the cause of an exception; `from None` only shortens the traceback."""
-    for node in nodes(path, ast.Raise):
-        assert node.cause is None or ast.unparse(node.cause) == "None", ast.unparse(node)
+    assert_none(
+        f"{place}: {ast.unparse(node)}"
+        for place, node in nodes(ast.Raise)
+        if node.cause is not None and ast.unparse(node.cause) != "None"
+    )
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_compiled_module_has_no_async_generators(path: str) -> None:
-    for function in nodes(path, ast.AsyncFunctionDef):
-        assert not any(isinstance(node, ast.Yield) for node in ast.walk(function)), function.name
+def test_a_compiled_module_has_no_async_generators() -> None:
+    assert_none(
+        f"{place}: {function.name}"
+        for place, function in nodes(ast.AsyncFunctionDef)
+        if any(isinstance(node, ast.Yield) for node in ast.walk(function))
+    )
 
 
 @pytest.mark.skipif(not EXPECT_COMPILED, reason="for make test-compiled")
-@pytest.mark.parametrize("path", PATHS)
-def test_the_listed_modules_are_compiled(path: str) -> None:
-    found = importlib.util.find_spec(module_name(path))
-    assert found is not None
-    assert found.origin is not None
-    assert Path(found.origin).suffix == ".so"
-    assert Path(found.origin).is_relative_to(ROOT)
+def test_the_listed_modules_are_compiled() -> None:
+    def is_compiled(path: str) -> bool:
+        found = importlib.util.find_spec(module_name(path))
+        file = Path(found.origin) if found is not None and found.origin is not None else Path()
+        return file.suffix == ".so" and file.is_relative_to(ROOT)
+
+    assert PATHS
+    assert_none(path for path in PATHS if not is_compiled(path))
 
 
 def test_the_version_shows_whether_it_is_compiled() -> None:

@@ -3,12 +3,13 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.support.offenders import assert_none
 from tests.support.paths import ROOT
 
 ROUTER: Final = sorted((ROOT / "router").rglob("*.py"))
@@ -31,24 +32,31 @@ MUTABLE: Final = {
 }  # fmt: skip
 
 
-def name_of(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+Found = Iterator[tuple[int, str]]
+"""Line numbers, with what is found there."""
 
 
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def find(paths: list[Path], search: Callable[[ast.Module], Found]) -> Iterator[str]:
+    """What is found in each module, with its file and line."""
+    assert paths
+    for path in paths:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        yield from (f"{path.relative_to(ROOT)}:{line}: {found}" for line, found in search(tree))
 
 
-def imports_of(tree: ast.Module) -> Iterator[str]:
+def find_imports(paths: list[Path], is_offender: Callable[[str], bool]) -> Iterator[str]:
+    return find(paths, lambda tree: ((line, name) for line, name in imports_of(tree) if is_offender(name)))
+
+
+def imports_of(tree: ast.Module) -> Found:
     """The modules that a module imports anywhere, by their full names; those of `from x import y` as x and as x.y."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "imports are absolute here"
-            assert node.module is not None
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            module = "." * node.level + (node.module or "")
+            yield node.lineno, module
+            yield from ((node.lineno, f"{module.rstrip('.')}.{alias.name}") for alias in node.names)
 
 
 def is_below(module: str, packages: tuple[str, ...]) -> bool:
@@ -62,31 +70,31 @@ def test_the_contracts_between_the_layers_are_kept() -> None:
     assert "0 broken" in done.stdout
 
 
-@pytest.mark.parametrize("path", ROUTER, ids=name_of)
-def test_the_router_never_imports_the_engines(path: Path) -> None:
-    assert [module for module in imports_of(tree_of(path)) if is_below(module, ("engines", "tests"))] == []
+def test_imports_are_absolute() -> None:
+    assert_none(find_imports(ROUTER + ENGINES, lambda name: name.startswith(".")))
 
 
-@pytest.mark.parametrize("path", ENGINES, ids=name_of)
-def test_the_engines_use_no_more_of_the_router_than_its_core(path: Path) -> None:
-    used = {module for module in imports_of(tree_of(path)) if is_below(module, ("router",))}
-    above = {module for module in used if not is_below(module, FOR_ENGINES)}
+def test_the_router_never_imports_the_engines() -> None:
+    assert_none(find_imports(ROUTER, lambda name: is_below(name, ("engines", "tests"))))
+
+
+def test_the_engines_use_no_more_of_the_router_than_its_core() -> None:
     # `from router import errors` is listed as `router` and as `router.errors`.
-    assert above - {"router"} == set()
+    assert_none(find_imports(ENGINES, lambda name: name.startswith("router.") and not is_below(name, FOR_ENGINES)))
 
 
-@pytest.mark.parametrize("path", CORE, ids=name_of)
-def test_the_core_uses_no_clock_no_socket_and_no_event_loop(path: Path) -> None:
-    tree = tree_of(path)
-    assert [module for module in imports_of(tree) if is_below(module, tuple(WORLD))] == []
+def test_the_core_uses_no_clock_and_no_socket() -> None:
+    assert_none(find_imports(CORE, lambda name: is_below(name, tuple(WORLD))))
+
+
+def test_the_core_awaits_nothing() -> None:
     waits = ast.AsyncFunctionDef | ast.Await | ast.AsyncFor | ast.AsyncWith
-    assert [node.lineno for node in ast.walk(tree) if isinstance(node, waits)] == []
+    assert_none(find(CORE, lambda tree: ((node.lineno, "async") for node in ast.walk(tree) if isinstance(node, waits))))
 
 
-@pytest.mark.parametrize("path", CORE, ids=name_of)
-def test_the_core_imports_only_itself_and_the_errors_of_the_router(path: Path) -> None:
-    used = {module for module in imports_of(tree_of(path)) if is_below(module, ("router",))}
-    assert {module for module in used if not is_below(module, ("router.core", "router.errors"))} == set()
+def test_the_core_imports_only_itself_and_the_errors_of_the_router() -> None:
+    own = ("router.core", "router.errors")
+    assert_none(find_imports(CORE, lambda name: is_below(name, ("router",)) and not is_below(name, own)))
 
 
 def top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -107,22 +115,22 @@ def is_mutable(value: ast.expr | None) -> bool:
     return False
 
 
-def states_of(tree: ast.Module) -> Iterator[str]:
+def states_of(tree: ast.Module) -> Found:
     """The mutable values at the top level of a module that are not declared or named as constants."""
     for node in top_level(tree.body):
         if isinstance(node, ast.AnnAssign) and is_mutable(node.value):
             if "Final" not in ast.unparse(node.annotation) and not ast.unparse(node.target).isupper():
-                yield ast.unparse(node.target)
+                yield node.lineno, ast.unparse(node.target)
         elif isinstance(node, ast.Assign) and is_mutable(node.value):
             names = [ast.unparse(target) for target in node.targets]
-            yield from (name for name in names if not name.isupper() and name != "__all__")
+            yield from ((node.lineno, name) for name in names if not name.isupper() and name != "__all__")
     # A `global` statement changes the module, whatever the name.
-    yield from (f"global {', '.join(node.names)}" for node in ast.walk(tree) if isinstance(node, ast.Global))
+    globals_ = (node for node in ast.walk(tree) if isinstance(node, ast.Global))
+    yield from ((node.lineno, f"global {', '.join(node.names)}") for node in globals_)
 
 
-@pytest.mark.parametrize("path", ROUTER + ENGINES, ids=name_of)
-def test_no_module_has_mutable_state(path: Path) -> None:
-    assert list(states_of(tree_of(path))) == []
+def test_no_module_has_mutable_state() -> None:
+    assert_none(find(ROUTER + ENGINES, states_of))
 
 
 @pytest.mark.parametrize(
@@ -140,4 +148,4 @@ def test_no_module_has_mutable_state(path: Path) -> None:
     ],
 )
 def test_mutable_state_of_a_module_is_found(code: str, found: list[str]) -> None:
-    assert list(states_of(ast.parse(code))) == found
+    assert [name for _, name in states_of(ast.parse(code))] == found

@@ -1,13 +1,13 @@
 """Each form in which engines report an error in a stream is read at each endpoint, wherever it stands."""
 
 import json
+from itertools import product
 
 import pytest
 
 from router.core.endpoints.audio import TRANSCRIPTIONS
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.engine_errors import parse_reported_error
 from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.responses import RESPONSES
@@ -42,21 +42,18 @@ TOKENS = {
 }
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
-@pytest.mark.parametrize("tokens", [0, 1, 3])
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize(("endpoint", "token"), TOKENS.items(), ids=[endpoint.path for endpoint in TOKENS])
-def test_a_reported_error_ends_the_stream_and_has_its_status(
-    endpoint: Endpoint, token: bytes, form: bytes, tokens: int, together: bool
-) -> None:
-    recorder = make_recorder(endpoint, 10_000)
-    events = [token % text for text in (b"a", b"b", b"c")[:tokens]]
-    chunks = [b"".join([*events, form])] if together else [*events, form]
-    assert b"".join(map(recorder.feed, chunks)) == b"".join(events)
-    assert recorder.failure is not None
-    reported = parse_reported_error(recorder.failure)
-    assert (reported.status, reported.summary) == (400, "Too long.")
-    assert reported.refusal is not None
+def test_a_reported_error_ends_the_stream_and_has_its_status(form: bytes) -> None:
+    for (endpoint, token), tokens, together in product(TOKENS.items(), (0, 1, 3), (False, True)):
+        case = f"{endpoint.path}, after {tokens} tokens, {'in one chunk' if together else 'in a chunk of its own'}"
+        recorder = make_recorder(endpoint, 10_000)
+        events = [token % text for text in (b"a", b"b", b"c")[:tokens]]
+        chunks = [b"".join([*events, form])] if together else [*events, form]
+        assert b"".join(map(recorder.feed, chunks)) == b"".join(events), case
+        assert recorder.failure is not None, case
+        reported = parse_reported_error(recorder.failure)
+        assert (reported.status, reported.summary) == (400, "Too long."), case
+        assert reported.refusal is not None, case
 
 
 @pytest.mark.parametrize("field", [b"error: ", b"event: error\ndata: "])
