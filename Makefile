@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install run check test test-compiled test-clients test-vllm simulate chaos models wheels clean
+.PHONY: help install run lint check test test-compiled test-clients test-vllm simulate chaos models wheels clean
 
 # auto: vLLM if it is installed in the router's environment, otherwise the simulator; vllm: real vLLM on this machine's CPU.
 ENGINES ?= auto
@@ -30,10 +30,11 @@ PARALLEL := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 STARTED := $(shell date +%s)
 RUN_TESTS = -m tests.run --target $@ --started $(STARTED)
 
-# Tests of what is never compiled: checks, what commands print, launching engines, pages, generated files, benchmarks.
+# Tests of what is never compiled: checks, what commands print, launching engines, pages, generated files, benchmarks, and
+# of the source code.
 WITHOUT_COMPILED := unit/benchmarks unit/engines unit/support unit/router/checks unit/router/core/routing \
 	browser dashboards distribution kubernetes test_compose.py \
-	test_docs.py test_docs_tables.py test_image.py test_redis_users.py test_systemd.py \
+	test_docs.py test_docs_tables.py test_image.py test_layers.py test_redis_users.py test_systemd.py \
 	integration/test_check_cli.py integration/test_check_engines.py integration/test_check_table.py \
 	integration/test_cli_help.py integration/test_cli_init.py integration/test_cli_logs.py integration/test_cli_preflight.py \
 	integration/test_cli_top.py \
@@ -54,7 +55,8 @@ VLLM_UNUSED := torchvision torchaudio torchcodec
 help:
 	@echo 'make run                 install everything and serve on 127.0.0.1:8080 with simulated engines'
 	@echo 'make run ENGINES=vllm    the same with real vLLM on the CPU and small models created locally'
-	@echo 'make check               linter, types, import layers, unit tests of the core'
+	@echo 'make lint                linter, format, types, import layers'
+	@echo 'make check               make lint, and the unit tests of the core'
 	@echo 'make test                all tests that do not need vLLM'
 	@echo 'make test-compiled       the tests of the router with compiled modules, as pip install . builds them'
 	@echo 'make test-clients        every example of docs/clients.md and continued streams, with the clients themselves; needs npm'
@@ -75,11 +77,13 @@ run:
 	@$(VENV)/bin/roundhouse up --engines $(ENGINES)
 endif
 
-check: $(VENV)/.developed
+lint: $(VENV)/.developed
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+check: lint
 	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) tests/unit/router/core tests/test_layers.py
 
 test: $(VENV)/.developed $(REDIS_BINARY)
