@@ -29,6 +29,8 @@ class Break(NamedTuple):
 class ToyEngine:
     """Its POST requests are in `bodies`, their paths in `paths`. `breaks`: of the next streams, in their order.
 
+    A request that asks for no stream gets an empty object.
+
     - `left` is set when the client leaves a stream that stalls.
     - `may_answer`: requests wait for it. `may_break`: streams wait for it before they break off.
     - `knows_ids`: whether it knows `return_token_ids`. `adapters`: the paths of its LoRA adapters, by id.
@@ -122,6 +124,9 @@ class ToyEngine:
         self.bodies.append(body)
         self.paths.append(path)
         await self.may_answer.wait()
+        if not body.get("stream"):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+            return
         data = self._events(path, body)
         fault = self.breaks.pop(0) if self.breaks else None
         if fault is not None and fault.how == "refuse":

@@ -8,7 +8,6 @@ import pytest
 
 from router.core.cache.redis_keys import budget_key
 from router.core.quota.budget import DAY
-from router.settings import parse
 from tests.support.limited_tenants import FREE, ask, tenant_tables
 from tests.support.router_server import router_config
 from tests.support.waiting import eventually
@@ -133,7 +132,7 @@ async def test_a_reload_while_redis_is_down_gives_no_new_budget_and_loses_nothin
     answers = [await ask(router)]
     while tokens(answers) < 200:
         answers.append(await ask(router, f"Question {len(answers)}"))
-    await router.application.reload(parse(text, {}))
+    await router.reload(text)
     assert_refused(await ask(router), "200 tokens per day")
     world.redis.start()
 

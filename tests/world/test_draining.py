@@ -194,7 +194,7 @@ async def test_a_router_that_reconnects_restores_the_drains_of_an_emptied_redis(
     one = await world.router(text)
     await post(one, "llama-chat", "drain")
     world.redis.stop()
-    await one.application.reload(one.application.settings)
+    await one.reload(text)
     world.redis.start()
     await eventually(lambda: world.redis.client.exists(DRAINS_KEY))
     assert await drained(one) == await drained(await world.router(text)) == {"llama-chat"}
@@ -238,7 +238,7 @@ async def test_without_redis_the_last_state_remains_and_a_local_change_applies_l
     assert (response["engine"]["drained"], response["everywhere"]) == (False, False)
     assert await engine_of(one, "The sea?") == "llama-chat"
     assert await drained(other) == {"llama-chat"}
-    await one.application.reload(one.application.settings)
+    await one.reload(text)
     assert await drained(one) == {"llama-code"}, "another configuration does not forget it"
     world.redis.thaw()
 
