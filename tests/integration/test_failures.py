@@ -22,6 +22,7 @@ from tests.support.router_server import (
 )
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text, parse_events
+from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually, read_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -164,6 +165,19 @@ async def test_a_request_that_crashes_an_engine_goes_to_the_next(
         answer = await router.chat("The sea?", stream=True)
         assert (answer.status_code, answer.headers["x-engine"]) == (200, "llama-code")
         assert await dying_engine.wait_for_exit() == 3
+
+
+async def test_another_engine_goes_on_with_the_stream_of_an_engine_that_is_stopped(
+    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet
+) -> None:
+    async with SimulatedEngine(LLAMA) as dying_engine:
+        table = {"first": ("llama", "chat", dying_engine.url), "second": ("llama", "any", engines.code.url)}
+        router = await make_router(router_config(redis_server.url, table))
+        await dying_engine.set_faults({"fault": "stall", "after": 3})
+        async with open_stream(router, "The sea?") as answer:
+            await answer.read_until_text(" ")
+            await dying_engine.stop()
+            assert (await answer.read_to_end()).endswith(DONE_FRAME)
 
 
 async def test_an_engines_error_about_the_request_reaches_the_client_unchanged(

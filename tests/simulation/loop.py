@@ -247,10 +247,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def _run(self, handle: Handle) -> None:
         process = handle.process
-        if process.dead:
-            return
         if process.frozen:
             process.defer(handle)
+            return
+        if process.dead:
             return
         self.process = process
         CLOCK.offset = process.offset

@@ -18,6 +18,7 @@ from tests.simulation.loop import SimulatedProcess, VirtualLoop
 Address = tuple[str, int] | str
 CLIENT: Final = 0
 SERVER: Final = 1
+_MAX_READ: Final = 256 * 1024  # bytes that asyncio reads from a socket at once
 
 
 class SimulatedServer(Protocol):
@@ -40,7 +41,7 @@ class SimulatedNetwork:
         self.slow = 1.0
         """By how much delays are longer than usual."""
         self.resets_lose = True
-        """Whether an aborted connection may lose what was written before."""
+        """Whether the connections of a killed process, and aborted ones, may lose what was written before."""
         self.unreachable: dict[str, float] = {}
         """Until when a process can open no connection, by its name."""
         self._number = 0
@@ -108,7 +109,7 @@ class SimulatedNetwork:
         for wire in self.wires_of(process):
             gone = wire.ends[CLIENT] if wire.ends[CLIENT].process is process else wire.ends[SERVER]
             gone.lost = True
-            wire.close_from(gone.side, reset=self.random.random() < 0.5)
+            wire.close_from(gone.side, reset=self.random.random() < 0.5 and self.resets_lose)
 
 
 class Listener:
@@ -160,7 +161,8 @@ class Wire:
             fault, self.fault = self.fault, None
             if not fault(self, data):
                 return
-        self.transmit(side, data)
+        for start in range(0, max(1, len(data)), _MAX_READ):
+            self.transmit(side, data[start : start + _MAX_READ])
 
     def transmit(self, side: int, data: bytes | None) -> None:
         """Send regardless of `fault`; None is the end of the stream."""
@@ -221,7 +223,9 @@ class WireEnd(asyncio.Transport):
         self.lost = False
         self._protocol: Any = None
         self._closing = False
-        self._paused: list[bytes | None] | None = None
+        self._paused = False
+        self._unread: deque[bytes | None] = deque()
+        """What has arrived while it was paused; None is the end of the stream."""
         self._early: list[Callable[[], object]] = []
 
     def begin(self, protocol: Any) -> None:
@@ -235,23 +239,27 @@ class WireEnd(asyncio.Transport):
             event()
 
     def receive(self, data: bytes) -> None:
-        if self.lost or self._closing:
-            return
-        if self._protocol is None:
-            self._early.append(lambda: self.receive(data))
-        elif self._paused is not None:
-            self._paused.append(data)
-        else:
-            self._protocol.data_received(data)
+        self._arrive(lambda: self.receive(data), data)
 
     def peer_closed(self) -> None:
+        self._arrive(self.peer_closed, None)
+
+    def _arrive(self, event: Callable[[], object], data: bytes | None) -> None:
         if self.lost:
             return
         if self._protocol is None:
-            self._early.append(self.peer_closed)
-        elif self._paused is not None:
-            self._paused.append(None)
-        elif not self._closing:
+            self._early.append(event)
+        elif self._paused or self._unread:
+            self._unread.append(data)
+        else:
+            self._read(data)
+
+    def _read(self, data: bytes | None) -> None:
+        if self._closing or self.lost:
+            return
+        if data is not None:
+            self._protocol.data_received(data)
+        else:
             self._protocol.eof_received()
             self._closing = True
             self._close(None)
@@ -301,16 +309,21 @@ class WireEnd(asyncio.Transport):
         return 0
 
     def pause_reading(self) -> None:
-        if self._paused is None:
-            self._paused = []
+        self._paused = True
 
     def resume_reading(self) -> None:
-        paused, self._paused = self._paused, None
-        for data in paused or ():
-            if data is None:
-                self.peer_closed()
-            else:
-                self.receive(data)
+        self._paused = False
+        self._read_next()
+
+    def _read_next(self) -> None:
+        # As asyncio: not within resume_reading, and one read at a time.
+        if self._unread:
+            self.wire.network.loop.call_soon(self._read_unread)
+
+    def _read_unread(self) -> None:
+        if self._unread and not self._paused:
+            self._read(self._unread.popleft())
+            self._read_next()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         own, peer = (self.process.name, 0), (self.wire.ends[1 - self.side].process.name, 0)

@@ -48,6 +48,9 @@ class HostedProcess:
         """As SIGKILL: connections close, and new ones are refused."""
         self._network.servers.pop((self.name, PORT), None)
         self._network.kill(self.process)
+        self._loop.freeze(
+            self.process
+        )  # keeps what its tasks wait for, so that the end of the scenario can cancel them
 
     async def run_inside(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Runs it in this process. Code outside must await it in this way: a future runs on where it is resolved."""

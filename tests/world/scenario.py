@@ -21,6 +21,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from random import Random
 from typing import Any, Concatenate, Final, ParamSpec
+from unittest.mock import patch
 from weakref import WeakSet
 
 from engines.simulator.settings import SimulatorSettings
@@ -110,10 +111,11 @@ class World:
         # As asyncio's loops: a generator that is left before its end is closed on the loop.
         sys.set_asyncgen_hooks(self._generators.add, self._close_generator)
         try:
-            try:
-                self._run(coroutine, _LIMIT)
-            finally:
-                self._run(self._stop(), _STOP_LIMIT)
+            with patch.object(os, "_exit", self._exit):
+                try:
+                    self._run(coroutine, _LIMIT)
+                finally:
+                    self._run(self._stop(), _STOP_LIMIT)
         finally:
             logging.getLogger().removeHandler(errors)
             wrong = [*self.loop.defects, *errors.seen]
@@ -129,12 +131,17 @@ class World:
             self.loop.run(CLOCK.now + _STEP)
         task.result()
 
+    def _exit(self, _: int) -> None:
+        """os._exit: only the process that calls it ends. What it does until it waits reaches no other process."""
+        next(each for each in self._hosted if each.process is self.loop.process).kill()
+
     async def _stop(self) -> None:
         self.redis.thaw()
         for proxy in self._proxies:
             await proxy.release()
         for each in self._hosted:
-            each.thaw()
+            if not each.process.dead:
+                each.thaw()
         for engine in self._engines:
             await engine.close_client()
         for router in self._routers:
