@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from tests.support.ports import free_port
-from tests.support.router_server import LLAMA, RouterServer
+from tests.support.router_server import LLAMA, RouterClient
 from tests.support.simulated_engine import SimulatedEngine
 
 QUEUED = 'llm_requests_queued{model="llama"}'
@@ -29,16 +29,20 @@ class SleepingEngine(SimulatedEngine):
         return {name: ("llama", "any", self.fixed_url)}
 
 
-async def queued(*routers: RouterServer) -> float:
+async def queued(*routers: RouterClient) -> float:
     """The sum over the routers, which is what KEDA's query asks for."""
     pages = [await router.metrics() for router in routers]
     return sum(page.get(QUEUED, 0.0) for page in pages)
 
 
+class Starts(Protocol):
+    async def start(self) -> None: ...
+
+
 class Launcher:
     """Starts an engine once a request waits at one of the routers, and at least `waiting` of them do."""
 
-    def __init__(self, engine: SleepingEngine, *routers: RouterServer, waiting: int = 1) -> None:
+    def __init__(self, engine: Starts, *routers: RouterClient, waiting: int = 1) -> None:
         self._engine = engine
         self._routers = routers
         self._waiting = waiting
@@ -55,7 +59,6 @@ class Launcher:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        await self._engine.stop()
 
     async def _run(self) -> None:
         while await queued(*self._routers) < self._waiting:  # noqa: ASYNC110 - as an autoscaler does

@@ -64,18 +64,19 @@ class World:
         self._routers: list[WorldRouter] = []
         self._generators: WeakSet[AsyncGenerator[Any, Any]] = WeakSet()
 
-    async def engine(self, model: str = LLAMA, **settings: Any) -> WorldEngine:
-        """Starts an engine; `settings` are those of the simulator."""
+    async def engine(self, model: str = LLAMA, *, running: bool = True, **settings: Any) -> WorldEngine:
+        """An engine, which is started if it is to be `running`; `settings` are those of the simulator."""
         chosen = SimulatorSettings(model=model, **{"max_model_len": 4096, **settings})
         engine = WorldEngine(self.loop, self.network, f"engine-{len(self._engines) + 1}", chosen)
         self._engines.append(engine)
-        await engine.start()
+        if running:
+            await engine.start()
         return engine
 
     async def engines(self) -> WorldEngines:
         """Starts the engines of the default configuration."""
         # Drafts of one token that is always accepted, as in router_fixtures: the configured task decides between them.
-        draft = {"draft": "d", "acceptance": 1.0, "num_speculative_tokens": 1}
+        draft: dict[str, Any] = {"draft": "d", "acceptance": 1.0, "num_speculative_tokens": 1}
         return WorldEngines(
             await self.engine(LLAMA, **draft), await self.engine(LLAMA, **draft), await self.engine(MISTRAL)
         )
