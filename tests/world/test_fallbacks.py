@@ -6,23 +6,27 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.redis_process import RedisServer
-from tests.support.router_server import MISTRAL, EngineSet, MakeRouter, router_config, with_fallback
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.router_server import MISTRAL, router_config, with_fallback
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text
 from tests.support.streaming_client import open_stream
 from tests.support.time_travel import DAY, backdate_entry
 from tests.support.waiting import eventually
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+from tests.world.processes import WorldEngines
+from tests.world.scenario import World, scenario
 
 FAILS = {"fault": "status", "code": 500}
 
 
-@pytest.fixture
-def text(redis_server: RedisServer, engines: EngineSet) -> str:
+async def llama_with_fallback(world: World) -> tuple[WorldEngines, str]:
+    """The engines, and a configuration of llama with the fallback mistral."""
+    engines = await world.engines()
     table = {"llama": ("llama", "any", engines.chat.url), "mistral": ("mistral", "any", engines.mistral.url)}
-    return with_fallback(router_config(redis_server.url, table, rest='[breaker]\nfailures = 1000\ncooldown = "1h"'))
+    rest = '[breaker]\nfailures = 1000\ncooldown = "1h"'
+    return engines, with_fallback(router_config(world.redis.url, table, rest=rest))
+
+
+async def keys(redis: Any, pattern: str) -> list[str]:
+    return [key async for key in redis.scan_iter(pattern)]
 
 
 def is_from_fallback(answer: httpx.Response) -> bool:
@@ -34,10 +38,13 @@ def is_from_fallback(answer: httpx.Response) -> bool:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@scenario
 async def test_the_fallback_serves_when_the_model_cannot_and_its_response_is_not_stored(
-    make_router: MakeRouter, engines: EngineSet, redis: Any, text: str, stream: bool
+    world: World, stream: bool
 ) -> None:
-    router = await make_router(text)
+    engines, text = await llama_with_fallback(world)
+    redis = world.redis.client
+    router = await world.router(text)
     await engines.chat.set_faults(FAILS)
     for _ in range(2):
         answer = await router.chat("The sea?", stream=stream)
@@ -45,7 +52,7 @@ async def test_the_fallback_serves_when_the_model_cannot_and_its_response_is_not
         assert (answer.headers["x-cache"], answer.content.endswith(DONE_FRAME)) == ("MISS", stream)
         assert answer.headers["x-cache-key"].startswith("rh:1:default:llama:")
         assert chat_text(answer)
-    assert await redis.keys("rh:1:default:*") == []
+    assert not await keys(redis, "rh:1:default:*")
     metrics = await router.metrics()
     assert metrics['llm_fallbacks_total{fallback="mistral",model="llama"}'] == 2
     assert metrics['llm_cache_writes_total{result="fallback"}'] == 2
@@ -55,10 +62,10 @@ async def test_the_fallback_serves_when_the_model_cannot_and_its_response_is_not
     assert (hit.headers["x-cache"], is_from_fallback(hit)) == ("HIT", False)
 
 
-async def test_the_fallbacks_engine_gets_its_own_model_name(
-    make_router: MakeRouter, engines: EngineSet, text: str
-) -> None:
-    router = await make_router(text)
+@scenario
+async def test_the_fallbacks_engine_gets_its_own_model_name(world: World) -> None:
+    engines, text = await llama_with_fallback(world)
+    router = await world.router(text)
     await engines.chat.set_faults(FAILS)
     answer = await router.chat("The sea?")
     assert is_from_fallback(answer)
@@ -67,10 +74,10 @@ async def test_the_fallbacks_engine_gets_its_own_model_name(
     assert (mistrals.headers["x-cache"], "x-fallback" in mistrals.headers) == ("MISS", False)
 
 
-async def test_an_engine_with_an_open_breaker_is_skipped_for_the_fallback(
-    make_router: MakeRouter, engines: EngineSet, text: str
-) -> None:
-    router = await make_router(text.replace("failures = 1000", "failures = 3"))
+@scenario
+async def test_an_engine_with_an_open_breaker_is_skipped_for_the_fallback(world: World) -> None:
+    engines, text = await llama_with_fallback(world)
+    router = await world.router(text.replace("failures = 1000", "failures = 3"))
     await engines.chat.set_faults(FAILS)
     assert is_from_fallback(await router.chat("The sea?"))
     before = (await engines.chat.stats())["received"]
@@ -79,36 +86,39 @@ async def test_an_engine_with_an_open_breaker_is_skipped_for_the_fallback(
     assert (await router.http.get("/readyz")).status_code == 200
 
 
-async def test_an_engines_error_about_the_request_does_not_trigger_the_fallback(
-    make_router: MakeRouter, engines: EngineSet, text: str
-) -> None:
-    router = await make_router(text)
+@scenario
+async def test_an_engines_error_about_the_request_does_not_trigger_the_fallback(world: World) -> None:
+    _, text = await llama_with_fallback(world)
+    router = await world.router(text)
     answer = await router.chat("far too long " * 5000)
     assert (answer.status_code, "x-fallback" in answer.headers) == (400, False)
 
 
-async def test_after_the_first_token_there_is_no_fallback(
-    make_router: MakeRouter, engines: EngineSet, text: str
-) -> None:
-    router = await make_router(text)
+@scenario
+async def test_after_the_first_token_there_is_no_fallback(world: World) -> None:
+    engines, text = await llama_with_fallback(world)
+    router = await world.router(text)
     await engines.chat.set_faults({"fault": "drop", "after": 3})
     answer = await router.chat("The sea?", stream=True)
     assert not is_from_fallback(answer)
     assert DONE_FRAME not in answer.content
 
 
-async def test_embeddings_have_no_fallback(make_router: MakeRouter, engines: EngineSet, text: str) -> None:
-    router = await make_router(text)
+@scenario
+async def test_embeddings_have_no_fallback(world: World) -> None:
+    engines, text = await llama_with_fallback(world)
+    router = await world.router(text)
     await engines.chat.set_faults(FAILS)
     answer = await router.post("/v1/embeddings", {"model": "llama", "input": "x"})
     assert answer.status_code >= 400
     assert "x-fallback" not in answer.headers
 
 
-async def test_where_the_fallback_fails_too_a_stale_entry_is_served(
-    make_router: MakeRouter, engines: EngineSet, redis: Any, text: str
-) -> None:
-    router = await make_router(text)
+@scenario
+async def test_where_the_fallback_fails_too_a_stale_entry_is_served(world: World) -> None:
+    engines, text = await llama_with_fallback(world)
+    redis = world.redis.client
+    router = await world.router(text)
     first = await router.chat("The sea?")
     await backdate_entry(redis, first.headers["x-cache-key"], DAY + 10)
     for engine in engines:
@@ -119,46 +129,43 @@ async def test_where_the_fallback_fails_too_a_stale_entry_is_served(
     assert (refused.status_code, "x-fallback" in refused.headers) == (502, False)
 
 
-async def test_two_models_may_be_the_fallback_of_each_other(
-    make_router: MakeRouter, engines: EngineSet, text: str
-) -> None:
-    router = await make_router(with_fallback(text, "mistral", "llama"))
+@scenario
+async def test_two_models_may_be_the_fallback_of_each_other(world: World) -> None:
+    engines, text = await llama_with_fallback(world)
+    router = await world.router(with_fallback(text, "mistral", "llama"))
     await engines.mistral.set_faults(FAILS)
     assert (await router.chat("The sea?", model="mistral")).headers["x-fallback"] == "llama"
     await engines.chat.set_faults(FAILS)
     assert (await router.chat("The sea?")).status_code == 502
 
 
-async def test_a_subscriber_and_a_follower_see_that_the_response_is_from_another_model(
-    redis_server: RedisServer, make_router: MakeRouter, engines: EngineSet, redis: Any
-) -> None:
-    slow = ScriptedEngine(
+@scenario
+async def test_a_subscriber_and_a_follower_see_that_the_response_is_from_another_model(world: World) -> None:
+    engines = await world.engines()
+    redis = world.redis.client
+    slow = await world.scripted_engine(
         ROLE_FRAME, chat_frame(content="one "), chat_frame(content="two", finish="stop"), DONE_FRAME, paced=True
     )
-    await slow.start()
-    try:
-        table = {"llama": ("llama", "any", engines.chat.url), "mistral": ("mistral", "any", slow.url)}
-        text = with_fallback(router_config(redis_server.url, table))
-        here, elsewhere = await make_router(text), await make_router(text)
-        await engines.chat.set_faults(FAILS)
-        slow.chunk_permits.release()
-        async with open_stream(here, "The sea?") as leader:
-            await leader.read_until_text("one ")
-            assert leader.headers["x-fallback"] == "mistral"
-            joining = [
-                asyncio.create_task(router.chat("The sea?", stream=stream))
-                for router in (here, elsewhere)
-                for stream in (True, False)
-            ]
-            await eventually(lambda: redis.keys("rh:1:flight:*"))
-            for _ in slow.pieces:
-                slow.chunk_permits.release()
-            await leader.read_to_end()
-            joined = await asyncio.gather(*joining)
-        assert [answer.headers["x-cache"] for answer in joined] == ["COALESCED"] * 4
-        assert [answer.headers.get("x-fallback") for answer in joined] == ["mistral"] * 4
-        assert [answer.headers["x-engine"] for answer in joined] == ["mistral"] * 4
-        assert {chat_text(answer) for answer in joined} == {"one two"}
-        assert await redis.keys("rh:1:default:*") == []
-    finally:
-        await slow.stop()
+    table = {"llama": ("llama", "any", engines.chat.url), "mistral": ("mistral", "any", slow.url)}
+    text = with_fallback(router_config(world.redis.url, table))
+    here, elsewhere = await world.router(text), await world.router(text)
+    await engines.chat.set_faults(FAILS)
+    slow.chunk_permits.release()
+    async with open_stream(here, "The sea?") as leader:
+        await leader.read_until_text("one ")
+        assert leader.headers["x-fallback"] == "mistral"
+        joining = [
+            asyncio.create_task(router.chat("The sea?", stream=stream))
+            for router in (here, elsewhere)
+            for stream in (True, False)
+        ]
+        await eventually(lambda: keys(redis, "rh:1:flight:*"))
+        for _ in slow.pieces:
+            slow.chunk_permits.release()
+        await leader.read_to_end()
+        joined = await asyncio.gather(*joining)
+    assert [answer.headers["x-cache"] for answer in joined] == ["COALESCED"] * 4
+    assert [answer.headers.get("x-fallback") for answer in joined] == ["mistral"] * 4
+    assert [answer.headers["x-engine"] for answer in joined] == ["mistral"] * 4
+    assert {chat_text(answer) for answer in joined} == {"one two"}
+    assert not await keys(redis, "rh:1:default:*")
