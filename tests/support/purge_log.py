@@ -18,6 +18,6 @@ async def logged_scopes(client: Any) -> list[EntryFilter]:
 
 async def keys_except_log(client: Any) -> set[str]:
     """The keys in Redis, without the purge log, the recent requests, and what routers report of API keys."""
-    names = [name.decode() if isinstance(name, bytes) else name for name in await client.keys("*")]
+    names = [name.decode() if isinstance(name, bytes) else name for name in [key async for key in client.scan_iter()]]
     left_out = (PURGE_LOG_KEY, KEYS_APPLIED_KEY, KEYS_USED_KEY)
     return {name for name in names if name not in left_out and not name.startswith(PROMPTS_PATTERN[:-1])}

@@ -1,0 +1,193 @@
+"""Failing engines: what the client receives, which engine takes over, and that nothing is stored."""
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+
+from tests.support.fault_timeouts import timeouts_for
+from tests.support.purge_log import keys_except_log
+from tests.support.router_server import chat_body, router_config
+from tests.support.sse_answers import DONE_FRAME, chat_text, parse_events
+from tests.support.waiting import eventually, read_until
+from tests.world.processes import WorldEngines, WorldRouter
+from tests.world.scenario import World, scenario
+
+Fault = dict[str, Any]
+
+BEFORE_ANY_TOKEN: list[tuple[Fault, bool]] = [
+    ({"fault": "status", "code": 500}, False),
+    ({"fault": "status", "code": 500}, True),
+    ({"fault": "status", "code": 429, "retry_after": "7"}, False),
+    ({"fault": "status", "code": 404}, True),
+    ({"fault": "status", "code": 401}, False),
+    ({"fault": "error", "after": 3}, False),
+    ({"fault": "error", "after": 0}, True),
+    ({"fault": "drop"}, False),
+    ({"fault": "drop", "how": "close"}, True),
+    ({"fault": "drop", "after": 3}, False),
+    ({"fault": "drop", "after": 0}, True),
+    ({"fault": "malformed"}, False),
+    ({"fault": "malformed"}, True),
+    ({"fault": "stall", "after": 0}, True),
+]
+AFTER_SOME_TOKENS: list[Fault] = [
+    {"fault": "error", "after": 3},
+    {"fault": "drop", "after": 3},
+    {"fault": "drop", "after": 3, "how": "close"},
+    {"fault": "stall", "after": 3},
+]
+
+
+def named(value: Any) -> str:
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else "stream" if value else "json"
+
+
+async def router_for(world: World, engines: WorldEngines, fault: Fault) -> WorldRouter:
+    """Starts a router whose engines will have the fault."""
+    return await world.router(router_config(world.redis.url, engines.as_config(), rest=timeouts_for(fault)))
+
+
+async def on_llamas(engines: WorldEngines, fault: Fault) -> None:
+    await asyncio.gather(engines.chat.set_faults(fault), engines.code.set_faults(fault))
+
+
+async def _is_asked_again(router: WorldRouter) -> bool:
+    engines = (await router.http.get("/healthz")).json()["engines"].values()
+    return all(engine["state"] != "refused" for engine in engines)
+
+
+async def nothing_was_kept(router: WorldRouter, engines: WorldEngines, redis: Any, *, stream: bool) -> None:
+    """Checks that nothing was stored: writes of earlier requests precede the hit of a later one."""
+    await asyncio.gather(engines.chat.clear_faults(), engines.code.clear_faults())
+    sentinel = (await router.chat("A well answered one", model="mistral")).headers["x-cache-key"]
+    assert (await router.chat("A well answered one", model="mistral")).headers["x-cache"] == "HIT"
+    assert await keys_except_log(redis) == {sentinel}
+    await eventually(lambda: _is_asked_again(router))  # engines that refused the router's key
+    assert (await router.chat("The sea?", stream=stream)).headers["x-cache"] == "MISS"
+    assert (await router.chat("The sea?", stream=stream)).headers["x-cache"] == "HIT"
+
+
+@pytest.mark.parametrize(("fault", "stream"), BEFORE_ANY_TOKEN, ids=named)
+@scenario
+async def test_another_engine_takes_over_before_the_first_token(world: World, fault: Fault, stream: bool) -> None:
+    engines = await world.engines()
+    router = await router_for(world, engines, fault)
+    await engines.chat.set_faults(fault)
+    answer = await router.chat("The sea?", stream=stream)
+    assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
+    assert (answer.headers["x-engine"], answer.headers["x-task"]) == ("llama-code", "chat")
+    assert chat_text(answer)
+    assert answer.content.endswith(DONE_FRAME) is stream
+    assert (await router.chat("The sea?", stream=stream)).headers["x-cache"] == "HIT"
+    retries = {name: value for name, value in (await router.metrics()).items() if "llm_retries_total" in name}
+    assert len(retries) == 1
+    assert 'engine="llama-chat"' in next(iter(retries))
+
+
+@pytest.mark.parametrize(("fault", "stream"), BEFORE_ANY_TOKEN, ids=named)
+@scenario
+async def test_when_every_engine_fails_the_client_gets_an_error_and_nothing_is_stored(
+    world: World, fault: Fault, stream: bool
+) -> None:
+    engines = await world.engines()
+    redis = world.redis.client
+    router = await router_for(world, engines, fault)
+    await on_llamas(engines, fault)
+    answer = await router.chat("The sea?", stream=stream, headers={"x-request-id": "mine"})
+    expected = {"stall": 504}.get(fault["fault"], {429: 503, 404: 404}.get(fault.get("code", 0), 502))
+    assert answer.status_code == expected
+    assert answer.headers["content-type"] == "application/json"
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert (answer.headers["x-cache"], answer.headers["x-request-id"]) == ("MISS", "mine")
+    assert answer.headers["x-cache-key"].startswith("rh:1:default:llama:")
+    assert ("retry-after" in answer.headers) is (expected == 503)
+    assert "engine-" not in answer.text, "addresses of the internal network are not revealed"
+    await nothing_was_kept(router, engines, redis, stream=stream)
+
+
+@pytest.mark.parametrize("fault", AFTER_SOME_TOKENS, ids=named)
+@scenario
+async def test_a_stream_that_fails_ends_with_one_error_without_done_and_is_not_stored(
+    world: World, fault: Fault
+) -> None:
+    engines = await world.engines()
+    redis = world.redis.client
+    router = await router_for(world, engines, fault)
+    await on_llamas(engines, fault)
+    answer = await router.chat("The sea?", stream=True)
+    assert answer.status_code == 200
+    assert b"[DONE]" not in answer.content
+    *well, last = parse_events(answer.content)
+    assert set(last["error"]) == {"message", "type", "param", "code"}
+    assert not any("error" in event for event in well)
+    assert any(event["choices"][0]["delta"].get("content") for event in well)
+    metrics = await router.metrics()
+    assert sum(v for k, v in metrics.items() if re.match("llm_cache_writes_total.*(error|incomplete)", k)) == 1
+    assert sum(v for k, v in metrics.items() if k.startswith("llm_requests_total") and 'status="broken"' in k) == 1
+    await nothing_was_kept(router, engines, redis, stream=True)
+
+
+@scenario
+async def test_a_stream_that_lacks_only_its_end_is_completed_and_not_stored(world: World) -> None:
+    engines = await world.engines()
+    redis = world.redis.client
+    fault = {"fault": "no_done"}
+    router = await router_for(world, engines, fault)
+    await on_llamas(engines, fault)
+    answer = await router.chat("The sea?", stream=True)
+    assert answer.content.endswith(DONE_FRAME)
+    assert not any("error" in event for event in parse_events(answer.content))
+    await nothing_was_kept(router, engines, redis, stream=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@scenario
+async def test_a_response_without_a_finish_reason_is_forwarded_and_not_stored(world: World, stream: bool) -> None:
+    engines = await world.engines()
+    redis = world.redis.client
+    router = await world.router(router_config(world.redis.url, engines.as_config()))
+    await on_llamas(engines, {"fault": "no_finish"})
+    answer = await router.chat("The sea?", stream=stream)
+    assert (answer.status_code, answer.content.endswith(DONE_FRAME)) == (200, stream)
+    assert chat_text(answer)
+    assert (await router.metrics())['llm_cache_writes_total{result="incomplete"}'] == 1
+    await nothing_was_kept(router, engines, redis, stream=stream)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@scenario
+async def test_a_slow_response_ends_at_its_total_time_limit(world: World, stream: bool) -> None:
+    engines = await world.engines()
+    limits = '[timeouts]\nfirst_token = "200ms"\nbetween_tokens = "60s"\nmin_tokens_per_second = 1000'
+    table = {"mistral": engines.as_config()["mistral"]}
+    router = await world.router(router_config(world.redis.url, table, rest=limits))
+    before = (await engines.mistral.stats())["aborted"]
+    await engines.mistral.set_faults({"fault": "tps", "rate": 20})
+    answer = await router.chat("The sea?", model="mistral", stream=stream, max_tokens=100)
+    if stream:
+        assert len(parse_events(answer.content)) < 40
+        assert "error" in parse_events(answer.content)[-1]
+    else:
+        assert answer.status_code == 504
+    await engines.mistral.stats(aborted=before + 1, in_flight=0)
+
+
+@scenario
+async def test_the_number_of_requests_in_flight_returns_to_zero_whatever_happens(world: World) -> None:
+    engines = await world.engines()
+    router = await router_for(world, engines, {"fault": "stall"})
+    markers = ["", "[[sim:status code=500]]", "[[sim:error after=2]]", "[[sim:drop after=2]]", "[[sim:stall after=2]]"]
+    markers += ["[[sim:stall after=0]]", "[[sim:malformed]]", "[[sim:no_done]]", "far too long " * 5000]
+    await asyncio.gather(
+        *(router.chat(f"{m}{s}", stream=s) for m in markers for s in (False, True) if s or "stall" not in m)
+    )
+    async with router.http.stream("POST", "/v1/chat/completions", json=chat_body(markers[4], stream=True)) as answer:
+        stream = answer.aiter_bytes()
+        await read_until(stream, bool)
+    await asyncio.gather(*(engine.stats(in_flight=0) for engine in engines))
+    health = (await router.http.get("/healthz")).json()
+    assert {name: engine["in_flight"] for name, engine in health["engines"].items()} == dict.fromkeys(
+        engines.as_config(), 0
+    )
