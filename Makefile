@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install run lint check test test-compiled test-clients test-vllm simulate chaos models wheels clean
+.PHONY: help install run lint check test test-compiled costs test-clients test-vllm simulate chaos models wheels clean
 
 # auto: vLLM if it is installed in the router's environment, otherwise the simulator; vllm: real vLLM on this machine's CPU.
 ENGINES ?= auto
@@ -59,6 +59,7 @@ help:
 	@echo 'make check               make lint, and the unit tests of the core'
 	@echo 'make test                all tests that do not need vLLM'
 	@echo 'make test-compiled       the tests of the router with compiled modules, as pip install . builds them'
+	@echo 'make costs               the instructions of a request, compared with benchmarks/costs.toml; after make test-compiled; needs valgrind'
 	@echo 'make test-clients        every example of docs/clients.md and continued streams, with the clients themselves; needs npm'
 	@echo 'make test-vllm           the tests with real vLLM engines'
 	@echo 'make simulate            seeded schedules of events and faults on a virtual clock; SEEDS=1000, or SEED=7 for one'
@@ -98,6 +99,11 @@ test-compiled: $(VENV)/.developed $(REDIS_BINARY)
 		--no-deps --target $(COMPILED)/built ./$(COMPILED) | $(PIP_FILTER)
 	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
 	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) $(addprefix --ignore=tests/,$(WITHOUT_COMPILED))
+
+# In the build that test-compiled leaves.
+costs: $(VENV)/.developed $(REDIS_BINARY)
+	@test -d $(COMPILED) || { echo 'make: costs are those of the compiled build: run make test-compiled first' >&2; exit 1; }
+	cd $(COMPILED) && $(CURDIR)/$(VENV)/bin/python -m benchmarks.costs
 
 test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CLIENTS_NODE)/.installed
 	ROUNDHOUSE_CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS_VENV)/bin/python ROUNDHOUSE_CLIENTS_NODE=$(CURDIR)/$(CLIENTS_NODE) \
