@@ -190,7 +190,8 @@ async def test_a_frozen_redis_is_detected_after_too_long_a_silence(own_redis: Re
     loop = asyncio.get_running_loop()
     started = loop.time()
     await received.wait_for("deaf")
-    assert loop.time() - started < PING_TIMEOUT + 0.5, "the silence, and some room for a busy machine"
+    # Nothing else would notice it for minutes, so the bound leaves room for a machine that pauses.
+    assert PING_TIMEOUT / 2 < loop.time() - started < PING_TIMEOUT + 10
     own_redis.thaw()
     await received.wait_for("listening")
 
