@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from router.core.endpoints.endpoint import EncodedInput, InferenceRequest, Prompt, ScoredInput
 from router.core.endpoints.upload import longest_answer
-from router.core.resilience.timeouts import Workload
+from router.core.resilience.timeouts import DEFAULT_ANSWER_TOKENS, Workload
 
 # vLLM generates `best_of` answers and returns `n` of them; of a beam search, `n` is the width.
 _CHOICE_FIELDS: Final = ("n", "best_of")
@@ -17,7 +17,15 @@ def workload(request: InferenceRequest) -> Workload:
     fields = request.fields
     prompts = _count_prompts(request, fields)
     choices = max((_positive(fields.get(name)) for name in _CHOICE_FIELDS), default=1)
-    return Workload(request.max_tokens, prompts * choices, request.prompt_size)
+    return Workload(_longest_answer(request), prompts * choices, request.prompt_size)
+
+
+def _longest_answer(request: InferenceRequest) -> int | None:
+    """In tokens; None if the request does not tell."""
+    # Embeddings and scores take as long as their prompt, which has at most as many tokens as bytes.
+    if request.endpoint.streaming is None and request.prompt_size < DEFAULT_ANSWER_TOKENS:
+        return request.prompt_size
+    return request.max_tokens
 
 
 def _count_prompts(request: InferenceRequest, fields: Mapping[str, Any]) -> int:

@@ -39,3 +39,21 @@ def test_prompts_and_choices_count(path: str, fields: dict[str, Any], answers: i
     body = msgspec.json.encode({"model": "m", "max_tokens": 16, **fields})
     work = workload(parse_request(ENDPOINT_BY_PATH[path], body))
     assert (work.answers, work.prompt_bytes) == (answers, len(body))
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "is_its_size"),
+    [
+        ("/v1/embeddings", {"input": "hi"}, True),
+        ("/v1/embeddings", {"input": "hi" * 5000}, False),
+        ("/rerank", {"query": "hi", "documents": ["a", "b"]}, True),
+        ("/v1/completions", {"prompt": "hi"}, False),
+        ("/v1/chat/completions", CHAT, False),
+    ],
+)
+def test_what_generates_no_text_takes_as_long_as_a_short_prompt(
+    path: str, fields: dict[str, Any], is_its_size: bool
+) -> None:
+    body = msgspec.json.encode({"model": "m", **fields})
+    work = workload(parse_request(ENDPOINT_BY_PATH[path], body))
+    assert work.max_tokens == (len(body) if is_its_size else None)
