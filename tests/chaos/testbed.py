@@ -97,7 +97,8 @@ class Testbed:
             try:
                 await asyncio.sleep(seconds)
             finally:
-                engine.thaw()
+                if engine.is_running:  # else a request had just ended it
+                    engine.thaw()
 
     async def set_engine_fault(self, name: str, fault: dict[str, object]) -> None:
         engine = self.engines[name]
