@@ -21,7 +21,7 @@ def workload(request: InferenceRequest) -> Workload:
 
 
 def _longest_answer(request: InferenceRequest) -> int | None:
-    """In tokens; None if the request does not tell."""
+    """In tokens; None if the request sets no limit."""
     # Embeddings and scores take as long as their prompt, which has at most as many tokens as bytes.
     if request.endpoint.streaming is None and request.prompt_size < DEFAULT_ANSWER_TOKENS:
         return request.prompt_size
