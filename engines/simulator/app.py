@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,7 +21,7 @@ from engines.simulator.faults import Fault, FaultRegistry
 from engines.simulator.generation import GenerationEndpoint
 from engines.simulator.generation_log import GenerationLog
 from engines.simulator.json_endpoint import JsonApi, JsonEndpoint
-from engines.simulator.metrics import EngineCollector, render_metrics
+from engines.simulator.metrics import EngineCollector, MetricsPage
 from engines.simulator.pooled import CLASSIFY_API, POOLING_API
 from engines.simulator.request_log import RequestLog
 from engines.simulator.scoring import SCORING_APIS
@@ -37,17 +37,12 @@ def create_app(settings: SimulatorSettings) -> Starlette:
     fault_registry, request_log = FaultRegistry(), RequestLog()
     generation_log = None if settings.generations is None else GenerationLog(Path(settings.generations), time.monotonic)
     adapters = AdapterRegistry(settings)
-    registry = CollectorRegistry()
-    GCCollector(registry)
-    PlatformCollector(registry)
-    ProcessCollector(registry=registry)
 
     def kv_fault() -> Fault | None:
         return fault_registry.engine_fault("kv")
 
-    registry.register(
-        EngineCollector(settings, engine.scheduler, engine.speculation, engine.counters, kv_fault, time.time())
-    )
+    collector = EngineCollector(settings, engine.scheduler, engine.speculation, engine.counters, kv_fault, time.time())
+    metrics_page = MetricsPage(collector, kv_fault)
 
     async def models(_: Request) -> Response:
         return _json(models_body(settings, adapters.list_adapters(), int(time.time())))
@@ -64,8 +59,7 @@ def create_app(settings: SimulatorSettings) -> Starlette:
         return _json({"server_load": 0})
 
     async def metrics(_: Request) -> Response:
-        content = render_metrics(registry, kv_fault())
-        return Response(content, headers={"Content-Type": CONTENT_TYPE_LATEST, **_VARY})
+        return Response(metrics_page.render(), headers={"Content-Type": CONTENT_TYPE_LATEST, **_VARY})
 
     api_routes: list[Route] = []
     if settings.pooling:

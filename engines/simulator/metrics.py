@@ -1,9 +1,10 @@
 """The Prometheus metrics of an engine, with vLLM's names, labels, types and help texts."""
 
+import pickle
 import re
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -38,7 +39,7 @@ _KV_LINE = re.compile(rb"^(# (?:HELP|TYPE) )?vllm:kv_cache_usage_perc\b.*\n", re
 
 
 class EngineCollector(Collector):
-    """Reads an engine's counters at each scrape.
+    """Converts an engine's counters to metrics.
 
     `kv_fault` gives the fault that forces the KV usage, if one is set; `started` is the Unix time of the start.
     """
@@ -59,6 +60,13 @@ class EngineCollector(Collector):
         self._kv_fault = kv_fault
         self._started = started
         self._labels = {"model_name": settings.model_names[0], "engine": "0"}
+
+    def state(self) -> bytes:
+        """Differs from an earlier one if a metric does: all that `collect` reads and that changes."""
+        scheduler = self._scheduler
+        numbers = (scheduler.running, scheduler.waiting, self._kv_usage(), scheduler.counts, self._speculation.counts)
+        # Pickled, so that no counter can be forgotten here; and 50 times faster than the text.
+        return pickle.dumps((numbers, self._engine_counters))
 
     def collect(self) -> Iterator[Metric]:
         if self._speculation.enabled:
@@ -87,10 +95,13 @@ class EngineCollector(Collector):
         )
         states = {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
         yield self._labelled_gauge("engine_sleep_state", text, "sleep_state", states)
+        text = "KV-cache usage. 1 means 100 percent usage."
+        yield self._gauge("kv_cache_usage_perc", text, self._kv_usage())
+
+    def _kv_usage(self) -> float:
         fault = self._kv_fault()
-        forced = fault.get("usage") if fault else None
-        usage = self._scheduler.kv_usage if forced is None else forced
-        yield self._gauge("kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", usage)
+        forced: float | None = fault.get("usage") if fault else None
+        return self._scheduler.kv_usage if forced is None else forced
 
     def _cache_metrics(self) -> Iterator[Metric]:
         counts = self._scheduler.counts
@@ -204,12 +215,33 @@ class EngineCollector(Collector):
         return family
 
 
-def render_metrics(registry: CollectorRegistry, kv_fault: Fault | None) -> bytes:
-    """The text of /metrics; a `kv` fault can remove the usage or rename it to its name before vLLM 0.10."""
-    text = generate_latest(registry)
-    metric = kv_fault.get("metric") if kv_fault else "new"
-    if metric == "missing":
-        return _KV_LINE.sub(b"", text)
-    if metric == "old":
-        return text.replace(b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
-    return text
+class MetricsPage:
+    """The text of /metrics: the metrics of this Python process, and those of the engine.
+
+    The latter are formatted only if one has changed: a router asks every 2 s, and formatting takes 8 ms.
+    """
+
+    def __init__(self, engine: EngineCollector, kv_fault: Callable[[], Fault | None]) -> None:
+        self._process_registry, self._engine_registry = CollectorRegistry(), CollectorRegistry()
+        GCCollector(self._process_registry)
+        PlatformCollector(self._process_registry)
+        ProcessCollector(registry=self._process_registry)
+        self._engine_registry.register(engine)
+        self._engine = engine
+        self._kv_fault = kv_fault
+        self._state = b""
+        self._engine_text = b""
+
+    def render(self) -> bytes:
+        """A `kv` fault can remove the usage, or rename it to its name before vLLM 0.10."""
+        state = self._engine.state()
+        if state != self._state:
+            self._state, self._engine_text = state, generate_latest(self._engine_registry)
+        text = generate_latest(self._process_registry) + self._engine_text
+        kv_fault = self._kv_fault()
+        metric = kv_fault.get("metric") if kv_fault else "new"
+        if metric == "missing":
+            return _KV_LINE.sub(b"", text)
+        if metric == "old":
+            return text.replace(b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
+        return text
