@@ -10,7 +10,7 @@ import pytest
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.redis_keys import hits_key
 from router.core.endpoints.stream_encoding import decode_stream
-from tests.support.cli_helpers import CommandResult, run_cli, run_cli_in_terminal
+from tests.support.cli_helpers import CommandResult, run_cli, run_cli_in_terminal, run_cli_process
 from tests.support.entry_factory import entry_key, make_entry, make_streamed_entry, redis_fields_format_1, store_entry
 from tests.support.purge_log import NO_REPLICAS, logged_scopes
 from tests.support.redis_process import RedisServer
@@ -314,11 +314,12 @@ async def test_a_device_is_written_to_and_not_replaced(client: Any, file: Path) 
 
 async def test_entries_can_be_piped(client: Any, file: Path) -> None:
     await store_entry(client, entry_key())
-    lines = await cache(file, "export", "--tenant", "acme")
+    lines = await run_cli_process("cache", "export", "--tenant", "acme", "--config", file)
     assert [line["key"] for line in lines.json_lines()] == [entry_key()]
     assert lines.stderr == "exported 1 entry\n"
     await client.flushall()
-    assert (await cache(file, "import", stdin=lines.stdout.encode())).stderr == "imported 1 entry\n"
+    imported = await run_cli_process("cache", "import", "--config", file, stdin=lines.stdout.encode())
+    assert imported.stderr == "imported 1 entry\n"
     assert await client.exists(entry_key())
 
 

@@ -1,13 +1,28 @@
-"""Runs the command `roundhouse` in its own process, for tests."""
+"""Runs the command `roundhouse`, for tests: in a thread of the test, in a process, or in a process with a terminal."""
 
 import asyncio
 import json
 import os
 import pty
 import sys
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, NoReturn
+from unittest import mock
 
+import msgspec
+from typer.testing import CliRunner
+
+from engines import dry_run
+from engines.plan import UpPlan
+from engines.preflight import command as preflight
+from router import serve
+from router.cli import app
+from tests.support.logging_state import logging_as_it_was
 from tests.support.waiting import TEST_TIMEOUT
+
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""The standard streams belong to the whole process."""
 
 
 class CommandResult(NamedTuple):
@@ -30,7 +45,53 @@ class CommandResult(NamedTuple):
 
 
 async def run_cli(*arguments: object, stdin: bytes = b"") -> CommandResult:
-    """Runs the command without a terminal. Raises TimeoutError if it does not end."""
+    """Runs the command in a thread, without a terminal. Raises TimeoutError if it does not end.
+
+    The environment and the directory are those of the test. An error that would be a traceback is raised. What would
+    replace the process is called in its place: the start of `serve`, as far as it fails, `up --dry-run` and
+    `engines preflight`. A command that handles signals needs `run_cli_process`.
+    """
+
+    def run() -> CommandResult:
+        with _ONE_AT_A_TIME, mock.patch("os.execv", _call_in_place), logging_as_it_was():
+            result = CliRunner().invoke(
+                app, list(map(str, arguments)), input=stdin, prog_name="roundhouse", catch_exceptions=False
+            )
+        return CommandResult(result.exit_code, result.stdout_bytes.decode(), result.stderr_bytes.decode())
+
+    return await _in_daemon_thread(run)
+
+
+async def _in_daemon_thread(function: Callable[[], CommandResult]) -> CommandResult:
+    """Unlike asyncio.to_thread, a function that does not end does not keep the tests from ending."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[CommandResult] = loop.create_future()
+
+    def run() -> None:
+        try:
+            loop.call_soon_threadsafe(result.set_result, function())
+        except BaseException as error:  # noqa: BLE001 - it is raised in the test
+            loop.call_soon_threadsafe(result.set_exception, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    async with asyncio.timeout(TEST_TIMEOUT):
+        return await result
+
+
+def _call_in_place(_: str, argv: list[str]) -> NoReturn:
+    """What os.execv would start, of `python -m MODULE ARGUMENTS`."""
+    module, *arguments = argv[2:]
+    if module == "router.serve":
+        raise SystemExit(serve.main(arguments))
+    command, *options = arguments
+    with os.fdopen(int(options[-1]), "rb", closefd=False) as file:
+        plan = msgspec.json.decode(file.read(), type=UpPlan)
+    report = {"dry-run": dry_run.main, "preflight": preflight.main}[command]
+    raise SystemExit(report(plan, as_json="--json" in options))
+
+
+async def run_cli_process(*arguments: object, stdin: bytes = b"") -> CommandResult:
+    """Runs the command in a process, without a terminal. Raises TimeoutError if it does not end."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "router", *map(str, arguments), stdin=pipe, stdout=pipe, stderr=pipe
