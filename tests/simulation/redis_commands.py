@@ -78,8 +78,16 @@ def _rename(data: RedisData, words: Arguments) -> Status:
 
 
 def _type(data: RedisData, words: Arguments) -> Status:
-    names = {dict: "hash", SortedSet: "zset", RedisStream: "stream", type(None): "none"}
+    names = {dict: "hash", list: "list", SortedSet: "zset", RedisStream: "stream", type(None): "none"}
     return Status(names.get(type(data.find(words[0])), "string"))
+
+
+def _memory(data: RedisData, words: Arguments) -> int | None:
+    """The sizes are not those of Redis."""
+    if words[0].upper() != b"USAGE" or len(words) != 2:
+        raise RedisError("ERR the model of Redis knows MEMORY USAGE alone")
+    value = data.find(words[1])
+    return None if value is None else 64 + len(words[1]) + len(repr(value))
 
 
 def _scan(data: RedisData, words: Arguments) -> list[Any]:
@@ -193,8 +201,42 @@ def _zremove(data: RedisData, key: bytes, members: list[bytes]) -> int:
 
 def _zremrangebyrank(data: RedisData, words: Arguments) -> int:
     ranked = (data.get(words[0], SortedSet) or SortedSet()).ranked()
-    first, last = (index + len(ranked) if index < 0 else index for index in map(_integer, words[1:3]))
-    return _zremove(data, words[0], ranked[max(0, first) : last + 1] if last >= 0 else [])
+    return _zremove(data, words[0], _slice(ranked, words[1:3]))
+
+
+def _zrevrange(data: RedisData, words: Arguments) -> list[Any]:
+    if len(words) not in (3, 4) or (len(words) == 4 and words[3].upper() != b"WITHSCORES"):
+        raise RedisError(_SYNTAX)
+    scores = data.get(words[0], SortedSet) or SortedSet()
+    members = _slice(scores.ranked()[::-1], words[1:3])
+    return [[member, scores[member]] for member in members] if len(words) == 4 else members
+
+
+# -- lists ------------------------------------------------------------------------------------------------------------
+
+
+def _slice(items: list[bytes], bounds: Arguments) -> list[bytes]:
+    """Those between two indices, of which the second is included; a negative one counts from the end."""
+    first, last = (index + len(items) if index < 0 else index for index in map(_integer, bounds))
+    return items[max(0, first) : last + 1] if last >= 0 else []
+
+
+def _push(data: RedisData, words: Arguments, *, left: bool) -> int:
+    items = data.get_or_create(words[0], list)
+    items[:] = [*words[:0:-1], *items] if left else [*items, *words[1:]]
+    return len(items)
+
+
+def _ltrim(data: RedisData, words: Arguments) -> Status:
+    bounds = words[1:3]
+    for bound in bounds:  # Redis parses them before it looks up the key
+        _integer(bound)
+    if data.get(words[0], list) is not None:
+        items = data.get_or_create(words[0], list)
+        items[:] = _slice(items, bounds)
+        if not items:
+            data.delete(words[0])
+    return OK
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------
@@ -260,6 +302,9 @@ READS: Final[dict[bytes, CommandFunction]] = {
     b"HKEYS": lambda data, words: list(_hash(data, words[0])),
     b"HLEN": lambda data, words: len(_hash(data, words[0])),
     b"HMGET": lambda data, words: [_hash(data, words[0]).get(name) for name in words[1:]],
+    b"LLEN": lambda data, words: len(data.get(words[0], list) or ()),
+    b"LRANGE": lambda data, words: _slice(data.get(words[0], list) or [], words[1:3]),
+    b"MEMORY": _memory,
     b"PTTL": _left_in(1),
     b"SCAN": _scan,
     b"STRLEN": lambda data, words: len(_get(data, words) or b""),
@@ -271,10 +316,13 @@ READS: Final[dict[bytes, CommandFunction]] = {
     b"XRANGE": lambda data, words: _range(data, words, reverse=False),
     b"XREVRANGE": lambda data, words: _range(data, words, reverse=True),
     b"ZCARD": lambda data, words: len(data.get(words[0], SortedSet) or ()),
+    b"ZREVRANGE": _zrevrange,
     b"ZSCORE": lambda data, words: (data.get(words[0], SortedSet) or SortedSet()).get(words[1]),
 }
 
-TAKE_MEMORY: Final = frozenset((b"HINCRBY", b"HSET", b"HSETNX", b"INCR", b"SET", b"XADD", b"ZINCRBY"))
+TAKE_MEMORY: Final = frozenset(
+    (b"HINCRBY", b"HSET", b"HSETNX", b"INCR", b"LPUSH", b"RPUSH", b"SET", b"XADD", b"ZINCRBY")
+)
 """The commands that a full Redis refuses; a script with one of them ends there."""
 
 WRITES: Final[dict[bytes, CommandFunction]] = {
@@ -286,9 +334,12 @@ WRITES: Final[dict[bytes, CommandFunction]] = {
     b"HSET": _hset,
     b"HSETNX": _hsetnx,
     b"INCR": _incr,
+    b"LPUSH": lambda data, words: _push(data, words, left=True),
+    b"LTRIM": _ltrim,
     b"PERSIST": _persist,
     b"PEXPIRE": _expire_in(1),
     b"RENAME": _rename,
+    b"RPUSH": lambda data, words: _push(data, words, left=False),
     b"SET": _set,
     b"UNLINK": _del,
     b"XADD": _xadd,
@@ -300,6 +351,11 @@ WRITES: Final[dict[bytes, CommandFunction]] = {
 MIN_ARGUMENTS: Final = {
     b"HMGET": 2,
     b"HGET": 2,
+    b"LPUSH": 2,
+    b"RPUSH": 2,
+    b"LRANGE": 3,
+    b"LTRIM": 3,
+    b"ZREVRANGE": 3,
     b"RENAME": 2,
     b"SET": 2,
     b"HSET": 3,

@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 from tests.simulation.redis_values import RedisError, RedisStream, SortedSet
 
-Value = bytes | dict[bytes, bytes] | SortedSet | RedisStream
-T = TypeVar("T", bytes, dict[bytes, bytes], SortedSet, RedisStream)
+Value = bytes | dict[bytes, bytes] | list[bytes] | SortedSet | RedisStream
+T = TypeVar("T", bytes, dict[bytes, bytes], list[bytes], SortedSet, RedisStream)
 
 _WRONG_TYPE = "WRONGTYPE Operation against a key holding the wrong kind of value"
 
@@ -70,7 +70,7 @@ class RedisData:
         """Must be called before the value at a key is changed in place."""
         if self.journal is not None:
             before = self._values.get(key)
-            copied: Any = before.copy() if isinstance(before, dict | RedisStream) else before
+            copied: Any = before.copy() if isinstance(before, dict | list | RedisStream) else before
             if isinstance(before, SortedSet):
                 copied = SortedSet(before)
             self.journal.append((self.instant(), key, copied, self._expires.get(key)))

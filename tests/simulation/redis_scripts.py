@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
-from router.shared import budgets, drains, key_records, ledger, retention, scripts
+from router.shared import budgets, drains, key_records, ledger, recent_prompts, retention, scripts
 from router.shared import inflight_leases as flights
 from router.shared import rate_limit_script as limits
 from router.store import entry_store as store
@@ -190,6 +190,15 @@ def _restore_drain(data: RedisData, key: bytes, words: list[bytes]) -> int:
     return _set_drain(data, key, states, words[0], b" ".join(words[1:]))
 
 
+def _add_prompt(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes]:
+    id_, most = words[0], int(words[1])
+    others = [each for each in dict.fromkeys(data.get(key, list) or []) if len(each) == len(id_) and each != id_]
+    data.delete(key)
+    data.put(key, [id_, *others[: most - 1]])
+    data.expire_at(key, data.clock() + 1000 * int(words[2]))
+    return others[most - 1 :]
+
+
 def _optional(word: bytes) -> int | None:
     return int(word) if word else None
 
@@ -213,6 +222,8 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     ledger.ADD_SCRIPT.encode(): _add_savings,
     key_records.MERGE_SCRIPT.encode(): _merge_keys,
     key_records.USED_SCRIPT.encode(): _add_used_keys,
+    recent_prompts._WRITE_SCRIPT.encode(): _write,
+    recent_prompts._ADD_SCRIPT.encode(): _add_prompt,
     budgets.UPDATE_SCRIPT.encode(): _budget,
     drains._CHANGE_SCRIPT.encode(): _change_drain,
     drains._RESTORE_SCRIPT.encode(): _restore_drain,

@@ -46,7 +46,9 @@ key, word = st.sampled_from(KEYS), st.sampled_from(WORDS)
 id_ = st.builds(lambda at, number: f"{at}-{number}", st.integers(0, 4), st.integers(0, 3))
 bound = st.one_of(st.sampled_from(["-", "+", "2", "(2", "(3-1", "nonsense"]), id_)
 commands = st.one_of(
-    st.tuples(st.sampled_from(["GET", "TYPE", "HGETALL", "HKEYS", "HLEN", "STRLEN", "PTTL", "XLEN", "ZCARD"]), key),
+    st.tuples(
+        st.sampled_from(["GET", "TYPE", "HGETALL", "HKEYS", "HLEN", "STRLEN", "PTTL", "XLEN", "ZCARD", "LLEN"]), key
+    ),
     st.tuples(st.sampled_from(["EXISTS", "DEL", "UNLINK"]), key, key),
     st.tuples(st.just("SET"), key, word),
     st.tuples(st.just("SET"), key, word, st.sampled_from(["NX", "XX", "GET", "KEEPTTL"])),
@@ -60,6 +62,10 @@ commands = st.one_of(
     st.tuples(st.just("ZSCORE"), key, word),
     st.tuples(st.just("ZREM"), key, word, word),
     st.tuples(st.just("ZREMRANGEBYRANK"), key, st.integers(-4, 3), st.integers(-4, 3)),
+    st.tuples(st.just("ZREVRANGE"), key, st.integers(-4, 3), st.integers(-4, 3)),
+    st.tuples(st.just("ZREVRANGE"), key, st.integers(-4, 3), st.integers(-4, 3), st.just("WITHSCORES")),
+    st.tuples(st.sampled_from(["LPUSH", "RPUSH"]), key, word, word),
+    st.tuples(st.sampled_from(["LRANGE", "LTRIM"]), key, st.integers(-4, 3), st.integers(-4, 3)),
     st.tuples(st.just("XADD"), key, id_, word, word),
     st.tuples(st.just("XADD"), key, st.sampled_from(["MINID", "MAXLEN"]), st.integers(0, 3), id_, word, word),
     st.tuples(st.just("XADD"), key, st.just("NOMKSTREAM"), id_, word, word),
@@ -187,6 +193,13 @@ def test_waiting_for_a_missing_replica_blocks_only_this_connection(both: ClientF
     assert first.send_commands(("WAIT", 0, 50)) == [0]
 
 
+def test_the_memory_of_a_key_is_a_number_and_none_for_an_absent_one(both: ClientFactory) -> None:
+    client = both.connect()
+    client.send_commands(("SET", "a", "x" * 1000))
+    used, absent = client.send_commands(("MEMORY", "USAGE", "a"), ("MEMORY", "USAGE", "b"))
+    assert (1000 < used < 2000, absent) == (True, None)
+
+
 def test_the_server_describes_itself(both: ClientFactory) -> None:
     role, ping = both.connect().send_commands(("ROLE",), ("PING",))
     assert (role[0], ping) == (b"master", b"PONG")
@@ -198,7 +211,8 @@ def test_a_full_server_deletes_and_refuses_what_takes_memory(both: ClientFactory
     both.set_full(True)
     taking: list[Any] = [
         ("SET", "b", "x"), ("SET", "b", "x", "XX"), ("HSET", "h", "f", "2"), ("HINCRBY", "h", "f", 1),
-        ("HSETNX", "h", "f", "2"), ("INCR", "n"), ("XADD", "s", "*", "f", "v"), ("ZINCRBY", "z", 1, "m"),
+        ("HSETNX", "h", "f", "2"), ("INCR", "n"), ("LPUSH", "l", "x"), ("RPUSH", "l", "x"),
+        ("XADD", "s", "*", "f", "v"), ("ZINCRBY", "z", 1, "m"),
         ("EVAL", REPLACE_IF_SAME, 1, "a", "mine", "yours", LONG),
     ]  # fmt: skip
     assert {reply[:40] for reply in client.send_commands(*taking)} == {"OOM command not allowed when used memory"}
@@ -299,6 +313,16 @@ def test_a_script_keeps_the_latest_use_of_each_key(both: ClientFactory) -> None:
     client.send_commands(*[("EVAL", add, 1, "u", 60, "a", at, "b", 5) for at in (7, 9, 8)])
     fields, left = client.send_commands(("HGETALL", "u"), ("PTTL", "u"))
     assert fields == {b"a": b"9", b"b": b"5"}
+    assert 0 < left <= 60_000
+
+
+def test_a_script_keeps_the_latest_ids_of_requests_and_returns_those_that_it_drops(both: ClientFactory) -> None:
+    client, add = both.connect(), script("local listed, seen, gone")
+    client.send_commands(("RPUSH", "l", "one", "two", "a request", "one", "six"))
+    steps_ = [("EVAL", add, 1, "l", id_, 3, 60) for id_ in ("two", "ten", "new")]
+    assert client.send_commands(*steps_) == [[], [b"six"], [b"one"]]
+    ids, left = client.send_commands(("LRANGE", "l", 0, -1), ("PTTL", "l"))
+    assert ids == [b"new", b"ten", b"two"]
     assert 0 < left <= 60_000
 
 
