@@ -5,14 +5,11 @@ import json
 from functools import partial
 from typing import Any
 
-import pytest
-
-from tests.support.redis_process import RedisServer
-from tests.support.router_server import EngineSet, MakeRouter, RouterServer, ScriptedRouter, chat_body, router_config
+from tests.support.router_server import chat_body, router_config
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 from tests.support.waiting import eventually
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+from tests.world.processes import WorldEngines, WorldRouter
+from tests.world.scenario import World, scenario
 
 TENANTS = """
 [auth]
@@ -29,14 +26,16 @@ name = "free"
 """
 
 
-@pytest.fixture
-def by_priority(redis_server: RedisServer, engines: EngineSet) -> str:
-    text = router_config(redis_server.url, engines.as_config(), rest=TENANTS)
-    return text.replace('served_model = "meta-llama', 'scheduling = "priority"\nserved_model = "meta-llama')
+async def start(world: World) -> tuple[WorldRouter, WorldEngines]:
+    """A router whose engines of llama have the priority scheduler."""
+    engines = await world.engines()
+    text = router_config(world.redis.url, engines.as_config(), rest=TENANTS)
+    scheduling = text.replace('served_model = "meta-llama', 'scheduling = "priority"\nserved_model = "meta-llama')
+    return await world.router(scheduling), engines
 
 
 async def sent_priority(
-    router: RouterServer, engines: EngineSet, tenant: str, path: str = "/v1/chat/completions", **fields: Any
+    router: WorldRouter, engines: WorldEngines, tenant: str, path: str = "/v1/chat/completions", **fields: Any
 ) -> tuple[int | None, str | None]:
     """The field and the header as the engine got them."""
     body = {**chat_body("How is the sea?", max_tokens=16), **fields}
@@ -47,10 +46,9 @@ async def sent_priority(
     return json.loads(request["body"]).get("priority"), request["headers"].get("x-vllm-priority")
 
 
-async def test_an_engine_with_the_priority_scheduler_gets_what_the_tenant_may_have(
-    make_router: MakeRouter, by_priority: str, engines: EngineSet
-) -> None:
-    router = await make_router(by_priority)
+@scenario
+async def test_an_engine_with_the_priority_scheduler_gets_what_the_tenant_may_have(world: World) -> None:
+    router, engines = await start(world)
     for tenant, asked, sent in (
         ("batch", None, 10), ("batch", -3, 10), ("batch", 20, 20), ("urgent", None, -5), ("urgent", -100, -10),
         ("urgent", 3, 3), ("free", None, None), ("free", -1, None), ("free", 2, 2),
@@ -60,23 +58,22 @@ async def test_an_engine_with_the_priority_scheduler_gets_what_the_tenant_may_ha
         assert await sent_priority(router, engines, tenant, **fields) == (sent, header), (tenant, asked)
 
 
-async def test_the_header_has_it_for_messages_whose_requests_have_no_such_field_in_vllm(
-    make_router: MakeRouter, by_priority: str, engines: EngineSet
-) -> None:
-    router = await make_router(by_priority)
+@scenario
+async def test_the_header_has_it_for_messages_whose_requests_have_no_such_field_in_vllm(world: World) -> None:
+    router, engines = await start(world)
     assert (await sent_priority(router, engines, "batch", "/v1/messages"))[1] == "10"
 
 
-async def test_other_engines_do_not_get_the_field(
-    make_router: MakeRouter, by_priority: str, engines: EngineSet
-) -> None:
-    router = await make_router(by_priority)
+@scenario
+async def test_other_engines_do_not_get_the_field(world: World) -> None:
+    router, engines = await start(world)
     for tenant in ("batch", "urgent", "free"):
         assert await sent_priority(router, engines, tenant, model="mistral", priority=4) == (None, None)
 
 
-async def test_the_priority_is_not_part_of_the_key(make_router: MakeRouter, by_priority: str) -> None:
-    router = await make_router(by_priority)
+@scenario
+async def test_the_priority_is_not_part_of_the_key(world: World) -> None:
+    router, _ = await start(world)
     caches = [
         (await router.chat("The sea?", headers={"x-tenant-id": "free"}, priority=priority)).headers["x-cache"]
         for priority in (1, 2)
@@ -84,16 +81,20 @@ async def test_the_priority_is_not_part_of_the_key(make_router: MakeRouter, by_p
     assert caches == ["MISS", "HIT"]
 
 
-async def test_a_wrong_priority_is_refused(make_router: MakeRouter, by_priority: str) -> None:
-    router = await make_router(by_priority)
+@scenario
+async def test_a_wrong_priority_is_refused(world: World) -> None:
+    router, _ = await start(world)
     answer = await router.chat("The sea?", headers={"x-tenant-id": "free"}, priority="high")
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "priority")
 
 
-async def test_the_queue_of_the_router_serves_the_highest_priority_first(scripted: ScriptedRouter) -> None:
+@scenario
+async def test_the_queue_of_the_router_serves_the_highest_priority_first(world: World) -> None:
     pieces = (ROLE_FRAME + chat_frame(content="one"), chat_frame(content="", finish="stop") + DONE_FRAME)
     # The last table is the engine's.
-    router, engine = await scripted(*pieces, paced=True, rest="max_in_flight = 1\n" + TENANTS)
+    engine = await world.scripted_engine(*pieces, paced=True)
+    tables = {"scripted": ("llama", "any", engine.url)}
+    router = await world.router(router_config(world.redis.url, tables, rest="max_in_flight = 1\n" + TENANTS))
     asked = []
     requests: list[tuple[str, dict[str, int]]] = [
         ("free", {}), ("batch", {}), ("free", {"priority": 5}), ("free", {}), ("urgent", {"priority": 1}),
