@@ -161,16 +161,6 @@ async def test_it_is_live_and_q_restores_the_terminal(served: Any) -> None:
         assert KEY not in terminal.output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_every_signal_restores_the_terminal(served: Any, number: signal.Signals) -> None:
-    router = await served()
-    async with TerminalCommand("top", "--url", router.url, env=ENV) as terminal:
-        await terminal.shows("llama-chat")
-        terminal.send_signal(number)
-        assert await terminal.exit_code() == 0
-        await eventually(lambda: terminal.is_restored)
-
-
 async def test_ctrl_c_restores_the_terminal_and_ctrl_z_does_nothing(served: Any) -> None:
     router = await served()
     async with TerminalCommand("top", "--url", router.url, "--interval", "0.5", env=ENV) as terminal:
@@ -184,7 +174,7 @@ async def test_ctrl_c_restores_the_terminal_and_ctrl_z_does_nothing(served: Any)
         await eventually(lambda: terminal.is_restored)
 
 
-async def test_a_resize_is_followed_at_once(served: Any) -> None:
+async def test_a_resize_is_followed_at_once_and_a_signal_restores_the_terminal(served: Any) -> None:
     router = await served()
     async with TerminalCommand("top", "--url", router.url, "--interval", "3600", env=ENV) as terminal:
         await terminal.shows("llama-chat")
@@ -192,6 +182,9 @@ async def test_a_resize_is_followed_at_once(served: Any) -> None:
         terminal.resize(200, 50)
         terminal.send_signal(signal.SIGWINCH)
         await terminal.shows("restarts")
+        terminal.send_signal(signal.SIGTERM)
+        assert await terminal.exit_code() == 0
+        await eventually(lambda: terminal.is_restored)
 
 
 async def test_a_router_that_is_down_is_asked_again(
