@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from router.pid_file import PidFile, running_pid
+from router.serve import _pid_file
 
 
 def test_a_file_that_another_holds_is_refused(tmp_path: Path) -> None:
@@ -20,3 +21,10 @@ def test_a_file_that_another_holds_is_refused(tmp_path: Path) -> None:
         first.close()
     assert list(tmp_path.iterdir()) == []
     assert running_pid(first.path) is None
+
+
+def test_a_router_that_can_write_no_pid_file_serves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    with _pid_file(tmp_path / "file" / "router.pid") as outcome_file:
+        assert outcome_file is None
+    assert "there is no pid file, so `roundhouse reload`" in caplog.text
