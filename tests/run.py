@@ -1,8 +1,7 @@
 """Runs pytest, and prints the time and the slowest files: `python -m tests.run ARGUMENTS_OF_PYTEST`.
 
-It also runs a few failed tests again, alone. Tests run beside each other, on machines that are shared and may pause for
-a second. A test that fails only then is told apart from one that fails alone too: it is named at the end, and is to be
-mended, but is not an error. More than MAX_AGAIN failed tests are not run again.
+No test runs twice, but for one marked `real`, if it is the only one that failed: it depends on a process of
+others, such as vLLM. The last line of the output names it.
 """
 
 import argparse
@@ -15,7 +14,6 @@ from typing import Final
 
 import pytest
 
-MAX_AGAIN: Final = 3
 MAX_SLOWEST: Final = 10
 
 
@@ -25,13 +23,22 @@ class Reports:
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """By file: of the tests, with their fixtures."""
-        self.failed: dict[str, None] = {}
-        """Node ids, in order."""
+        self.failed: dict[str, bool] = {}
+        """Node ids of tests, and of files that could not be read; whether the test is marked `real`."""
+        self.stopped = False
+        """Whether tests were left out after the failure (`-x`)."""
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.failed[report.nodeid] = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid.partition("::")[0]] += report.duration
         if report.failed:
-            self.failed[report.nodeid] = None
+            self.failed[report.nodeid] = "real" in report.keywords
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.stopped = bool(session.shouldfail or session.shouldstop)
 
 
 def run(arguments: list[str]) -> int:
@@ -42,11 +49,24 @@ def run(arguments: list[str]) -> int:
     options, arguments = parser.parse_known_args(arguments)
     reports = Reports()
     code = int(pytest.main(arguments, [reports]))
-    if code == pytest.ExitCode.TESTS_FAILED and 0 < len(reports.failed) <= MAX_AGAIN:
-        code = _run_again(list(reports.failed))
+    complete = code == pytest.ExitCode.TESTS_FAILED and not reports.stopped
+    again = to_run_again(reports.failed) if complete else None
+    if again is not None:
+        code = _run_again(again)
     for line in summary(options.target, time.time() - options.started, reports.seconds):
         sys.stdout.write(f"{line}\n")
+    if again is not None:
+        outcome = "failed both times" if code else "WARNING: failed, and passed when it ran again"
+        sys.stdout.write(f"{outcome}: {again}\n")
     return code
+
+
+def to_run_again(failed: Mapping[str, bool]) -> str | None:
+    """The test that runs a second time; `failed` says of each test that failed whether it is marked `real`."""
+    match list(failed.items()):
+        case [(test, True)]:
+            return test
+    return None
 
 
 def summary(target: str | None, seconds: float, seconds_by_file: Mapping[str, float]) -> list[str]:
@@ -61,22 +81,11 @@ def summary(target: str | None, seconds: float, seconds_by_file: Mapping[str, fl
     ]
 
 
-def _run_again(failed: list[str]) -> int:
-    _say(_list("Running again, alone:", failed))
-    # Without the markers of pyproject.toml: the first run has selected the tests.
-    code = subprocess.run([sys.executable, "-m", "pytest", "-m", "", *failed], check=False).returncode
-    if code == 0:
-        _say(_list("WARNING: these tests failed, and passed when they ran again, alone:", failed))
-    return code
-
-
-def _list(title: str, tests: list[str]) -> str:
-    return "\n".join([title, *(f"  {test}" for test in tests)])
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"\n{text}\n\n")
+def _run_again(test: str) -> int:
+    sys.stdout.write(f"\nRunning again, alone: {test}\n")
     sys.stdout.flush()
+    # Without the markers of pyproject.toml: the first run has selected the test.
+    return subprocess.run([sys.executable, "-m", "pytest", "-m", "", test], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.real]
 
 MODELS = os.environ.get("ROUNDHOUSE_MODELS", "")
 ENGINE = """

@@ -10,7 +10,7 @@ from router.core.endpoints.cache_salt import derive_salts
 from tests.e2e.vllm_process_tree import CONFIGURATION, VllmProcessTree, running_tree
 from tests.support.ports import free_port
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.real]
 
 GROUPS = {"acme": None, "beta": None, "gamma": "family", "delta": "family"}
 SECRET = "The merger is to be announced on the third of March at noon, at nine dollars a share. " * 6

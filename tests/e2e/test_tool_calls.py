@@ -15,7 +15,7 @@ from tests.e2e.vllm_process_tree import VllmProcessTree, running_tree
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.real]
 
 CONFIGURATION = """
 [[model]]

@@ -15,7 +15,7 @@ from tests.e2e.vllm_process_tree import VllmProcessTree
 from tests.support.typed_answers import RESPONSES, TYPED_PATHS, typed_body, typed_text
 from tests.support.waiting import eventually
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.real]
 
 CODE = "Write a Python function that reverses a string and returns it."
 CHAT = "Tell me a story about the sea and an old lighthouse."

@@ -1,4 +1,4 @@
-"""What the end of a run of tests says, and failed tests that run again, alone."""
+"""What the end of a run of tests says, and which failed test runs again."""
 
 import os
 import subprocess
@@ -9,30 +9,27 @@ from typing import Any
 
 import pytest
 
-from tests.run import MAX_AGAIN, MAX_SLOWEST, Reports, summary
+from tests.run import MAX_SLOWEST, Reports, summary, to_run_again
 from tests.support.paths import ROOT
 
 FAILS_ONCE = """
 from pathlib import Path
 import pytest
 
-@pytest.mark.parametrize("number", range({count}))
-def test_that_fails_once(number):
-    ran = Path(__file__).with_name(f"ran-{{number}}")
+pytestmark = [pytest.mark.vllm]
+
+def test_that_fails_once():
+    ran = Path(__file__).with_name("ran")
     before = ran.exists()
     ran.touch()
     assert before
-
-def test_that_passes():
-    with Path(__file__).with_name("passed").open("a") as file:
-        file.write("x")
 """
-ALWAYS_FAILS = "def test_that_always_fails():\n    assert False\n"
+FAILS_ONCE_REAL = FAILS_ONCE.replace("[pytest.mark.vllm]", "[pytest.mark.vllm, pytest.mark.real]")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -m 'not vllm'\nmarkers = vllm\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -m 'not vllm'\nmarkers =\n  vllm\n  real\n")
     return tmp_path
 
 
@@ -45,44 +42,67 @@ def run(folder: Path, text: str, *arguments: str) -> "subprocess.CompletedProces
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
-def report(nodeid: str, when: Any, seconds: float) -> pytest.TestReport:
-    return pytest.TestReport(nodeid, ("", 0, ""), {}, "passed", None, when, duration=seconds)
+def report(nodeid: str, when: Any, seconds: float, outcome: Any = "passed", **options: Any) -> pytest.TestReport:
+    keywords = options.get("keywords", {})
+    return pytest.TestReport(nodeid, ("", 0, ""), keywords, outcome, None, when, duration=seconds)
 
 
-def test_tests_that_pass_alone_are_named_and_are_no_error(folder: Path) -> None:
-    ran = run(folder, FAILS_ONCE.format(count=MAX_AGAIN))
+def test_only_the_one_test_that_failed_runs_again_and_only_if_it_is_marked_real() -> None:
+    assert to_run_again({"a": True}) == "a"
+    assert to_run_again({"a": False}) is None
+    assert to_run_again({"a": True, "b": True}) is None
+    assert to_run_again({"a": True, "b": False}) is None
+    assert to_run_again({}) is None
+
+
+def test_of_a_test_that_failed_in_several_phases_the_marker_is_known() -> None:
+    reports = Reports()
+    for when in ("call", "teardown"):
+        reports.pytest_runtest_logreport(report("a::x", when, 1, outcome="failed", keywords={"x": 1, "real": 1}))
+    reports.pytest_runtest_logreport(report("a::y", "setup", 1, outcome="failed", keywords={"y": 1}))
+    reports.pytest_runtest_logreport(report("a::z", "call", 1, keywords={"z": 1, "real": 1}))
+    assert reports.failed == {"a::x": True, "a::y": False}
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one process", "xdist"])
+def test_the_end_of_a_run_names_the_test_that_ran_again(folder: Path, processes: tuple[str, ...]) -> None:
+    ran = run(folder, FAILS_ONCE_REAL, "-m", "vllm", *processes)
     assert ran.returncode == 0, ran.stdout
-    warning = ran.stdout.rpartition("WARNING: these tests failed, and passed when they ran again, alone:\n")[2]
-    assert warning.partition("\n\n")[0].split() == [
-        f"test_it.py::test_that_fails_once[{number}]" for number in range(MAX_AGAIN)
-    ]
-    assert (folder / "passed").read_text() == "x"
+    last = ran.stdout.splitlines()[-1]
+    assert last == "WARNING: failed, and passed when it ran again: test_it.py::test_that_fails_once"
 
 
-def test_tests_that_a_marker_selects_run_again_too(folder: Path) -> None:
-    marked = FAILS_ONCE.format(count=1).replace("import pytest", "import pytest\npytestmark = pytest.mark.vllm")
-    ran = run(folder, marked, "-m", "vllm")
-    assert ran.returncode == 0, ran.stdout
-    assert "WARNING" in ran.stdout
-
-
-def test_a_test_that_fails_alone_too_is_an_error(folder: Path) -> None:
-    ran = run(folder, FAILS_ONCE.format(count=1) + ALWAYS_FAILS)
+def test_a_test_that_fails_again_is_an_error(folder: Path) -> None:
+    ran = run(folder, FAILS_ONCE_REAL.replace("assert before", "assert False"), "-m", "vllm")
     assert ran.returncode == 1
-    assert "Running again, alone:" in ran.stdout
-    assert "WARNING" not in ran.stdout
+    assert ran.stdout.splitlines()[-1] == "failed both times: test_it.py::test_that_fails_once"
 
 
-def test_many_failed_tests_do_not_run_again(folder: Path) -> None:
-    ran = run(folder, FAILS_ONCE.format(count=MAX_AGAIN + 1))
+def test_a_test_that_is_not_marked_runs_once(folder: Path) -> None:
+    ran = run(folder, FAILS_ONCE, "-m", "vllm")
     assert ran.returncode == 1
-    assert "again" not in ran.stdout
+    assert "Running again" not in ran.stdout
+
+
+def test_no_test_runs_again_if_others_were_left_out(folder: Path) -> None:
+    ran = run(folder, f"{FAILS_ONCE_REAL}\ndef test_that_is_left_out():\n    assert False\n", "-m", "vllm", "-x")
+    assert ran.returncode == 1
+    assert "Running again" not in ran.stdout
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one process", "xdist"])
+def test_no_test_runs_again_if_a_file_could_not_be_read(folder: Path, processes: tuple[str, ...]) -> None:
+    (folder / "test_broken.py").write_text("assert False\n")
+    options = ("-m", "vllm", "--continue-on-collection-errors", *processes, "test_broken.py")
+    ran = run(folder, FAILS_ONCE_REAL, *options)
+    assert ran.returncode != 0
+    assert "Running again" not in ran.stdout
 
 
 def test_tests_that_pass_run_once(folder: Path) -> None:
     ran = run(folder, "def test_that_passes():\n    pass\n")
     assert ran.returncode == 0
-    assert "again" not in ran.stdout
+    assert "Running again" not in ran.stdout
 
 
 def test_an_error_of_pytest_is_passed_on(folder: Path) -> None:
