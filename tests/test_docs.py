@@ -15,11 +15,10 @@ from router.settings import Settings, Strict, parse
 from router.store.entry_store import WriteResult
 from router.telemetry import Telemetry
 from tests.support.offenders import assert_none
-from tests.support.paths import ROOT
+from tests.support.paths import PAGES, ROOT
 from tests.support.redis_deployments import MINIMAL_ACL, SENTINEL_ACL
 
 DOCS = ROOT / "docs"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "benchmarks" / "README.md"])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.offenders import assert_none
-from tests.support.paths import ROOT
+from tests.support.paths import PAGES, ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "benchmarks" / "README.md"])
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 CELL_END = re.compile(r"(?<!\\)\|")
 DELIMITER_CELL = re.compile(r"\s*:?-+:?\s*")

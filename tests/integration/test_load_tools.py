@@ -1,20 +1,13 @@
 """The load tools of benchmarks/ on real routers: that they run, and count what happens. No figure is checked."""
 
-import asyncio
 import json
-import os
-import signal
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.benchmark_process import run_benchmark
-from tests.support.paths import ROOT
 from tests.support.router_server import RouterServer
-from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -22,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def report(folder: Path, name: str, *options: str) -> Any:
     """Runs a tool and reads its JSON; 1 is the exit code of a generator that was late on a busy machine."""
     file = folder / "report.json"
-    code, output = await run_benchmark(name, *options, "--json", str(file))
+    code, output = await run_benchmark(f"benchmarks.{name}", *options, "--json", str(file))
     assert code in (0, 1), output
     return json.loads(file.read_text())
 
@@ -42,7 +35,7 @@ async def test_an_open_loop_takes_its_key_from_the_environment_and_never_shows_i
     router: RouterServer, tmp_path: Path
 ) -> None:
     options = ["--url", router.url, "--rate", "20", "--duration", "200ms", "--json", str(tmp_path / "report.json")]
-    _, output = await run_benchmark("open_loop", *options, OPENAI_API_KEY="sk-hidden")
+    _, output = await run_benchmark("benchmarks.open_loop", *options, OPENAI_API_KEY="sk-hidden")
     assert "completed" in output
     assert "sk-hidden" not in output + (tmp_path / "report.json").read_text()
 
@@ -51,7 +44,7 @@ async def test_an_open_loop_takes_its_key_from_the_environment_and_never_shows_i
     "options", [["--ramp", "5"], ["--duration", "5"], ["--followers", "0.8", "--new", "0.8"], ["--prompts", "0"]]
 )
 async def test_wrong_use_of_the_open_loop_is_explained(router: RouterServer, options: list[str]) -> None:
-    code, output = await run_benchmark("open_loop", "--url", router.url, *options)
+    code, output = await run_benchmark("benchmarks.open_loop", "--url", router.url, *options)
     assert code == 2
     assert output.startswith("open_loop: ")
     assert "Traceback" not in output
@@ -75,44 +68,6 @@ async def test_a_ramp_reaches_its_streams_and_reads_the_router(tmp_path: Path) -
 
 
 async def test_an_open_loop_without_a_server_names_its_address() -> None:
-    code, output = await run_benchmark("open_loop", "--url", "http://127.0.0.1:1")
+    code, output = await run_benchmark("benchmarks.open_loop", "--url", "http://127.0.0.1:1")
     assert code == 2
     assert output.startswith("open_loop: http://127.0.0.1:1: ")
-
-
-async def test_ctrl_c_in_a_terminal_ends_a_soak_with_its_findings(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    # Short, since a path of a Unix socket is at most 107 bytes long.
-    with tempfile.TemporaryDirectory(prefix="rh-") as folder:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "benchmarks.soak", "--minutes", "30", "--rate", "20", "--json", str(report),
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder}, start_new_session=True,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            logs = Path(folder)
-            await eventually(
-                lambda: any("roundhouse.access" in log.read_text() for log in logs.glob("rh-soak-*/*.log"))
-            )
-            # A terminal sends it to all processes of the foreground job.
-            os.killpg(process.pid, signal.SIGINT)
-            output, _ = await process.communicate()
-        finally:
-            if process.returncode is None:  # the test is cancelled
-                process.send_signal(signal.SIGINT)
-                await process.wait()
-        assert "Traceback" not in output.decode()
-        assert process.returncode in (0, 1)
-        assert json.loads(report.read_text())["load"]["completed"] > 0
-        assert list(logs.iterdir()) == []
-
-
-async def test_a_soak_restarts_reloads_and_leaves_nothing(tmp_path: Path) -> None:
-    figures = await report(tmp_path, "soak", "--minutes", "0.1", "--rate", "20")
-    assert figures["load"]["completed"] > 0
-    assert figures["findings"]["leases_left"] == figures["findings"]["failed_reloads"] == 0
-    events = " ".join(event for _, event in figures["events"])
-    assert "engine 0 was killed" in events
-    assert "redis was killed" in events
-    assert "the new configuration is in effect" in events
-    assert all(sample["uss_mb"] > 10 and sample["descriptors"] > 10 for sample in figures["samples"])

@@ -1,4 +1,4 @@
-"""Runs a program of benchmarks/ in a process of its own."""
+"""Runs a program of benchmarks/ or lab/ in a process of its own."""
 
 import asyncio
 import os
@@ -8,10 +8,10 @@ import sys
 from tests.support.paths import ROOT
 
 
-async def run_benchmark(name: str, *options: str, **environment: str) -> tuple[int, str]:
+async def run_benchmark(module: str, *options: str, **environment: str) -> tuple[int, str]:
     """Its exit code, and its output with what it wrote to stderr. `environment`: further variables."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", f"benchmarks.{name}", *options,
+        sys.executable, "-m", module, *options,
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         # In a session of its own: at Ctrl-C, it gets one signal, the one below.

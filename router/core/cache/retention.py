@@ -8,7 +8,7 @@ one which has left Redis was asked for before, and is kept on probation for long
 
 The lifetime follows from the memory in use alone, so routers need not agree on anything, and a router that starts
 decides like the others. It is a proportional controller: shorter lifetimes free memory, which makes them longer again.
-`benchmarks/eviction.py` compares this with eviction alone.
+`lab/eviction.py` compares this with eviction alone.
 
 Probation only ever deletes an entry earlier. Freshness, `Age` and `Cache-Control` follow from the entry's own fields.
 """

@@ -1,4 +1,4 @@
-"""A wrong option of a benchmark is rejected with exit code 2, before anything is started."""
+"""A wrong option of a benchmark, or of a study in lab, is rejected with exit code 2, before anything is started."""
 
 import asyncio
 import inspect
@@ -14,8 +14,6 @@ import pytest
 
 from benchmarks.options import at_least_zero, count, counts, input_file, output_file, positive, share
 from tests.support.paths import ROOT
-
-READ_ME = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -64,13 +62,15 @@ def test_a_file_is_checked_before_the_measurement(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "open_loop --concurrency-ramp 0", "open_loop --json /missing/x.json", "added_latency --rounds 0",
-        "ramp --streams 0", "ramp --ramp 0", "ramp --events-per-second 0", "soak --minutes 0", "soak --workers 0",
-        "soak --json /missing/x.json", "workers --workers 0", "workers --workers two", "workers --only nothing",
-        "workers --connections 1", "redis_limit --requests 0", "redis_limit --json /missing/x.json",
-        "scale_simulation --users 0", "scale_simulation --users 1000000000", "scale_simulation --hit 2",
-        "scale_simulation --costs /missing", "scale_validation --only nothing", "scale_costs --output /missing/x.json",
-        "eviction --requests 0",
+        "benchmarks.open_loop --concurrency-ramp 0", "benchmarks.open_loop --json /missing/x.json",
+        "benchmarks.added_latency --rounds 0", "benchmarks.ramp --streams 0", "benchmarks.ramp --ramp 0",
+        "benchmarks.ramp --events-per-second 0", "lab.soak --minutes 0", "lab.soak --workers 0",
+        "lab.soak --json /missing/x.json", "benchmarks.workers --workers 0", "benchmarks.workers --workers two",
+        "benchmarks.workers --only nothing", "benchmarks.workers --connections 1", "lab.redis_limit --requests 0",
+        "lab.redis_limit --json /missing/x.json", "lab.scale_simulation --users 0",
+        "lab.scale_simulation --users 1000000000", "lab.scale_simulation --hit 2",
+        "lab.scale_simulation --costs /missing", "lab.scale_validation --only nothing",
+        "lab.scale_costs --output /missing/x.json", "lab.eviction --requests 0",
     ],
 )  # fmt: skip
 def test_wrong_use_has_exit_code_2_and_names_the_option(
@@ -79,7 +79,7 @@ def test_wrong_use_has_exit_code_2_and_names_the_option(
     name, option, _ = command.split()
     monkeypatch.setattr(sys, "argv", command.split())
     with pytest.raises(SystemExit) as ended:
-        run(import_module(f"benchmarks.{name}").main)
+        run(import_module(name).main)
     assert ended.value.code == 2
     assert f"{option}: " in capsys.readouterr().err
 
@@ -91,9 +91,11 @@ def run(main: Callable[[], Any]) -> None:
         main()
 
 
-def test_every_benchmark_of_the_page_has_help() -> None:
-    questions = READ_ME.partition("What several of them share")[0]
+@pytest.mark.parametrize(("folder", "at_least"), [("benchmarks", 15), ("lab", 7)])
+def test_every_benchmark_of_the_page_has_help(folder: str, at_least: int) -> None:
+    page = (ROOT / folder / "README.md").read_text(encoding="utf-8")
+    questions = page.partition("What several of them share")[0]
     names = set(re.findall(r"^\| `(\w+)` \|", questions, re.MULTILINE)) - {"locustfile"}
-    assert len(names) > 20
-    without = {name for name in names if "ArgumentParser(" not in (ROOT / "benchmarks" / f"{name}.py").read_text()}
+    assert len(names) >= at_least
+    without = {name for name in names if "ArgumentParser(" not in (ROOT / folder / f"{name}.py").read_text()}
     assert without == set()
