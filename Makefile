@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install run lint check test test-compiled costs test-clients test-vllm simulate chaos models wheels clean
+.PHONY: help install run lint check test test-interpreted test-compiled test-more costs test-clients test-vllm simulate chaos models wheels clean
 
 # auto: vLLM if it is installed in the router's environment, otherwise the simulator; vllm: real vLLM on this machine's CPU.
 ENGINES ?= auto
@@ -30,17 +30,6 @@ PARALLEL := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 STARTED := $(shell date +%s)
 RUN_TESTS = -m tests.run --target $@ --started $(STARTED)
 
-# Tests of what is never compiled: checks, what commands print, launching engines, pages, generated files, benchmarks, and
-# of the source code.
-WITHOUT_COMPILED := unit/benchmarks unit/engines unit/support unit/router/checks unit/router/core/routing \
-	browser dashboards distribution kubernetes test_compose.py \
-	test_docs.py test_docs_tables.py test_image.py test_layers.py test_redis_users.py test_systemd.py \
-	integration/test_check_cli.py integration/test_check_engines.py integration/test_check_table.py \
-	integration/test_cli_help.py integration/test_cli_init.py integration/test_cli_logs.py integration/test_cli_preflight.py \
-	integration/test_cli_top.py \
-	integration/test_load_tools.py integration/test_redis_limit.py integration/test_scale_benchmarks.py \
-	integration/test_ray_placement.py integration/test_switch.py integration/test_watchdog.py
-
 # Filters pip's output: one line per step, and every error.
 PIP_FILTER := while IFS= read -r line; do case "$$line" in \
 	*Collecting*|*Installing*|*Successfully*|*rror*) echo "$${line:0:110}";; esac; done
@@ -57,11 +46,13 @@ help:
 	@echo 'make run ENGINES=vllm    the same with real vLLM on the CPU and small models created locally'
 	@echo 'make lint                linter, format, types, import layers'
 	@echo 'make check               make lint, and the unit tests of the core'
-	@echo 'make test                all tests that do not need vLLM'
-	@echo 'make test-compiled       the tests of the router with compiled modules, as pip install . builds them'
+	@echo 'make test                all tests but those of test-more and test-vllm'
+	@echo 'make test-compiled       the same with compiled modules, as pip install . builds them'
+	@echo 'make test-interpreted    the tests of which the outcome may differ without compiled modules: unit tests and the simulation'
+	@echo 'make test-more           chaos, proxies, the browser, wheels, Ray, finished studies; CHANGED=1: those that changed since .ci/green'
 	@echo 'make costs               the instructions of a request, compared with benchmarks/costs.toml; after make test-compiled; needs valgrind'
 	@echo 'make test-clients        every example of docs/clients.md and continued streams, with the clients themselves; needs npm'
-	@echo 'make test-vllm           the tests with real vLLM engines'
+	@echo 'make test-vllm           what only real vLLM engines show; ALL=1: all tests with them'
 	@echo 'make simulate            seeded schedules of events and faults on a virtual clock; SEEDS=1000, or SEED=7 for one'
 	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random, REDIS=server'
 	@echo 'make wheels              wheels for a package index in dist/: compiled ones for the Pythons of this machine, and a pure one'
@@ -88,7 +79,13 @@ check: lint
 	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) tests/unit/router/core tests/test_layers.py
 
 test: $(VENV)/.developed $(REDIS_BINARY)
-	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL)
+	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --more none
+
+test-interpreted: $(VENV)/.developed $(REDIS_BINARY)
+	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) tests/unit/router tests/simulation
+
+test-more: $(VENV)/.developed $(REDIS_BINARY)
+	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --more $(if $(CHANGED),changed,all)
 
 # Tests the package as a user installs it: pip builds it, and the tests run against the result.
 test-compiled: $(VENV)/.developed $(REDIS_BINARY)
@@ -98,7 +95,7 @@ test-compiled: $(VENV)/.developed $(REDIS_BINARY)
 	@ROUNDHOUSE_COMPILE=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VENV)/bin/pip install --disable-pip-version-check \
 		--no-deps --target $(COMPILED)/built ./$(COMPILED) | $(PIP_FILTER)
 	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
-	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) $(addprefix --ignore=tests/,$(WITHOUT_COMPILED))
+	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --more none
 
 # In the build that test-compiled leaves.
 costs: $(VENV)/.developed $(REDIS_BINARY)
@@ -111,7 +108,7 @@ test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CL
 
 test-vllm: $(VENV)/.developed $(REDIS_BINARY) models
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
-		$(VENV)/bin/python $(RUN_TESTS) -m vllm
+		$(VENV)/bin/python $(RUN_TESTS) -m 'vllm$(if $(ALL),, and not vllm_all)'
 
 simulate: $(VENV)/.developed
 	$(VENV)/bin/python -m tests.simulation $(if $(SEED),--seed $(SEED),\

@@ -1,5 +1,7 @@
 """Runs pytest, and prints the time and the slowest files: `python -m tests.run ARGUMENTS_OF_PYTEST`.
 
+`--more` says what runs of the groups in more.py: `none`, or only these: `all`, or `changed`.
+
 No test runs twice, but for one marked `real`, if it is the only one that failed: it depends on a process of
 others, such as vLLM. The last line of the output names it.
 """
@@ -13,6 +15,8 @@ from collections.abc import Mapping
 from typing import Final
 
 import pytest
+
+from tests.more import GROUPS, selected_groups
 
 MAX_SLOWEST: Final = 10
 
@@ -46,7 +50,15 @@ def run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--target", help="the target of make")
     parser.add_argument("--started", type=float, default=time.time(), help="when make started, in seconds since 1970")
+    parser.add_argument("--more", choices=["none", "all", "changed"])
     options, arguments = parser.parse_known_args(arguments)
+    if options.more == "none":
+        arguments += [f"--ignore={test}" for group in GROUPS.values() for test in group.tests]
+    elif options.more is not None:
+        selected = selected_groups(only_changed=options.more == "changed")
+        if not selected:
+            return 0
+        arguments += [test for name in selected for test in GROUPS[name].tests]
     reports = Reports()
     code = int(pytest.main(arguments, [reports]))
     complete = code == pytest.ExitCode.TESTS_FAILED and not reports.stopped

@@ -7,7 +7,7 @@ from benchmarks.drafts import run, summarize, table
 from benchmarks.small_engines import MODEL, SERVED
 from tests.e2e.vllm_process_tree import VllmProcessTree
 
-pytestmark = [pytest.mark.vllm, pytest.mark.real]
+pytestmark = [pytest.mark.vllm, pytest.mark.vllm_all, pytest.mark.real]
 
 REQUESTS = 60
 

@@ -15,7 +15,7 @@ from tests.support.json_shape import shape
 from tests.support.paths import CAPTURES, ROOT
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.vllm, pytest.mark.real]
+pytestmark = [pytest.mark.vllm, pytest.mark.vllm_all, pytest.mark.real]
 
 REQUESTS = json.loads((CAPTURES / "requests.json").read_text())
 

@@ -11,7 +11,7 @@ from tests.e2e.vllm_process_tree import VllmProcessTree, running_tree
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.vllm, pytest.mark.real]
+pytestmark = [pytest.mark.vllm, pytest.mark.vllm_all, pytest.mark.real]
 
 CODE = "Write a Python function that reverses a string and returns it."
 CHAT = "Tell me a story about the sea and an old lighthouse."

@@ -14,7 +14,7 @@ from tests.support.lora_files import write_lora_adapter
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.vllm, pytest.mark.real]
+pytestmark = [pytest.mark.vllm, pytest.mark.vllm_all, pytest.mark.real]
 
 ADMIN = {"authorization": "Bearer admin-key"}
 

@@ -13,7 +13,7 @@ from benchmarks.draft_prompts import FORMS_AND_TOPICS, prompts_of
 from engines.tiny.plan import MODELS
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.vllm_all]
 
 READ = """
 import json, sys

@@ -12,7 +12,7 @@ from tests.support.collector import Collector, ReceivedSpan
 from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.vllm, pytest.mark.real]
+pytestmark = [pytest.mark.vllm, pytest.mark.vllm_all, pytest.mark.real]
 
 CONFIGURATION = """
 [[model]]
