@@ -97,6 +97,8 @@ def _scan(data: RedisData, words: Arguments) -> list[Any]:
     all_keys = data.keys()
     matching = set(data.keys(options.get(b"MATCH", b"*").decode("latin-1")))
     keys = [key for key in all_keys[position : position + count] if key in matching and data.find(key) is not None]
+    if (kind := options.get(b"TYPE")) is not None:
+        keys = [key for key in keys if _type(data, [key]) == kind.decode().lower()]
     return [b"%d" % (position + count if position + count < len(all_keys) else 0), keys]
 
 

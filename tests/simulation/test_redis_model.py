@@ -188,6 +188,13 @@ def test_a_complete_scan_finds_every_key(both: ClientFactory) -> None:
     assert found == {f"rh:1:{number}".encode() for number in range(30)}
 
 
+def test_a_scan_for_a_type_finds_no_other(both: ClientFactory) -> None:
+    client = both.connect()
+    client.send_commands(("SET", "rh:1:s", "v"), ("HSET", "rh:1:h", "f", "v"), ("RPUSH", "rh:1:l", "v"))
+    for kind, found in (("hash", b"rh:1:h"), ("list", b"rh:1:l"), ("string", b"rh:1:s")):
+        assert client.send_commands(("SCAN", 0, "COUNT", 100, "TYPE", kind)) == [[b"0", [found]]]
+
+
 def test_waiting_for_a_missing_replica_blocks_only_this_connection(both: ClientFactory) -> None:
     first = both.connect()
     assert first.send_commands(("WAIT", 0, 50)) == [0]

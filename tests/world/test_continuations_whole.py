@@ -1,25 +1,23 @@
 """A continued stream counts as one response: its limits, its usage, what it costs, and what is stored of it."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from router.core.api_keys import hash_key, key_id
 from router.core.cache.redis_keys import budget_key, usage_key
 from router.shared import usage
 from router.shared.daily_sums import days_until
-from tests.support.redis_process import RedisServer
-from tests.support.router_server import MakeRouter, RouterServer, chat_body, router_config
+from tests.support.router_server import chat_body, router_config
 from tests.support.sse_answers import chat_delta_text, parse_events
 from tests.support.toy_engine import Break, ToyEngine, toy_engines
 from tests.support.toy_model import ToyModel
 from tests.support.waiting import eventually
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+from tests.world.processes import WorldRouter
+from tests.world.scenario import World, scenario
 
 ANSWER = "The sea is wide, and the möwe 🙂 flies over it."
 USAGE = {"stream_options": {"include_usage": True}}
@@ -34,25 +32,32 @@ TENANT = (
 class Routers(NamedTuple):
     """`broken`: its first engine breaks streams off, after 1100 bytes, 1900 and so on. `whole`: one engine."""
 
-    broken: RouterServer
-    whole: RouterServer
+    broken: WorldRouter
+    whole: WorldRouter
     first: ToyEngine
     second: ToyEngine
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def routers(redis_server: RedisServer, make_router: MakeRouter, redis: Any) -> AsyncIterator[Routers]:
+async def start(world: World, text: str, *engines: ToyEngine) -> WorldRouter:
+    """Starts a router that knows what the engines serve."""
+    router = await world.router(text)
+    for engine in engines:
+        await engine.asked_for_models.wait()
+    return router
+
+
+async def start_routers(world: World) -> Routers:
     model = ToyModel(ANSWER, [3, 1, 2])
     first, second, alone = (ToyEngine(model, name=name) for name in ("a", "b", "a"))
-    async with toy_engines(first, second) as pair, toy_engines(alone) as one:
-        broken = await make_router(router_config(redis_server.url, pair, rest=TENANT))
-        whole = await make_router(router_config(redis_server.url, one, rest=TENANT))
-        for engine in (first, second, alone):
-            await engine.asked_for_models.wait()
-        yield Routers(broken, whole, first, second)
+    for engine in (first, second, alone):
+        await engine.start()
+    pair, one = ({each.name: ("llama", "any", each.url) for each in group} for group in ((first, second), (alone,)))
+    broken = await start(world, router_config(world.redis.url, pair, rest=TENANT), first, second)
+    whole = await start(world, router_config(world.redis.url, one, rest=TENANT), alone)
+    return Routers(broken, whole, first, second)
 
 
-async def ask(router: RouterServer, *, store: bool = False, **fields: Any) -> httpx.Response:
+async def ask(router: WorldRouter, *, store: bool = False, **fields: Any) -> httpx.Response:
     """A chat, or a completion if it has a `prompt`. At the same number of the engine's stream, its id is the same."""
     body = {"stream": True, "temperature": 0, **USAGE, **fields}
     headers = BY_KEY | ({} if store else {"cache-control": "no-store"})
@@ -82,7 +87,9 @@ LIMITS: list[Mapping[str, Any]] = [
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
-async def test_limits_hold_across_the_seam_wherever_it_is(routers: Routers, limit: Mapping[str, Any]) -> None:
+@scenario
+async def test_limits_hold_across_the_seam_wherever_it_is(world: World, limit: Mapping[str, Any]) -> None:
+    routers = await start_routers(world)
     expected = summary_of(await ask(routers.whole, **limit))
     continued = 0
     for after in range(600, 2400, 150):
@@ -106,20 +113,20 @@ BY_TEXT: list[Mapping[str, Any]] = [
 
 
 @pytest.mark.parametrize("limit", BY_TEXT, ids=str)
+@scenario
 async def test_tokens_whose_text_is_held_back_are_not_counted_where_a_stream_goes_on_by_text(
-    redis_server: RedisServer, make_router: MakeRouter, redis: Any, limit: Mapping[str, Any]
+    world: World, limit: Mapping[str, Any]
 ) -> None:
     """They are generated again. The engines hold back half characters, and what may be the begin of a stop string."""
     model = ToyModel(ANSWER, [1])
     first, second, third, alone = (ToyEngine(model, name=name) for name in ("a", "b", "c", "a"))
     async with toy_engines(first, second, third) as pair, toy_engines(alone) as one:
-        broken = await make_router(router_config(redis_server.url, pair, rest=TENANT))
-        whole = await make_router(router_config(redis_server.url, one, rest=TENANT))
-        for engine in (first, second, third, alone):
-            await engine.asked_for_models.wait()
+        broken = await start(world, router_config(world.redis.url, pair, rest=TENANT), first, second, third)
+        whole = await start(world, router_config(world.redis.url, one, rest=TENANT), alone)
         fields = {**limit, "new_option": 1}
         expected = summary_of(await ask(whole, **fields))
-        for after in range(2000, 8000, 1500):
+        # Before the last token of both: nothing goes on with a stream that lacks no more than its end.
+        for after in range(1700, 2500 if "prompt" in limit else 5000, 250):
             first.breaks[:], second.breaks[:] = [Break(after)], [Break(1100)]
             second.bodies.clear()
             assert summary_of(await ask(broken, **fields)) == expected, after
@@ -130,16 +137,14 @@ async def test_tokens_whose_text_is_held_back_are_not_counted_where_a_stream_goe
 
 
 @pytest.mark.parametrize("by_text", [False, True])
-async def test_a_chat_without_a_limit_ends_at_the_default_of_its_engines(
-    redis_server: RedisServer, make_router: MakeRouter, *, by_text: bool
-) -> None:
+@scenario
+async def test_a_chat_without_a_limit_ends_at_the_default_of_its_engines(world: World, by_text: bool) -> None:
     model = ToyModel(ANSWER, [1])
     first, second = (ToyEngine(model, name=name, chat_limit=24) for name in "ab")
     async with toy_engines(first, second) as pair:
-        text = router_config(redis_server.url, pair, rest=TENANT)
-        router = await make_router(text.replace('name = "llama"\n', 'name = "llama"\ndefault_max_tokens = 24\n'))
-        for engine in (first, second):
-            await engine.asked_for_models.wait()
+        text = router_config(world.redis.url, pair, rest=TENANT)
+        text = text.replace('name = "llama"\n', 'name = "llama"\ndefault_max_tokens = 24\n')
+        router = await start(world, text, first, second)
         fields: dict[str, Any] = {"new_option": 1} if by_text else {}
         whole = summary_of(await ask(router, **fields))
         first.breaks[:] = [Break(2500)]
@@ -150,17 +155,14 @@ async def test_a_chat_without_a_limit_ends_at_the_default_of_its_engines(
     assert 0 < rest["max_tokens"] < 24
 
 
-async def test_a_tenant_is_charged_once_for_the_whole(redis_server: RedisServer, redis: Any) -> None:
+@scenario
+async def test_a_tenant_is_charged_once_for_the_whole(world: World) -> None:
+    redis = world.redis.client
     day = days_until(float((await redis.time())[0]), 1)[0]
-    await redis.delete(budget_key("acme"), usage_key("acme", day))
     model = ToyModel(ANSWER, [3, 1, 2])
     first, second = ToyEngine(model, Break(1500), name="a"), ToyEngine(model, name="b")
-    async with (
-        toy_engines(first, second) as pair,
-        RouterServer(router_config(redis_server.url, pair, rest=TENANT)) as router,
-    ):
-        for engine in (first, second):
-            await engine.asked_for_models.wait()
+    async with toy_engines(first, second) as pair:
+        router = await start(world, router_config(world.redis.url, pair, rest=TENANT), first, second)
         reported = summary_of(await ask(router))[2]
         assert second.bodies
         metrics = await router.metrics()
@@ -169,6 +171,7 @@ async def test_a_tenant_is_charged_once_for_the_whole(redis_server: RedisServer,
             for kind in ("prompt", "completion")
         }
         await eventually(lambda: redis.exists(budget_key("acme")))
+    await router.stop()  # which writes what it has counted
     assert tokens == {"prompt": reported["prompt_tokens"], "completion": reported["completion_tokens"]}
     found = usage.decode_sums(await redis.hgetall(usage_key("acme", day)))
     sums = found[key_id(hash_key(KEY.encode())), "llama"]
@@ -179,14 +182,16 @@ async def test_a_tenant_is_charged_once_for_the_whole(redis_server: RedisServer,
     assert reported["total_tokens"] in {int(value) for value in (await redis.hgetall(budget_key("acme"))).values()}
 
 
-async def test_what_is_stored_is_what_an_unbroken_run_stores(routers: Routers, redis: Any) -> None:
+@scenario
+async def test_what_is_stored_is_what_an_unbroken_run_stores(world: World) -> None:
+    routers = await start_routers(world)
     answers = []
     routers.first.breaks[:] = [Break(1500)]
     for seed, router in enumerate((routers.broken, routers.whole)):
         assert (await ask(router, store=True, seed=seed)).headers["x-cache"] == "MISS"
 
         async def is_stored(number: int = seed + 1) -> bool:
-            return len([key async for key in redis.scan_iter("rh:1:acme:*", _type="hash")]) == number
+            return len([key async for key in world.redis.client.scan_iter("rh:1:acme:*", _type="hash")]) == number
 
         await eventually(is_stored)
         body = (await ask(router, store=True, seed=seed, stream=False, stream_options=None)).json()
@@ -213,7 +218,9 @@ async def test_what_is_stored_is_what_an_unbroken_run_stores(routers: Routers, r
     ],
     ids=str,
 )
-async def test_what_one_engine_need_not_have_said_is_not_stored(routers: Routers, fields: Mapping[str, Any]) -> None:
+@scenario
+async def test_what_one_engine_need_not_have_said_is_not_stored(world: World, fields: Mapping[str, Any]) -> None:
+    routers = await start_routers(world)
     routers.first.breaks[:] = [Break(1500)]
     answer = await ask(routers.broken, store=True, **fields)
     assert summary_of(answer)[0] == ANSWER
