@@ -1,0 +1,255 @@
+"""Engine selection, from outside: session and prompt affinity, contexts, drafts."""
+
+import asyncio
+import json
+import logging
+import re
+from collections import Counter
+from itertools import count
+from math import isnan, nan
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from benchmarks.affinity import compare
+from tests.support.router_server import LLAMA, chat_body, router_config
+from tests.support.waiting import eventually
+from tests.world.http import open_client
+from tests.world.processes import WorldEngine, WorldRouter
+from tests.world.scenario import World, scenario
+
+CODE = "Write a Python function that sorts a list"
+CHAT = "Tell me a story about the sea"
+
+
+async def start(world: World, **engines: dict[str, Any]) -> tuple[WorldRouter, dict[str, WorldEngine]]:
+    """A router with these engines of llama, by their names."""
+    started = {name: await world.engine(**options) for name, options in engines.items()}
+    table = {name: ("llama", "any", engine.url) for name, engine in started.items()}
+    return await world.router(router_config(world.redis.url, table)), started
+
+
+async def engine_of(router: WorldRouter, system: str, question: str, **headers: str) -> str:
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": question})
+    answer = await router.chat("", messages=messages, headers=headers, max_tokens=4)
+    assert answer.headers["x-cache"] == "MISS"
+    return answer.headers["x-engine"]
+
+
+@scenario
+async def test_requests_with_one_system_prompt_go_to_one_replica_and_prompts_spread(world: World) -> None:
+    router, _ = await start(world, a={}, b={})
+    engines_used = {
+        system: {await engine_of(router, f"You are assistant {system}.", f"Question {number}") for number in range(3)}
+        for system in range(12)
+    }
+    assert all(len(engines) == 1 for engines in engines_used.values())
+    assert {name for engines in engines_used.values() for name in engines} == {"a", "b"}
+
+
+@scenario
+async def test_requests_of_one_session_go_to_one_replica_whatever_their_prompts_are(world: World) -> None:
+    router, _ = await start(world, a={}, b={})
+    for session in ("s1", "s2", "s3"):
+        headers = {"x-session-id": session}
+        engines_used = {await engine_of(router, f"Prompt {n}", f"{session} {n}", **headers) for n in range(6)}
+        assert len(engines_used) == 1
+
+
+@scenario
+async def test_an_invalid_session_is_ignored(world: World) -> None:
+    router, _ = await start(world, a={}, b={})
+    engines_used = {await engine_of(router, "", f"Question {n}", **{"x-session-id": f"{n}" * 129}) for n in range(5)}
+    assert engines_used == {"a"}  # without affinity and load, the first engine is selected
+
+
+@scenario
+async def test_concurrent_requests_are_spread_between_two_probes(world: World) -> None:
+    router, pair = await start(world, a={}, b={})
+    for engine in pair.values():
+        await engine.set_faults({"fault": "ttft", "ms": 500, "times": 20})
+    answers = await asyncio.gather(*(router.chat(f"Burst {number}?", max_tokens=4) for number in range(20)))
+    assert sorted(Counter(answer.headers["x-engine"] for answer in answers).values())[0] >= 7
+
+
+@scenario
+async def test_one_system_prompt_of_all_requests_uses_both_replicas(world: World) -> None:
+    router, pair = await start(world, a={}, b={})
+    for engine in pair.values():
+        await engine.set_faults({"fault": "ttft", "ms": 500, "times": 40})
+    engines_used = await asyncio.gather(*(engine_of(router, "Be brief.", f"Hot {number}?") for number in range(40)))
+    assert sorted(Counter(engines_used).values())[0] >= 12
+
+
+@scenario
+async def test_the_prefix_cache_hits_more_often_than_with_round_robin(world: World) -> None:
+    router, pair = await start(world, a={}, b={})
+    # The benchmark opens a client of its own.
+    with patch("benchmarks.affinity.httpx", SimpleNamespace(AsyncClient=lambda **_: open_client(""))):
+        shares = await compare(router.url, [engine.url for engine in pair.values()], model="llama", served=LLAMA)
+    assert shares.routed > shares.round_robin + 0.1
+
+
+# -- contexts ---------------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_the_router_discovers_context_lengths_and_sends_long_prompts_to_engines_that_accept_them(
+    world: World,
+) -> None:
+    router, _ = await start(world, a={"max_model_len": 1024}, b={"max_model_len": 16384})
+    listed = (await router.http.get("/v1/models/llama")).json()
+    assert listed["max_model_len"] == 16384
+    assert (await router.chat("Short?")).headers["x-engine"] == "a"
+    long = await router.chat("A long story. " * 400)
+    assert (long.status_code, long.headers["x-engine"]) == (200, "b")
+    many = await router.chat("Short again?", max_tokens=2000)
+    assert (many.status_code, many.headers["x-engine"]) == (200, "b")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/chat/completions", chat_body("Hi", max_tokens=4097), "messages"),
+        ("/v1/chat/completions", chat_body("Hi", max_completion_tokens=5000, stream=True), "messages"),
+        ("/v1/completions", {"model": "llama", "prompt": [5] * 4097}, "prompt"),
+    ],
+)
+@scenario
+async def test_a_prompt_too_long_for_every_engine_is_refused_without_contacting_one(
+    world: World, path: str, body: dict[str, Any], param: str
+) -> None:
+    router, pair = await start(world, a={}, b={})
+    answer = await router.post(path, body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    assert "maximum context length is 4096 tokens" in error["message"]
+    assert [(await engine.stats())["received"] for engine in pair.values()] == [0, 0]
+
+
+@scenario
+async def test_a_prompt_that_may_fit_is_left_to_the_engine_to_refuse(world: World) -> None:
+    router, _ = await start(world, a={}, b={})
+    answer = await router.chat("word " * 5000)
+    assert answer.status_code == 400
+    assert "maximum context length" in answer.json()["error"]["message"]
+    assert answer.headers["x-engine"] in ("a", "b")
+
+
+# -- drafts -----------------------------------------------------------------------------------------------------------
+
+BIASED: dict[str, Any] = {"logit_bias": {"42": -100.0}}
+
+
+@scenario
+async def test_a_request_that_speculation_cannot_serve_goes_to_an_engine_without_a_draft(world: World) -> None:
+    router, _ = await start(world, a={"draft": "d"}, b={})
+    assert (await router.chat("Why?")).headers["x-engine"] == "a"
+    field_sets: list[dict[str, Any]] = [BIASED, {"min_p": 0.1}]
+    for fields in field_sets:
+        answer = await router.chat("Why?", **fields)
+        assert (answer.status_code, answer.headers["x-engine"]) == (200, "b")
+        assert "x-adjusted" not in answer.headers
+        assert (await router.chat("Why?", **fields)).headers["x-cache"] == "HIT"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@scenario
+async def test_where_every_engine_speculates_the_field_is_removed_and_named_and_the_response_not_stored(
+    world: World, stream: bool
+) -> None:
+    router, engines = await start(world, a={"draft": "d"})
+    async with open_client("") as http:
+        body = {**chat_body("Hi"), **BIASED, "model": LLAMA}
+        refused = await http.post(f"{engines['a'].url}/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert "not yet supported with speculative decoding" in refused.json()["error"]["message"]
+    for _ in range(2):
+        answer = await router.chat("Why?", **BIASED, min_p=0.2, stream=stream, top_p=0.9)
+        assert answer.status_code == 200
+        assert answer.headers["x-adjusted"] == "min_p, logit_bias"
+        assert answer.headers["x-cache"] == "MISS"
+    sent = json.loads((await engines["a"].stats())["requests"][-1]["body"])
+    assert sent["top_p"] == 0.9
+    assert not {"logit_bias", "min_p"} & sent.keys()
+
+
+async def engines_used_for(router: WorldRouter, prompt: str, numbers: range) -> Counter[str]:
+    """Sends different streaming requests; returns how often each engine answered."""
+    few = asyncio.Semaphore(3)
+
+    async def ask(number: int) -> str:
+        async with few:
+            answer = await router.chat(f"{prompt}, number {number}.", stream=True, max_tokens=40, min_tokens=40)
+        assert answer.status_code == 200
+        return answer.headers["x-engine"]
+
+    return Counter(await asyncio.gather(*map(ask, numbers)))
+
+
+@scenario
+async def test_the_router_learns_which_draft_is_best_for_which_prompt_and_logs_one_that_does_not_pay(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft: dict[str, Any] = {"draft": "d", "per_request_spec_decode_metrics": "summary"}
+    good_at: dict[str, dict[str, Any]] = {
+        "chatty": {**draft, "acceptance": 0.9, "code_acceptance": 0.0},
+        "coder": {**draft, "acceptance": 0.0, "code_acceptance": 0.9},
+    }
+    engines = {name: await world.engine(**options) for name, options in good_at.items()}
+    # The configured tasks are swapped: the measured performance counts, not the configuration.
+    wrong = {
+        "chatty": ("llama", "code", engines["chatty"].url),
+        "coder": ("llama", "chat", engines["coder"].url),
+    }
+    config = router_config(world.redis.url, wrong, router="explore = 0.2")
+    router = await world.router(config, random=Random(7).random)
+    with caplog.at_level(logging.INFO, "roundhouse.engines"):
+        for prompt in (CODE, CHAT):
+            await engines_used_for(router, prompt, range(20))
+        assert (await engines_used_for(router, CODE, range(20, 50)))["coder"] >= 20
+        assert (await engines_used_for(router, CHAT, range(20, 50)))["chatty"] >= 20
+        more = count(50)
+
+        async def verdicts_after_more_requests() -> dict[str, dict[str, dict[str, Any]]] | None:
+            number = next(more)
+            for prompt in (CODE, CHAT):
+                await engines_used_for(router, prompt, range(number, number + 1))
+            return await draft_verdicts(router)
+
+        drafts = await eventually(verdicts_after_more_requests)
+    assert drafts["coder"]["code"]["tokens_per_step"] > 3 > 1.1 > drafts["chatty"]["code"]["tokens_per_step"]
+    assert drafts["coder"]["code"]["pays"] is drafts["chatty"]["chat"]["pays"] is None
+    metrics = await router.metrics()
+    assert metrics['roundhouse_draft_pays{engine="chatty",task="code"}'] == 0
+    assert metrics['roundhouse_engine_tokens_per_second{engine="coder",task="code"}'] > 0
+    unknown = metrics.get('roundhouse_draft_pays{engine="coder",task="code"}', nan)
+    assert isnan(unknown), "no engine is the same without its draft"
+
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len([text for text in warnings if re.match("engine chatty: its draft model slows code down: ", text)]) == 1
+
+
+async def draft_verdicts(router: WorldRouter) -> dict[str, dict[str, dict[str, Any]]] | None:
+    """The drafts in /healthz, once two of them are found not to pay off."""
+    engines = (await router.http.get("/healthz")).json()["engines"]
+    drafts = {name: engine["drafts"] for name, engine in engines.items()}
+    unpaid = [name for name, tasks in drafts.items() for task in tasks.values() if task["pays"] is False]
+    return drafts if len(unpaid) == 2 else None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@scenario
+async def test_a_client_gets_the_metrics_of_its_request_and_a_hit_has_none(world: World, stream: bool) -> None:
+    router, _ = await start(world, a={"draft": "d", "per_request_spec_decode_metrics": "summary"})
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    miss, hit = [await router.chat("Why?", **options) for _ in range(2)]
+
+    assert [answer.headers["x-cache"] for answer in (miss, hit)] == ["MISS", "HIT"]
+    reported = re.compile(r',"metrics":\{.*"speculative_decoding":\{"mean_acceptance_length".*?\}\}')
+    assert reported.search(miss.text) is not None
+    assert reported.sub("" if stream else ',"metrics":null', miss.text) == hit.text
