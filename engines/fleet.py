@@ -26,6 +26,9 @@ from router.shared.launcher import LauncherRedis
 _POLL_INTERVAL: Final[Mapping[Program, float]] = {"simulator": 0.1, "vllm": 1.0}
 """Seconds between two checks whether an engine that starts is ready."""
 
+CreateProcess = Callable[[str, EngineCommand, Path, str], EngineProcess]
+"""See engine_process."""
+
 
 class RunningEngine:
     """An engine with its process and its supervisor. `name` is the one that routers know."""
@@ -55,6 +58,7 @@ class EngineFleet:
     def __init__(
         self, plan: UpPlan, program: Program, client: httpx.AsyncClient, announcer: Announcer,
         report: Callable[[str], None], print_status: Callable[[str, str], None],
+        create_process: CreateProcess = engine_process,
     ) -> None:  # fmt: skip
         """`report` gets a line for a person about each event, `print_status` an engine's name and its status."""
         self.plan = plan
@@ -64,6 +68,7 @@ class EngineFleet:
         self._client = client
         self._report = report
         self._print_status = print_status
+        self._create_process = create_process
         self._starting: list[EngineProcess] = []
         self._beside: list[RunningEngine] = []  # those that do not serve yet, or not any more
         self._renewal: asyncio.Task[None] | None = None
@@ -108,7 +113,7 @@ class EngineFleet:
         """
         command = self.command(spec)
         log = Path(self.plan.state) / "logs" / f"{process_name or spec.name}.log"
-        process = engine_process(process_name or spec.name, command, log, spec.url)
+        process = self._create_process(process_name or spec.name, command, log, spec.url)
 
         async def ready() -> bool:
             url = process.url

@@ -2,14 +2,30 @@
 
 import argparse
 import os
-from typing import get_args
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, get_args
 
 from engines.simulator.adapters import parse_module
 from engines.simulator.server import run
 from engines.simulator.settings import PoolingTask, SimulatorSettings, SpecDecodeMetricsLevel
 
 
+class Arguments(NamedTuple):
+    """What to serve, and where."""
+
+    settings: SimulatorSettings
+    host: str
+    port: int
+    log_level: str
+
+
 def main() -> None:
+    run(*parse_arguments(sys.argv[1:]))
+
+
+def parse_arguments(argv: Sequence[str]) -> Arguments:
+    """Exits with code 2 and a message for arguments that are wrong."""
     parser = argparse.ArgumentParser(prog="python -m engines.simulator", description="Serve as vLLM 0.32 would.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 chooses a free port and prints it on stdout")
@@ -46,7 +62,7 @@ def main() -> None:
         help="serve /v1/load_lora_adapter and /v1/unload_lora_adapter, as with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
     )  # fmt: skip
     parser.add_argument("--log-level", default="warning", choices=["critical", "error", "warning", "info", "debug"])
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     try:
         settings = SimulatorSettings(
             model=options.model,
@@ -75,7 +91,7 @@ def main() -> None:
         )
     except ValueError as error:
         parser.error(str(error))
-    run(settings, options.host, options.port, options.log_level)
+    return Arguments(settings, options.host, options.port, options.log_level)
 
 
 if __name__ == "__main__":

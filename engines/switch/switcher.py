@@ -1,7 +1,7 @@
 """Serves the requests for a switch and a rollback, one at a time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +40,9 @@ Decide = Callable[[Mapping[str, EngineState]], SwitchPlan]
 FindLackOfRoom = Callable[[Sequence[EngineSpec]], Awaitable[str | None]]
 """Why engines cannot start beside those that run; None if they can."""
 
+FindPort = Callable[[str, int, Collection[int]], int]
+"""See free_port."""
+
 
 class Switcher:
     """Replaces engines of `roundhouse up`.
@@ -51,6 +54,7 @@ class Switcher:
     def __init__(
         self, fleet: EngineFleet, records: Mapping[str, EngineRecord], client: httpx.AsyncClient,
         find_lack_of_room: FindLackOfRoom, report: Callable[[str], None], timing: Timing = _TIMING,
+        find_port: FindPort = free_port,
     ) -> None:  # fmt: skip
         """`records`: those in effect. `report` gets lines for the person who runs `up`."""
         self._fleet = fleet
@@ -60,6 +64,7 @@ class Switcher:
         self._find_lack_of_room = find_lack_of_room
         self._report_to_console = report
         self._timing = timing
+        self._find_port = find_port
         self._replacement: Replacement | None = None
         self._preparing: asyncio.Task[Any] | None = None
         self._finishing: asyncio.Task[SwitchResult] | None = None
@@ -159,7 +164,7 @@ class Switcher:
         for name, version in plan.versions.items():
             spec = self._configured[name]
             try:
-                port = free_port(spec.host, spec.port, taken)
+                port = self._find_port(spec.host, spec.port, taken)
             except StartError as error:
                 raise SwitchFailedError(str(error)) from None
             taken.add(port)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
-from router.shared import budgets, drains, key_records, ledger, recent_prompts, retention, scripts
+from router.shared import announcements, budgets, drains, key_records, ledger, recent_prompts, retention, scripts
 from router.shared import inflight_leases as flights
 from router.shared import rate_limit_script as limits
 from router.store import entry_store as store
@@ -199,6 +199,47 @@ def _add_prompt(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes]:
     return others[most - 1 :]
 
 
+_SHOWN_ONLY: Final = re.compile(rb',"(?:temperature_celsius|power_watts)":[^,}]*|,"restarts":{[^}]*}')
+
+
+def _announced(value: bytes) -> tuple[int, bytes, bytes] | None:
+    """When an engine was renewed, in microseconds, its owner, and the JSON."""
+    found = re.fullmatch(rb"([0-9]+) (\S+) (.+)", value, re.DOTALL)
+    return (int(found[1]), found[2], found[3]) if found else None
+
+
+def _announce(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes]:
+    lease, retention, owner, count = int(words[0]), int(words[1]), words[2], int(words[3])
+    pairs = list(zip(words[4::2], words[5::2], strict=True))
+    engines, others = pairs[:count], pairs[count:]
+    now = 1000 * data.clock()
+    fields = dict(data.get(key, dict) or {})
+    held = []
+    is_changed = any(fields.get(field) != value for field, value in others)
+    for field, body in engines:
+        stored = _announced(fields.get(field, b""))
+        holds = stored is not None and abs(now - stored[0]) < lease
+        if stored is not None and holds and stored[2] != b"-" and stored[1] != owner:
+            held.append(field)
+        if stored is None or not holds or _SHOWN_ONLY.sub(b"", stored[2]) != _SHOWN_ONLY.sub(b"", body):
+            is_changed = True
+    if held:
+        return held
+    if is_changed:
+        fields[b"changed"] = b"%d" % now
+    fields |= {field: b"%d %b %b" % (now, owner, body) for field, body in engines}
+    fields |= dict(others)
+    renewed = {field: re.match(rb"([0-9]+) ", value) for field, value in fields.items()}
+    gone = {field for field, found in renewed.items() if found is not None and now - int(found[1]) > retention}
+    _put(data, key, {field: value for field, value in fields.items() if field not in gone}, keep_expiry=True)
+    return []
+
+
+def _read_announced(data: RedisData, key: bytes, words: list[bytes]) -> list[Any]:
+    fields = data.get(key, dict) or {}
+    return [b"%d" % (data.clock() // 1000), [word for pair in fields.items() for word in pair]]
+
+
 def _optional(word: bytes) -> int | None:
     return int(word) if word else None
 
@@ -227,6 +268,8 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     budgets.UPDATE_SCRIPT.encode(): _budget,
     drains._CHANGE_SCRIPT.encode(): _change_drain,
     drains._RESTORE_SCRIPT.encode(): _restore_drain,
+    announcements._WRITE_SCRIPT.encode(): _announce,
+    str(announcements.read_held_command()[1]).encode(): _read_announced,
 }
 
 

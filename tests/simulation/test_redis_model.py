@@ -9,10 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.core.cache.redis_keys import PURGE_LOG_KEY
+from router.core.cache.redis_keys import ANNOUNCEMENTS_KEY, PURGE_LOG_KEY
 from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, UsageUpdate
 from router.shared import budgets
+from router.shared.announcements import (
+    AnnouncedEngine,
+    ModelRevision,
+    decode_fleet,
+    read_command,
+    read_held_command,
+    write_command,
+)
 from router.shared.rate_limit_script import decode_status, update_command
 from router.shared.scripts import DELETE_IF_SAME, REPLACE_IF_SAME
 from tests.simulation.redis_scripts import SCRIPTS
@@ -356,6 +364,74 @@ def test_a_script_restores_a_drain_unless_redis_has_a_later_one(both: ClientFact
     steps_ = [("a", "drained", 5), ("a", "resumed", 5), ("a", "resumed", 4), ("a", "resumed", 6), ("b", "drained", 1)]
     replies = client.send_commands(*[("EVAL", restore, 1, "d", *step) for step in steps_], ("HGETALL", "d"))
     assert replies == [1, 0, 0, 0, 1, {b"a": b"resumed 6", b"b": b"drained 1"}]
+
+
+def test_a_script_announces_engines_all_or_none_unless_another_launcher_holds_one(both: ClientFactory) -> None:
+    client = both.connect()
+
+    def announce(owner: str, *names: str, revision: str = "r1", **fields: Any) -> Any:
+        engines = [
+            AnnouncedEngine(name=name, model="llama", task="any", url=f"http://{name}", served_model="served", **fields)
+            for name in names
+        ]
+        (held,) = client.send_commands(
+            write_command(owner, engines, revisions={"llama": ModelRevision(revision=revision, configured="r1")})
+        )
+        return held
+
+    def fields() -> dict[bytes, bytes]:
+        (found,) = client.send_commands(read_command())
+        return found  # type: ignore[no-any-return]
+
+    def applied() -> bool:
+        """Whether something changed, since the last call, that a router applies at once."""
+        (existed,) = client.send_commands(("HDEL", ANNOUNCEMENTS_KEY, "changed"))
+        return bool(existed)
+
+    assert announce("one", "a", "b") == []
+    assert fields().keys() == {b"engine/a", b"engine/b", b"model/llama", b"changed"}
+    assert applied()
+    assert announce("one", "a", "b") == []
+    assert announce("one", "a", restarts={"hot": 1}, temperature_celsius=70.5, power_watts=1.0) == []
+    assert announce("one", "a") == []
+    assert not applied(), "renewed only, or with values that are only shown"
+    before = fields()
+    assert announce("two", "c", "b", revision="r2") == [b"engine/b"]
+    assert fields() == before
+    assert announce("one", "a", capacity=0.5) == []
+    assert applied()
+    assert announce("one", "a", capacity=0.5, revision="r2") == []
+    assert applied()
+    assert client.send_commands(write_command("one", withdrawn=["b"])) == [[]]
+    assert applied()
+    assert announce("two", "b", revision="r2") == []
+    assert applied()
+    owners = {name: value.split(b" ")[1] for name, value in fields().items() if name.startswith(b"engine/")}
+    assert owners == {b"engine/a": b"one", b"engine/b": b"two"}
+    (held,) = client.send_commands(read_held_command())
+    assert decode_fleet(held).engines.keys() == {"a", "b"}
+    assert decode_fleet(held).revisions["llama"].revision == "r2"
+
+
+def test_a_script_takes_over_engines_whose_lease_has_ended_and_drops_old_ones(both: ClientFactory) -> None:
+    client = both.connect()
+    ((seconds, _),) = client.send_commands(("TIME",))
+    now = int(seconds) * 10**6
+    client.send_commands(
+        (
+            "HSET", ANNOUNCEMENTS_KEY, "engine/ended", f"{now - 16 * 10**6} other {{}}", "engine/old",
+            f"{now - 3700 * 10**6} other {{}}", "engine/nonsense", "nonsense", "changed", "1",
+        )
+    )  # fmt: skip
+    engines = [
+        AnnouncedEngine(name=name, model="llama", task="any", url="http://a", served_model="served")
+        for name in ("ended", "nonsense")
+    ]
+    assert client.send_commands(write_command("one", engines)) == [[]]
+    (found,) = client.send_commands(read_command())
+    assert found.keys() == {b"engine/ended", b"engine/nonsense", b"changed"}
+    assert {found[name].split(b" ")[1] for name in (b"engine/ended", b"engine/nonsense")} == {b"one"}
+    assert found[b"changed"] != b"1"
 
 
 # Instants around the ends of months and of leap years, and anywhere in two centuries.

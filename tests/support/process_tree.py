@@ -20,40 +20,27 @@ from tests.support.waiting import eventually
 _ENGINE = """
 [[engine]]
 name = "{name}"
-model = "{model}"
+model = "llama"
 url = "http://127.0.0.1:{port}"
 served_model = "served"
 [engine.launch]
-target = "{target}"
+target = "old"
 draft = "draft-{name}"
 """
 
 
 class ProcessTree:
-    """`roundhouse up` with the engines e0 and e1 of the model llama, and m of the model mistral if it is its fallback.
+    """`roundhouse up` with the engines e0 and e1 of the model llama. `stop` and `start` restart it."""
 
-    `stop` and `start` restart it.
-    """
-
-    def __init__(self, folder: Path, *, fallback: bool = False) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.url = f"http://127.0.0.1:{free_port()}"
         self.config = folder / "roundhouse.toml"
-        self._ports = {name: free_port() for name in (("e0", "e1", "m") if fallback else ("e0", "e1"))}
-        self.configure("old")
-        self._log = folder / "up.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def configure(self, target: str) -> None:
-        """Writes the configuration; the next start uses it."""
         text = f'[router]\nport = {self.url.rpartition(":")[2]}\nstate = "state"\nexplore = 0\n'
         text += '[[model]]\nname = "llama"\nrevision = "r1"\n'
-        if "m" in self._ports:
-            text += 'fallback = "mistral"\n[[model]]\nname = "mistral"\n'
-        for name, port in self._ports.items():
-            model = "mistral" if name == "m" else "llama"
-            text += _ENGINE.format(name=name, model=model, port=port, target=target)
-        self.config.write_text(text)
+        self.config.write_text(text + "".join(_ENGINE.format(name=name, port=free_port()) for name in ("e0", "e1")))
+        self._log = folder / "up.log"
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def output(self) -> str:

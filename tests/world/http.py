@@ -17,21 +17,23 @@ PORT: Final = 8000
 
 
 class HttpServer:
-    """Serves an ASGI application at http://NAME:8000 from the process that creates it."""
+    """Serves an ASGI application at http://NAME:PORT from the process that creates it."""
 
-    def __init__(self, name: str, application: Any, protocol: Callable[..., asyncio.Protocol]) -> None:
+    def __init__(
+        self, name: str, application: Any, protocol: Callable[..., asyncio.Protocol], port: int = PORT
+    ) -> None:
         options: dict[str, Any] = {"http": protocol, "ws": "none", "lifespan": "off", "log_config": None}
         config = uvicorn.Config(application, access_log=False, server_header=False, **options)
         config.load()
         state = ServerState()
-        self._name = name
+        self._address = (name, port)
         self._state = state
         self._listener: Any = None
         # uvicorn passes its arguments by these names.
         self._accept = lambda: protocol(config=config, server_state=state, app_state={})
 
     async def listen(self) -> None:
-        self._listener = await asyncio.get_running_loop().create_server(self._accept, self._name, PORT)
+        self._listener = await asyncio.get_running_loop().create_server(self._accept, *self._address)
 
     async def close(self) -> None:
         """Stops listening, closes all connections, and waits for their requests."""
@@ -42,8 +44,8 @@ class HttpServer:
             await asyncio.wait(tasks)
 
 
-def open_client(url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, transport=_SimulatedTransport(), timeout=TEST_TIMEOUT, trust_env=False)
+def open_client(url: str, timeout: float = TEST_TIMEOUT) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=url, transport=_SimulatedTransport(), timeout=timeout, trust_env=False)
 
 
 class _SimulatedTransport(httpx.AsyncHTTPTransport):

@@ -26,11 +26,12 @@ _TICK: Final = 0.0005  # seconds until one process knows what another one tells 
 
 
 class HostedProcess:
-    """A process with a server at http://NAME:8000."""
+    """A process with a server at http://NAME:PORT."""
 
-    def __init__(self, loop: VirtualLoop, network: SimulatedNetwork, name: str) -> None:
+    def __init__(self, loop: VirtualLoop, network: SimulatedNetwork, name: str, port: int = PORT) -> None:
         self.name = name
-        self.url = f"http://{name}:{PORT}"
+        self.address = (name, port)
+        self.url = f"http://{name}:{port}"
         self.process = SimulatedProcess(name)
         self.processes = [self.process]  # with those before a restart
         self._loop = loop
@@ -46,7 +47,7 @@ class HostedProcess:
 
     def kill(self) -> None:
         """As SIGKILL: connections close, and new ones are refused."""
-        self._network.servers.pop((self.name, PORT), None)
+        self._network.servers.pop(self.address, None)
         self._network.kill(self.process)
         self._loop.freeze(
             self.process
@@ -60,23 +61,29 @@ class HostedProcess:
         await done.wait()
         return task.result()
 
+    def _renew_process(self) -> None:
+        """Once killed, it is a new process."""
+        if self.process.dead:
+            self.process = SimulatedProcess(self.name)
+            self.processes.append(self.process)
+
 
 class WorldEngine(HostedProcess, EngineControls):
     """engines/simulator with these settings. Once killed, it can be started again."""
 
-    def __init__(self, loop: VirtualLoop, network: SimulatedNetwork, name: str, settings: SimulatorSettings) -> None:
+    def __init__(
+        self, loop: VirtualLoop, network: SimulatedNetwork, name: str, settings: SimulatorSettings, port: int = PORT
+    ) -> None:
         EngineControls.__init__(self, open_client(""), settings.model, settings.served_names)
-        HostedProcess.__init__(self, loop, network, name)
+        HostedProcess.__init__(self, loop, network, name, port)
         self._settings = settings
 
     async def start(self) -> None:
-        if self.process.dead:
-            self.process = SimulatedProcess(self.name)
-            self.processes.append(self.process)
+        self._renew_process()
         await self.run_inside(self._listen())
 
     async def _listen(self) -> None:
-        self._server = HttpServer(self.name, create_app(self._settings), TransportProtocol)
+        self._server = HttpServer(self.name, create_app(self._settings), TransportProtocol, self.address[1])
         await self._server.listen()
 
 
@@ -112,9 +119,7 @@ class WorldRouter(HostedProcess, RouterClient):
         self._messages: asyncio.Queue[dict[str, Any]]
 
     async def start(self) -> None:
-        if self.process.dead:
-            self.process = SimulatedProcess(self.name)
-            self.processes.append(self.process)
+        self._renew_process()
         self.process.offset = self._clock
         await self.run_inside(self._start())
 

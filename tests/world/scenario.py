@@ -19,6 +19,7 @@ import logging
 import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from pathlib import Path
 from random import Random
 from typing import Any, Concatenate, Final, ParamSpec
 from unittest.mock import patch
@@ -32,6 +33,7 @@ from tests.simulation.routers import share_classifier
 from tests.support.fault_proxy import FaultProxy
 from tests.support.router_server import LLAMA, MISTRAL
 from tests.support.scripted_engine import ScriptedEngine
+from tests.world.launcher import WorldLauncher
 from tests.world.processes import HostedProcess, WorldEngine, WorldEngines, WorldRouter
 from tests.world.redis import WorldRedis
 
@@ -62,6 +64,7 @@ class World:
         self._scripted: list[ScriptedEngine] = []
         self._proxies: list[FaultProxy] = []
         self._routers: list[WorldRouter] = []
+        self._launchers: list[WorldLauncher] = []
         self._generators: WeakSet[AsyncGenerator[Any, Any]] = WeakSet()
 
     async def engine(self, model: str = LLAMA, *, running: bool = True, **settings: Any) -> WorldEngine:
@@ -101,6 +104,13 @@ class World:
         self._routers.append(router)
         await router.start()
         return router
+
+    async def launcher(self, text: str, state: Path) -> WorldLauncher:
+        """Starts the engines of this configuration as `roundhouse up` does; `state` is a folder."""
+        launcher = WorldLauncher(self.loop, self.network, f"launcher-{len(self._launchers) + 1}", text, state)
+        self._launchers.append(launcher)
+        await launcher.start()
+        return launcher
 
     # -- for `scenario` -----------------------------------------------------------------------------------------------
 
@@ -148,6 +158,8 @@ class World:
         for router in self._routers:
             await router.http.aclose()
             await router.stop()
+        for launcher in self._launchers:
+            await launcher.stop()
         for scripted in self._scripted:
             await scripted.stop()
         for proxy in self._proxies:
@@ -156,7 +168,8 @@ class World:
 
     @property
     def _hosted(self) -> list[HostedProcess]:
-        return [*self._engines, *self._routers]
+        launched = [engine for launcher in self._launchers for engine in launcher.started]
+        return [*self._engines, *self._routers, *self._launchers, *launched]
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         self._generators.discard(generator)
