@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any, Final
@@ -161,20 +160,7 @@ async def test_it_is_live_and_q_restores_the_terminal(served: Any) -> None:
         assert KEY not in terminal.output
 
 
-async def test_ctrl_c_restores_the_terminal_and_ctrl_z_does_nothing(served: Any) -> None:
-    router = await served()
-    async with TerminalCommand("top", "--url", router.url, "--interval", "0.5", env=ENV) as terminal:
-        await terminal.shows("llama-chat")
-        os.kill(terminal.process.pid, signal.SIGTSTP)
-        seen = len(terminal.text)
-        await terminal.shows("llama-chat", after=seen)
-        terminal.press(b"\x03")
-        os.kill(terminal.process.pid, signal.SIGINT)  # what the kernel does if it is the terminal's controlling session
-        assert await terminal.exit_code() == 0
-        await eventually(lambda: terminal.is_restored)
-
-
-async def test_a_resize_is_followed_at_once_and_a_signal_restores_the_terminal(served: Any) -> None:
+async def test_a_resize_is_followed_at_once_and_ctrl_c_restores_the_terminal(served: Any) -> None:
     router = await served()
     async with TerminalCommand("top", "--url", router.url, "--interval", "3600", env=ENV) as terminal:
         await terminal.shows("llama-chat")
@@ -182,7 +168,7 @@ async def test_a_resize_is_followed_at_once_and_a_signal_restores_the_terminal(s
         terminal.resize(200, 50)
         terminal.send_signal(signal.SIGWINCH)
         await terminal.shows("restarts")
-        terminal.send_signal(signal.SIGTERM)
+        terminal.send_signal(signal.SIGINT)  # by the kernel, if it is the terminal's controlling session
         assert await terminal.exit_code() == 0
         await eventually(lambda: terminal.is_restored)
 

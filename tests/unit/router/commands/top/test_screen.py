@@ -44,12 +44,18 @@ async def test_every_signal_that_ends_a_process_quits(number: signal.Signals) ->
 
 async def test_a_resize_draws_again_and_ctrl_z_has_no_effect() -> None:
     events = ScreenEvents()
-    before = signal.getsignal(signal.SIGTSTP)
-    with listen(events):
+    stops: list[int] = []
+    before = signal.signal(signal.SIGTSTP, lambda number, _: stops.append(number))
+    try:
+        with listen(events):
+            os.kill(os.getpid(), signal.SIGTSTP)
+            os.kill(os.getpid(), signal.SIGWINCH)
+            await within(events.redraw)
+        assert stops == []
         os.kill(os.getpid(), signal.SIGTSTP)
-        os.kill(os.getpid(), signal.SIGWINCH)
-        await within(events.redraw)
-    assert signal.getsignal(signal.SIGTSTP) == before
+        assert stops == [signal.SIGTSTP]
+    finally:
+        signal.signal(signal.SIGTSTP, before)
     assert not events.quit.is_set()
 
 
