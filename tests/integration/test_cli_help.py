@@ -6,17 +6,17 @@ import sys
 
 import pytest
 
+from tests.support.cli_helpers import run_cli
+
 ROUNDHOUSE = [sys.executable, "-m", "router"]
 
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["engines"], ["engines", "drain"], ["cache", "purge"]])
-def test_h_is_help_at_every_command(command: list[str]) -> None:
-    short, long = (
-        subprocess.run([*ROUNDHOUSE, *command, option], capture_output=True, text=True, check=True).stdout
-        for option in ("-h", "--help")
-    )
+async def test_h_is_help_at_every_command(command: list[str]) -> None:
+    short, long = await run_cli(*command, "-h"), await run_cli(*command, "--help")
     assert short == long
-    assert " ".join(["roundhouse", *command]) in short
+    assert short.code == 0
+    assert " ".join(["roundhouse", *command]) in short.stdout
 
 
 def test_the_shell_completes_commands() -> None:

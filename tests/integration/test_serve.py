@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,11 @@ from typing import Any
 import pytest
 
 from router.net.server.request_parser import MAX_HEAD_BYTES
+from tests.support.cli_helpers import run_cli
 from tests.support.configurations import MINIMAL
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import ROUNDHOUSE, RouterProcess, http_client
+from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import EngineSet, chat_body, router_config
 from tests.support.waiting import eventually
 
@@ -34,18 +33,6 @@ def serve(tmp_path: Path, redis: Any) -> Iterator[Any]:
     yield start
     for served in started:
         served.kill()
-
-
-def run(*arguments: str, stdin: str = "", env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
-    argv = [*ROUNDHOUSE, *arguments]
-    return subprocess.run(
-        argv, input=stdin, capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})}
-    )
-
-
-async def command(*arguments: str, stdin: str = "", env: dict[str, str] | None = None) -> Any:
-    """Runs a command in a thread, so that this process can serve requests meanwhile."""
-    return await asyncio.to_thread(run, *arguments, stdin=stdin, env=env)
 
 
 # -- serve ------------------------------------------------------------------------------------------------------------
@@ -120,8 +107,8 @@ async def test_two_workers_share_their_metrics_and_their_entries(serve: Any, con
 async def test_a_port_in_use_is_one_clear_line(config: str, tmp_path: Path, engines: EngineSet) -> None:
     path = tmp_path / "roundhouse.toml"
     path.write_text(config.replace("[router]", f"[router]\nport = {engines.chat.port}"))
-    result = await command("serve", "-c", str(path))
-    assert result.returncode == 1
+    result = await run_cli("serve", "-c", path)
+    assert result.code == 1
     assert result.stderr.splitlines() == [
         (
             f"roundhouse: {path}: router.port: port {engines.chat.port} of 127.0.0.1: is used by another process; "
@@ -131,25 +118,24 @@ async def test_a_port_in_use_is_one_clear_line(config: str, tmp_path: Path, engi
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "text", "message"),
     [
-        ("[router", "not valid TOML"),
-        (f"[routr]\n{MINIMAL}", "routr: no such setting; did you mean router?"),
-        (f"[cache]\nttl = 'soon'\n{MINIMAL}", "cache.ttl"),
-        ("[[model]]\nname = 'a'", "model[0].name: 'a' has no engine"),
-        (f"[cache]\nurl = '${{NOWHERE}}'\n{MINIMAL}", "cache.url: environment variable NOWHERE is not set"),
-        (None, "No such file"),
+        ("serve", "[router", "not valid TOML"),
+        ("check", f"[routr]\n{MINIMAL}", "routr: no such setting; did you mean router?"),
+        ("up", f"[cache]\nttl = 'soon'\n{MINIMAL}", "cache.ttl"),
+        ("serve", "[[model]]\nname = 'a'", "model[0].name: 'a' has no engine"),
+        ("check", f"[cache]\nurl = '${{NOWHERE}}'\n{MINIMAL}", "cache.url: environment variable NOWHERE is not set"),
+        ("up", None, "No such file"),
     ],
 )
-@pytest.mark.parametrize("name", ["serve", "check", "up"])
 async def test_an_invalid_configuration_is_one_clear_line(
     tmp_path: Path, name: str, text: str | None, message: str
 ) -> None:
     path = tmp_path / "roundhouse.toml"
     if text is not None:
         path.write_text(text)
-    result = await command(name, "-c", str(path))
-    assert result.returncode == 2
+    result = await run_cli(name, "-c", path)
+    assert result.code == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith(f"roundhouse: {path}: ")
     assert message in line
@@ -160,8 +146,8 @@ async def test_an_invalid_configuration_is_one_clear_line(
 async def test_all_mistakes_of_a_configuration_are_printed_each_on_a_line(tmp_path: Path, name: str) -> None:
     path = tmp_path / "roundhouse.toml"
     path.write_text(f"[router]\nprot = 1\n[auth]\nmode = 'key'\n[cache]\nttl = '0s'\n{MINIMAL}")
-    result = await command(name, "-c", str(path))
-    assert (result.returncode, result.stdout) == (2, "")
+    result = await run_cli(name, "-c", path)
+    assert (result.code, result.stdout) == (2, "")
     assert result.stderr.splitlines() == [
         f"roundhouse: {path}: router.prot: no such setting; did you mean port?",
         f"roundhouse: {path}: auth.mode: 'key' is none of open, keys, header",
@@ -169,9 +155,10 @@ async def test_all_mistakes_of_a_configuration_are_printed_each_on_a_line(tmp_pa
     ]
 
 
-async def test_the_configuration_can_come_from_the_environment(tmp_path: Path) -> None:
+async def test_the_configuration_can_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "other.toml"
-    result = await command("check", env={"ROUNDHOUSE_CONFIG": str(path)})
+    monkeypatch.setenv("ROUNDHOUSE_CONFIG", str(path))
+    result = await run_cli("check")
     assert result.stderr == f"roundhouse: {path}: No such file or directory\n"
 
 
@@ -181,8 +168,8 @@ async def test_the_configuration_can_come_from_the_environment(tmp_path: Path) -
 async def test_check_reports_that_everything_answers(config: str, tmp_path: Path) -> None:
     path = tmp_path / "roundhouse.toml"
     path.write_text(config)
-    result = await command("check", "-c", str(path))
-    assert (result.returncode, result.stderr) == (0, "")
+    result = await run_cli("check", "-c", path)
+    assert (result.code, result.stderr) == (0, "")
     assert "FAIL" not in result.stdout
     assert "ok    engine llama-chat at " in result.stdout
     assert "ok    redis: version " in result.stdout
@@ -199,9 +186,9 @@ async def test_check_reports_what_does_not_answer(
     }
     path = tmp_path / "roundhouse.toml"
     path.write_text(router_config(f"unix://{tmp_path}/none.sock", table))
-    result = await command("check", "-c", str(path), "--json")
-    assert result.returncode == 1
-    report = json.loads(result.stdout)
+    result = await run_cli("check", "-c", path, "--json")
+    assert result.code == 1
+    report = result.json()
     assert report["ok"] is False
     findings = {finding["what"].split(" at ")[0]: finding for finding in report["findings"]}
     assert {name: found["ok"] for name, found in findings.items() if name.partition(" ")[0] in ("redis", "engine")} == {
@@ -219,8 +206,8 @@ async def test_check_reports_an_unknown_option_of_the_address(
 ) -> None:
     path = tmp_path / "roundhouse.toml"
     path.write_text(router_config(f"{redis_server.url}?foo=bar", engines.as_config()))
-    result = await command("check", "-c", str(path))
-    assert (result.returncode, result.stdout) == (2, "")
+    result = await run_cli("check", "-c", path)
+    assert (result.code, result.stdout) == (2, "")
     assert "cache.url: the known options are db, each once" in result.stderr
 
 
@@ -231,15 +218,15 @@ CODE, CHAT = "Write a Python function that reverses a list.", "What should I coo
 
 async def test_classify_reads_json_lines_and_writes_json_lines() -> None:
     lines = "\n".join(json.dumps({"prompt": prompt}) for prompt in (CODE, CHAT)) + "\n\n"
-    result = await command("classify", "--json", stdin=lines)
-    assert (result.returncode, result.stderr) == (0, "")
-    verdicts = [json.loads(line) for line in result.stdout.splitlines()]
+    result = await run_cli("classify", "--json", stdin=lines.encode())
+    assert (result.code, result.stderr) == (0, "")
+    verdicts = result.json_lines()
     assert [verdict["task"] for verdict in verdicts] == ["code", "chat"]
     assert all(0 <= verdict["score"] <= 1 for verdict in verdicts)
 
 
 async def test_classify_explains_prompts_of_the_command_line() -> None:
-    result = await command("classify", CODE, CHAT)
+    result = await run_cli("classify", CODE, CHAT)
     first, second = result.stdout.splitlines()
     assert first.startswith("code ")
     assert second.startswith("chat ")
@@ -248,12 +235,12 @@ async def test_classify_explains_prompts_of_the_command_line() -> None:
 
 @pytest.mark.parametrize("line", ["nonsense", "{}", "[]", '{"prompt": 1}'])
 async def test_classify_names_the_line_that_it_cannot_read(line: str) -> None:
-    result = await command("classify", stdin=json.dumps({"prompt": CHAT}) + "\n" + line)
-    assert result.returncode == 2
+    result = await run_cli("classify", stdin=f"{json.dumps({'prompt': CHAT})}\n{line}".encode())
+    assert result.code == 2
     assert result.stderr == 'roundhouse: standard input, line 2: expected a JSON object with a string "prompt"\n'
 
 
 async def test_the_command_prints_its_version_and_a_usage_error_is_2() -> None:
-    result = await command("--version")
-    assert (result.returncode, result.stdout.split()[0]) == (0, "roundhouse")
-    assert (await command("no-such-command")).returncode == 2
+    result = await run_cli("--version")
+    assert (result.code, result.stdout.split()[0]) == (0, "roundhouse")
+    assert (await run_cli("no-such-command")).code == 2

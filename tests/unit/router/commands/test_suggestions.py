@@ -1,8 +1,6 @@
 """What errors suggest for words that are no commands."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +9,7 @@ import typer
 
 from router.cli import app
 from router.commands.suggestions import CHANGING_OPTIONS, GROUPS, READ_ONLY, suggest
+from tests.support.cli_helpers import run_cli
 
 PROGRAM: Any = typer.main.get_command(app)
 
@@ -29,13 +28,10 @@ def mistyped(name: str) -> Iterator[str]:
     yield from (name + "s", name[::-1], name.upper())
 
 
-def error_of(*arguments: str) -> str:
-    process = subprocess.run(
-        [sys.executable, "-m", "router", *arguments], capture_output=True, text=True, check=False,
-        env={"COLUMNS": "200"},
-    )  # fmt: skip
-    assert (process.returncode, process.stdout) == (2, "")
-    return process.stderr
+async def error_of(*arguments: str) -> str:
+    result = await run_cli(*arguments)
+    assert (result.code, result.stdout) == (2, "")
+    return result.stderr
 
 
 def test_no_mistyped_word_suggests_a_command_that_changes_something() -> None:
@@ -65,12 +61,12 @@ def test_a_suggestion_is_what_the_word_means_elsewhere_or_similar(group: str, wo
     assert suggest(group, word, dict(groups())[group].commands) == expected
 
 
-def test_an_unknown_command_is_an_error_with_its_hint() -> None:
-    assert "No such command 'status'. Did you mean 'list'?" in error_of("engines", "status")
+async def test_an_unknown_command_is_an_error_with_its_hint() -> None:
+    assert "No such command 'status'. Did you mean 'list'?" in await error_of("engines", "status")
 
 
-def test_no_mistyped_option_suggests_one_that_changes_more() -> None:
+async def test_no_mistyped_option_suggests_one_that_changes_more() -> None:
     assert "--all" in CHANGING_OPTIONS
-    error = error_of("cache", "purge", "--al")
+    error = await error_of("cache", "purge", "--al")
     assert "No such option: --al" in error
     assert "--all" not in error
