@@ -14,6 +14,7 @@ from router.shared import announcements, budgets, drains, key_records, ledger, r
 from router.shared import inflight_leases as flights
 from router.shared import rate_limit_script as limits
 from router.store import entry_store as store
+from router.store.admin import scan
 from tests.simulation.redis_data import RedisData
 from tests.simulation.redis_values import RedisError
 
@@ -240,6 +241,11 @@ def _read_announced(data: RedisData, key: bytes, words: list[bytes]) -> list[Any
     return [b"%d" % (data.clock() // 1000), [word for pair in fields.items() for word in pair]]
 
 
+def _read_time(data: RedisData, _: bytes, __: list[bytes]) -> list[bytes]:
+    now = data.clock()
+    return [b"%d" % (now // 1000), b"%d" % (now % 1000 * 1000)]
+
+
 def _optional(word: bytes) -> int | None:
     return int(word) if word else None
 
@@ -265,6 +271,7 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     key_records.USED_SCRIPT.encode(): _add_used_keys,
     recent_prompts._WRITE_SCRIPT.encode(): _write,
     recent_prompts._ADD_SCRIPT.encode(): _add_prompt,
+    str(scan._TIME_COMMAND[1]).encode(): _read_time,
     budgets.UPDATE_SCRIPT.encode(): _budget,
     drains._CHANGE_SCRIPT.encode(): _change_drain,
     drains._RESTORE_SCRIPT.encode(): _restore_drain,

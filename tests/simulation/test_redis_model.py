@@ -341,6 +341,14 @@ def test_a_script_keeps_the_latest_ids_of_requests_and_returns_those_that_it_dro
     assert 0 < left <= 60_000
 
 
+def test_a_script_reads_the_clock(both: ClientFactory) -> None:
+    ((seconds, microseconds), (now, _)) = both.connect().send_commands(
+        ("EVAL", script("return redis.call('TIME')"), 1, "a"), ("TIME",)
+    )
+    assert int(now) - int(seconds) in (0, 1)
+    assert 0 <= int(microseconds) < 10**6
+
+
 def test_a_script_gives_each_change_of_a_drain_a_later_time(both: ClientFactory) -> None:
     client, change = both.connect(), script("if state == ARGV[2] then return 0")
     client.send_commands(("HSET", "d", "b", "drained 9000000000000", "c", "nonsense"))

@@ -5,7 +5,7 @@ from typing import Any, Final
 import httpx
 
 from router.api.auth import hash_key
-from tests.support.router_server import RouterServer, chat_body
+from tests.support.router_server import RouterClient, chat_body
 
 ADMIN_KEY: Final = "sk-keys-admin"
 CONFIGURED_KEY: Final = "sk-acme-configured"
@@ -45,6 +45,6 @@ async def use(http: httpx.AsyncClient, key: str, prompt: str = "The sea?") -> ht
     return await http.post("/v1/chat/completions", json=chat_body(prompt, max_tokens=2), headers=headers)
 
 
-async def statuses(key: str, *routers: RouterServer) -> list[int]:
+async def statuses(key: str, *routers: RouterClient) -> list[int]:
     """Those of one request to each router."""
     return [(await use(router.http, key)).status_code for router in routers]

@@ -7,7 +7,6 @@ import pytest
 
 from router.core.api_keys import KeyRecord, encode_record, hash_key
 from router.core.cache.redis_keys import KEYS_RECORDS_KEY
-from router.settings import parse
 from tests.support.key_routers import (
     ADMIN_KEY,
     CONFIGURED_KEY,
@@ -18,26 +17,29 @@ from tests.support.key_routers import (
     statuses,
     use,
 )
-from tests.support.redis_process import RedisServer
-from tests.support.router_server import EngineSet, MakeRouter, RouterServer, router_config
+from tests.support.router_server import router_config
 from tests.support.waiting import eventually
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest.fixture
-def keys_config(redis_server: RedisServer, engines: EngineSet) -> str:
-    return router_config(redis_server.url, engines.as_config(), rest=KEYS_CONFIG)
+from tests.world.processes import WorldRouter
+from tests.world.scenario import World, scenario
 
 
-async def make_pair(make_router: MakeRouter, config: str) -> tuple[RouterServer, RouterServer]:
-    return await make_router(config), await make_router(config)
+async def configure(world: World, rest: str = KEYS_CONFIG) -> str:
+    engine = await world.engine()
+    return router_config(world.redis.url, {"one": ("llama", "any", engine.url)}, rest=rest)
 
 
-async def test_a_key_is_valid_at_every_router_once_it_is_created_and_at_none_once_it_is_revoked(
-    make_router: MakeRouter, keys_config: str
-) -> None:
-    pair = await make_pair(make_router, keys_config)
+async def start(world: World) -> WorldRouter:
+    return await world.router(await configure(world))
+
+
+async def start_pair(world: World) -> tuple[WorldRouter, WorldRouter]:
+    text = await configure(world)
+    return await world.router(text), await world.router(text)
+
+
+@scenario
+async def test_a_key_is_valid_at_every_router_once_it_is_created_and_at_none_once_it_is_revoked(world: World) -> None:
+    pair = await start_pair(world)
     for number in range(20):  # any request that a router let in between would be seen
         made = await create(pair[0].http, f"ci-{number}")
         assert made["routers"] == {"confirmed": 2, "unconfirmed": []}
@@ -47,15 +49,16 @@ async def test_a_key_is_valid_at_every_router_once_it_is_created_and_at_none_onc
         assert await statuses(made["key"], *pair) == [401, 401]
 
 
+@scenario
 async def test_redis_has_only_the_hash_of_a_key_and_no_log_line_has_more_than_its_id(
-    make_router: MakeRouter, keys_config: str, redis: Any, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    router = await make_router(keys_config)
+    router = await start(world)
     with caplog.at_level(logging.DEBUG):
         made = await create(router.http)
         answer = await use(router.http, made["key"])
         await revoke(router.http, "ci")
-    contents = await redis.hgetall(KEYS_RECORDS_KEY)
+    contents = await world.redis.client.hgetall(KEYS_RECORDS_KEY)
     metrics = (await router.http.get("/metrics")).text
     for seen in (str(contents), caplog.text, metrics, str(answer.headers)):
         assert made["key"] not in seen
@@ -64,23 +67,21 @@ async def test_redis_has_only_the_hash_of_a_key_and_no_log_line_has_more_than_it
     assert f"created the key {made['key_id']} (ci) of the tenant acme" in caplog.text
 
 
-async def test_a_request_costs_no_command_for_its_key(make_router: MakeRouter, keys_config: str, redis: Any) -> None:
-    router = await make_router(keys_config)
+@scenario
+async def test_a_request_costs_no_command_for_its_key(world: World) -> None:
+    router = await start(world)
     made = await create(router.http)
     await use(router.http, made["key"])
-
-    async def hash_reads() -> int:
-        stats = await redis.info("commandstats")
-        return int(stats.get("cmdstat_hget", {"calls": 0})["calls"])
-
-    before = await hash_reads()
+    reads: list[list[bytes]] = []
+    world.redis.model.observe = lambda _, words: reads.append(words) if KEYS_RECORDS_KEY.encode() in words else None
     for _ in range(30):
         assert (await use(router.http, made["key"])).headers["x-cache"] == "HIT"
-    assert await hash_reads() - before <= 2  # of the periodic comparison of versions
+    assert len(reads) <= 2  # of the periodic comparison of versions
 
 
-async def test_keys_are_listed_with_their_use_and_their_state(make_router: MakeRouter, keys_config: str) -> None:
-    pair = await make_pair(make_router, keys_config)
+@scenario
+async def test_keys_are_listed_with_their_use_and_their_state(world: World) -> None:
+    pair = await start_pair(world)
     made = await create(pair[0].http, expires="90d")
     other = await create(pair[0].http, "laptop", "beta")
     await revoke(pair[0].http, other["key_id"])
@@ -108,27 +109,27 @@ async def test_keys_are_listed_with_their_use_and_their_state(make_router: MakeR
     assert ADMIN_KEY not in str(rows)
 
 
-async def test_the_key_of_a_tenant_that_leaves_the_configuration_is_refused(
-    make_router: MakeRouter, keys_config: str
-) -> None:
-    router = await make_router(keys_config)
+@scenario
+async def test_the_key_of_a_tenant_that_leaves_the_configuration_is_refused(world: World) -> None:
+    keys_config = await configure(world)
+    router = await world.router(keys_config)
     made = await create(router.http, tenant="beta")
     assert await statuses(made["key"], router) == [200]
     without_beta = keys_config.replace('[[tenant]]\nname = "beta"\n', "")
-    await router.application.reload(parse(without_beta, {}))
+    await router.reload(without_beta)
     assert await statuses(made["key"], router) == [401]
     assert (await listed(router.http))[made["key_id"]]["status"] == "no tenant"
-    await router.application.reload(parse(keys_config, {}))
+    await router.reload(keys_config)
     assert await statuses(made["key"], router) == [200]
 
 
-async def test_a_reload_keeps_the_keys_and_leaves_no_process_to_wait_for(
-    make_router: MakeRouter, keys_config: str
-) -> None:
-    router = await make_router(keys_config)
+@scenario
+async def test_a_reload_keeps_the_keys_and_leaves_no_process_to_wait_for(world: World) -> None:
+    keys_config = await configure(world)
+    router = await world.router(keys_config)
     made = await create(router.http)
     for number in range(3):
-        await router.application.reload(parse(keys_config + f"requests_per_minute = {1000 + number}\n", {}))
+        await router.reload(keys_config + f"requests_per_minute = {1000 + number}\n")
         assert await statuses(made["key"], router) == [200]
     await eventually(lambda: not router.application._retiring)
     assert (await revoke(router.http, "ci")).json()["routers"] == {"confirmed": 1, "unconfirmed": []}
@@ -151,18 +152,20 @@ async def test_a_reload_keeps_the_keys_and_leaves_no_process_to_wait_for(
         ({"name": "taken"}, 409, "key_exists"),
     ],
 )
+@scenario
 async def test_a_key_that_cannot_be_made_is_an_error_with_a_code(
-    make_router: MakeRouter, keys_config: str, fields: dict[str, Any], status: int, code: str
+    world: World, fields: dict[str, Any], status: int, code: str
 ) -> None:
-    router = await make_router(keys_config)
+    router = await start(world)
     await create(router.http, "taken")
     body = {"tenant": "acme", "name": "ci", **fields}
     answer = await router.http.post("/admin/keys", json=body, headers={"authorization": f"Bearer {ADMIN_KEY}"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-async def test_only_an_administrator_creates_lists_and_revokes(make_router: MakeRouter, keys_config: str) -> None:
-    router = await make_router(keys_config)
+@scenario
+async def test_only_an_administrator_creates_lists_and_revokes(world: World) -> None:
+    router = await start(world)
     made = await create(router.http)
     headers = {"authorization": f"Bearer {made['key']}"}
     answers = [
@@ -174,10 +177,9 @@ async def test_only_an_administrator_creates_lists_and_revokes(make_router: Make
     assert await statuses(made["key"], router) == [200]
 
 
-async def test_a_key_that_cannot_be_revoked_is_an_error_that_says_why(
-    make_router: MakeRouter, keys_config: str
-) -> None:
-    router = await make_router(keys_config)
+@scenario
+async def test_a_key_that_cannot_be_revoked_is_an_error_that_says_why(world: World) -> None:
+    router = await start(world)
     for tenant in ("acme", "beta"):
         await create(router.http, "ci", tenant)
     configured = next(row["key_id"] for row in (await listed(router.http)).values() if row["role"] == "tenant")
@@ -195,35 +197,37 @@ async def test_a_key_that_cannot_be_revoked_is_an_error_that_says_why(
     assert (by_name["key_id"], by_name["revoked"]) == (last["key_id"], last["revoked"]), "it may be repeated by name"
 
 
-async def test_a_key_that_is_in_the_configuration_too_is_not_called_revoked(
-    make_router: MakeRouter, keys_config: str, redis: Any
-) -> None:
-    router = await make_router(keys_config)
+@scenario
+async def test_a_key_that_is_in_the_configuration_too_is_not_called_revoked(world: World) -> None:
+    keys_config = await configure(world)
+    router = await world.router(keys_config)
     record = KeyRecord(hash=hash_key(CONFIGURED_KEY.encode()), tenant="acme", name="moved", created=1)
-    await redis.hset(KEYS_RECORDS_KEY, record.id, encode_record(record))
+    await world.redis.client.hset(KEYS_RECORDS_KEY, record.id, encode_record(record))
     for id_or_name in (record.id, "moved"):
         answer = await revoke(router.http, id_or_name)
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "key_is_configured")
     assert await statuses(CONFIGURED_KEY, router) == [200]
     text = keys_config.replace(record.hash, hash_key(b"another"))
-    await router.application.reload(parse(text, {}))
+    await router.reload(text)
     assert await statuses(CONFIGURED_KEY, router) == [200], "by the record in Redis"
     assert (await revoke(router.http, "moved")).status_code == 200
     assert await statuses(CONFIGURED_KEY, router) == [401]
 
 
-async def test_a_name_may_be_used_again_once_its_key_is_revoked(make_router: MakeRouter, keys_config: str) -> None:
-    router = await make_router(keys_config)
+@scenario
+async def test_a_name_may_be_used_again_once_its_key_is_revoked(world: World) -> None:
+    router = await start(world)
     old = await create(router.http)
     await revoke(router.http, "ci")
     new = await create(router.http)
     assert await statuses(old["key"], router) + await statuses(new["key"], router) == [401, 200]
 
 
-async def test_a_router_without_a_mode_refuses_all_requests_while_redis_has_keys(
-    make_router: MakeRouter, keys_config: str, config: str
-) -> None:
-    open_router, router = await make_router(config), await make_router(keys_config)
+@scenario
+async def test_a_router_without_a_mode_refuses_all_requests_while_redis_has_keys(world: World) -> None:
+    world.expected_errors.append("auth.mode is not set")
+    config = await configure(world, rest="")
+    open_router, router = await world.router(config), await world.router(config + KEYS_CONFIG)
     assert (await open_router.chat("The sea?")).status_code == 200
     made = await create(router.http)
     assert made["routers"]["confirmed"] == 1
@@ -239,5 +243,5 @@ async def test_a_router_without_a_mode_refuses_all_requests_while_redis_has_keys
     assert (ready.status_code, "auth.mode is not set" in ready.text) == (503, True)
     assert (health.status_code, health.json()["status"]) == (503, "unhealthy")
     assert "auth.mode is not set" in health.json()["reason"]
-    said_open = await make_router(config + '\n[auth]\nmode = "open"\n')
+    said_open = await world.router(config + '\n[auth]\nmode = "open"\n')
     assert (await said_open.chat("The sea?")).status_code == 200
