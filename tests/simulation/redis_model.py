@@ -32,6 +32,7 @@ class RedisModel:
 
     - `read_only`, `replicas` (those that acknowledge writes) and `offset` (of its clock, in seconds) may be changed at
       any time.
+    - `denied`: the commands that the user has no right to run; they may be changed at any time too.
     - `observe` is called with each command before it is applied; `on_commands_applied` after each.
     """
 
@@ -44,6 +45,7 @@ class RedisModel:
         self.data.instant = lambda: CLOCK.now
         self.read_only = False
         self.replicas = 0
+        self.denied: set[bytes] = set()
         self.offset = 0.0
         self.connections: dict[int, ModelConnection] = {}
         self.loop = loop
@@ -176,6 +178,8 @@ class ModelConnection(asyncio.Protocol):
 
     def _apply(self, words: list[bytes]) -> Any:
         name, rest = words[0].upper(), words[1:]
+        if name in self.server.denied:
+            raise RedisError(f"NOPERM this user has no permissions to run the '{name.decode().lower()}' command")
         run = READS.get(name)
         if run is None and (run := WRITES.get(name)) is not None and self.server.read_only:
             raise RedisError("READONLY You can't write against a read only replica.")
@@ -235,14 +239,16 @@ class ModelConnection(asyncio.Protocol):
         return self.server.publish(rest[0], rest[1])
 
     def _info(self, rest: list[bytes]) -> bytes:
-        section = [word.lower() for word in rest]
-        if section == [b"memory"]:
-            limit = b"1000000" if self.server.data.full else b"0"
-            return b"# Memory\r\nused_memory:1000000\r\nmaxmemory:%b\r\n" % limit
-        if section == [b"server"]:
-            return b"# Server\r\nredis_version:7.0.15\r\n"
-        assert section == [b"replication"], "the model of Redis knows INFO replication, memory and server alone"
-        return b"# Replication\r\nrole:master\r\nconnected_slaves:%d\r\n" % self.server.replicas
+        sections = {
+            b"server": b"# Server\r\nredis_version:7.0.15\r\n",
+            b"memory": b"# Memory\r\nused_memory:1000000\r\nmaxmemory:%d\r\nmaxmemory_policy:noeviction\r\n"
+            % (1_000_000 if self.server.data.full else 0),
+            b"stats": b"# Stats\r\nevicted_keys:0\r\n",
+            b"replication": b"# Replication\r\nrole:master\r\nconnected_slaves:%d\r\n" % self.server.replicas,
+        }
+        names = [word.lower() for word in rest] or list(sections)
+        assert sections.keys() >= set(names), f"the model of Redis knows INFO {b', '.join(sections).decode()} alone"
+        return b"\r\n".join(sections[name] for name in names)
 
     def _role(self, _: list[bytes]) -> list[Any]:
         if self.server.read_only:

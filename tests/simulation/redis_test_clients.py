@@ -147,6 +147,19 @@ class ClientFactory:
         else:
             self.connect().send_commands(("CONFIG", "SET", "maxmemory", int(full)))
 
+    def deny(self, command: str) -> None:
+        """The user loses the right to run it."""
+        if self._path is None:
+            self._model.denied.add(command.encode())
+        else:
+            self.connect().send_commands(("ACL", "SETUSER", "default", f"-{command.lower()}"))
+
+    def allow_all(self) -> None:
+        if self._path is None:
+            self._model.denied.clear()
+        else:
+            self.connect().send_commands(("ACL", "SETUSER", "default", "+@all"))
+
     def close(self) -> None:
         for client in self._open:
             client.close()

@@ -220,6 +220,14 @@ def test_the_server_describes_itself(both: ClientFactory) -> None:
     assert (role[0], ping) == (b"master", b"PONG")
 
 
+@pytest.mark.parametrize("section", [(), ("memory",), ("server",), ("replication",)])
+def test_the_model_states_nothing_that_redis_does_not_state(both: ClientFactory, section: tuple[str, ...]) -> None:
+    (info,) = both.connect().send_commands(("INFO", *section))
+    (of_the_model,) = ClientFactory(None).connect().send_commands(("INFO", *section))
+    names = [line.partition(b":")[0] for line in of_the_model.splitlines() if line]
+    assert [name for name in info.replace(b":", b"\r\n").splitlines() if name in names] == names
+
+
 def test_a_full_server_deletes_and_refuses_what_takes_memory(both: ClientFactory) -> None:
     client = both.connect()
     client.send_commands(("SET", "a", "mine"), ("HSET", "h", "f", "1", "g", "2"), ("ZINCRBY", "z", 1, "m"))
@@ -239,6 +247,16 @@ def test_a_full_server_deletes_and_refuses_what_takes_memory(both: ClientFactory
     assert client.send_commands(*others) == [b"mine", 1, 1, 1, 1, 1, 0]
     both.set_full(False)
     assert client.send_commands(("SET", "b", "x")) == [b"OK"]
+
+
+def test_a_command_that_the_user_may_not_run_is_refused(both: ClientFactory) -> None:
+    client = both.connect()
+    both.deny("PUBLISH")
+    denied, allowed = client.send_commands(("PUBLISH", "c", "x"), ("SET", "a", "x"))
+    both.allow_all()
+    assert denied.startswith("NOPERM")
+    assert "has no permissions to run the 'publish' command" in denied  # who: Redis 6.2 names no user
+    assert (allowed, client.send_commands(("PUBLISH", "c", "x"))) == (b"OK", [0])
 
 
 def test_an_unknown_command_is_an_error_that_names_it(both: ClientFactory) -> None:
