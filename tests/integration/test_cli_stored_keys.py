@@ -9,6 +9,7 @@ import pytest
 
 from router.core.api_keys import MAX_KEYS, RETENTION, KeyRecord, encode_record, hash_key
 from router.core.cache.redis_keys import KEYS_APPLIED_KEY, KEYS_RECORDS_KEY
+from router.store.admin import key_confirmation
 from tests.support.cli_helpers import CommandResult, run_cli
 from tests.support.key_routers import KEYS_CONFIG, statuses
 from tests.support.redis_process import RedisServer
@@ -84,8 +85,9 @@ async def test_no_key_is_made_where_no_router_would_ask_for_it(file: Path) -> No
 
 
 async def test_a_process_that_does_not_confirm_is_named_without_the_control_characters_of_its_name(
-    file: Path, redis: Any
+    file: Path, redis: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(key_confirmation, "CONFIRMATION_TIMEOUT", 0.1)
     await keys(file, "new", "--tenant", "acme", "--name", "ci")
     presence = {"host": "a\x1b[2J\x07b", "pid": 7, "version": 0, "at": (await redis.time())[0]}
     await redis.hset(KEYS_APPLIED_KEY, "p", json.dumps(presence))

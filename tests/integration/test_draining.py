@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from router.api.auth import hash_key
+from router.commands import engines as engine_commands
 from router.core.cache.redis_keys import DRAINS_KEY
 from tests.support.cli_helpers import CommandResult, run_cli
 from tests.support.ports import free_port
@@ -43,6 +44,11 @@ def file(tmp_path: Path, text: str) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def _polls_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_commands, "POLL_INTERVAL", 0.05)
+
+
 async def command(file: Path, *words: object) -> CommandResult:
     return await run_cli("engines", *words, "--config", file)
 
@@ -73,11 +79,11 @@ async def test_the_command_waits_until_the_engine_is_idle(
     await engines.chat.set_faults({"fault": "stall", "after": 2})
     body = chat_body("The sea?", stream=True)
     async with guarded.http.stream("POST", "/v1/chat/completions", json=body):
-        result = await command(file, "drain", "llama-chat", "--wait", "--timeout", 1, "--json")
+        result = await command(file, "drain", "llama-chat", "--wait", "--timeout", 0, "--json")
         assert (result.code, result.json()["idle"]) == (1, False)
         assert result.stderr.splitlines() == [
             "llama-chat: 1 running or waiting",
-            "roundhouse: engine llama-chat did not become idle within 1s; it stays drained",
+            "roundhouse: engine llama-chat did not become idle within 0s; it stays drained",
         ]  # fmt: skip
         waiting = asyncio.ensure_future(command(file, "drain", "llama-chat", "--wait"))
         await eventually(lambda: drained(guarded))

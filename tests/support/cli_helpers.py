@@ -67,11 +67,21 @@ async def _in_daemon_thread(function: Callable[[], CommandResult]) -> CommandRes
     loop = asyncio.get_running_loop()
     result: asyncio.Future[CommandResult] = loop.create_future()
 
+    def settle(outcome: CommandResult | BaseException) -> None:
+        if result.cancelled():  # the time was over
+            return
+        if isinstance(outcome, BaseException):
+            result.set_exception(outcome)
+        else:
+            result.set_result(outcome)
+
     def run() -> None:
+        outcome: CommandResult | BaseException
         try:
-            loop.call_soon_threadsafe(result.set_result, function())
+            outcome = function()
         except BaseException as error:  # noqa: BLE001 - it is raised in the test
-            loop.call_soon_threadsafe(result.set_exception, error)
+            outcome = error
+        loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=run, daemon=True).start()
     async with asyncio.timeout(TEST_TIMEOUT):
