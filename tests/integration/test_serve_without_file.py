@@ -4,23 +4,24 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
+from router.discovery import ask
+from router.discovery.start import settings_of_engines
+from router.serve_options import ServeOptions
 from tests.support.cli_helpers import run_cli
-from tests.support.first_steps import engine_of
+from tests.support.first_steps import engine_of, models_page
 from tests.support.foreign_engine import ForeignEngine, served
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import ROUNDHOUSE, http_client
 from tests.support.router_server import chat_body
-from tests.support.simulated_engine import SimulatedEngine
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -74,54 +75,50 @@ def serve(tmp_path: Path, redis: Any) -> Iterator[Any]:
         one.process.wait()
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def llama() -> AsyncIterator[SimulatedEngine]:
-    async with SimulatedEngine(model=LLAMA, tokens_per_second=0) as engine:
-        yield engine
-
-
 async def test_the_models_are_those_of_the_engine_and_the_second_request_is_a_hit(
-    serve: Any, llama: SimulatedEngine, redis_server: RedisServer
+    serve: Any, redis_server: RedisServer
 ) -> None:
-    router = serve("--engine", llama.url, "--redis", redis_server.url)
-    await router.ready()
-    assert await router.models() == ["llama-3.1-8b-instruct", LLAMA]
-    statuses = [(await router.chat(name)).headers["x-cache"] for name in (LLAMA, "llama-3.1-8b-instruct")]
-    assert statuses == ["MISS", "HIT"]
-    assert "no configuration file is used" in router.log
-    router.process.send_signal(signal.SIGHUP)
-    await eventually(lambda: "there is no configuration file to reload" in router.log)
-    router.process.send_signal(signal.SIGTERM)
-    assert await router.exit_code() == 0
-
-
-async def test_without_redis_its_default_address_is_told(serve: Any, llama: SimulatedEngine) -> None:
-    router = serve("--engine", llama.url, env={"ROUNDHOUSE_CACHE_URL": "redis://127.0.0.1:1"})
-    await router.ready()
-    assert "Redis at redis://127.0.0.1:1: does not answer" in router.log  # the variable counts more than the default
-    assert (await router.chat(LLAMA)).headers["x-cache"] == "BYPASS"
-
-
-async def test_an_engine_with_a_key_gets_it_from_the_environment(serve: Any, redis_server: RedisServer) -> None:
     async with served(engine_of(LLAMA, api_key="sk-hunter2")) as url:
         options = ["--engine", url, "--redis", redis_server.url, "--api-key-env", "TEST_ENGINE_KEY"]
         router = serve(*options, env={"TEST_ENGINE_KEY": "sk-hunter2"})
         await router.ready()
-        assert (await router.chat(LLAMA)).status_code == 200
+        assert await router.models() == ["llama-3.1-8b-instruct", LLAMA]
+        statuses = [(await router.chat(name)).headers["x-cache"] for name in (LLAMA, "llama-3.1-8b-instruct")]
+        assert statuses == ["MISS", "HIT"]
+        assert "no configuration file is used" in router.log
         assert "hunter2" not in router.log
+        router.process.send_signal(signal.SIGHUP)
+        await eventually(lambda: "there is no configuration file to reload" in router.log)
+        router.process.send_signal(signal.SIGTERM)
+        assert await router.exit_code() == 0
 
 
-async def test_it_waits_for_an_engine_that_starts_and_says_so(serve: Any, redis_server: RedisServer) -> None:
-    engine = SimulatedEngine(model="llama", port=free_port())
-    router = serve("--engine", f"http://127.0.0.1:{engine._options['port']}", "--redis", redis_server.url)
-    try:
-        await eventually(lambda: "waiting for the engine at " in router.log)
-        await engine.start()
-        await router.ready()
-        assert await router.models() == ["llama"]
-        assert ", 0 of 600 s: nothing listens there" in router.log
-    finally:
-        await engine.stop()
+async def test_redis_is_at_its_default_address_unless_the_environment_names_another() -> None:
+    async with served(engine_of(LLAMA)) as url:
+        for environment, address in (
+            ({}, "redis://127.0.0.1:6379"),
+            ({"ROUNDHOUSE_CACHE_URL": "redis://127.0.0.1:1"}, "redis://127.0.0.1:1"),
+        ):
+            settings = await settings_of_engines(ServeOptions(engine=[url]), environment, print)
+            assert settings.redis_url == address
+
+
+async def test_an_engine_with_a_key_gets_it_from_the_environment() -> None:
+    async with served(engine_of(LLAMA, api_key="sk-hunter2")) as url:
+        options = ServeOptions(engine=[url], api_key_env="TEST_ENGINE_KEY")
+        settings = await settings_of_engines(options, {"TEST_ENGINE_KEY": "sk-hunter2"}, print)
+    assert [engine.api_key for engine in settings.engine] == ["sk-hunter2"]
+
+
+async def test_it_waits_for_an_engine_that_starts_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask, "_INTERVAL", 0.05)
+    url = f"http://127.0.0.1:{free_port()}"
+    engine, lines = ForeignEngine(paths={"/v1/models": models_page("llama")}), list[str]()
+    settings = asyncio.ensure_future(settings_of_engines(ServeOptions(engine=[url]), {}, lines.append))
+    await eventually(lambda: lines)
+    assert lines == [f"waiting for the engine at {url}, 0 of 600 s: nothing listens there"]
+    async with served(engine, port=int(url.rpartition(":")[2])):
+        assert [model.name for model in (await settings).model] == ["llama"]
 
 
 async def test_it_waits_no_longer_than_it_is_told(tmp_path: Path) -> None:
@@ -166,10 +163,13 @@ async def test_a_missing_key_and_options_for_engines_without_one_are_refused() -
     assert (await run_cli("serve", "--model", "llama")).code == 2
 
 
-async def test_without_a_file_and_without_engines_it_says_what_to_do(serve: Any) -> None:
-    router = serve()
-    assert await router.exit_code() == 2
-    assert router.log == (
+async def test_without_a_file_and_without_engines_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = await run_cli("serve")
+    assert (result.code, result.stdout) == (2, "")
+    assert result.stderr == (
         "roundhouse: roundhouse.toml: No such file or directory; `roundhouse init` writes one, or name the engines: "
         "`roundhouse serve --engine URL`\n"
     )

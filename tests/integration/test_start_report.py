@@ -52,20 +52,17 @@ async def stopped(served: RouterProcess) -> int:
     return await asyncio.to_thread(served.process.wait, 20)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 async def test_three_lines_at_the_start_one_when_ready_and_one_at_the_end(
-    serve: Any, redis_server: RedisServer, engines: EngineSet, workers: int
+    serve: Any, redis_server: RedisServer, engines: EngineSet
 ) -> None:
-    router = f"workers = {workers}"
-    served = serve(router_config(redis_server.url, engines.as_config(), router=router, rest=TENANTS))
+    served = serve(router_config(redis_server.url, engines.as_config(), rest=TENANTS))
     await eventually(lambda: "ready: " in served.log.read_text())
     async with http_client(served.url) as http:  # at once, without a second attempt
         assert (await http.get("/readyz")).status_code == 200
     assert await stopped(served) == 0
     process, dependencies, models, *rest = messages(served)
-    noun = "worker" if workers == 1 else "workers"
     assert process.startswith("Roundhouse 0.1.0")
-    assert process.endswith(f" starts on {served.url}: {workers} {noun}, pid {served.process.pid}")
+    assert process.endswith(f" starts on {served.url}: 1 worker, pid {served.process.pid}")
     assert dependencies.startswith(f"Redis at {redis_server.url.removesuffix('/0')}: version ")
     assert dependencies.endswith("Authentication: keys, 1 tenant, 1 admin key")
     assert models == "2 models, 3 engines: llama (llama-chat, llama-code), mistral (mistral)"
@@ -76,34 +73,22 @@ async def test_three_lines_at_the_start_one_when_ready_and_one_at_the_end(
     assert rest[-1] == "stopped with exit code 0"
 
 
-async def test_the_lines_are_json_where_the_others_are(serve: Any, config: str) -> None:
-    served = serve(config.replace("[router]", '[router]\nlog_format = "json"\nworkers = 2'))
+async def test_the_lines_of_several_workers_are_json_where_the_others_are(
+    serve: Any, redis_server: RedisServer, engines: EngineSet
+) -> None:
+    tables = {**engines.as_config(), "dead": ("mistral", "any", "http://127.0.0.1:1")}
+    served = serve(router_config(redis_server.url, tables, router='log_format = "json"\nworkers = 2'))
     await eventually(lambda: '"event":"ready"' in served.log.read_text())
+    async with http_client(served.url) as http:
+        assert (await http.get("/readyz")).status_code == 200
+    assert await stopped(served) == 0
     lines = [json.loads(line) for line in served.log.read_text().splitlines()]
     assert [line["event"] for line in lines if "event" in line] == ["start", "ready"]
+    (ready,) = [line for line in lines if line.get("event") == "ready"]
+    assert ready["message"].endswith("; 3 of 4 engines are up")
     assert {line["level"] for line in lines} <= {"info", "warning"}
+    assert lines[-1]["message"] == "stopped with exit code 0"
     start = lines[0]
     assert (start["address"], start["workers"], start["pid"]) == (served.url, 2, served.process.pid)
     assert (lines[1]["auth"], lines[1]["tenants"], lines[1]["redis_up"]) == ("open", 1, True)
-    assert lines[2]["models"] == {"llama": ["llama-chat", "llama-code"], "mistral": ["mistral"]}
-
-
-async def test_without_redis_and_engines_it_says_so_and_shows_no_password(serve: Any, tmp_path: Path) -> None:
-    tables = {"dead": ("llama", "any", "http://127.0.0.1:1")}
-    served = serve(router_config("redis://user:hunter2@127.0.0.1:1/0", tables))
-    await eventually(lambda: "ready: " in served.log.read_text())
-    _, dependencies, *_, ready = messages(served)
-    assert dependencies.startswith("Redis at redis://127.0.0.1:1: does not answer (ConnectionRefusedError)")
-    assert ready.endswith("no engine is up, so only hits are answered")
-    assert "hunter2" not in served.log.read_text()
-
-
-async def test_logging_of_prompts_is_announced_at_the_start_and_at_a_reload(serve: Any, config: str) -> None:
-    served = serve(config)
-    await eventually(lambda: "ready: " in served.log.read_text())
-    assert "PROMPTS" not in served.log.read_text()
-    served.write_config(config.replace("[router]", "[router]\nlog_prompts = 0.25"))
-    served.process.send_signal(signal.SIGHUP)
-    await eventually(lambda: "the new configuration is in effect" in served.log.read_text())
-    assert "PROMPTS AND ANSWERS ARE LOGGED as roundhouse.prompts" in served.log.read_text()
-    assert "a change needs a restart" not in served.log.read_text()
+    assert lines[2]["models"] == {"llama": ["llama-chat", "llama-code"], "mistral": ["mistral", "dead"]}

@@ -107,16 +107,16 @@ def _event(payload: dict[str, Any]) -> str:
 
 @contextlib.asynccontextmanager
 async def served(
-    engine: ServedEngine, *, unix_socket: str | None = None, certificate: Path | None = None
+    engine: ServedEngine, *, unix_socket: str | None = None, certificate: Path | None = None, port: int = 0
 ) -> AsyncIterator[str]:
-    """The engine's URL. `certificate`: a PEM file with a certificate and its key."""
+    """The engine's URL. `certificate`: a PEM file with a certificate and its key. `port` 0: any."""
     if unix_socket is not None:
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(unix_socket)
         url = f"unix://{unix_socket}"
     else:
         listening = socket.socket()
-        listening.bind(("127.0.0.1", 0))
+        listening.bind(("127.0.0.1", port))
         url = f"http{'s' if certificate else ''}://127.0.0.1:{listening.getsockname()[1]}"
     tls: dict[str, Any] = {"ssl_certfile": certificate, "ssl_keyfile": certificate} if certificate else {}
     server = uvicorn.Server(uvicorn.Config(engine.app, log_config=None, lifespan="off", ws="none", **tls))

@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 
 from router.settings import Settings, parse
-from router.shared.redis import ServerReport
+from router.shared.redis import ServerReport, ask_server
 from router.start_report import MAX_NAMES, EngineCount, log_ready, log_start
 from tests.support.configurations import MINIMAL
 
@@ -39,6 +39,17 @@ def test_a_cluster_is_shown_with_its_primaries(caplog: pytest.LogCaptureFixture)
     assert line.startswith("Redis at redis+cluster://a:7000,b:7001: version 7.2.4, 3 primaries. ")
 
 
+async def test_a_redis_that_is_down_is_told_without_its_password(caplog: pytest.LogCaptureFixture) -> None:
+    url = "redis://user:hunter2@127.0.0.1:1/0"
+    line = start_lines(f'[cache]\nurl = "{url}"\n{MINIMAL}', await ask_server(url, timeout=5), caplog)[1]
+    assert line.startswith("Redis at redis://127.0.0.1:1: does not answer (ConnectionRefusedError)")
+    assert "hunter2" not in caplog.text
+
+
+def test_several_workers_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    assert ": 2 workers, pid " in start_lines(f"[router]\nworkers = 2\n{MINIMAL}", UP, caplog)[0]
+
+
 def test_a_router_without_the_redis_of_up_hears_who_starts_it(caplog: pytest.LogCaptureFixture) -> None:
     lines = start_lines(MINIMAL, ServerReport("does not answer (FileNotFoundError)"), caplog)
     assert lines[3].startswith('cache.url = "embedded" is the Redis of `roundhouse up`: `serve` starts none')
@@ -52,7 +63,12 @@ def test_an_ipv6_address_is_a_url(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize(
     ("up", "total", "said"),
-    [(1, 1, "1 of 1 engine is up"), (1, 3, "1 of 3 engines are up"), (3, 3, "3 of 3 engines are up")],
+    [
+        (0, 2, "no engine is up, so only hits are answered"),
+        (1, 1, "1 of 1 engine is up"),
+        (1, 3, "1 of 3 engines are up"),
+        (3, 3, "3 of 3 engines are up"),
+    ],
 )
 def test_the_engines_that_are_up_are_counted(up: int, total: int, said: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "roundhouse.server"):
