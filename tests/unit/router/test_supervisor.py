@@ -4,6 +4,7 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,6 +58,45 @@ def test_the_slots_of_all_dead_workers_are_free_before_the_first_replacement_is_
     supervising._workers = [DeadWorker(WorkerPlace(tmp_path, number, 3)) for number in range(3)]
     supervising._check_workers()
     assert events == [f"{action} {number}" for action in ("releases", "starts") for number in range(3)]
+
+
+class SilentWorker(WorkerProcess):
+    """One whose last heartbeat was at this instant; `killed` says whether it was killed."""
+
+    last_heartbeat: Any = 0.0
+
+    def __init__(self, last_heartbeat: float) -> None:
+        self.last_heartbeat = last_heartbeat
+        self.started_at = 0.0
+        self.process: Any = self
+        self.pid, self.killed = 1, False
+
+    def is_alive(self) -> bool:
+        return True
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def join(self) -> None:
+        pass
+
+
+def test_no_worker_is_held_for_frozen_if_the_supervisor_was_frozen_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unused: Any = None
+    now = 100.0
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
+    supervising = Supervisor(unused, unused, unused, str(tmp_path), heartbeat_timeout=30.0)
+    frozen, alive = SilentWorker(100.0), SilentWorker(100.0)
+    supervising._workers = [frozen, alive]
+    now = 200.0  # all processes were stopped until now
+    supervising._check_workers()
+    assert not frozen.killed
+    alive.last_heartbeat = 207.0
+    now = 208.0
+    supervising._check_workers()
+    assert (frozen.killed, alive.killed) == (True, False)
 
 
 def reads_nothing(*_: Any) -> None:
