@@ -16,7 +16,6 @@ from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import EngineSet, chat_body, router_config
-from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -38,70 +37,23 @@ def serve(tmp_path: Path, redis: Any) -> Iterator[Any]:
 # -- serve ------------------------------------------------------------------------------------------------------------
 
 
-async def test_serve_answers_and_exits_cleanly_on_sigterm(serve: Any, config: str) -> None:
+async def test_serve_answers_refuses_a_head_over_the_limit_and_exits_cleanly_on_sigterm(
+    serve: Any, config: str
+) -> None:
     served = serve(config.replace("[router]", '[router]\nlog_format = "json"'))
     await served.wait_until_ready()
     async with http_client(served.url) as http:
         answers = [await http.post("/v1/chat/completions", json=chat_body("The sea?")) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
-    served.process.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(served.process.wait, 20) in (0, -signal.SIGTERM)
-    lines = [json.loads(line) for line in served.log.read_text().splitlines()]
-    assert [line["cache"] for line in lines if "cache" in line] == ["MISS", "HIT"]
-
-
-async def test_a_head_over_the_limit_is_refused_and_other_requests_are_served(serve: Any, config: str) -> None:
-    served = serve(config.replace("[router]", '[router]\nlog_format = "json"'))
-    await served.wait_until_ready()
-    port = int(served.url.rpartition(":")[2])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     # Only one byte too many: with more unread data, the server would reset the connection.
     writer.write(b"GET /health HTTP/1.1\r\nx-filler: ".ljust(MAX_HEAD_BYTES + 1, b"y"))
     assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
     writer.close()
-    async with http_client(served.url) as http:
-        assert (await http.get("/health", headers={"x-filler": "y" * 16384})).status_code == 200
-
-
-async def test_a_response_in_progress_ends_before_the_router_exits(serve: Any, config: str, engines: EngineSet) -> None:
-    served = serve(config)
-    await served.wait_until_ready()
-    await engines.chat.set_faults({"fault": "tps", "rate": 60})
-    body = chat_body("The sea?", stream=True)
-    async with (
-        http_client(served.url) as http,
-        http.stream("POST", "/v1/chat/completions", json=body) as answer,
-    ):
-        served.process.send_signal(signal.SIGTERM)
-        assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
+    served.process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(served.process.wait, 20) in (0, -signal.SIGTERM)
-
-
-async def test_two_workers_share_their_metrics_and_their_entries(serve: Any, config: str) -> None:
-    served = serve(config.replace("[router]", "[router]\nworkers = 2"))
-    await served.wait_until_ready()
-    await eventually(lambda: served.log.read_text().count("engine mistral is up") == 2)
-    seen = 0
-    for _ in range(20):
-        async with http_client(served.url) as http:  # a new connection
-            assert (await http.post("/v1/chat/completions", json=chat_body("The sea?"))).status_code == 200
-            seen += 1
-
-    async def all_pages_show_all() -> bool:  # a worker publishes its metrics to the others with a short delay
-        pages = []
-        for _ in range(6):
-            async with http_client(served.url) as http:
-                page = (await http.get("/metrics")).text
-            samples = dict(line.rsplit(" ", 1) for line in page.splitlines() if not line.startswith("#"))
-            counted = {k: float(v) for k, v in samples.items() if k.startswith("llm_requests_total")}
-            pages.append(sum(counted.values()))
-            assert float(samples['roundhouse_engine_up{engine="mistral"}']) == 1
-        assert max(pages) <= seen
-        return pages == [seen] * 6 and float(samples['llm_cache_hit_ratio{model="llama"}']) >= 0.9
-
-    await eventually(all_pages_show_all)
-    served.process.send_signal(signal.SIGINT)
-    await asyncio.to_thread(served.process.wait, 20)
+    lines = [json.loads(line) for line in served.log.read_text().splitlines()]
+    assert [line["cache"] for line in lines if "cache" in line] == ["MISS", "HIT"]
 
 
 async def test_a_port_in_use_is_one_clear_line(config: str, tmp_path: Path, engines: EngineSet) -> None:
