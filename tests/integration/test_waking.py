@@ -1,4 +1,4 @@
-"""A request waits until an engine is started for it: with processes, and with lists of Redis. See tests/world."""
+"""A request waits until an engine is started for it: with processes, and with the client of OpenAI. See tests/world."""
 
 import asyncio
 import json
@@ -15,18 +15,15 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from router.settings import parse
-from router.shared.announcements import AnnouncedEngine, write_command
 from tests.support.on_demand import QUEUED, Launcher, SleepingEngine, queued, with_wake
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import ROUNDHOUSE, RouterProcess, http_client
-from tests.support.router_server import LLAMA, EngineSet, MakeRouter, RouterServer, chat_body, router_config
+from tests.support.router_server import MakeRouter, RouterServer, chat_body, router_config
 from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-WAKES = 'llm_engine_wakes_total{{model="llama",result="{}"}}'
 AT_ONCE = '[timeouts]\nqueue = "100ms"'
 """The first comment comes after the time for which requests usually wait."""
 
@@ -85,62 +82,6 @@ async def prompts_at(engine: SleepingEngine) -> list[str]:
     return [(json.loads(body) if isinstance(body, str) else body)["messages"][-1]["content"] for body in bodies]
 
 
-async def test_an_engine_that_takes_too_long_gives_503_with_a_retry_after_that_follows_from_earlier_starts(
-    redis_server: RedisServer, make_router: MakeRouter, engine: SleepingEngine, redis: Any
-) -> None:
-    await redis.rpush("rh:1:router:starts:llama", "20", "25", "30")
-    router = await make_router(sleeping_config(redis_server, engine, wake="500ms"))
-    answer = await router.chat("The sea?")
-    assert answer.status_code == 503
-    assert answer.json()["error"]["code"] == "engine_starting"
-    assert 20 <= int(answer.headers["retry-after"]) <= 25
-    metrics = await router.metrics()
-    assert metrics[WAKES.format("timeout")] == 1
-    assert metrics[QUEUED] == 0
-
-
-async def test_how_long_a_start_took_is_stored_for_all_routers(
-    redis_server: RedisServer, make_router: MakeRouter, engine: SleepingEngine, redis: Any
-) -> None:
-    router = await make_router(sleeping_config(redis_server, engine))
-    asked = await ask_in_order(router, "The sea?", "The moon?")
-    async with Launcher(engine, router):
-        await asyncio.gather(*asked)
-        starts = await eventually(lambda: redis.lrange("rh:1:router:starts:llama", 0, -1))
-    (seconds,) = map(float, starts)
-    assert seconds > 0
-    assert await redis.ttl("rh:1:router:starts:llama") > 86400
-
-
-async def test_requests_wait_on_while_another_router_tests_the_engine_that_has_started(
-    redis_server: RedisServer, make_router: MakeRouter, engine: SleepingEngine, redis: Any
-) -> None:
-    router = await make_router(sleeping_config(redis_server, engine))
-    (seconds, microseconds) = await redis.time()
-    half_open = {"failures": 0, "until": seconds + microseconds / 1e6, "pressed": None}
-    await redis.set("rh:1:breaker:llama-0", json.dumps(half_open))
-
-    async def is_half_open() -> bool:
-        return (await router.metrics()).get('roundhouse_breaker_state{engine="llama-0"}') == 1
-
-    await eventually(is_half_open)
-    await redis.set("rh:1:breaker:llama-0:probe", "another router", px=60_000)
-    prompts = ["The sea?", "The moon?", "The sun?"]
-    asked = await ask_in_order(router, *prompts)
-    await engine.start()
-
-    async def is_up() -> bool:
-        return (await router.metrics())['roundhouse_engine_up{engine="llama-0"}'] == 1
-
-    await eventually(is_up)
-    assert await queued(router) >= 2
-    await redis.set("rh:1:breaker:llama-0", json.dumps({"failures": 0, "until": None, "pressed": None}))
-    await redis.delete("rh:1:breaker:llama-0:probe")
-    answers = await asyncio.gather(*asked)
-    assert [answer.status_code for answer in answers] == [200, 200, 200]
-    assert await redis.llen("rh:1:router:starts:llama") == 1
-
-
 async def test_a_request_for_a_model_without_any_engine_is_answered_by_the_one_that_announces_itself(
     redis_server: RedisServer, make_router: MakeRouter, engine: SleepingEngine, tmp_path: Path
 ) -> None:
@@ -153,39 +94,6 @@ async def test_a_request_for_a_model_without_any_engine_is_answered_by_the_one_t
         answers = await asyncio.wait_for(asyncio.gather(*asked), 60)
         assert [(answer.status_code, answer.headers["x-engine"]) for answer in answers] == [(200, "pod-3")] * 2
         assert await prompts_at(engine) == prompts
-
-
-async def test_a_request_waits_on_while_other_engines_come_and_the_configuration_is_reloaded(
-    redis_server: RedisServer, redis: Any, make_router: MakeRouter, engine: SleepingEngine, engines: EngineSet
-) -> None:
-    both = engine.as_config() | {"mistral": engines.as_config()["mistral"]}
-    text = with_wake(router_config(redis_server.url, both)).replace(
-        "served_model", "max_in_flight = 1\nserved_model", 1
-    )
-    router = await make_router(text)
-    (first,) = await ask_in_order(router, "The sea?")
-    other = AnnouncedEngine(
-        name="new", model="mistral", task="any", url=engines.mistral.url, served_model=router_served("mistral")
-    )
-    await redis.execute_command(*write_command("test", [other]))
-
-    async def has_new() -> bool:
-        return "new" in (await router.http.get("/healthz")).json()["engines"]
-
-    await eventually(has_new)
-    assert await queued(router) == 1
-    (second,) = await ask_in_order(router, "The moon?")
-    await router.application.reload(parse(text + "\n[breaker]\nfailures = 7\n", {}))  # gives every engine a new object
-    (third,) = await ask_in_order(router, "The sun?")
-    assert await queued(router) == 3
-    async with Launcher(engine, router):
-        answers = await asyncio.gather(first, second, third)
-        assert [answer.status_code for answer in answers] == [200, 200, 200]
-        assert await prompts_at(engine) == ["The sea?", "The moon?", "The sun?"]
-
-
-def router_served(model: str) -> str:
-    return {"llama": LLAMA, "mistral": "mistralai/Mistral-Simulated"}[model]
 
 
 async def test_a_stream_gets_comments_while_it_waits_which_the_client_of_openai_ignores(

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,8 +13,9 @@ import pytest
 from router.api.auth import hash_key
 from router.core.cache.redis_keys import breaker_key
 from router.flow import engine_health
+from router.shared.announcements import AnnouncedEngine, write_command
 from router.upstream.adapters import ListedAdapter
-from tests.support.router_server import chat_body, router_config
+from tests.support.router_server import LLAMA, chat_body, router_config
 from tests.support.sse_answers import DONE_FRAME, chat_delta_text, parse_events
 from tests.support.streaming_client import LiveStream, open_stream
 from tests.support.toy_engine import Break, ToyEngine, toy_engines
@@ -457,3 +459,48 @@ async def test_only_an_engine_with_the_same_adapter_goes_on(world: World, same: 
     else:
         assert error_of(answer)["code"] == "engine_failed"
         assert second.bodies == []
+
+
+@scenario
+async def test_an_engine_that_was_withdrawn_meanwhile_does_not_go_on(world: World) -> None:
+    first, second, as_config = await start_engines()
+    b = AnnouncedEngine(name="b", model="llama", task="any", url=second.url, served_model=LLAMA)
+    await world.redis.client.execute_command(*write_command("test", [b]))
+    router = await start(world, router_config(world.redis.url, {"a": as_config["a"]}), first, second)
+
+    async def has_b() -> bool:
+        return "b" in (await router.http.get("/healthz")).json()["engines"]
+
+    async def has_no_b() -> bool:
+        return not await has_b()
+
+    await eventually(has_b)
+    async with open_stream(router, "x", temperature=0, seed=16) as stream:
+        await stream.read_until_text("The")
+        await world.redis.client.execute_command(*write_command("test", withdrawn=["b"]))
+        await eventually(has_no_b)
+        first.may_break.set()
+        assert error_of(await stream.read_to_end())["code"] == "engine_failed"
+    assert second.bodies == []
+
+
+@scenario
+async def test_an_engine_that_was_announced_meanwhile_goes_on(world: World) -> None:
+    """As in a rolling update: the engines that were there when the stream began are all replaced."""
+    first, second, as_config = await start_engines()
+    router = await start(world, router_config(world.redis.url, {"a": as_config["a"]}), first)
+
+    async def is_up() -> bool:
+        page = (await router.http.get("/healthz")).json()["engines"]
+        return bool("b" in page and page["b"]["up"])
+
+    async with open_stream(router, "x", temperature=0, seed=17) as stream:
+        await stream.read_until_text("The")
+        b = AnnouncedEngine(name="b", model="llama", task="any", url=second.url, served_model=LLAMA)
+        await world.redis.client.execute_command(*write_command("test", [b]))
+        await eventually(is_up)
+        first.may_break.set()
+        answer = await stream.read_to_end()
+    assert chat_delta_text(parse_events(answer)) == ANSWER
+    assert len(second.bodies) == 1
+    await eventually(partial(is_idle, router))

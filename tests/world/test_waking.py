@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from router.api.auth import hash_key
+from router.shared.announcements import AnnouncedEngine, write_command
 from tests.support.on_demand import QUEUED, Launcher, queued, with_wake
 from tests.support.router_server import MISTRAL, router_config
 from tests.support.router_server import with_fallback as fall_back
@@ -384,3 +385,87 @@ async def test_nobody_waits_for_an_engine_that_an_operator_has_drained(world: Wo
     assert drained.status_code == 200
     answer = await router.chat("The sea?")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
+
+
+@scenario
+async def test_an_engine_that_takes_too_long_gives_503_with_a_retry_after_that_follows_from_earlier_starts(
+    world: World,
+) -> None:
+    engine, redis = await world.engine(running=False), world.redis.client
+    await redis.rpush("rh:1:router:starts:llama", "20", "25", "30")
+    router = await world.router(sleeping_config(world.redis, engine, wake="500ms"))
+    answer = await router.chat("The sea?")
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "engine_starting"
+    assert 20 <= int(answer.headers["retry-after"]) <= 25
+    metrics = await router.metrics()
+    assert metrics[WAKES.format("timeout")] == 1
+    assert metrics[QUEUED] == 0
+
+
+@scenario
+async def test_how_long_a_start_took_is_stored_for_all_routers(world: World) -> None:
+    engine, redis = await world.engine(running=False), world.redis.client
+    router = await world.router(sleeping_config(world.redis, engine))
+    asked = await ask_in_order(router, "The sea?", "The moon?")
+    async with Launcher(engine, router):
+        await asyncio.gather(*asked)
+        starts = await eventually(lambda: redis.lrange("rh:1:router:starts:llama", 0, -1))
+    (seconds,) = map(float, starts)
+    assert seconds > 0
+    assert await redis.ttl("rh:1:router:starts:llama") > 86400
+
+
+@scenario
+async def test_requests_wait_on_while_another_router_tests_the_engine_that_has_started(world: World) -> None:
+    engine, redis = await world.engine(running=False), world.redis.client
+    router = await world.router(sleeping_config(world.redis, engine))
+    (seconds, microseconds) = await redis.time()
+    half_open = {"failures": 0, "until": seconds + microseconds / 1e6, "pressed": None}
+    await redis.set("rh:1:breaker:llama-0", json.dumps(half_open))
+
+    async def is_half_open() -> bool:
+        return (await router.metrics()).get('roundhouse_breaker_state{engine="llama-0"}') == 1
+
+    await eventually(is_half_open)
+    await redis.set("rh:1:breaker:llama-0:probe", "another router", px=60_000)
+    prompts = ["The sea?", "The moon?", "The sun?"]
+    asked = await ask_in_order(router, *prompts)
+    await engine.start()
+
+    async def is_up() -> bool:
+        return (await router.metrics())['roundhouse_engine_up{engine="llama-0"}'] == 1
+
+    await eventually(is_up)
+    assert await queued(router) >= 2
+    await redis.set("rh:1:breaker:llama-0", json.dumps({"failures": 0, "until": None, "pressed": None}))
+    await redis.delete("rh:1:breaker:llama-0:probe")
+    answers = await asyncio.gather(*asked)
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    assert await redis.llen("rh:1:router:starts:llama") == 1
+
+
+@scenario
+async def test_a_request_waits_on_while_other_engines_come_and_the_configuration_is_reloaded(world: World) -> None:
+    engine, redis = await world.engine(running=False), world.redis.client
+    mistral = await world.engine(MISTRAL)
+    both = at(engine) | {"mistral": ("mistral", "any", mistral.url)}
+    text = with_wake(router_config(world.redis.url, both)).replace("served_model", "max_in_flight = 1\nserved_model", 1)
+    router = await world.router(text)
+    (first,) = await ask_in_order(router, "The sea?")
+    other = AnnouncedEngine(name="new", model="mistral", task="any", url=mistral.url, served_model=MISTRAL)
+    await redis.execute_command(*write_command("test", [other]))
+
+    async def has_new() -> bool:
+        return "new" in (await router.http.get("/healthz")).json()["engines"]
+
+    await eventually(has_new)
+    assert await queued(router) == 1
+    (second,) = await ask_in_order(router, "The moon?")
+    await router.reload(text + "\n[breaker]\nfailures = 7\n")  # gives every engine a new object
+    (third,) = await ask_in_order(router, "The sun?")
+    assert await queued(router) == 3
+    async with Launcher(engine, router):
+        answers = await asyncio.gather(first, second, third)
+        assert [answer.status_code for answer in answers] == [200, 200, 200]
+        assert await prompts_at(engine) == ["The sea?", "The moon?", "The sun?"]
