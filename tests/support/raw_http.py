@@ -66,9 +66,9 @@ class RawConnection:
 
 
 @asynccontextmanager
-async def connect(port: int, *, limit: int = 1 << 20) -> AsyncIterator[RawConnection]:
+async def connect(port: int, *, host: str = "127.0.0.1", limit: int = 1 << 20) -> AsyncIterator[RawConnection]:
     """Connects to a router; `limit` is the number of bytes that are read ahead."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit)
+    reader, writer = await asyncio.open_connection(host, port, limit=limit)
     try:
         yield RawConnection(reader, writer)
     finally:
