@@ -303,17 +303,16 @@ async def test_a_requested_restart_fails_no_request(up: Callable[..., Up]) -> No
     assert await tree.ended() == 0
 
 
-async def test_a_restart_that_is_terminated_while_it_waits_resumes_the_engine(up: Callable[..., Up]) -> None:
+async def test_a_restart_that_is_terminated_while_it_waits_resumes_the_engine(
+    up: Callable[..., Up], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tree = up()
     await tree.ready()
+    monkeypatch.chdir(tree.folder)
 
     async def is_drained() -> bool:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "router", "engines", "list", "-c", str(tree.config), "--json",
-            cwd=tree.folder, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        output, _ = await process.communicate()
-        return any(json.loads(line)["drained"] for line in output.splitlines())
+        listed = await run_cli("engines", "list", "-c", tree.config, "--json")
+        return any(engine["drained"] for engine in listed.json_lines())
 
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
         url = f"http://127.0.0.1:{tree.engine_ports[0]}/v1/chat/completions"
