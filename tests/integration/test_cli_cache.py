@@ -223,20 +223,13 @@ async def test_a_dry_run_only_counts(client: Any, file: Path) -> None:
     assert not await logged_scopes(client)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "left"),
-    [
-        (["--tenant", "acme"], 0, 0),
-        (["--tenant", "acme", "--yes"], 0, 0),
-    ],
-)
-async def test_at_a_terminal_yes_confirms_the_purge(
-    client: Any, file: Path, arguments: list[str], code: int, left: int
-) -> None:
+@pytest.mark.parametrize("options", [[], ["--yes"]])
+async def test_at_a_terminal_yes_confirms_the_purge(client: Any, file: Path, options: list[str]) -> None:
     await store_entry(client, entry_key())
-    result = await run_cli_in_terminal("cache", "purge", *arguments, "--config", file, prompt=b"[y/N]", reply=b"y\n")
-    assert (result.code, await client.exists(entry_key())) == (code, left)
-    assert ("Purge 1 entry" in result.stderr) == ("--yes" not in arguments)
+    arguments = ["purge", "--tenant", "acme", *options, "--config", file]
+    result = await run_cli_in_terminal("cache", *arguments, prompt=b"[y/N]", reply=b"y\n")
+    assert (result.code, await client.exists(entry_key())) == (0, 0)
+    assert ("Purge 1 entry" in result.stderr) == (options == [])
     assert result.stdout == "purged 1 entry and 0 generations in progress\n"
 
 

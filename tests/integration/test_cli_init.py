@@ -126,8 +126,10 @@ async def test_wrong_options_are_one_line_and_write_nothing(tmp_path: Path, opti
     assert "hunter2" not in line
 
 
-@pytest.mark.parametrize("command", ["init", "serve"])
-@pytest.mark.parametrize("value", ["sk-hunter2\n", "sk-hunter2\r\n", " sk-hunter2", "sk-hünter2"])
+@pytest.mark.parametrize(
+    ("command", "value"),
+    [("init", "sk-hunter2\n"), ("serve", "sk-hunter2\r\n"), ("init", " sk-hunter2"), ("serve", "sk-hünter2")],
+)
 async def test_a_key_that_no_header_can_carry_is_refused_and_never_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, value: str
 ) -> None:
