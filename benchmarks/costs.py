@@ -7,8 +7,7 @@ either the change is mended, or the same commit raises the figure in costs.toml 
 library and the processor's features change all figures together. So they are scaled by a fixed piece of Python, the
 yardstick, which is counted in the same run.
 
-Instructions are those of user mode, as callgrind counts them. Other programs on the machine can add some per cent, as
-they change what arrives at once; so the least of several rounds counts.
+request_paths.py says what is counted, and how far two runs differ.
 """
 
 import argparse
@@ -77,7 +76,7 @@ def read_figures(text: str) -> Figures:
 
 
 async def measure(kept: Figures) -> list[Comparison]:
-    """A path that seems dearer is counted once more: what else runs on the machine can only add."""
+    """A path that seems dearer is counted once more."""
     scale = count_yardstick() / kept.yardstick
     results = []
     for path in PATHS:
