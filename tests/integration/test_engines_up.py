@@ -1,17 +1,14 @@
-"""`roundhouse engines up`: engines on their own, which routers find through Redis."""
+"""`roundhouse engines up`: engines on their own, which routers find through Redis; more is in tests/world."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from router.core.cache.redis_keys import ANNOUNCEMENTS_KEY, prompts_key
 from tests.support.cli_helpers import run_cli
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
@@ -70,23 +67,6 @@ async def test_a_running_router_uses_the_engines_until_they_are_stopped(
     assert (await router.chat("The moon?")).headers["x-engine"] == "llama-code"
 
 
-async def test_an_engine_is_warmed_up_with_recent_requests_before_it_is_announced(
-    tmp_path: Path, redis_server: RedisServer, redis: Any, engines: EngineSet, make_router: MakeRouter
-) -> None:
-    only_code = {name: engine for name, engine in engines.as_config().items() if name == "llama-code"}
-    router = await make_router(router_config(redis_server.url, only_code))
-    await router.chat("The sea?")
-    await eventually(lambda: redis.exists(prompts_key("llama")))
-    launcher = Launcher(tmp_path, redis_server.url)
-    try:
-        await eventually(lambda: "announced to the routers in Redis" in launcher.output, timeout=60)
-        page = (await router.http.get(f"http://127.0.0.1:{launcher.port}/metrics")).text
-        (count,) = re.findall(r"^vllm:request_success_total\{.*length.*\} (\S+)$", page, re.MULTILINE)
-        assert float(count) == 1
-    finally:
-        launcher.stop()
-
-
 async def test_an_embedded_redis_and_unknown_names_are_refused(tmp_path: Path) -> None:
     config = tmp_path / "roundhouse.toml"
     config.write_text(router_config("embedded", {"a": ("llama", "any", "http://127.0.0.1:1")}))
@@ -97,36 +77,3 @@ async def test_an_embedded_redis_and_unknown_names_are_refused(tmp_path: Path) -
     refused = await run_cli("engines", "up", "b", "-c", str(config))
     assert "no launch for engine b; engines with one: none" in refused.stderr
     assert refused.code == 2
-
-
-async def test_a_launcher_that_was_killed_is_followed_at_once_by_the_next_one(
-    tmp_path: Path, redis_server: RedisServer, redis: Any
-) -> None:
-    ready = "announced to the routers in Redis"
-    first = Launcher(tmp_path, redis_server.url)
-    try:
-        await eventually(lambda: ready in first.output, timeout=60)
-    finally:
-        first.process.kill()
-        first.process.wait()
-    second = Launcher(tmp_path, redis_server.url)
-    try:
-        await eventually(lambda: ready in second.output, timeout=60)
-        assert "another launcher" not in second.output
-        assert str(second.port) in await redis.hget(ANNOUNCEMENTS_KEY, "engine/extra")
-    finally:
-        assert second.stop() == 0
-
-
-async def test_it_says_what_another_launcher_announces_already(
-    launcher: Launcher, tmp_path: Path, redis_server: RedisServer
-) -> None:
-    await eventually(lambda: "announced to the routers in Redis" in launcher.output, timeout=60)
-    second_folder = tmp_path / "second"
-    second_folder.mkdir()
-    second = Launcher(second_folder, redis_server.url)
-    try:
-        await eventually(lambda: "The engines are ready" in second.output, timeout=60)
-        assert "not all are announced to the routers: another launcher announces extra" in second.output
-    finally:
-        second.stop()

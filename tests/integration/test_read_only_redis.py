@@ -27,7 +27,8 @@ PROMPT = "The sea?"
 @pytest_asyncio.fixture(loop_scope="session")
 async def servers() -> AsyncIterator[tuple[RedisServer, RedisServer]]:
     """A primary and its replica."""
-    primary, replica = RedisServer(port=free_port()), RedisServer(port=free_port())
+    # Without the delay, which is to let further replicas join the first transfer.
+    primary, replica = (RedisServer("--repl-diskless-sync-delay", "0", port=free_port()) for _ in range(2))
     try:
         await primary.start()
         await replica.start()

@@ -115,7 +115,6 @@ class WorldLauncher(HostedProcess):
         self._closing = asyncio.ensure_future(_close_at_the_end(self._fleet))
         restored = restore(plan.engines, read_records(self._state))
         self.output += restored.notes
-        await self._fleet.start(restored.specs, restored.revisions)
 
         async def no_lack_of_room(_: object) -> str | None:
             return None
@@ -123,6 +122,7 @@ class WorldLauncher(HostedProcess):
         self._switcher = Switcher(
             self._fleet, restored.records, client, no_lack_of_room, self.output.append, find_port=self._find_port
         )
+        await self._fleet.start(restored.specs, restored.revisions)
 
     async def _stop(self, fleet: EngineFleet) -> None:
         await self._switcher.aclose()

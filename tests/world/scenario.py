@@ -155,7 +155,7 @@ class World:
         for each in self._hosted:
             if not each.process.dead:
                 each.thaw()
-        for engine in self._engines:
+        for engine in [*self._engines, *self._launched]:
             await engine.close_client()
         for router in self._routers:
             await router.http.aclose()
@@ -170,8 +170,11 @@ class World:
 
     @property
     def _hosted(self) -> list[HostedProcess]:
-        launched = [engine for launcher in self._launchers for engine in launcher.started]
-        return [*self._engines, *self._routers, *self._launchers, *launched]
+        return [*self._engines, *self._routers, *self._launchers, *self._launched]
+
+    @property
+    def _launched(self) -> list[WorldEngine]:
+        return [engine for launcher in self._launchers for engine in launcher.started]
 
     def _close_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         self._generators.discard(generator)
