@@ -123,6 +123,7 @@ async def test_a_time_to_live_of_zero_stores_nothing(world: World) -> None:
     assert (await ask(router, ttl="0")).headers["x-cache"] == "MISS"
     assert (await ask(router, ttl="0")).headers["x-cache"] == "MISS"
     assert await stored(world) == []
+    assert not [name for name in await router.metrics() if name.startswith("llm_cache_writes_total")]
 
 
 @scenario
