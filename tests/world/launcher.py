@@ -60,6 +60,11 @@ class WorldLauncher(HostedProcess):
         self._fleet: EngineFleet | None = None
         self._switcher: Switcher
 
+    @property
+    def fleet(self) -> EngineFleet:
+        assert self._fleet is not None
+        return self._fleet
+
     async def start(self, text: str | None = None) -> None:
         """`text`: another configuration than before."""
         self._text = text or self._text
