@@ -1,6 +1,5 @@
 """A command in a thread has the result that it has as a process."""
 
-import asyncio
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +36,7 @@ async def test_output_errors_and_exit_code_are_those_of_a_process(
         (2, ("serve", "-c", "none"), b""),
     )
     monkeypatch.delenv("COLUMNS", raising=False)
-    processes = await asyncio.gather(*(run_cli_process(*words, stdin=stdin) for _, words, stdin in commands))
-    for (code, words, stdin), process in zip(commands, processes, strict=True):
-        assert await run_cli(*words, stdin=stdin) == process
-        assert process.code == code, words
+    for code, words, stdin in commands:
+        result = await run_cli(*words, stdin=stdin)
+        assert result == await run_cli_process(*words, stdin=stdin)
+        assert result.code == code, words
