@@ -37,15 +37,16 @@ target = "target"
 
 @pytest.fixture(scope="session")
 def environment(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """With the wheel of the router alone; tests that change it have their own."""
+    """With the wheel of the router alone."""
     installed = Environment(tmp_path_factory.mktemp("environment"))
     installed.install(distributions.router)
     return installed
 
 
-@pytest.fixture
-def own_environment(distributions: Distributions, tmp_path: Path) -> Environment:
-    installed = Environment(tmp_path / "environment")
+@pytest.fixture(scope="session")
+def both_environment(distributions: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """With both wheels; the last test of this file changes it."""
+    installed = Environment(tmp_path_factory.mktemp("both"))
     installed.install(distributions.router, distributions.simulator)
     return installed
 
@@ -116,11 +117,11 @@ def test_up_says_what_to_install_for_simulated_engines(environment: Environment,
 
 @on_the_session_loop
 async def test_up_runs_simulated_engines_where_the_simulator_is_installed(
-    own_environment: Environment, tmp_path: Path
+    both_environment: Environment, tmp_path: Path
 ) -> None:
     router = RouterProcess(tmp_path, LAUNCHED.format(port=free_port()))
-    command = (own_environment.roundhouse, "up", "-c", router.config, "--engines", "simulator")
-    router.start(argv=own_environment.command(*command))
+    command = (both_environment.roundhouse, "up", "-c", router.config, "--engines", "simulator")
+    router.start(argv=both_environment.command(*command))
     try:
         await router.wait_until_ready()
         async with http_client(router.url) as http:
@@ -132,13 +133,13 @@ async def test_up_runs_simulated_engines_where_the_simulator_is_installed(
 
 
 def test_each_distribution_can_be_removed_and_replaced_without_the_other(
-    own_environment: Environment, distributions: Distributions
+    both_environment: Environment, distributions: Distributions
 ) -> None:
     both = ("-c", "import router.errors, engines.plan, engines.simulator.tokens, engines.tiny.plan")
-    assert own_environment.run(own_environment.python, *both).returncode == 0
-    own_environment.install(distributions.router)
-    assert own_environment.run(own_environment.python, *both).returncode == 0
-    own_environment.uninstall("roundhouse-simulator")
-    assert not (own_environment.site_packages / "engines" / "simulator").exists()
-    done = own_environment.run(own_environment.python, "-c", "import router.errors, engines.plan")
+    assert both_environment.run(both_environment.python, *both).returncode == 0
+    both_environment.install(distributions.router)
+    assert both_environment.run(both_environment.python, *both).returncode == 0
+    both_environment.uninstall("roundhouse-simulator")
+    assert not (both_environment.site_packages / "engines" / "simulator").exists()
+    done = both_environment.run(both_environment.python, "-c", "import router.errors, engines.plan")
     assert done.returncode == 0, done.stderr
