@@ -33,7 +33,11 @@ from tests.simulation.redis_model import RedisModel
 from tests.simulation.routers import REDIS_ADDRESS, TENANTS, SimulatedRouter, share_classifier
 
 _NO_FIELDS: Final[Mapping[str, object]] = {}
-_SETTLE_TIMEOUT: Final = 30.0  # maximum seconds from the last fault until all requests and generations have ended
+_SETTLE_TIMEOUT: Final = 60.0
+"""Maximum seconds from the last fault until all requests and generations have ended.
+
+A stream whose engine stalls is moved to another one after 20 s, and a slow engine takes 15 s for the rest of it.
+"""
 _RESTART_DELAY: Final = 6.0  # seconds at least from an engine's end until it listens again; vLLM takes longer
 _QUIET_PERIOD: Final = 6.0  # seconds after the last request in which all state must be released; three leases
 _GENERATION: Final = re.compile(rb"g(\d+)\.0 ")
