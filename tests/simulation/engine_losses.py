@@ -36,14 +36,31 @@ def engines_survive(history: History) -> list[str]:
 
 
 def may_have_ended_engines(history: History, request: RequestRecord) -> bool:
-    """Whether its question was asked when two engines ended, so that it could have been the cause.
+    """Whether its question was asked when two engines ended, so that it could have been the cause."""
+    ends = [fault.started for fault in history.faults if fault.kind == "exit" and fault.started <= request.ended]
+    together = [end for end in ends if _is_asked(history, request.question, end)]
+    return len(together) >= MAX_LOSSES and error_code(request) == "engine_lost"
+
+
+def _is_asked(history: History, question: int, end: float) -> bool:
+    """Whether a client waits for it, or a router continues it after its client has left.
 
     An engine need not have begun with it: a request on its way to a process that ends is lost, too.
     """
-    asked = [each for each in history.requests if each.question == request.question]
-    ends = [fault.started for fault in history.faults if fault.kind == "exit" and fault.started <= request.ended]
-    together = [end for end in ends if any(each.started <= end <= each.ended for each in asked)]
-    return len(together) >= MAX_LOSSES and error_code(request) == "engine_lost"
+    spans = [
+        *(
+            (each.started, each.ended + (_NOTICE if each.ending == "left" else 0.0))
+            for each in history.requests
+            if each.question == question
+        ),
+        # It may be lost again on its way to the next engine.
+        *(
+            (each.ended, each.ended + _NOTICE)
+            for each in history.generations
+            if each.question == question and each.outcome == "killed"
+        ),
+    ]
+    return any(start <= end <= until for start, until in spans)
 
 
 def _no_third_engine(history: History) -> list[str]:

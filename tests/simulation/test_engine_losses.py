@@ -21,9 +21,11 @@ def history() -> History:
     return made
 
 
-def killed(history: History, engine: str, started: float, ended: float, router: str = "r1") -> None:
+def killed(
+    history: History, engine: str, started: float, ended: float, router: str = "r1", *, question: int = QUESTION
+) -> None:
     CLOCK.now = started
-    made = SimulatedGeneration(len(history.generations) + 1, QUESTION, router, engine, 3, True)
+    made = SimulatedGeneration(len(history.generations) + 1, question, router, engine, 3, True)
     made.ended, made.outcome = ended, "killed"
     history.generations.append(made)
 
@@ -110,3 +112,26 @@ def test_another_request_may_be_stopped_only_if_it_was_asked_when_two_engines_en
     assert not may_have_ended_engines(history, asked(history, 2.1, 3.0, question=1))
     assert may_have_ended_engines(history, asked(history, 1.5, 3.0, question=1))
     assert not may_have_ended_engines(history, asked(history, 1.5, 3.0, "engine_failed", question=1))
+
+
+def test_it_may_be_stopped_too_if_a_router_went_on_with_it_after_its_client_had_left(history: History) -> None:
+    asked(history, 0.4, 0.5, question=1).ending = "left"
+    for engine, ended in (("e1", 1.0), ("e2", 1.5)):
+        exited(history, ended)
+        killed(history, engine, ended - 0.4, ended, question=2)
+    again = asked(history, 2.0, 2.1, question=1)
+    assert not may_have_ended_engines(history, again)  # what ended were generations of another question
+    killed(history, "e1", 0.4, 1.0, question=1)
+    assert not may_have_ended_engines(history, again)
+    killed(history, "e2", 1.1, 1.5, question=1)
+    assert may_have_ended_engines(history, again)
+
+
+def test_it_may_be_lost_on_its_way_to_an_engine_when_its_client_has_left(history: History) -> None:
+    asked(history, 0.4, 0.5, question=1).ending = "left"
+    exited(history, 0.501)
+    exited(history, 2.0)
+    again = asked(history, 2.0, 2.1, question=1)
+    assert may_have_ended_engines(history, again)
+    history.requests[0].ending = "failed"
+    assert not may_have_ended_engines(history, again)
