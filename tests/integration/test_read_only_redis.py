@@ -45,8 +45,15 @@ async def is_linked(replica: RedisServer) -> bool:
     return bool(reply["role"] == "slave" and reply["master_link_status"] == "up")
 
 
+async def has_caught_up(primary: RedisServer, replica: RedisServer) -> bool:
+    """Whether the replica has what the primary has now."""
+    wanted = (await primary.command("INFO", "replication"))["master_repl_offset"]
+    return bool((await replica.command("INFO", "replication"))["slave_repl_offset"] >= wanted)
+
+
 async def fail_over(primary: RedisServer, replica: RedisServer) -> None:
-    """Exchanges the roles, without closing a connection, as in a planned failover."""
+    """Exchanges the roles, without closing a connection, as in a planned failover: nothing older is lost."""
+    await eventually(lambda: has_caught_up(primary, replica))
     await replica.command("REPLICAOF", "NO", "ONE")
     await primary.command("REPLICAOF", "127.0.0.1", replica.port)
     await eventually(lambda: is_linked(primary))
