@@ -84,14 +84,37 @@ def _engines(killed: Iterable[SimulatedGeneration]) -> int:
 
 def _is_known(history: History, lost: SimulatedGeneration, generation: SimulatedGeneration) -> bool:
     """Whether the router knew, when it sent the request, that it had lost this engine."""
-    if lost.outcome != "killed" or lost.ended > generation.started or _is_unchecked(history, lost):
+    if lost.outcome != "killed" or lost.ended > generation.started or _may_be_missed(history, lost):
         return False
     if _asked_at_once(history, lost, generation) < 2:  # one request has its attempts one after the other
         return True
-    until = max(
-        [lost.ended, *(f.ended for f in history.faults if f.kind in _DELAYS and f.started <= lost.ended + _NOTICE)]
-    )
-    return until + _NOTICE < generation.started
+    return _noticed_by(history, lost) < generation.started
+
+
+def _noticed_by(history: History, lost: SimulatedGeneration) -> float:
+    delays = (f.ended for f in history.faults if f.kind in _DELAYS and f.started <= lost.ended + _NOTICE)
+    return max((lost.ended, *delays)) + _NOTICE
+
+
+def _may_be_missed(history: History, lost: SimulatedGeneration) -> bool:
+    """Whether its router need never get to know of it."""
+    return _is_unchecked(history, lost) or _is_cancelled(history, lost)
+
+
+def _is_cancelled(history: History, lost: SimulatedGeneration) -> bool:
+    """Whether its clients left before the router noticed its end, or at the same instant: a cancellation comes first.
+
+    Its clients: all that asked this router, which may have had several generations of the request at that time.
+    """
+    asking = [
+        request
+        for request in history.requests
+        if is_poison(history, request.tenant, request.question)
+        and request.router == lost.router
+        and request.started <= lost.ended <= request.ended
+    ]
+    by = _noticed_by(history, lost)
+    return bool(asking) and all(request.ending == "left" and request.ended <= by for request in asking)
 
 
 def _is_unchecked(history: History, lost: SimulatedGeneration) -> bool:
@@ -135,7 +158,7 @@ def _lost_before(history: History, request: RequestRecord) -> list[SimulatedGene
         each
         for each in history.generations
         if each.outcome == "killed"
-        and not _is_unchecked(history, each)
+        and not _may_be_missed(history, each)
         and each.router == request.router
         and is_poison(history, each.tenant, each.question)
         and each.ended + _NOTICE < request.ended

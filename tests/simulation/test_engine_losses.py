@@ -85,6 +85,37 @@ def test_requests_at_the_same_time_may_lose_engines_before_the_router_knows(hist
     assert len(engines_survive(history)) == 1
 
 
+def test_a_router_may_miss_an_engine_that_ends_when_its_only_client_leaves(history: History) -> None:
+    killed(history, "e1", 0.0, 1.0)
+    killed(history, "e2", 1.001, 2.0)
+    client = asked(history, 0.0, 2.02)
+    killed(history, "e3", 8.0, 9.0)
+    assert len(engines_survive(history)) == 1
+    client.ending = "left"
+    assert engines_survive(history) == []
+    client.ended = 3.0  # long after the router has seen that the engine ended
+    assert len(engines_survive(history)) == 1
+
+
+def test_a_router_misses_no_engine_while_another_client_waits(history: History) -> None:
+    killed(history, "e1", 0.0, 1.0)
+    killed(history, "e2", 1.001, 2.0)
+    asked(history, 0.0, 2.02).ending = "left"
+    asked(history, 0.5, 2.5)
+    killed(history, "e3", 8.0, 9.0)
+    assert len(engines_survive(history)) == 1
+
+
+def test_an_error_need_not_count_an_engine_that_the_router_may_have_missed(history: History) -> None:
+    killed(history, "e1", 0.0, 1.0)
+    killed(history, "e2", 3.0, 4.0)
+    client = asked(history, 0.0, 1.02)
+    asked(history, 3.0, 5.0, "engine_failed")
+    assert len(engines_survive(history)) == 1
+    client.ending = "left"
+    assert engines_survive(history) == []
+
+
 def test_an_error_that_does_not_say_why_is_detected(history: History) -> None:
     killed(history, "e1", 0.0, 1.0)
     killed(history, "e2", 1.001, 2.0)
