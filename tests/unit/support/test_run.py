@@ -37,8 +37,8 @@ def run(folder: Path, text: str, *arguments: str) -> "subprocess.CompletedProces
     (folder / "test_it.py").write_text(text)
     # A test process of xdist has variables that its children must not inherit.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    environment["PYTHONPATH"] = str(ROOT)
-    argv = [sys.executable, "-m", "tests.run", *arguments, "test_it.py"]
+    environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    argv = [sys.executable, "-m", "tests.run", "-p", "xdist", *arguments, "test_it.py"]
     return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120)
 
 
