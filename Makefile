@@ -30,6 +30,9 @@ PARALLEL := -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 STARTED := $(shell date +%s)
 RUN_TESTS = -m tests.run --target $@ --started $(STARTED)
 
+# Of router/: those with modules that are compiled.
+COMPILED_FOLDERS := api core flow net store upstream
+
 # Filters pip's output: one line per step, and every error.
 PIP_FILTER := while IFS= read -r line; do case "$$line" in \
 	*Collecting*|*Installing*|*Successfully*|*rror*) echo "$${line:0:110}";; esac; done
@@ -48,7 +51,7 @@ help:
 	@echo 'make check               make lint, and the unit tests of the core'
 	@echo 'make test                all tests but those of test-more and test-vllm'
 	@echo 'make test-compiled       the same with compiled modules, as pip install . builds them'
-	@echo 'make test-interpreted    the tests of which the outcome may differ without compiled modules: unit tests and the simulation'
+	@echo 'make test-interpreted    without compiled modules, what may differ: the unit tests of these modules and the simulation'
 	@echo 'make test-more           chaos, proxies, the browser, wheels, Ray, finished studies; CHANGED=1: those that changed since .ci/green'
 	@echo 'make costs               the instructions of a request, compared with benchmarks/costs.toml; after make test-compiled; needs valgrind'
 	@echo 'make test-clients        every example of docs/clients.md and continued streams, with the clients themselves; needs npm'
@@ -82,7 +85,7 @@ test: $(VENV)/.developed $(REDIS_BINARY)
 	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --more none
 
 test-interpreted: $(VENV)/.developed $(REDIS_BINARY)
-	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) tests/unit/router tests/simulation
+	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) $(addprefix tests/unit/router/,$(COMPILED_FOLDERS)) tests/simulation
 
 test-more: $(VENV)/.developed $(REDIS_BINARY)
 	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --more $(if $(CHANGED),changed,all)

@@ -33,6 +33,11 @@ def nodes(*kinds: type[ast.AST]) -> Iterator[tuple[str, Any]]:
                 yield f"{path}:{getattr(node, 'lineno', 0)}", node
 
 
+def test_make_test_interpreted_has_the_unit_tests_of_all_folders_with_compiled_modules() -> None:
+    folders = sorted({path.split("/")[1] for path in PATHS})
+    assert f"\nCOMPILED_FOLDERS := {' '.join(folders)}\n" in (ROOT / "Makefile").read_text()
+
+
 def test_a_compiled_module_makes_no_class_whose_base_reads_its_body_or_its_options() -> None:
     """mypyc drops a class' options, such as msgspec's `frozen`, and reports annotations without their parameters."""
     readers = {"msgspec.Struct", "NamedTuple", "TypedDict"}

@@ -12,7 +12,7 @@ import pytest
 from tests.support.paths import ROOT
 
 FIRST: Final = 0
-SEEDS: Final = 500 if os.environ.get("ROUNDHOUSE_TESTS_COMPILED") else 2000  # which is the second run of them
+SEEDS: Final = 1500 if os.environ.get("ROUNDHOUSE_TESTS_COMPILED") else 500
 SEEDS_OF_A_MUTANT: Final = 400
 
 
