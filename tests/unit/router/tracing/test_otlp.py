@@ -118,7 +118,11 @@ async def test_a_missing_package_is_named_at_the_start(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a machine where only other packages of OpenTelemetry are.
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    missing = "opentelemetry.exporter.otlp.proto.http"
+    monkeypatch.setitem(sys.modules, missing, None)
+    # Modules that another test has imported would be found without their package.
+    for name in [name for name in sys.modules if name.startswith(f"{missing}.")]:
+        monkeypatch.delitem(sys.modules, name)
     config = tmp_path / "roundhouse.toml"
     config.write_text(f'[router]\nport = {free_port()}\n[cache]\nurl = "redis://127.0.0.1:1"\n{ON}{MINIMAL}')
     done = await run_cli(command, "-c", config)
