@@ -120,7 +120,7 @@ async def test_a_router_names_each_right_that_its_user_lacks_once(
     tried = [command for command in tried if command.name != "lpush" or await is_redis_7(redis_server)]
     for missing in [*(command.rule for command in tried), "&rh:1:*", "~rh:1:*"]:
         rules = [rule for rule in (*keys_and_channels, "-@all", *RULES) if rule != missing]
-        await redis_server.command("ACL", "SETUSER", user, "reset", *rules)
+        await redis_server.command("ACL", "SETUSER", user, "reset", "resetchannels", *rules)
         backend = open_backend(url, timeout=5)
         report = RightsReport(backend, "server")
         caplog.clear()

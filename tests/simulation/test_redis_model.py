@@ -238,7 +238,8 @@ def test_a_full_server_deletes_and_refuses_what_takes_memory(both: ClientFactory
         ("XADD", "s", "*", "f", "v"), ("ZINCRBY", "z", 1, "m"),
         ("EVAL", REPLACE_IF_SAME, 1, "a", "mine", "yours", LONG),
     ]  # fmt: skip
-    assert {reply[:40] for reply in client.send_commands(*taking)} == {"OOM command not allowed when used memory"}
+    # Redis 6.2 puts the error of a script's command after a text of its own.
+    assert {"OOM command not allowed when used memory" in reply for reply in client.send_commands(*taking)} == {True}
     assert client.send_commands(("GET", "b"), ("GET", "a")) == [None, b"mine"]
     others: list[Any] = [
         ("EVAL", REPLACE_IF_SAME, 1, "a", "other", "yours", LONG), ("HDEL", "h", "f"), ("ZREM", "z", "m"),

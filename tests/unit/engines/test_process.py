@@ -174,7 +174,7 @@ async def test_a_ctrl_c_on_the_terminal_does_not_reach_it(started: Started) -> N
     assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has died")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux sends a process a signal when its parent dies")
 async def test_it_ends_when_its_parent_dies(tmp_path: Path) -> None:
     program = f"""
 import asyncio, pathlib, sys, time

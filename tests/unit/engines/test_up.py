@@ -163,7 +163,7 @@ async def test_ctrl_c_and_sigkill_end_all_its_processes_and_stored_entries_survi
     async with client(again) as http:
         assert (await http.post("/v1/chat/completions", json=HELLO)).headers["x-cache"] == "HIT"
     assert len(again.children()) == 4
-    if sys.platform != "linux":  # only Linux tells a process that its parent has died
+    if sys.platform != "linux":  # only Linux sends a process a signal when its parent dies
         return
     again.process.kill()
     assert await again.ended() == -signal.SIGKILL
