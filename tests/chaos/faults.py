@@ -11,7 +11,7 @@ import httpx
 import redis.exceptions
 
 from tests.chaos.testbed import Testbed
-from tests.support.tcp_proxy import ConnectionFault
+from tests.support.proxy_process import ConnectionFault
 
 
 @dataclass(frozen=True, slots=True)

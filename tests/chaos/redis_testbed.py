@@ -13,9 +13,9 @@ from router.net.redis.handshake import CLIENT_NAME
 from router.shared.claim import LEASE_DURATION
 from tests.chaos.outages import OutageKind, Outages
 from tests.support.ports import free_port
+from tests.support.proxy_process import ConnectionFault, ProxyProcess
 from tests.support.redis_deployments import SERVICE, Cluster, Deployment, SentinelGroup, tcp_server
 from tests.support.redis_process import RedisServer
-from tests.support.tcp_proxy import ConnectionFault, ProxyProcess
 from tests.support.waiting import eventually
 
 DEPLOYMENTS: Final[Mapping[str, Callable[..., Deployment]]] = {

@@ -15,7 +15,7 @@ from router.shared.redis import open_backend
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, RouterServer, router_config
-from tests.support.slow_proxy import SlowProxy
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -74,14 +74,14 @@ async def reports_redis(router: RouterServer, redis: str) -> bool:
 
 
 async def test_a_backend_reconnects_after_a_write_was_refused(servers: tuple[RedisServer, RedisServer]) -> None:
-    async with SlowProxy(servers[0]) as proxy, aclosing(open_backend(proxy.url, timeout=1)) as link:
+    async with TcpProxy(servers[0].socket) as proxy, aclosing(open_backend(proxy.url, timeout=1)) as link:
         script = "return redis.call('SET', KEYS[1], ARGV[1])"
         for write in (("SET", "k", "v"), ("EVAL", script, 1, "k", "v")):
-            primary, replica = servers if proxy.server is servers[0] else servers[::-1]
+            primary, replica = servers if proxy.target == servers[0].socket else servers[::-1]
             assert await link.execute([write], 1) == [b"OK"]
             topology = link.topology
             await fail_over(primary, replica)
-            proxy.server = replica
+            proxy.target = replica.socket
             (refused,) = await link.execute([write], 1)
             assert isinstance(refused, Exception)
             assert link.topology != topology, "listeners must reconnect"
@@ -114,12 +114,12 @@ async def test_a_router_follows_the_address_to_the_new_primary(
     servers: tuple[RedisServer, RedisServer], engines: EngineSet
 ) -> None:
     primary, replica = servers
-    async with SlowProxy(primary) as proxy:
+    async with TcpProxy(primary.socket) as proxy:
         text = default_timeout(router_config(proxy.url, engines.as_config(), rest=ADMIN))
         async with RouterServer(text) as router:
             await eventually(lambda: serves_with_status(router, "HIT"))
             await fail_over(primary, replica)
-            proxy.server = replica
+            proxy.target = replica.socket
             await eventually(lambda: serves_from_cache(router, "Another?"))
             assert await reports_redis(router, "up")
             assert await cache_status(router) == "HIT", "the replica had it"

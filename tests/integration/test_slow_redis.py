@@ -14,7 +14,7 @@ from router.shared.redis import open_backend, open_pipeline
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import MakeRouter, RouterServer, router_config
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.slow_proxy import SlowProxy
+from tests.support.tcp_proxy import ReplyRate, TcpProxy
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -51,7 +51,8 @@ async def test_eight_large_concurrent_lookups_over_a_slow_network_are_hits(
         return len(await redis.keys("rh:1:default:*")) == len(prompts)
 
     await eventually(all_are_stored)
-    async with SlowProxy(redis_server, bytes_per_second=RATE) as proxy:
+    async with TcpProxy(redis_server.socket) as proxy:
+        proxy.reply_rate = ReplyRate(RATE)
         text = router_config(proxy.url, engines, cache="local = 0").replace('"2500ms"', DEFAULT_TIMEOUT)
         async with RouterServer(text) as reader:
 
@@ -66,11 +67,11 @@ async def test_eight_large_concurrent_lookups_over_a_slow_network_are_hits(
 async def test_a_redis_that_replies_one_byte_at_a_time_is_down_after_a_second(own_redis: RedisServer) -> None:
     await own_redis.start()
     clock = asyncio.get_running_loop().time
-    async with SlowProxy(own_redis, bytes_per_second=RATE) as proxy:
+    async with TcpProxy(own_redis.socket) as proxy:
         line = open_pipeline(open_backend(proxy.url, timeout=0.05), timeout=0.05, retry=60)
         await line.start()
         await line.execute(("SET", "k", "x" * 1000))
-        proxy.chunk_size, proxy.bytes_per_second = 1, 50
+        proxy.reply_rate = ReplyRate(50, piece_size=1)
         started = clock()
         with pytest.raises(RedisDownError):
             await line.execute(("GET", "k"))
@@ -83,7 +84,8 @@ async def test_a_redis_that_replies_one_byte_at_a_time_is_down_after_a_second(ow
 async def test_a_redis_that_stops_within_a_reply_is_down_after_the_timeout(own_redis: RedisServer) -> None:
     await own_redis.start()
     clock = asyncio.get_running_loop().time
-    async with SlowProxy(own_redis, bytes_per_second=RATE, chunk_size=1000, stall_after=100_000) as proxy:
+    async with TcpProxy(own_redis.socket) as proxy:
+        proxy.reply_rate = ReplyRate(RATE, piece_size=1000, stall_after=100_000)
         line = open_pipeline(open_backend(proxy.url, timeout=0.05), timeout=0.05, retry=60)
         await line.start()
         await line.execute(("SET", "k", "x" * 200_000))

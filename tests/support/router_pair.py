@@ -4,10 +4,10 @@ import re
 from typing import Final
 
 from router.api.auth import hash_key
-from tests.support.fault_proxy import FaultProxy
 from tests.support.router_server import RouterClient, router_config
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
+from tests.support.tcp_proxy import TcpProxy
 
 ADMIN_KEY: Final = "sk-admin"
 ANSWER: Final = (
@@ -20,7 +20,7 @@ ANSWER: Final = (
 class RouterPair:
     """A leader whose Redis connections go through a proxy, a follower, and their engine."""
 
-    def __init__(self, leader: RouterClient, follower: RouterClient, engine: ScriptedEngine, proxy: FaultProxy) -> None:
+    def __init__(self, leader: RouterClient, follower: RouterClient, engine: ScriptedEngine, proxy: TcpProxy) -> None:
         self.leader = leader
         self.follower = follower
         self.engine = engine

@@ -4,17 +4,17 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from tests.support.fault_proxy import FaultProxy
 from tests.support.redis_process import RedisServer
 from tests.support.router_pair import ANSWER, RouterPair, pair_config
 from tests.support.router_server import MakeRouter
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.tcp_proxy import TcpProxy
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def pair(own_redis: RedisServer, make_router: MakeRouter) -> AsyncIterator[RouterPair]:
     await own_redis.start()
-    proxy = FaultProxy(own_redis)
+    proxy = TcpProxy(own_redis.socket)
     await proxy.start()
     engine = ScriptedEngine(*ANSWER, paced=True)
     await engine.start()
@@ -25,6 +25,6 @@ async def pair(own_redis: RedisServer, make_router: MakeRouter) -> AsyncIterator
         proxy,
     )
     yield router_pair
-    await proxy.release()
+    proxy.release()
     await engine.stop()
     await proxy.stop()

@@ -1,209 +1,239 @@
-"""A TCP proxy between routers and Redis, in its own process, that holds, delays and cuts connections on command.
-
-`python tcp_proxy.py NAME PORT:TARGET …` listens on each PORT of this machine and forwards to TARGET. It reads a
-ConnectionFault as JSON from each line of its standard input, and prints the number of affected connections for each.
-
-A connection belongs to a router if it has set NAME as its client name. If it has also sent CLIENT TRACKING, it is a
-listening connection. Other connections (of a Sentinel, a replica, a test) are never affected.
-"""
+"""A TCP proxy before a Redis server, in the test's process, with faults of single connections."""
 
 import asyncio
-import json
-import os
+import contextlib
 import re
-import subprocess
-import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal
+from types import TracebackType
+from typing import Final, Literal, NamedTuple, Self
 
-_READY: Final = "ready"
-_PREFIX_SIZE: Final = 4096  # bytes; a router's handshake fits into them
+ConnectionKind = Literal["commands", "listening"]
+"""A connection for lookups and writes, or one that receives invalidations."""
+
+_PREFIX_SIZE: Final = 4096  # bytes; what shows the kind of a connection fits into them
 _READ_SIZE: Final = 65536
 
-ConnectionKind = Literal["listening", "commands", "any"]
-FaultAction = Literal["hold", "lose", "delay", "cut"]
 
+class ReplyRate(NamedTuple):
+    """How fast replies pass on one connection: in pieces of `piece_size` bytes; none after `stall_after` bytes."""
 
-@dataclass(frozen=True, slots=True)
-class ConnectionFault:
-    """A fault, and the connections that it affects.
-
-    - `what`: `hold` forwards nothing in either direction, and then everything. `lose` forwards commands and holds the
-      replies, and then cuts: the commands are executed but their replies are lost. `delay` forwards each piece `late`
-      seconds later. `cut` breaks the connections at once.
-    - `pick`: of the connections of this kind, the one at this share (0 to 1) of the list; None: all of them.
-    """
-
-    what: FaultAction
-    kind: ConnectionKind = "any"
-    seconds: float = 0.0
-    late: float = 0.0
-    pick: float | None = None
+    bytes_per_second: float
+    piece_size: int = _READ_SIZE
+    stall_after: float = float("inf")
 
 
 class ProxiedConnection:
-    """One connection: bytes pass in each direction while its gate is open."""
+    """One connection: bytes pass in each direction while its gate is open, each piece `delay` seconds later.
 
-    def __init__(self, named: re.Pattern[bytes], client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
-        self.delay = 0.0
+    - `kind`: None until the client has sent more than its handshake.
+    - `is_named`: whether the client has set the name that the proxy looks for.
+    - `drops_replies`: replies of the server are dropped.
+    """
+
+    def __init__(self, name: str | None, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
+        self.kind: ConnectionKind | None = None
+        self.is_named = name is None
         self.is_cut = False
+        self.drops_replies = False
+        self.delay = 0.0
         self.commands, self.replies = asyncio.Event(), asyncio.Event()
-        self.commands.set()
-        self.replies.set()
-        self._named = named
+        self.open()
+        # A RESP array, in which each word follows its length, or an inline command.
+        self._naming = re.compile(rb"SETNAME(\r\n\$\d+\r\n| )%b\r\n" % re.escape((name or "").encode()))
         self._writers = (client, server)
         self._begun = b""
 
-    def kind(self) -> ConnectionKind | None:
-        """None for a connection that is not a router's."""
-        if self._named.search(self._begun) is None:
-            return None
-        return "listening" if b"TRACKING" in self._begun else "commands"
+    def open(self) -> None:
+        self.commands.set()
+        self.replies.set()
 
-    async def forward(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, gate: asyncio.Event) -> None:
-        """Forwards everything from the source, until it ends or the connection is cut."""
-        while piece := await source.read(_READ_SIZE):
-            # Only the client's first bytes name the connection and its kind.
-            if gate is self.commands and len(self._begun) < _PREFIX_SIZE:
-                self._begun += piece
-            if self.delay:
-                await asyncio.sleep(self.delay)
-            # After the read, so that one piece per direction is in the proxy while the gate is closed.
-            await gate.wait()
-            target.write(piece)
-            await target.drain()
-
-    async def apply_fault(self, order: ConnectionFault) -> None:
-        match order.what:
-            case "hold":
-                self.commands.clear()
-                self.replies.clear()
-                await asyncio.sleep(order.seconds)
-                self.commands.set()
-                self.replies.set()
-            case "lose":
-                self.replies.clear()
-                await asyncio.sleep(order.seconds)
-                self.cut()
-            case "delay":
-                self.delay = order.late
-                await asyncio.sleep(order.seconds)
-                self.delay = 0.0
-            case "cut":
-                self.cut()
+    def hold(self) -> None:
+        self.commands.clear()
+        self.replies.clear()
 
     def cut(self) -> None:
         self.is_cut = True
         for writer in self._writers:
             writer.transport.abort()
+        self.open()
+
+    def classify(self, sent: bytes) -> None:
+        """Only the client's first bytes name the connection and its kind."""
+        if len(self._begun) < _PREFIX_SIZE:
+            self._begun += sent
+            self.is_named = self.is_named or self._naming.search(self._begun) is not None
+            if b"TRACKING" in self._begun:
+                self.kind = "listening"
+            elif b"HELLO" not in sent:
+                self.kind = "commands"
 
 
 class TcpProxy:
-    """The connections of all ports."""
+    """Forwards bytes in both directions between its port and `target`, a Unix socket or a port of this machine.
 
-    def __init__(self, name: str) -> None:
-        # A RESP array, in which each word follows its length, or an inline command.
-        self._named = re.compile(rb"SETNAME(\r\n\$\d+\r\n| )%b\r\n" % re.escape(name.encode()))
-        self._connections: list[ProxiedConnection] = []
+    `target` is that of new connections; `reply_rate` is that of all connections, None for no limit. These faults are of
+    all connections of a kind, new ones too, until `release`:
+
+    - `hold`: nothing passes in either direction.
+    - `refuse`: they are cut.
+    - `drop_replies`: the server gets commands, and its replies are dropped.
+
+    `name`: that of the clients in whose connections a test is interested; see ProxiedConnection.
+    """
+
+    def __init__(self, target: Path | str | int, *, name: str | None = None) -> None:
+        self.target = target
+        self.reply_rate: ReplyRate | None = None
+        self.connections: list[ProxiedConnection] = []
+        self.url = ""
+        self._name = name
+        self._held: set[ConnectionKind | None] = set()
+        self._refused: set[ConnectionKind | None] = set()
+        self._dropped: set[ConnectionKind | None] = set()
+        self._command: bytes | None = None
+        self._reply_dropped = asyncio.Event()
+        self._listener: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def listen(self, port: int, target: int) -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await self._serve(reader, writer, target)
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
 
-        await asyncio.start_server(serve, "127.0.0.1", port)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
 
-    def apply_fault(self, order: ConnectionFault) -> int:
-        """Returns the number of affected connections."""
-        kinds = ("listening", "commands") if order.kind == "any" else (order.kind,)
-        matching = [
-            connection for connection in self._connections if connection.kind() in kinds and not connection.is_cut
-        ]
-        if order.pick is not None and matching:
-            matching = [matching[min(int(order.pick * len(matching)), len(matching) - 1)]]
-        for connection in matching:
-            task = asyncio.create_task(connection.apply_fault(order))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return len(matching)
+    async def start(self, port: int = 0) -> None:
+        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self.url = f"redis://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}"
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: int) -> None:
+    async def stop(self) -> None:
+        assert self._listener is not None
+        self._listener.close()
+        while self._tasks:  # not cancelled: asyncio's streams report that as a failed callback
+            self.cut("commands", "listening", None)
+            await asyncio.wait(self._tasks, timeout=0.01)
+
+    # -- faults -------------------------------------------------------------------------------------------------------
+
+    def hold(self, *kinds: ConnectionKind) -> None:
+        self._held.update(kinds)
+        for connection in self._of(*kinds):
+            connection.hold()
+
+    def refuse(self, *kinds: ConnectionKind) -> None:
+        self._refused.update(kinds)
+        self.cut(*kinds)
+
+    def drop_replies(self, *kinds: ConnectionKind) -> None:
+        self._dropped.update(kinds)
+
+    def drop_replies_from(self, command: bytes) -> asyncio.Event:
+        """Drops the replies to the next batch that contains this, and all later ones on its connection.
+
+        The event is set when the server has replied. Other connections, and new ones, are as before.
+        """
+        self._command, self._reply_dropped = command, asyncio.Event()
+        return self._reply_dropped
+
+    def release(self, *kinds: ConnectionKind) -> None:
+        """Ends the faults of these kinds, or of all."""
+        for affected in (self._held, self._refused, self._dropped):
+            affected.difference_update(kinds or list(affected))
+        for connection in self.connections:
+            if connection.kind not in self._held:
+                connection.open()
+
+    def cut(self, *kinds: ConnectionKind | None) -> None:
+        """Ends the existing connections of these kinds."""
+        for connection in self._of(*kinds):
+            connection.cut()
+
+    def has_connection(self, kind: ConnectionKind) -> bool:
+        return bool(self._of(kind))
+
+    def _of(self, *kinds: ConnectionKind | None) -> list[ProxiedConnection]:
+        return [each for each in self.connections if each.kind in kinds and not each.is_cut]
+
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
-            from_server, to_server = await asyncio.open_connection("127.0.0.1", target)
-        except OSError:
+            from_server, to_server = await self._connect()
+        except OSError:  # Redis is down
             writer.transport.abort()
             return
-        proxied = ProxiedConnection(self._named, writer, to_server)
-        self._connections.append(proxied)
+        connection = ProxiedConnection(self._name, writer, to_server)
+        self.connections.append(connection)
         forwarders = [
-            asyncio.ensure_future(proxied.forward(reader, to_server, proxied.commands)),
-            asyncio.ensure_future(proxied.forward(from_server, writer, proxied.replies)),
+            asyncio.ensure_future(self._forward_commands(connection, reader, to_server)),
+            asyncio.ensure_future(self._forward_replies(connection, from_server, writer)),
         ]
         try:
             await asyncio.wait(forwarders, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._connections.remove(proxied)
+            self.connections.remove(connection)
             for forwarder in forwarders:
                 forwarder.cancel()
-            await asyncio.gather(*forwarders, return_exceptions=True)  # broken connections are expected here
-            proxied.cut()
+            await asyncio.wait(forwarders)
+            connection.cut()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self.target, int):
+            return await asyncio.open_connection("127.0.0.1", self.target)
+        return await asyncio.open_unix_connection(str(self.target))
+
+    async def _forward_commands(
+        self, connection: ProxiedConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        with contextlib.suppress(OSError):  # one side has closed
+            while data := await reader.read(_READ_SIZE):
+                connection.classify(data)
+                if connection.kind in self._refused:
+                    return
+                if connection.kind in self._held:
+                    connection.hold()
+                if self._command is not None and self._command in data:
+                    connection.drops_replies, self._command = True, None
+                await _pass(connection, connection.commands)
+                writer.write(data)
+                await writer.drain()
+
+    async def _forward_replies(
+        self, connection: ProxiedConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        clock = asyncio.get_running_loop().time
+        due, sent = 0.0, 0
+        with contextlib.suppress(OSError):  # one side has closed
+            while data := await reader.read(_READ_SIZE):
+                await _pass(connection, connection.replies)
+                if connection.drops_replies:
+                    self._reply_dropped.set()
+                    continue
+                if connection.kind in self._dropped:
+                    continue
+                while data:
+                    piece = data
+                    if (rate := self.reply_rate) is not None:
+                        piece = data[: rate.piece_size]
+                        # A rate over time rather than a sleep per piece, so that late wake-ups do not add up.
+                        due = max(due, clock()) + len(piece) / rate.bytes_per_second
+                        await asyncio.sleep(due - clock())
+                        sent += len(piece)
+                        if sent > rate.stall_after:
+                            await asyncio.Event().wait()
+                    data = data[len(piece) :]
+                    writer.write(piece)
+                    await writer.drain()
 
 
-async def _run(name: str, ports: Mapping[int, int]) -> None:
-    proxy = TcpProxy(name)
-    for port, target in ports.items():
-        await proxy.listen(port, target)
-    sys.stdout.write(f"{_READY}\n")
-    sys.stdout.flush()
-    commands = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
-    while line := await commands.readline():  # ends when the parent process closes the pipe
-        sys.stdout.write(f"{proxy.apply_fault(ConnectionFault(**json.loads(line)))}\n")
-        sys.stdout.flush()
-    os._exit(0)  # without cleanup: its clients are gone too
-
-
-class ProxyProcess:
-    """A proxy in its own process, so that a busy test does not slow Redis down. `ports`: target by port."""
-
-    def __init__(self, name: str, ports: Mapping[int, int]) -> None:
-        self._arguments = [name, *(f"{port}:{target}" for port, target in ports.items())]
-        self._process: asyncio.subprocess.Process | None = None
-        self._lock = asyncio.Lock()
-
-    async def start(self) -> None:
-        """Raises RuntimeError if it does not start, since a port is in use."""
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, str(Path(__file__)), *self._arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        if await self._read_line() != _READY:
-            raise RuntimeError("the proxy did not start")
-
-    async def inject(self, order: ConnectionFault) -> int:
-        """Returns the number of affected connections."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        async with self._lock:
-            self._process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
-            return int(await self._read_line())
-
-    async def stop(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
-
-    async def _read_line(self) -> str:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        return (await self._process.stdout.readline()).decode().strip()
-
-
-def main() -> None:
-    name, *ports = sys.argv[1:]
-    asyncio.run(_run(name, {int(port): int(target) for port, _, target in (pair.partition(":") for pair in ports)}))
-
-
-if __name__ == "__main__":
-    main()
+async def _pass(connection: ProxiedConnection, gate: asyncio.Event) -> None:
+    """Waits after the read, so that one piece per direction is in the proxy while the gate is closed."""
+    if connection.delay:
+        await asyncio.sleep(connection.delay)
+    await gate.wait()

@@ -30,9 +30,9 @@ from tests.simulation.clock import CLOCK, virtual_time
 from tests.simulation.loop import new_loop
 from tests.simulation.network import SimulatedNetwork
 from tests.simulation.routers import share_classifier
-from tests.support.fault_proxy import FaultProxy
 from tests.support.router_server import LLAMA, MISTRAL
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.tcp_proxy import TcpProxy
 from tests.world.launcher import WorldLauncher
 from tests.world.processes import HostedProcess, WorldEngine, WorldEngines, WorldRouter
 from tests.world.redis import WorldRedis
@@ -64,7 +64,7 @@ class World:
         """Texts of the errors that the test lets a router log; any other fails it."""
         self._engines: list[WorldEngine] = []
         self._scripted: list[ScriptedEngine] = []
-        self._proxies: list[FaultProxy] = []
+        self._proxies: list[TcpProxy] = []
         self._routers: list[WorldRouter] = []
         self._launchers: list[WorldLauncher] = []
         self._generators: WeakSet[AsyncGenerator[Any, Any]] = WeakSet()
@@ -93,9 +93,9 @@ class World:
         self._scripted.append(engine)
         return engine
 
-    async def proxy(self) -> FaultProxy:
+    async def proxy(self) -> TcpProxy:
         """Starts a proxy before Redis, for faults of single connections."""
-        proxy = FaultProxy(self.redis)
+        proxy = TcpProxy(self.redis.socket)
         await proxy.start()
         self._proxies.append(proxy)
         return proxy
@@ -151,7 +151,7 @@ class World:
     async def _stop(self) -> None:
         self.redis.thaw()
         for proxy in self._proxies:
-            await proxy.release()
+            proxy.release()
         for each in self._hosted:
             if not each.process.dead:
                 each.thaw()

@@ -117,7 +117,7 @@ async def test_an_unreachable_leader_is_detected_within_a_lease(world: World, fa
     pair = await router_pair(world)
     async with open_stream(pair.leader, "x") as leading:
         await leading.read_until_text("one ")
-        await getattr(pair.proxy, fault)("listening")
+        getattr(pair.proxy, fault)("listening")
         async with asyncio.timeout(3), open_stream(pair.follower, "x") as following:
             await following.read_until_text("one ")
             assert following.headers["x-cache"] == "MISS"
@@ -129,7 +129,7 @@ async def test_followers_of_an_unreachable_leader_share_one_generation(world: Wo
     pair = await router_pair(world)
     async with open_stream(pair.leader, "x") as leading:
         await leading.read_until_text("one ")
-        await pair.proxy.refuse("listening")
+        pair.proxy.refuse("listening")
         pair.engine.paced = False
         answers = await ask_at_once(pair.follower, 10)
     assert {chat_text(answer) for answer in answers} == {"one two"}
@@ -141,7 +141,7 @@ async def test_a_generation_purged_while_a_router_was_disconnected_is_not_joined
     pair = await router_pair(world)
     async with open_stream(pair.leader, "x") as leading:
         await leading.read_until_text("one ")
-        await pair.proxy.refuse("listening")
+        pair.proxy.refuse("listening")
         await pair.purge_everything()
         await asyncio.sleep(1.1)  # a router may not know of a purge for this long
         async with open_stream(pair.leader, "x") as after:

@@ -38,9 +38,9 @@ async def test_a_generation_continues_for_a_follower_that_cannot_query_redis_bri
         await follower.read_until_text("one ")
         await leading.__aexit__(None, None, None)
         await asyncio.sleep(0.7)  # almost the time until the follower reads the in-flight request again
-        await pair.proxy.refuse("commands")
+        pair.proxy.refuse("commands")
         await asyncio.sleep(1.4)  # less than the lease's TTL
-        await pair.proxy.release()
+        pair.proxy.release()
         await asyncio.sleep(2)  # the engine pauses for this long
         pair.release_chunks(2)
         assert (await follower.read_to_end()).endswith(DONE_FRAME)

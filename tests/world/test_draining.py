@@ -174,12 +174,12 @@ async def test_an_engine_resumed_while_a_router_was_disconnected_stays_resumed_w
     there = await world.router(config(world, engines))
     await post(there, "llama-chat", "drain")
     await eventually(lambda: drained(away))
-    await proxy.refuse("listening", "commands")
+    proxy.refuse("listening", "commands")
     await post(there, "llama-chat", "resume")
     await world.redis.client.flushall()
     await eventually(lambda: world.redis.client.exists(DRAINS_KEY))
     assert await drained(away) == {"llama-chat"}
-    await proxy.release()
+    proxy.release()
 
     async def resumed() -> bool:
         return not await drained(away)

@@ -83,13 +83,13 @@ async def test_a_router_that_hears_nothing_is_named_and_refuses_the_key_once_it_
     router = await world.router(config_for(world.redis.url, engine))
     made = await create(router.http)
     assert made["routers"]["confirmed"] == 2
-    await proxy.refuse("listening")
-    await proxy.hold("commands")
+    proxy.refuse("listening")
+    proxy.hold("commands")
     routers = (await revoke(router.http, made["key_id"])).raise_for_status().json()["routers"]
     assert routers["confirmed"] == 1
     assert len(routers["unconfirmed"]) == 1
     assert await statuses(made["key"], router) == [401]
-    await proxy.release()
+    proxy.release()
     await becomes(401, made["key"], deaf)
     again = (await revoke(router.http, made["key_id"])).raise_for_status().json()
     assert again["routers"] == {"confirmed": 2, "unconfirmed": []}
@@ -102,13 +102,13 @@ async def test_a_revocation_whose_reply_is_lost_may_be_repeated(world: World) ->
     router = await world.router(config_for(world.redis.url, engine))
     made = await create(router.http)
     await listed(cut_off.http)  # its administrator's connection is open
-    await proxy.drop_replies("commands")
+    proxy.drop_replies("commands")
     task = asyncio.ensure_future(revoke(cut_off.http, made["key_id"]))
     while not task.done():
         await asyncio.wait([task], timeout=0.05)
         proxy.cut("commands")
     assert task.result().status_code == 503
-    await proxy.release()
+    proxy.release()
     await eventually(lambda: cut_off.application._runtime._background_services._pipeline.up)
 
     async def is_revoked() -> bool:

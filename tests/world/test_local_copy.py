@@ -155,11 +155,11 @@ async def test_without_the_listener_connection_the_local_cache_is_dropped_and_re
     proxy = await world.proxy()
     router = await world.router((await config(world)).replace(world.redis.url, proxy.url))
     await held(router)
-    await proxy.refuse("listening")
+    proxy.refuse("listening")
     await eventually(partial(is_not_local, router), timeout=GONE_WITHIN)
     await asyncio.sleep(2)
     assert await is_not_local(router)
-    await proxy.release()
+    proxy.release()
     await eventually(partial(local_hit, router))
 
 

@@ -11,11 +11,11 @@ import pytest
 from router.api.auth import hash_key
 from router.core.cache.redis_keys import breaker_key
 from router.core.resilience.breaker import EngineBreaker
-from tests.support.gated_proxy import GatedProxy
 from tests.support.router_server import router_config
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 from tests.support.streaming_client import open_stream
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import eventually
 from tests.world.processes import WorldRouter
 from tests.world.scenario import World, scenario
@@ -27,7 +27,7 @@ ADMIN = {"authorization": "Bearer admin"}
 class Setting:
     """`near` reaches Redis through a proxy, `other` directly; the engine sends the second half on command."""
 
-    def __init__(self, near: WorldRouter, other: WorldRouter, proxy: GatedProxy, engine: ScriptedEngine) -> None:
+    def __init__(self, near: WorldRouter, other: WorldRouter, proxy: TcpProxy, engine: ScriptedEngine) -> None:
         self.near = near
         self.other = other
         self.proxy = proxy
@@ -47,7 +47,7 @@ class Setting:
 async def start(world: World) -> AsyncIterator[Setting]:
     engine = await world.scripted_engine(*ANSWER, paced=True)
     keys = f'[auth]\nadmin_keys = ["{hash_key(b"admin")}"]'
-    async with GatedProxy(world.redis) as proxy:
+    async with TcpProxy(world.redis.socket) as proxy:
         texts = [
             # The default timeouts, since these faults depend on them.
             router_config(url, {"scripted": ("llama", "any", engine.url)}, rest=keys).replace("2500ms", "50ms")
@@ -62,12 +62,13 @@ async def test_a_purged_entry_whose_write_lost_its_reply_is_not_served(world: Wo
     async with start(world) as setting:
         async with open_stream(setting.near, "x") as answer:
             await answer.read_until_text("one ")
-            setting.proxy.block("listening")  # so that the near router does not receive the purge
+            setting.proxy.refuse("listening")  # so that the near router does not receive the purge
             await setting.admin("cache/purge", all=True)
-            setting.proxy.lose_reply_to = b"unpack(ARGV, 2)"
+            executed = setting.proxy.drop_replies_from(b"unpack(ARGV, 2)")
             setting.engine.chunk_permits.release()
             await answer.read_to_end()
-            await setting.proxy.reply_lost.wait()
+            await executed.wait()
+            setting.proxy.cut("commands")
             assert await redis.exists(answer.headers["x-cache-key"])
         setting.engine.paced = False
         again = await setting.other.chat("x", stream=True)
@@ -78,12 +79,12 @@ async def test_a_purged_entry_whose_write_lost_its_reply_is_not_served(world: Wo
 @scenario
 async def test_a_router_whose_listener_reconnects_first_reads_the_purges_that_it_missed(world: World) -> None:
     async with start(world) as setting:
-        setting.proxy.block("listening", "commands")
+        setting.proxy.refuse("listening", "commands")
         await setting.admin("engines/scripted/drain")
-        setting.proxy.unblock("listening")
+        setting.proxy.release("listening")
         await eventually(lambda: setting.proxy.has_connection("listening"))
         assert not await setting.drained()
-        setting.proxy.unblock("commands")
+        setting.proxy.release("commands")
         await eventually(setting.drained)
 
 
@@ -91,12 +92,12 @@ async def test_a_router_whose_listener_reconnects_first_reads_the_purges_that_it
 async def test_a_router_whose_listener_reconnects_first_reads_the_breakers_that_have_opened(world: World) -> None:
     redis = world.redis.client
     async with start(world) as setting:
-        setting.proxy.block("listening", "commands")
+        setting.proxy.refuse("listening", "commands")
         opened = msgspec.json.encode(EngineBreaker(until=time.time() + 60))
         await redis.set(breaker_key("scripted"), opened, px=60_000)
-        setting.proxy.unblock("listening")
+        setting.proxy.release("listening")
         await eventually(lambda: setting.proxy.has_connection("listening"))
-        setting.proxy.unblock("commands")
+        setting.proxy.release("commands")
 
         async def knows() -> bool:
             return (await setting.near.metrics()).get('roundhouse_breaker_state{engine="scripted"}', 0) > 0
@@ -109,10 +110,10 @@ async def test_a_purge_that_cannot_be_read_is_read_later(world: World, caplog: p
     async with start(world) as setting:
         caplog.set_level("DEBUG", "roundhouse")
         await eventually(lambda: setting.proxy.has_connection("listening"))
-        setting.proxy.block("commands")
+        setting.proxy.refuse("commands")
         await setting.admin("engines/scripted/drain")
         await eventually(lambda: "missed changes will be read" in caplog.text)
-        setting.proxy.unblock("commands")
+        setting.proxy.release("commands")
         await eventually(setting.drained)
 
 

@@ -8,8 +8,9 @@ import pytest
 import pytest_asyncio
 
 from tests.support.ports import free_port
+from tests.support.proxy_process import ConnectionFault, ProxyProcess
 from tests.support.redis_process import RedisServer
-from tests.support.tcp_proxy import ConnectionFault, ConnectionKind, ProxyProcess
+from tests.support.tcp_proxy import ConnectionKind
 
 NAME = "some-router"
 LONG = 60.0  # seconds; longer than the test

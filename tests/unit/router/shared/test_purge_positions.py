@@ -12,14 +12,15 @@ import pytest_asyncio
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.shared import purges as purges_module
-from router.shared.purges import BEGINNING, Purges
+from router.shared.purges import BEGINNING, PurgePosition, Purges
 from router.store.admin.purge import purge
+from router.store.entry_store import WriteResult
 from router.store.local_cache import LocalCache
 from tests.support.entry_factory import make_entry
-from tests.support.gated_proxy import GatedProxy
 from tests.support.purge_log import logged_scopes
 from tests.support.redis_process import RedisServer
 from tests.support.store_fixture import StoreFixture
+from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -57,16 +58,23 @@ async def add_record(redis: Any, scope: EntryFilter, id_: str = "*") -> None:
 # -- the reply to a write is lost -------------------------------------------------------------------------------------
 
 
+async def put_without_reply(writer: StoreFixture, proxy: TcpProxy, since: PurgePosition | None = None) -> WriteResult:
+    """Redis executes the write, and the connection breaks in place of its reply."""
+    executed, written = proxy.drop_replies_from(b"PEXPIRE"), writer.put(KEY, ENTRY, since)
+    await executed.wait()
+    proxy.cut("commands")
+    return await written
+
+
 @pytest.mark.parametrize("scope", [ACME, ALL, EntryFilter(key=KEY), EntryFilter(document="doc-1")], ids=str)
 async def test_a_purged_entry_whose_write_lost_its_reply_is_a_miss_and_is_deleted(
     redis_server: RedisServer, client: Any, open_store: OpenStore, scope: EntryFilter
 ) -> None:
-    async with GatedProxy(redis_server) as proxy:
+    async with TcpProxy(redis_server.socket) as proxy:
         writer, reader = await open_store(proxy.url), await open_store()
         start_position = writer.purges.last_position
         await purge(client, scope)
-        proxy.lose_reply_to = b"PEXPIRE"
-        assert await writer.put(KEY, ENTRY, start_position) == "failed"
+        assert await put_without_reply(writer, proxy, start_position) == "failed"
         assert await client.exists(KEY)
         assert await reader.get(KEY) is None
         assert await reader.get(KEY) is None
@@ -76,11 +84,10 @@ async def test_a_purged_entry_whose_write_lost_its_reply_is_a_miss_and_is_delete
 async def test_an_entry_that_no_purge_covers_is_found_although_its_write_lost_its_reply(
     redis_server: RedisServer, client: Any, open_store: OpenStore
 ) -> None:
-    async with GatedProxy(redis_server) as proxy:
+    async with TcpProxy(redis_server.socket) as proxy:
         writer, reader = await open_store(proxy.url), await open_store()
         await purge(client, EntryFilter(tenant="beta"))
-        proxy.lose_reply_to = b"PEXPIRE"
-        assert await writer.put(KEY, ENTRY) == "failed"
+        assert await put_without_reply(writer, proxy) == "failed"
         assert await reader.get(KEY) == ENTRY
 
 
