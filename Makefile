@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install run lint check test test-interpreted test-compiled test-more costs test-clients test-vllm simulate chaos models wheels clean
+.PHONY: help install run lint check test test-interpreted compiled test-compiled test-more costs test-clients test-vllm simulate chaos models wheels clean
 
 # auto: vLLM if it is installed in the router's environment, otherwise the simulator; vllm: real vLLM on this machine's CPU.
 ENGINES ?= auto
@@ -50,10 +50,11 @@ help:
 	@echo 'make lint                linter, format, types, import layers'
 	@echo 'make check               make lint, and the unit tests of the core'
 	@echo 'make test                all tests but those of test-more and test-vllm'
-	@echo 'make test-compiled       the same with compiled modules, as pip install . builds them'
+	@echo 'make compiled            a compiled copy in $(COMPILED), as pip install . builds it'
+	@echo 'make test-compiled       make compiled, and the tests of make test in that copy'
 	@echo 'make test-interpreted    without compiled modules, what may differ: the unit tests of these modules and the simulation'
 	@echo 'make test-more           chaos, proxies, the browser, wheels, Ray, finished studies; CHANGED=1: those that changed since .ci/green'
-	@echo 'make costs               the instructions of a request, compared with benchmarks/costs.toml; after make test-compiled; needs valgrind'
+	@echo 'make costs               the instructions of a request, compared with benchmarks/costs.toml; after make compiled; needs valgrind'
 	@echo 'make test-clients        every example of docs/clients.md and continued streams, with the clients themselves; needs npm'
 	@echo 'make test-vllm           what only real vLLM engines show; ALL=1: all tests with them'
 	@echo 'make simulate            seeded schedules of events and faults on a virtual clock; SEEDS=1000, or SEED=7 for one'
@@ -90,19 +91,21 @@ test-interpreted: $(VENV)/.developed $(REDIS_BINARY)
 test-more: $(VENV)/.developed $(REDIS_BINARY)
 	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --more $(if $(CHANGED),changed,all)
 
-# Tests the package as a user installs it: pip builds it, and the tests run against the result.
-test-compiled: $(VENV)/.developed $(REDIS_BINARY)
+# The package as a user installs it: pip builds it, with the tests beside it.
+compiled: $(VENV)/.installed
 	@rm -rf $(COMPILED) && mkdir -p $(COMPILED)
 	@git ls-files -co --exclude-standard -z | tar --null -T - -c | tar -x -C $(COMPILED)
 	@echo 'compiling into $(COMPILED) …'
 	@ROUNDHOUSE_COMPILE=1 PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(VENV)/bin/pip install --disable-pip-version-check \
 		--no-deps --target $(COMPILED)/built ./$(COMPILED) | $(PIP_FILTER)
 	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
+
+test-compiled: $(VENV)/.developed $(REDIS_BINARY) compiled
 	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --more none
 
-# In the build that test-compiled leaves.
+# In the build that `make compiled` leaves.
 costs: $(VENV)/.developed $(REDIS_BINARY)
-	@test -d $(COMPILED) || { echo 'make: costs are those of the compiled build: run make test-compiled first' >&2; exit 1; }
+	@test -d $(COMPILED) || { echo 'make: costs are those of the compiled build: run make compiled first' >&2; exit 1; }
 	cd $(COMPILED) && $(CURDIR)/$(VENV)/bin/python -m benchmarks.costs
 
 test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CLIENTS_NODE)/.installed

@@ -1,0 +1,288 @@
+"""The status API: what one router process says about all of them, their engines, Redis, traffic and requests."""
+
+import asyncio
+import time
+from typing import Any, NamedTuple
+
+import pytest
+
+from router.api.auth import hash_key
+from router.core.cache.redis_keys import SNAPSHOTS_KEY, WATCHED_KEY, traffic_key
+from router.net.redis.pipeline import RedisDownError
+from router.shared.router_snapshots import LIFETIME
+from tests.support.router_server import chat_body, router_config
+from tests.support.waiting import eventually
+from tests.world.processes import WorldEngines, WorldRouter
+from tests.world.scenario import PROBED, World, scenario
+
+ADMIN = {"authorization": "Bearer admin-key"}
+REST = f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\n'
+ENGINE_FIELDS = [
+    "name", "model", "task", "url", "draft", "state", "drained", "breaker", "in_flight", "max_in_flight", "running",
+    "waiting", "kv_cache_usage", "prefix_cache_hit_rate", "spec_acceptance_rate", "spec_tokens_per_step", "restarts",
+    "temperature_celsius", "power_watts", "announced",
+]  # fmt: skip
+ROUTER_FIELDS = [
+    "id", "host", "pid", "version", "compiled", "started_at", "in_flight", "queued", "seen", "draining",
+    "supervisor",
+]  # fmt: skip
+MINUTE_FIELDS = [
+    "requests", "hits", "misses", "coalesced", "stale", "bypass", "rejected", "errors", "prompt_tokens",
+    "completion_tokens", "saved_tokens", "gpu_seconds_spent", "gpu_seconds_saved", "at", "ttft_ms",
+]  # fmt: skip
+REQUEST_FIELDS = [
+    "at", "request_id", "router", "tenant", "model", "task", "cache", "reason", "engine", "status", "outcome", "ms",
+    "ttft_ms", "completion_tokens", "key",
+]  # fmt: skip
+
+
+class Pair(NamedTuple):
+    first: WorldRouter
+    second: WorldRouter
+    engines: WorldEngines
+    text: str
+    """The configuration of both."""
+
+
+async def pair(world: World) -> Pair:
+    engines = await world.engines()
+    text = router_config(world.redis.url, engines.as_config(), rest=REST)
+    return Pair(await world.router(text), await world.router(text), engines, text)
+
+
+async def get(router: WorldRouter, path: str, **query: Any) -> Any:
+    answer = await router.http.get(f"/admin/{path}", params=query, headers=ADMIN)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["cache-control"] == "no-store"
+    return answer.json()
+
+
+async def router_ids(router: WorldRouter) -> list[str]:
+    return [each["id"] for each in (await get(router, "status"))["routers"]]
+
+
+def engine_of(status: Any, name: str) -> Any:
+    return next(engine for engine in status["engines"] if engine["name"] == name)
+
+
+def is_observed(router: WorldRouter) -> bool:
+    return router.application._process_state.telemetry._observer is not None
+
+
+@scenario
+async def test_the_first_status_already_has_every_router(world: World) -> None:
+    routers = await pair(world)
+    status = await get(routers.first, "status")
+    assert len({router["id"] for router in status["routers"]}) == 2
+    assert all(list(router) == ROUTER_FIELDS for router in status["routers"])
+    assert all(router["seen"] < 2.5 and not router["draining"] for router in status["routers"])
+    assert abs(status["now"] - time.time()) < 1
+    assert await router_ids(routers.second) == [router["id"] for router in status["routers"]]
+    assert list(status) == ["now", "routers", "engines", "models", "redis", "last_hour"]
+
+
+@scenario
+async def test_requests_in_flight_are_those_of_all_routers(world: World) -> None:
+    first, second, engines, _ = await pair(world)
+    for engine in (engines.chat, engines.code):
+        await engine.set_faults({"fault": "tps", "rate": 3})
+    bodies = [chat_body(f"The sea {number}?", stream=True, max_tokens=400) for number in range(3)]
+    async with (
+        first.http.stream("POST", "/v1/chat/completions", json=bodies[0]),
+        second.http.stream("POST", "/v1/chat/completions", json=bodies[1]),
+        second.http.stream("POST", "/v1/chat/completions", json=bodies[2]),
+    ):
+
+        async def all_counted() -> bool:
+            status = await get(first, "status")
+            counts = sorted(router["in_flight"] for router in status["routers"])
+            return counts == [1, 2] and sum(engine["in_flight"] for engine in status["engines"]) == 3
+
+        await eventually(all_counted)
+
+
+@scenario
+async def test_a_drain_at_one_router_is_in_the_status_of_the_other(world: World) -> None:
+    first, second, *_ = await pair(world)
+    assert (await first.http.post("/admin/engines/mistral/drain", headers=ADMIN)).status_code == 200
+
+    async def drained() -> bool:
+        return bool(engine_of(await get(second, "status"), "mistral")["drained"])
+
+    await eventually(drained)
+
+
+@scenario
+async def test_a_router_that_is_killed_vanishes_from_the_status(world: World) -> None:
+    first, second, *_ = await pair(world)
+    assert len(await router_ids(first)) == 2
+    await asyncio.sleep(PROBED)
+    second.kill()
+    killed = time.time()
+    assert len(await router_ids(first)) == 2
+
+    async def is_gone() -> bool:
+        return len(await router_ids(first)) == 1
+
+    await eventually(is_gone, timeout=LIFETIME + 1)
+    assert time.time() - killed > LIFETIME - PROBED
+
+
+@scenario
+async def test_a_router_that_ends_vanishes_at_once(world: World) -> None:
+    first, second, *_ = await pair(world)
+    assert len(await router_ids(first)) == 2
+    await second.stop()
+    assert await world.redis.client.hlen(SNAPSHOTS_KEY) <= 1
+    assert len(await router_ids(first)) == 1
+
+
+@scenario
+async def test_nothing_but_traffic_is_published_while_nobody_watches(world: World) -> None:
+    first, *_ = await pair(world)
+    redis = world.redis.client
+    await first.chat("The moon?")
+    assert await redis.exists(WATCHED_KEY, SNAPSHOTS_KEY) == 0
+    assert not is_observed(first)
+    await get(first, "status")
+    await eventually(lambda: is_observed(first))
+    await redis.delete(WATCHED_KEY)
+    await eventually(lambda: not is_observed(first))
+
+
+@scenario
+async def test_the_history_sums_the_traffic_of_all_routers(world: World) -> None:
+    routers = await pair(world)
+    for router in routers[:2]:
+        await router.chat("The same question?", max_tokens=7)
+    assert (await routers.first.chat("A question?", model="unknown")).status_code == 404
+
+    async def counted() -> Any:
+        rows = (await get(routers.first, "history", minutes=2))["minutes"]
+        return sum(row["requests"] for row in rows) >= 3 and rows
+
+    rows = await eventually(counted)
+    assert [list(row) for row in rows] == [MINUTE_FIELDS] * 2
+    assert rows[1]["at"] - rows[0]["at"] == 60
+    total = {name: sum(row[name] for row in rows) for name in MINUTE_FIELDS[:-2]}
+    assert (total["requests"], total["hits"], total["misses"], total["rejected"]) == (3, 1, 1, 1)
+    assert total["saved_tokens"] == total["completion_tokens"] == 7
+    times = [row["ttft_ms"]["hit"]["p50"] for row in rows if row["hits"]]
+    assert times[0] > 0
+    hour = (await get(routers.second, "status"))["last_hour"]
+    assert (hour["requests"], hour["hit_ratio"]) == (3, 0.5)
+    assert 0 < hour["ttft_p50_ms"] <= hour["ttft_p99_ms"]
+    keys = [traffic_key(row["at"] // 60) for row in rows if row["requests"]]
+    assert all([0 < await world.redis.client.ttl(key) <= 2 * 3600 + 60 for key in keys])
+
+
+@scenario
+async def test_the_history_has_a_row_for_each_minute_also_without_traffic(world: World) -> None:
+    rows = (await get((await pair(world)).first, "history"))["minutes"]
+    assert [row["at"] - rows[0]["at"] for row in rows] == [60 * number for number in range(60)]
+    assert rows[0]["requests"] == 0
+    assert rows[0]["ttft_ms"] == {"hit": {"p50": None, "p99": None}, "miss": {"p50": None, "p99": None}}
+
+
+@scenario
+async def test_the_latest_requests_of_all_routers_are_listed_while_someone_watches(world: World) -> None:
+    first, second, *_ = await pair(world)
+    assert await get(first, "requests") == {"requests": []}
+    await eventually(lambda: is_observed(first) and is_observed(second))
+    assert (await first.chat("The sun?", max_tokens=5)).headers["x-cache"] == "MISS"
+    assert (await second.chat("The sun?", max_tokens=5)).headers["x-cache"] == "HIT"
+    refused = await first.chat("The sun?", model="unknown")
+
+    async def all_three() -> Any:
+        rows = (await get(second, "requests"))["requests"]
+        return len(rows) == 3 and rows
+
+    rows = await eventually(all_three)
+    assert [list(row) for row in rows] == [REQUEST_FIELDS] * 3
+    assert [row["cache"] for row in rows] == [None, "HIT", "MISS"]
+    assert [row["outcome"] for row in rows] == ["refused", "complete", "complete"]
+    assert rows[0]["request_id"] == refused.headers["x-request-id"]
+    assert (rows[0]["status"], rows[0]["reason"]) == (404, "model_not_found")
+    assert rows[1]["router"] != rows[2]["router"] == rows[0]["router"]
+    assert rows[1]["key"] == rows[2]["key"]
+    assert (rows[2]["reason"], rows[2]["engine"], rows[2]["completion_tokens"]) == ("new", "llama-chat", 5)
+    assert "sun" not in str(rows)
+    assert len((await get(second, "requests", limit=1))["requests"]) == 1
+
+
+@scenario
+async def test_a_request_shortly_before_a_reload_is_listed(world: World) -> None:
+    router, _, _, text = await pair(world)
+    await get(router, "requests")
+    await eventually(lambda: is_observed(router))
+    before, sent = time.time(), set()
+    for number in range(3):
+        sent.add((await router.chat(f"The tide {number}?")).headers["x-request-id"])
+        await router.reload(text)
+
+    async def all_three() -> Any:
+        rows = (await get(router, "requests"))["requests"]
+        return {row["request_id"] for row in rows} == sent and rows
+
+    rows = await eventually(all_three)
+    assert all(before <= row["at"] <= time.time() for row in rows)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["history?minutes=0", "history?minutes=121", "history?minutes=x", "requests?limit=201", "requests?limit=-1"],
+)
+@scenario
+async def test_a_number_out_of_bounds_is_refused(world: World, path: str) -> None:
+    answer = await (await pair(world)).first.http.get(f"/admin/{path}", headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_query")
+
+
+@scenario
+async def test_the_status_needs_the_admin_key(world: World) -> None:
+    router = (await pair(world)).first
+    for path in ("status", "history", "requests"):
+        for headers in ({}, {"authorization": "Bearer another"}):
+            assert (await router.http.get(f"/admin/{path}", headers=headers)).status_code == 401
+
+
+@scenario
+async def test_while_redis_is_down_the_status_shows_the_process_that_answers(world: World) -> None:
+    router = (await pair(world)).first
+    assert len(await router_ids(router)) == 2
+    world.redis.stop()
+    status = await get(router, "status")
+    assert len(status["routers"]) == 1
+    assert status["redis"] == {
+        "up": False, "url": world.redis.url, "version": None, "used_memory": None, "maxmemory": None,
+        "keys": None, "refuses_writes": None,
+    }  # fmt: skip
+    assert status["last_hour"] is None
+    assert engine_of(status, "llama-chat")["state"] == "up"
+    for path in ("history", "requests"):
+        answer = await router.http.get(f"/admin/{path}", headers=ADMIN)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "redis_down")
+    world.redis.start()
+
+    async def both() -> bool:
+        return len(await router_ids(router)) == 2
+
+    await eventually(both)
+
+
+@scenario
+async def test_traffic_while_redis_is_down_is_counted_later(world: World) -> None:
+    router = (await pair(world)).first
+    world.redis.stop()
+    assert (await router.chat("The sea?")).status_code == 200
+    pipeline = router.application._runtime._background_services._pipeline
+    await eventually(lambda: not pipeline.up)
+    with pytest.raises(RedisDownError):
+        router.application._runtime._status_publisher.flush()
+    world.redis.start()
+
+    async def counted() -> bool:
+        rows = (await get(router, "history", minutes=2))["minutes"] if pipeline.up else []
+        return [row["requests"] for row in rows if row["requests"]] == [1]
+
+    await eventually(counted, timeout=60)
