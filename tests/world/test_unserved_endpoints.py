@@ -1,8 +1,4 @@
-"""Endpoints that an engine does not have: its 404 is said once, and clients get one that names model and endpoint."""
-
-import logging
-
-import pytest
+"""Endpoints that an engine does not have, and others do; test_endpoints.py has the 404 that clients get."""
 
 from tests.support.router_server import router_config
 from tests.support.scripted_engine import ScriptedEngine
@@ -18,34 +14,6 @@ async def start_lacking(world: World) -> tuple[WorldRouter, list[ScriptedEngine]
     lacking = [await world.scripted_engine(page, status=404, content_type="application/json") for _ in range(2)]
     tables = {name: ("llama", "chat", engine.url) for name, engine in zip(("first", "second"), lacking, strict=True)}
     return await world.router(router_config(world.redis.url, tables)), lacking
-
-
-async def breakers(router: WorldRouter) -> dict[str, str]:
-    engines = (await router.http.get("/healthz")).json()["engines"]
-    return {name: engine["breaker"] for name, engine in engines.items()}
-
-
-@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/score", "/classify", "/pooling"])
-@scenario
-async def test_all_engines_are_asked_once_then_one_and_the_client_is_told_what_is_missing(
-    world: World, path: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    router, lacking = await start_lacking(world)
-    body = {**RERANK, "queries": "x", "input": "x"}
-    with caplog.at_level(logging.INFO, "roundhouse"):
-        answers = [await router.post(path, {**body, "nonce": number}) for number in range(5)]
-    # The first request asks both, each later one asks one.
-    assert sum(len(engine.heads) for engine in lacking) == 2 + 4
-    for answer in answers:
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"], error["type"]) == (404, "unsupported_endpoint", "not_found_error")
-        assert error["message"] == f"The engines of the model `llama` do not serve {path}."
-    said = [record.getMessage() for record in caplog.records if record.name == "roundhouse.engines"]
-    assert sorted(line for line in said if path in line) == [
-        f"engine {name} does not serve {path}" for name in ("first", "second")
-    ]
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert set((await breakers(router)).values()) == {"closed"}
 
 
 @scenario
