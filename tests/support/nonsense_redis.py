@@ -1,10 +1,7 @@
 """A server that speaks Redis' protocol, is up by its probe, and answers everything else in one form."""
 
 import asyncio
-import shutil
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -59,35 +56,31 @@ NONSENSE: Final[Mapping[str, bytes]] = {
 
 
 class NonsenseRedis:
-    """Listens on a Unix socket and on a port. It answers with `replies`, by a command's name, else with `otherwise`."""
+    """Answers with `replies`, by a command's name, else with `otherwise`."""
 
     def __init__(self, otherwise: bytes, replies: Mapping[str, bytes] = {}) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="rh-"))
-        self._socket = self._folder / "redis.sock"
-        self.url = f"unix://{self._socket}"
         self.replies = {**_SENSIBLE, **replies}
         self.otherwise = otherwise
         self.port = 0
         self._server: asyncio.Server | None = None
-        self._tcp_server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
 
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_unix_server(self._serve, str(self._socket))
-        self._tcp_server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._tcp_server.sockets[0].getsockname()[1]
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._server is not None
-        assert self._tcp_server is not None
         self._server.close()
-        self._tcp_server.close()
         for writer in self._writers:
             writer.close()
-        shutil.rmtree(self._folder)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)

@@ -94,7 +94,7 @@ async def test_a_process_reads_the_records_once_for_each_change(processes: tuple
     assert process.valid == set()
 
 
-@pytest.mark.parametrize("version", ["9" * 20, "9" * 15, "9" * 14, "1e308", "inf", "nan", "-5", "x", ""])
+@pytest.mark.parametrize("version", ["9" * 20, "9" * 14, "1e308", "nan", "-5", ""])
 async def test_a_version_that_no_process_has_written_hides_no_revocation(
     processes: tuple[Process, Process], own_redis: RedisServer, version: str
 ) -> None:

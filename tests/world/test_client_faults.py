@@ -6,11 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.redis_process import RedisServer
-from tests.support.router_server import LLAMA, EngineSet, MakeRouter, RouterServer, ScriptedRouter, router_config
+from tests.support.router_server import LLAMA, router_config
 from tests.support.sse_answers import DONE_FRAME, parse_events
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+from tests.world.processes import WorldEngines, WorldRouter
+from tests.world.scenario import World, scenario
+from tests.world.scripted import scripted_router
 
 ONE_FAILURE_OPENS = '[breaker]\nfailures = 1\ncooldown = "1h"'
 LONG = 100_000
@@ -39,29 +39,29 @@ def named(value: Any) -> str:
     return "-".join(map(str, value.values())) if isinstance(value, dict) else "stream" if value else "json"
 
 
-@pytest.fixture
-def two(redis_server: RedisServer, engines: EngineSet) -> str:
-    """Two engines of llama whose breakers open at the first failure; `first` is preferred."""
+async def start_two(world: World) -> tuple[str, WorldEngines]:
+    """A configuration with two engines of llama whose breakers open at the first failure; `first` is preferred."""
+    engines = await world.engines()
     table = {"first": ("llama", "chat", engines.chat.url), "second": ("llama", "any", engines.code.url)}
-    return router_config(redis_server.url, table, rest=ONE_FAILURE_OPENS)
+    return router_config(world.redis.url, table, rest=ONE_FAILURE_OPENS), engines
 
 
-async def ask(router: RouterServer, **fields: Any) -> httpx.Response:
+async def ask(router: WorldRouter, **fields: Any) -> httpx.Response:
     """A request that bypasses the cache."""
     return await router.chat("The sea?", headers={"cache-control": "no-store"}, **fields)
 
 
-async def received(engines: EngineSet) -> int:
+async def received(engines: WorldEngines) -> int:
     return int((await engines.chat.stats())["received"])
 
 
-async def healthz_breakers(router: RouterServer) -> dict[str, str]:
+async def healthz_breakers(router: WorldRouter) -> dict[str, str]:
     """The states of the engines' breakers in /healthz."""
     page = (await router.http.get("/healthz")).json()
     return {name: str(facts["breaker"]) for name, facts in page["engines"].items()}
 
 
-async def assert_healthy(router: RouterServer, engines: EngineSet) -> None:
+async def assert_healthy(router: WorldRouter, engines: WorldEngines) -> None:
     """Whether both engines are still used."""
     assert await healthz_breakers(router) == {"first": "closed", "second": "closed"}
     await engines.chat.clear_faults()
@@ -77,15 +77,18 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     assert error["message"].isprintable()
     assert len(error["message"]) <= 64 << 10
     assert "127.0.0.1" not in answer.text
+    assert "engine-" not in answer.text
     return error
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=named)
 @pytest.mark.parametrize("status", STATUS, ids=named)
+@scenario
 async def test_a_refusal_reaches_the_client_whatever_its_length_and_shape(
-    make_router: MakeRouter, two: str, engines: EngineSet, status: dict[str, Any], stream: bool
+    world: World, status: dict[str, Any], stream: bool
 ) -> None:
-    router = await make_router(two)
+    two, engines = await start_two(world)
+    router = await world.router(two)
     for engine in engines.chat, engines.code:
         await engine.set_faults({"fault": "status", **status})
     before = await received(engines)
@@ -97,55 +100,57 @@ async def test_a_refusal_reaches_the_client_whatever_its_length_and_shape(
 
 
 @pytest.mark.parametrize("shape", ["vllm", "vllm-0.9", "detail", "details", "text"])
-async def test_the_engines_message_reaches_the_client_in_any_shape(
-    make_router: MakeRouter, two: str, engines: EngineSet, shape: str
-) -> None:
-    router = await make_router(two)
+@scenario
+async def test_the_engines_message_reaches_the_client_in_any_shape(world: World, shape: str) -> None:
+    two, engines = await start_two(world)
+    router = await world.router(two)
     message = "logit_bias has a token that is not in the vocabulary"
     await engines.chat.set_faults({"fault": "status", "code": 400, "shape": shape, "message": message})
     assert message in error_of(await ask(router))["message"]
 
 
 @pytest.mark.parametrize("code", [404, 405, 501])
-async def test_a_feature_that_one_engine_lacks_is_tried_at_another_engine_of_the_model(
-    make_router: MakeRouter, two: str, engines: EngineSet, code: int
-) -> None:
-    router = await make_router(two)
+@scenario
+async def test_a_feature_that_one_engine_lacks_is_tried_at_another_engine_of_the_model(world: World, code: int) -> None:
+    two, engines = await start_two(world)
+    router = await world.router(two)
     await engines.chat.set_faults({"fault": "status", "code": code})
     assert (await ask(router)).headers["x-engine"] == "second"
     await assert_healthy(router, engines)
 
 
-async def test_a_model_that_no_engine_has_is_404_without_the_engines_name_for_it(
-    make_router: MakeRouter, two: str
-) -> None:
-    router = await make_router(two.replace(f'served_model = "{LLAMA}"', 'served_model = "inner/name"'))
+@scenario
+async def test_a_model_that_no_engine_has_is_404_without_the_engines_name_for_it(world: World) -> None:
+    two, _ = await start_two(world)
+    router = await world.router(two.replace(f'served_model = "{LLAMA}"', 'served_model = "inner/name"'))
     answer = await ask(router)
     assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
     assert "inner/name" not in answer.text
     assert await healthz_breakers(router) == {"first": "closed", "second": "closed"}
 
 
-async def test_embeddings_of_a_chat_model_are_404(make_router: MakeRouter, two: str, engines: EngineSet) -> None:
-    router = await make_router(two)
+@scenario
+async def test_embeddings_of_a_chat_model_are_404(world: World) -> None:
+    two, engines = await start_two(world)
+    router = await world.router(two)
     answer = await router.post("/v1/embeddings", {"model": "llama", "input": "The sea?"}, cache_control="no-store")
     assert (answer.status_code, error_of(answer)["code"]) == (404, "unsupported_endpoint")
     await assert_healthy(router, engines)
 
 
-async def test_engines_without_a_feature_do_not_hide_the_failure_of_one_that_has_it(
-    make_router: MakeRouter, two: str, engines: EngineSet
-) -> None:
-    router = await make_router(two)
+@scenario
+async def test_engines_without_a_feature_do_not_hide_the_failure_of_one_that_has_it(world: World) -> None:
+    two, engines = await start_two(world)
+    router = await world.router(two)
     await engines.chat.set_faults({"fault": "status", "code": 503})
     await engines.code.set_faults({"fault": "status", "code": 404})
     assert (await ask(router)).status_code == 503
 
 
-async def test_errors_about_the_routers_credentials_do_not_reach_the_client(
-    make_router: MakeRouter, two: str, engines: EngineSet
-) -> None:
-    router = await make_router(two)
+@scenario
+async def test_errors_about_the_routers_credentials_do_not_reach_the_client(world: World) -> None:
+    two, engines = await start_two(world)
+    router = await world.router(two)
     for engine in engines.chat, engines.code:
         await engine.set_faults({"fault": "status", "code": 401, "message": "Unauthorized: sk-secret"})
     answer = await ask(router)
@@ -155,10 +160,12 @@ async def test_errors_about_the_routers_credentials_do_not_reach_the_client(
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
 @pytest.mark.parametrize("after", [0, 3])
+@scenario
 async def test_an_error_at_the_start_of_a_stream_is_a_refusal_for_the_client(
-    make_router: MakeRouter, two: str, engines: EngineSet, path: str, after: int
+    world: World, path: str, after: int
 ) -> None:
-    router = await make_router(two)
+    two, engines = await start_two(world)
+    router = await world.router(two)
     await engines.chat.set_faults({"fault": "error", "after": after, "code": 400, "message": "Grammar error: at 1"})
     messages = [{"role": "user", "content": "The sea?"}]
     body = {"model": "llama", "prompt": "The sea?", "messages": messages, "max_tokens": 50, "stream": True}
@@ -173,10 +180,10 @@ async def test_an_error_at_the_start_of_a_stream_is_a_refusal_for_the_client(
 
 
 @pytest.mark.parametrize("after", [0, 3])
-async def test_an_event_over_the_routers_limit_is_an_error_that_names_the_limit(
-    make_router: MakeRouter, two: str, engines: EngineSet, after: int
-) -> None:
-    router = await make_router(two)
+@scenario
+async def test_an_event_over_the_routers_limit_is_an_error_that_names_the_limit(world: World, after: int) -> None:
+    two, engines = await start_two(world)
+    router = await world.router(two)
     await engines.chat.set_faults({"fault": "event", "bytes": TOO_LONG_EVENT, "after": after})
     before = await received(engines)
     answer = await ask(router, stream=True)
@@ -190,9 +197,10 @@ async def test_an_event_over_the_routers_limit_is_an_error_that_names_the_limit(
     await assert_healthy(router, engines)
 
 
-async def test_a_client_error_within_a_200_reaches_the_client(scripted: ScriptedRouter) -> None:
+@scenario
+async def test_a_client_error_within_a_200_reaches_the_client(world: World) -> None:
     error = b'{"error": {"message": "Too many stops", "type": "BadRequestError", "param": "stop", "code": 400}}'
-    router, engine = await scripted(error, rest=ONE_FAILURE_OPENS, content_type="application/json")
+    router, engine = await scripted_router(world, error, rest=ONE_FAILURE_OPENS, content_type="application/json")
     answer = await ask(router)
     assert (answer.status_code, answer.json()) == (400, json.loads(error))
     assert len(engine.bodies) == 1
@@ -209,19 +217,21 @@ async def test_a_client_error_within_a_200_reaches_the_client(scripted: Scripted
     ],
 )
 @pytest.mark.parametrize("kind", ["vllm", "openai"])
-async def test_a_refusal_as_json_in_place_of_a_stream_reaches_the_client(
-    scripted: ScriptedRouter, rest: bytes, kind: str
-) -> None:
-    router, engine = await scripted(rest, rest=f'kind = "{kind}"\n{ONE_FAILURE_OPENS}', content_type="application/json")
+@scenario
+async def test_a_refusal_as_json_in_place_of_a_stream_reaches_the_client(world: World, rest: bytes, kind: str) -> None:
+    router, engine = await scripted_router(
+        world, rest, rest=f'kind = "{kind}"\n{ONE_FAILURE_OPENS}', content_type="application/json"
+    )
     answer = await ask(router, stream=True)
     assert (answer.status_code, error_of(answer)["message"]) == (400, "Too many stops")
     assert len(engine.bodies) == 1
     assert await healthz_breakers(router) == {"scripted": "closed"}
 
 
-async def test_an_engine_that_answers_529_is_busy_and_not_broken(scripted: ScriptedRouter) -> None:
+@scenario
+async def test_an_engine_that_answers_529_is_busy_and_not_broken(world: World) -> None:
     body = b'{"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}'
-    router, _ = await scripted(body, status=529, rest=ONE_FAILURE_OPENS, content_type="application/json")
+    router, _ = await scripted_router(world, body, status=529, rest=ONE_FAILURE_OPENS, content_type="application/json")
     answer = await ask(router)
     assert (answer.status_code, error_of(answer)["code"]) == (503, "engines_busy")
     assert await healthz_breakers(router) == {"scripted": "closed"}
@@ -265,10 +275,13 @@ FIRST_TOKENS = {
 
 @pytest.mark.parametrize("has_token", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("path", "refusal", "code"), REFUSALS)
+@scenario
 async def test_a_refusal_in_words_is_the_clients_before_the_first_token_and_an_event_after_it(
-    scripted: ScriptedRouter, path: str, refusal: bytes, code: str, has_token: bool
+    world: World, path: str, refusal: bytes, code: str, has_token: bool
 ) -> None:
-    router, engine = await scripted((FIRST_TOKENS[path] if has_token else b"") + refusal, rest=ONE_FAILURE_OPENS)
+    router, engine = await scripted_router(
+        world, (FIRST_TOKENS[path] if has_token else b"") + refusal, rest=ONE_FAILURE_OPENS
+    )
     body = {"model": "llama", "max_tokens": 5, "stream": True, "input": "x", "prompt": "x"}
     body["messages"] = [{"role": "user", "content": "x"}]
     answer = await router.post(path, body, cache_control="no-store")
@@ -284,19 +297,19 @@ async def test_a_refusal_in_words_is_the_clients_before_the_first_token_and_an_e
     assert await healthz_breakers(router) == {"scripted": "closed"}
 
 
-async def test_an_engine_that_says_in_a_stream_that_it_is_overloaded_is_busy_and_not_broken(
-    scripted: ScriptedRouter,
-) -> None:
+@scenario
+async def test_an_engine_that_says_in_a_stream_that_it_is_overloaded_is_busy_and_not_broken(world: World) -> None:
     busy = b'data: {"error": {"type": "overloaded_error", "message": "Later."}}\n\n'
-    router, _ = await scripted(busy, rest=ONE_FAILURE_OPENS)
+    router, _ = await scripted_router(world, busy, rest=ONE_FAILURE_OPENS)
     answer = await ask(router, stream=True)
     assert (answer.status_code, error_of(answer)["code"]) == (503, "engines_busy")
     assert await healthz_breakers(router) == {"scripted": "closed"}
 
 
-async def test_a_failed_response_within_a_200_reaches_the_client(scripted: ScriptedRouter) -> None:
+@scenario
+async def test_a_failed_response_within_a_200_reaches_the_client(world: World) -> None:
     failed = b'{"status": "failed", "output": [], "error": {"code": "invalid_prompt", "message": "No."}}'
-    router, engine = await scripted(failed, rest=ONE_FAILURE_OPENS, content_type="application/json")
+    router, engine = await scripted_router(world, failed, rest=ONE_FAILURE_OPENS, content_type="application/json")
     answer = await router.post("/v1/responses", {"model": "llama", "input": "x"}, cache_control="no-store")
     assert (answer.status_code, error_of(answer)["message"], error_of(answer)["code"]) == (400, "No.", "invalid_prompt")
     assert len(engine.bodies) == 1
@@ -310,10 +323,11 @@ async def test_a_failed_response_within_a_200_reaches_the_client(scripted: Scrip
         (200, b'data: {"error": {"message": "CUDA out of memory at http://10.0.0.9:8000"}}\n\n', "text/event-stream"),
     ],
 )
+@scenario
 async def test_an_engines_own_words_are_in_the_log_and_in_the_clients_error(
-    scripted: ScriptedRouter, caplog: pytest.LogCaptureFixture, status: int, body: bytes, content_type: str
+    world: World, caplog: pytest.LogCaptureFixture, status: int, body: bytes, content_type: str
 ) -> None:
-    router, _ = await scripted(body, status=status, content_type=content_type)
+    router, _ = await scripted_router(world, body, status=status, content_type=content_type)
     answer = await ask(router, stream=True)
     assert (answer.status_code, error_of(answer)["code"]) == (502, "engine_failed")
     assert "CUDA out of memory at (URL)" in error_of(answer)["message"]
@@ -322,9 +336,10 @@ async def test_an_engines_own_words_are_in_the_log_and_in_the_clients_error(
     assert not any("10.0.0.9" in line for line in lines)
 
 
-async def test_a_literal_nan_is_passed_on_once_and_never_stored(scripted: ScriptedRouter) -> None:
+@scenario
+async def test_a_literal_nan_is_passed_on_once_and_never_stored(world: World) -> None:
     body = b'{"data": [{"index": 0, "embedding": [NaN, 1.0, -Infinity]}], "usage": {"prompt_tokens": 1}}'
-    router, engine = await scripted(body, rest=ONE_FAILURE_OPENS, content_type="application/json")
+    router, engine = await scripted_router(world, body, rest=ONE_FAILURE_OPENS, content_type="application/json")
     for count in (1, 2):
         answer = await router.post("/v1/embeddings", {"model": "llama", "input": "x"})
         assert (answer.status_code, answer.content, answer.headers["x-cache"]) == (200, body, "MISS")
@@ -332,10 +347,11 @@ async def test_a_literal_nan_is_passed_on_once_and_never_stored(scripted: Script
     assert await healthz_breakers(router) == {"scripted": "closed"}
 
 
-async def test_a_json_response_over_the_routers_limit_is_an_error_that_names_the_limit(
-    scripted: ScriptedRouter,
-) -> None:
-    router, engine = await scripted(*[b"." * (1 << 20)] * 257, rest=ONE_FAILURE_OPENS, content_type="application/json")
+@scenario
+async def test_a_json_response_over_the_routers_limit_is_an_error_that_names_the_limit(world: World) -> None:
+    router, engine = await scripted_router(
+        world, *[b"." * (1 << 20)] * 257, rest=ONE_FAILURE_OPENS, content_type="application/json"
+    )
     answer = await ask(router)
     assert (answer.status_code, error_of(answer)["code"]) == (400, "answer_too_large")
     assert "256 MiB" in error_of(answer)["message"]
