@@ -11,10 +11,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.support.counting_engine import CountingEngine
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import chat_body, router_config
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 from tests.support.waiting import eventually
 
@@ -28,7 +28,7 @@ REQUESTS = 40
 class LimitedRouter:
     """A router with three workers, whose engine ends a response when it is told to."""
 
-    def __init__(self, router: RouterProcess, engine: CountingEngine, redis_url: str) -> None:
+    def __init__(self, router: RouterProcess, engine: ScriptedEngine, redis_url: str) -> None:
         self.router = router
         self.engine = engine
         self._redis_url = redis_url
@@ -81,7 +81,7 @@ class LimitedRouter:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def started(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LimitedRouter]:
-    engine = CountingEngine(*ANSWER)
+    engine = ScriptedEngine(*ANSWER, paced=True)
     await engine.start()
     folder = tmp_path_factory.mktemp("limited")
     router = RouterProcess(folder, "[router]")

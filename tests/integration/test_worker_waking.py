@@ -9,12 +9,12 @@ import httpx
 import pytest
 
 from router.shared.announcements import AnnouncedEngine, write_command
-from tests.support.counting_engine import CountingEngine
 from tests.support.on_demand import with_wake
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import LLAMA, chat_body, router_config
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 from tests.support.waiting import eventually
 
@@ -35,7 +35,7 @@ async def queued(url: str) -> float:
 async def test_an_engine_that_starts_gets_one_request_after_the_other_from_all_workers(
     redis_server: RedisServer, redis: Any, tmp_path: Path, *, announced: bool
 ) -> None:
-    engine, port = CountingEngine(*ANSWER), free_port()
+    engine, port = ScriptedEngine(*ANSWER, paced=True), free_port()
     url = f"http://127.0.0.1:{port}"
     text = router_config(redis_server.url, {"pod": ("llama", "any", url)}, router="workers = 2")
     text = with_wake(text.replace("served_model", "max_in_flight = 1\nserved_model"))

@@ -121,7 +121,7 @@ async def started(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFa
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def workers(started: Workers) -> AsyncIterator[Workers]:
-    started.engine.bodies.clear()
+    started.engine.requests.clear()
     yield started
     started.engine.status = 200
     started.engine.paced = False
@@ -151,7 +151,7 @@ async def test_a_purge_at_one_worker_reaches_the_memory_of_the_other(workers: Wo
     await workers.chat(0, "Purged?")
     await eventually(lambda: workers.answers("Purged?", "HIT"))
     await workers.admin(1, "/admin/cache/purge", tenant="free")
-    workers.engine.bodies.clear()
+    workers.engine.requests.clear()
     assert (await workers.chat(0, "Purged?")).headers["x-cache"] == "MISS"
     assert len(workers.engine.bodies) == 1
 

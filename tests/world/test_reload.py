@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from router.api.auth import hash_key
-from tests.support.counting_engine import CountingEngine
 from tests.support.router_server import chat_body, router_config
+from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 from tests.support.waiting import eventually
 from tests.world.processes import WorldEngines, WorldRouter
@@ -122,7 +122,7 @@ async def test_the_load_of_an_engine_that_remains_is_known(world: World) -> None
 async def test_requests_of_earlier_configurations_count_for_the_limit_of_an_engine(
     world: World, is_removed: bool
 ) -> None:
-    engine = CountingEngine(ROLE_FRAME, chat_frame(content="one", finish="stop") + DONE_FRAME)
+    engine = ScriptedEngine(ROLE_FRAME, chat_frame(content="one", finish="stop") + DONE_FRAME, paced=True)
     await engine.start()
 
     def text(max_model_len: int) -> str:

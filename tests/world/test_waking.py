@@ -33,26 +33,6 @@ def sleeping_config(redis: WorldRedis, engine: WorldEngine, wake: str = "60s", *
     return with_wake(router_config(redis.url, at(engine), **tables), wake)
 
 
-class DyingEngine(ScriptedEngine):
-    """An engine that answers checks and no requests, until it dies."""
-
-    def __init__(self) -> None:
-        super().__init__(hold=True)
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def listen(self, engine: WorldEngine) -> None:
-        self._server = await asyncio.start_server(self._serve, engine.name, PORT)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.append(writer)
-        await super()._serve(reader, writer)
-
-    async def die(self) -> None:
-        await self.stop()
-        for writer in self._writers:
-            writer.close()
-
-
 async def has_queued(count: int, *routers: WorldRouter) -> None:
     async def are() -> bool:
         return await queued(*routers) == count
@@ -184,8 +164,8 @@ async def test_requests_outlast_an_engine_that_dies_with_them_after_its_start(wo
     engine = await world.engine(running=False)
     router = await world.router(sleeping_config(world.redis, engine))
     asked = await ask_in_order(router, *[f"The sea {number}?" for number in range(requests)])
-    dying = DyingEngine()
-    await dying.listen(engine)
+    dying = ScriptedEngine(hold=True)
+    await dying.start(PORT, host=engine.name)
     await eventually(lambda: len(dying.bodies) == requests)
     await dying.die()
     await has_queued(requests, router)
