@@ -8,8 +8,8 @@ import pytest
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import MakeRouter, RouterServer, router_config
 from tests.support.sse_answers import chat_delta_text, parse_events
-from tests.support.toy_engine import Break, ToyEngine, toy_engines
 from tests.support.toy_model import ToyModel
+from tests.support.toy_script import Break, ToyScript, toy_engines
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -35,8 +35,8 @@ async def is_idle(router: RouterServer) -> bool:
 
 
 async def test_another_engine_goes_on(redis_server: RedisServer, make_router: MakeRouter) -> None:
-    first, second = ToyEngine(model(), Break(1500), name="a"), ToyEngine(model(), Break(1500), name="b")
-    third, whole = ToyEngine(model(), name="c"), ToyEngine(model(), name="a")
+    first, second = ToyScript(model(), Break(1500), name="a"), ToyScript(model(), Break(1500), name="b")
+    third, whole = ToyScript(model(), name="c"), ToyScript(model(), name="a")
     async with toy_engines(first, second, third) as engines, toy_engines(whole) as alone:
         router = await make_router(router_config(redis_server.url, engines))
         other = await make_router(router_config(redis_server.url, alone))

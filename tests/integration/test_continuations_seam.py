@@ -11,15 +11,15 @@ from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import chat_body, router_config
 from tests.support.sse_answers import DONE_FRAME
-from tests.support.toy_engine import Break, ToyEngine, toy_engines
 from tests.support.toy_model import ToyModel
+from tests.support.toy_script import Break, ToyScript, toy_engines
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_a_router_that_stops_at_the_seam_ends_in_time(tmp_path: Path, redis_server: RedisServer) -> None:
     model = ToyModel("The sea is wide, and the möwe 🙂 flies over it.", [3, 1, 2])
-    first, second = ToyEngine(model, Break(1500), name="a"), ToyEngine(model, Break(0, "stall"), name="b")
+    first, second = ToyScript(model, Break(1500), name="a"), ToyScript(model, Break(0, "stall"), name="b")
     first.may_break.clear()
     async with toy_engines(first, second) as as_config:
         served = RouterProcess(tmp_path, router_config(redis_server.url, as_config, router='grace = "200ms"'))
@@ -41,7 +41,7 @@ async def test_a_router_that_stops_at_the_seam_ends_in_time(tmp_path: Path, redi
                         received += chunk
                 except httpx.RemoteProtocolError:  # cut off
                     pass
-            await second.left.wait()
+            await second.engine.client_disconnected.wait()
             assert await asyncio.to_thread(served.process.wait, 20) == 0
         finally:
             served.kill()

@@ -9,8 +9,8 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import MakeRouter, router_config
-from tests.support.toy_engine import Break, ToyEngine, toy_engines
 from tests.support.toy_model import PROMPT_IDS, ToyModel
+from tests.support.toy_script import Break, ToyScript, toy_engines
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -127,8 +127,8 @@ async def test_a_stream_goes_on_as_the_table_says(redis_server: RedisServer, mak
     expected = table()[row]
     for case in CASES[row]:
         options: Any = {"groups": list(case.groups), "kind": case.kind, "knows_ids": case.knows_ids}
-        first = ToyEngine(ToyModel(ANSWER, [1]), Break(1500), name="a", **options)
-        second = ToyEngine(ToyModel(ANSWER, [1]), name="b", **options)
+        first = ToyScript(ToyModel(ANSWER, [1]), Break(1500), name="a", **options)
+        second = ToyScript(ToyModel(ANSWER, [1]), name="b", **options)
         async with toy_engines(*[first, second][: case.engines]) as engines:
             text = router_config(redis_server.url, engines, rest=case.rest)
             text = text.replace('name = "llama"\n', f'name = "llama"\n{case.model}\n')

@@ -8,8 +8,8 @@ import pytest
 from tests.support.fault_timeouts import timeouts_for
 from tests.support.router_server import router_config
 from tests.support.sse_answers import chat_delta_text, parse_events
-from tests.support.toy_engine import Break, ToyEngine, toy_engines
 from tests.support.toy_model import ToyModel
+from tests.support.toy_script import Break, ToyScript, toy_engines
 from tests.support.waiting import eventually
 from tests.world.processes import WorldRouter
 from tests.world.scenario import World, scenario
@@ -44,8 +44,8 @@ async def is_idle(router: WorldRouter) -> bool:
 @pytest.mark.parametrize(("how", "endpoint"), CASES)
 @scenario
 async def test_another_engine_goes_on(world: World, how: str, endpoint: str) -> None:
-    first, second = ToyEngine(model(), Break(1500, how), name="a"), ToyEngine(model(), Break(1500, how), name="b")
-    third, whole = ToyEngine(model(), name="c"), ToyEngine(model(), name="a")
+    first, second = ToyScript(model(), Break(1500, how), name="a"), ToyScript(model(), Break(1500, how), name="b")
+    third, whole = ToyScript(model(), name="c"), ToyScript(model(), name="a")
     async with toy_engines(first, second, third) as engines, toy_engines(whole) as alone:
         router = await world.router(router_config(world.redis.url, engines, rest=timeouts_for({"fault": how})))
         other = await world.router(router_config(world.redis.url, alone))
@@ -63,7 +63,7 @@ async def test_another_engine_goes_on(world: World, how: str, endpoint: str) -> 
 @scenario
 async def test_an_event_without_its_empty_line_is_neither_lost_nor_repeated(world: World) -> None:
     """At the end of a response it counts, and the response may still not be complete."""
-    first, second = (ToyEngine(ToyModel(ANSWER, [1]), name=name, kind="someone") for name in ("a", "b"))
+    first, second = (ToyScript(ToyModel(ANSWER, [1]), name=name, kind="someone") for name in ("a", "b"))
     first.breaks.append(Break(2500, "unended"))
     async with toy_engines(first, second) as engines:
         router = await world.router(router_config(world.redis.url, engines))

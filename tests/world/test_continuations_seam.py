@@ -18,8 +18,8 @@ from router.upstream.adapters import ListedAdapter
 from tests.support.router_server import LLAMA, chat_body, router_config
 from tests.support.sse_answers import DONE_FRAME, chat_delta_text, parse_events
 from tests.support.streaming_client import LiveStream, open_stream
-from tests.support.toy_engine import Break, ToyEngine, toy_engines
 from tests.support.toy_model import ToyModel
+from tests.support.toy_script import Break, ToyScript, start_toys, toy_engines
 from tests.support.waiting import eventually
 from tests.world.processes import WorldRouter
 from tests.world.scenario import World, scenario
@@ -29,27 +29,25 @@ ADMIN = {"authorization": "Bearer admin-key"}
 REST = f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\n'
 
 
-def new_engine(name: str, *breaks: Break, **options: Any) -> ToyEngine:
-    return ToyEngine(ToyModel(ANSWER, [3, 1, 2]), *breaks, name=name, **options)
+def new_engine(name: str, *breaks: Break, **options: Any) -> ToyScript:
+    return ToyScript(ToyModel(ANSWER, [3, 1, 2]), *breaks, name=name, **options)
 
 
 class Engines(NamedTuple):
     """`first` breaks the stream of its first request off once `first.may_break` is set; `second` is whole."""
 
-    first: ToyEngine
-    second: ToyEngine
+    first: ToyScript
+    second: ToyScript
     as_config: dict[str, tuple[str, str, str]]
 
 
 async def start_engines() -> Engines:
     first, second = new_engine("a", Break(1500)), new_engine("b")
     first.may_break.clear()
-    for engine in (first, second):
-        await engine.start()
-    return Engines(first, second, {engine.name: ("llama", "any", engine.url) for engine in (first, second)})
+    return Engines(first, second, await start_toys(first, second))
 
 
-async def start(world: World, text: str, *engines: ToyEngine) -> WorldRouter:
+async def start(world: World, text: str, *engines: ToyScript) -> WorldRouter:
     router = await world.router(text)
     for engine in engines:
         await engine.asked_for_models.wait()
@@ -129,7 +127,7 @@ async def test_a_client_that_leaves_at_the_seam_leaves_nothing(world: World) -> 
         record.sent_at -= 50.0
         first.may_break.set()
         await second.stalled.wait()
-    await second.left.wait()
+    await second.engine.client_disconnected.wait()
     await eventually(lambda: is_idle(router))
     await asyncio.sleep(0.1)
     assert not await claims(world)
@@ -354,7 +352,7 @@ async def test_a_stream_that_lacks_only_its_end_is_completed_however_often_it_we
 @scenario
 async def test_an_engine_that_does_not_repeat_what_was_said_is_asked_again_by_text(world: World) -> None:
     """Some engines are not deterministic at temperature 0 either."""
-    first, second = ToyEngine(ToyModel(ANSWER, [1]), Break(3000), name="a"), Wavering(ToyModel(ANSWER, [1]), name="b")
+    first, second = ToyScript(ToyModel(ANSWER, [1]), Break(3000), name="a"), Wavering(ToyModel(ANSWER, [1]), name="b")
     first.groups = [2]  # so the end of the text is to be generated again
     async with toy_engines(first, second) as as_config:
         router = await start(world, router_config(world.redis.url, as_config), first, second)
@@ -365,7 +363,7 @@ async def test_an_engine_that_does_not_repeat_what_was_said_is_asked_again_by_te
     assert health["engines"]["b"]["breaker"] == "closed"
 
 
-class Wavering(ToyEngine):
+class Wavering(ToyScript):
     """Says something else than the model if it gets token ids."""
 
     def _events(self, path: str, body: dict[str, Any]) -> bytes:
@@ -464,7 +462,7 @@ async def test_only_an_engine_with_the_same_adapter_goes_on(world: World, same: 
 @scenario
 async def test_an_engine_that_was_withdrawn_meanwhile_does_not_go_on(world: World) -> None:
     first, second, as_config = await start_engines()
-    b = AnnouncedEngine(name="b", model="llama", task="any", url=second.url, served_model=LLAMA)
+    b = AnnouncedEngine(name="b", model="llama", task="any", url=second.engine.url, served_model=LLAMA)
     await world.redis.client.execute_command(*write_command("test", [b]))
     router = await start(world, router_config(world.redis.url, {"a": as_config["a"]}), first, second)
 
@@ -496,7 +494,7 @@ async def test_an_engine_that_was_announced_meanwhile_goes_on(world: World) -> N
 
     async with open_stream(router, "x", temperature=0, seed=17) as stream:
         await stream.read_until_text("The")
-        b = AnnouncedEngine(name="b", model="llama", task="any", url=second.url, served_model=LLAMA)
+        b = AnnouncedEngine(name="b", model="llama", task="any", url=second.engine.url, served_model=LLAMA)
         await world.redis.client.execute_command(*write_command("test", [b]))
         await eventually(is_up)
         first.may_break.set()

@@ -13,8 +13,8 @@ from router.shared import usage
 from router.shared.daily_sums import days_until
 from tests.support.router_server import chat_body, router_config
 from tests.support.sse_answers import chat_delta_text, parse_events
-from tests.support.toy_engine import Break, ToyEngine, toy_engines
 from tests.support.toy_model import ToyModel
+from tests.support.toy_script import Break, ToyScript, start_toys, toy_engines
 from tests.support.waiting import eventually
 from tests.world.processes import WorldRouter
 from tests.world.scenario import World, scenario
@@ -34,11 +34,11 @@ class Routers(NamedTuple):
 
     broken: WorldRouter
     whole: WorldRouter
-    first: ToyEngine
-    second: ToyEngine
+    first: ToyScript
+    second: ToyScript
 
 
-async def start(world: World, text: str, *engines: ToyEngine) -> WorldRouter:
+async def start(world: World, text: str, *engines: ToyScript) -> WorldRouter:
     """Starts a router that knows what the engines serve."""
     router = await world.router(text)
     for engine in engines:
@@ -48,10 +48,8 @@ async def start(world: World, text: str, *engines: ToyEngine) -> WorldRouter:
 
 async def start_routers(world: World) -> Routers:
     model = ToyModel(ANSWER, [3, 1, 2])
-    first, second, alone = (ToyEngine(model, name=name) for name in ("a", "b", "a"))
-    for engine in (first, second, alone):
-        await engine.start()
-    pair, one = ({each.name: ("llama", "any", each.url) for each in group} for group in ((first, second), (alone,)))
+    first, second, alone = (ToyScript(model, name=name) for name in ("a", "b", "a"))
+    pair, one = await start_toys(first, second), await start_toys(alone)
     broken = await start(world, router_config(world.redis.url, pair, rest=TENANT), first, second)
     whole = await start(world, router_config(world.redis.url, one, rest=TENANT), alone)
     return Routers(broken, whole, first, second)
@@ -119,7 +117,7 @@ async def test_tokens_whose_text_is_held_back_are_not_counted_where_a_stream_goe
 ) -> None:
     """They are generated again. The engines hold back half characters, and what may be the begin of a stop string."""
     model = ToyModel(ANSWER, [1])
-    first, second, third, alone = (ToyEngine(model, name=name) for name in ("a", "b", "c", "a"))
+    first, second, third, alone = (ToyScript(model, name=name) for name in ("a", "b", "c", "a"))
     async with toy_engines(first, second, third) as pair, toy_engines(alone) as one:
         broken = await start(world, router_config(world.redis.url, pair, rest=TENANT), first, second, third)
         whole = await start(world, router_config(world.redis.url, one, rest=TENANT), alone)
@@ -140,7 +138,7 @@ async def test_tokens_whose_text_is_held_back_are_not_counted_where_a_stream_goe
 @scenario
 async def test_a_chat_without_a_limit_ends_at_the_default_of_its_engines(world: World, by_text: bool) -> None:
     model = ToyModel(ANSWER, [1])
-    first, second = (ToyEngine(model, name=name, chat_limit=24) for name in "ab")
+    first, second = (ToyScript(model, name=name, chat_limit=24) for name in "ab")
     async with toy_engines(first, second) as pair:
         text = router_config(world.redis.url, pair, rest=TENANT)
         text = text.replace('name = "llama"\n', 'name = "llama"\ndefault_max_tokens = 24\n')
@@ -160,7 +158,7 @@ async def test_a_tenant_is_charged_once_for_the_whole(world: World) -> None:
     redis = world.redis.client
     day = days_until(float((await redis.time())[0]), 1)[0]
     model = ToyModel(ANSWER, [3, 1, 2])
-    first, second = ToyEngine(model, Break(1500), name="a"), ToyEngine(model, name="b")
+    first, second = ToyScript(model, Break(1500), name="a"), ToyScript(model, name="b")
     async with toy_engines(first, second) as pair:
         router = await start(world, router_config(world.redis.url, pair, rest=TENANT), first, second)
         reported = summary_of(await ask(router))[2]
