@@ -1,6 +1,7 @@
 """LoRA adapters of engines: found, listed, cached, routed, loaded and unloaded."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,10 +11,9 @@ import pytest_asyncio
 
 from router.api.auth import hash_key
 from router.upstream.adapters import adapter_name
-from tests.support.adapter_engine import AdapterEngine
-from tests.support.foreign_engine import served
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, EngineSet, MakeRouter, RouterServer, router_config, with_fallback
+from tests.support.scripted_engine import Request, Response, json_response, served
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.waiting import eventually
 
@@ -22,6 +22,47 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 ADMIN = {"authorization": "Bearer admin-key"}
 REST = f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\n'
 SQL = adapter_name("llama", "team/SQL")
+
+
+class AdapterScript:
+    """Does what vLLM does for chats and adapters; its answer to a chat names the path of the adapter.
+
+    - `load_status`: of the answer to a load, which is done in any case but for a 4xx.
+    - `open`: chats wait for it. `received` counts them.
+    """
+
+    def __init__(self, **paths_by_id: str) -> None:
+        self.paths = dict(paths_by_id)
+        self.load_status = 200
+        self.open = asyncio.Event()
+        self.open.set()
+        self.received = 0
+
+    async def __call__(self, request: Request) -> Response:
+        body = json.loads(request.body or b"{}")
+        match request.path:
+            case "/v1/models":
+                base = {"id": LLAMA, "object": "model", "owned_by": "vllm", "root": LLAMA, "parent": None}
+                adapters = [{**base, "id": id_, "root": path, "parent": LLAMA} for id_, path in self.paths.items()]
+                return json_response({"object": "list", "data": [base, *adapters]})
+            case "/v1/chat/completions" if request.method == "POST":
+                self.received += 1
+                await self.open.wait()
+                message = {"role": "assistant", "content": f"from {self.paths.get(body['model'])}"}
+                choice = {"index": 0, "message": message, "finish_reason": "stop"}
+                usage = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+                return json_response({"id": "c", "object": "chat.completion", "model": body["model"], "created": 1,
+                                      "choices": [choice], "usage": usage})  # fmt: skip
+            case "/v1/load_lora_adapter":
+                if not 400 <= self.load_status < 500:
+                    self.paths[body["lora_name"]] = body["lora_path"]
+                return Response(b"Success", self.load_status)
+            case "/v1/unload_lora_adapter":
+                del self.paths[body["lora_name"]]
+                return Response(b"Success")
+            case "/health" | "/metrics":
+                return Response()
+        return json_response({"detail": "Not Found"}, 404)
 
 
 class Pair:
@@ -274,7 +315,7 @@ async def test_an_adapter_that_is_replaced_in_place_from_the_same_path_loses_its
 async def test_a_failure_that_may_have_replaced_an_adapter_in_place_purges_and_a_refusal_does_not(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter
 ) -> None:
-    engine = AdapterEngine(sql="/adapters/sql")
+    engine = AdapterScript(sql="/adapters/sql")
     async with served(engine) as url:
         router = await make_router(router_config(redis_server.url, {"own": ("llama", "any", url)}, rest=REST))
         await eventually(lambda: answers(router, "sql"))
@@ -287,7 +328,7 @@ async def test_a_failure_that_may_have_replaced_an_adapter_in_place_purges_and_a
 async def test_what_a_replaced_adapter_answers_to_a_request_that_waited_is_not_stored(
     redis_server: RedisServer, redis: Any, make_router: MakeRouter
 ) -> None:
-    engine = AdapterEngine(sql="/adapters/sql")
+    engine = AdapterScript(sql="/adapters/sql")
     async with served(engine) as url:
         config = router_config(redis_server.url, {"own": ("llama", "any", url)}, rest=REST)
         router = await make_router(config.replace("served_model", "max_in_flight = 1\nserved_model"))

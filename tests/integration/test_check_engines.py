@@ -13,10 +13,11 @@ from router.net.client.errors import unreachable
 from router.net.client.transport import HTTPTransport
 from router.settings import parse
 from tests.support.certificate import certificate, needs_openssl
-from tests.support.foreign_engine import ForeignEngine, served
+from tests.support.foreign_script import ForeignScript
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, router_config
+from tests.support.scripted_engine import served
 
 NOTHING = "nothing listens there; start it, or correct the URL"
 HOST = "its host name is unknown; correct the host of the URL"
@@ -35,12 +36,12 @@ async def note(
 
 
 async def test_an_engine_that_serves_the_model_is_fine_and_its_kind_is_told(redis_server: RedisServer) -> None:
-    async with served(ForeignEngine(owned_by="llamacpp", api_key="k")) as url:
+    async with served(ForeignScript(owned_by="llamacpp", api_key="k")) as url:
         assert await note(redis_server, url, 'api_key = "k"') == (True, f"serves {LLAMA} (llama.cpp)")
 
 
 async def test_a_missing_or_wrong_key_is_named(redis_server: RedisServer) -> None:
-    async with served(ForeignEngine(api_key="sk-secret")) as url:
+    async with served(ForeignScript(api_key="sk-secret")) as url:
         assert await note(redis_server, url) == (
             False,
             "refuses the router with status 401; set api_key to a key that it accepts",
@@ -50,7 +51,7 @@ async def test_a_missing_or_wrong_key_is_named(redis_server: RedisServer) -> Non
 
 
 async def test_another_model_and_a_wrong_path_are_named(redis_server: RedisServer) -> None:
-    engine = ForeignEngine(paths={"/v1/models": '{"data": [{"id": "other"}]}'})
+    engine = ForeignScript(paths={"/v1/models": '{"data": [{"id": "other"}]}'})
     async with served(engine) as url:
         ok, text = await note(redis_server, url)
         assert not ok
@@ -67,12 +68,12 @@ async def test_a_closed_port_an_unknown_host_and_a_missing_socket_are_named(redi
 
 @needs_openssl
 async def test_tls_problems_are_named(redis_server: RedisServer, tmp_path: Path) -> None:
-    async with served(ForeignEngine(), certificate=certificate(tmp_path)) as url:
+    async with served(ForeignScript(), certificate=certificate(tmp_path)) as url:
         ok, text = await note(redis_server, url)
         assert not ok
         assert text.startswith("its certificate is not trusted (")
         assert text.endswith("set ca_file to its authority's certificate")
-    async with served(ForeignEngine()) as url:
+    async with served(ForeignScript()) as url:
         not_tls = await note(redis_server, url.replace("http", "https"))
         assert not_tls == (False, "does not speak TLS; write http:// in place of https://")
 
@@ -82,7 +83,7 @@ async def test_a_certificate_for_another_host_and_one_that_has_expired_are_told_
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = certificate(tmp_path, name="DNS:engine.example")
-    async with served(ForeignEngine(), certificate=other) as url:
+    async with served(ForeignScript(), certificate=other) as url:
         ok, text = await note(redis_server, url, f'ca_file = "{other}"')
         assert not ok
         assert text.startswith("its certificate is for another host (")
@@ -102,7 +103,7 @@ async def test_a_certificate_for_another_host_and_one_that_has_expired_are_told_
 
 @pytest.mark.parametrize("page", ['{"data": [{"id": 1}]}', "[" * 100_000, '{"data": 1}', "null"])
 async def test_a_page_that_is_no_list_of_models_is_named(redis_server: RedisServer, page: str) -> None:
-    async with served(ForeignEngine(paths={"/v1/models": page})) as url:
+    async with served(ForeignScript(paths={"/v1/models": page})) as url:
         assert await note(redis_server, url) == (
             False,
             "status 200 without a list of models; point the URL at a server with OpenAI's API",
@@ -111,7 +112,7 @@ async def test_a_page_that_is_no_list_of_models_is_named(redis_server: RedisServ
 
 async def test_a_long_list_of_models_is_shortened_and_safe_for_a_terminal(redis_server: RedisServer) -> None:
     models = [{"id": "\x1b[2J"}, *({"id": f"model-{number}"} for number in range(500))]
-    async with served(ForeignEngine(paths={"/v1/models": json.dumps({"data": models})})) as url:
+    async with served(ForeignScript(paths={"/v1/models": json.dumps({"data": models})})) as url:
         ok, text = await note(redis_server, url)
         assert not ok
         assert text.startswith("serves '\\x1b[2J', model-0, ")

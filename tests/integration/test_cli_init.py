@@ -9,9 +9,9 @@ from router.settings import load
 from tests.support.certificate import certificate, needs_openssl
 from tests.support.cli_helpers import run_cli
 from tests.support.first_steps import engine_of
-from tests.support.foreign_engine import served
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
+from tests.support.scripted_engine import served
 from tests.support.terminal import TerminalCommand
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificate import certificate, needs_openssl
-from tests.support.foreign_engine import TEXT, ForeignEngine, served
+from tests.support.foreign_script import TEXT, ForeignScript
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import MakeRouter, RouterServer, router_config
-from tests.support.scripted_engine import ScriptedEngine
-from tests.support.waiting import eventually
+from tests.support.scripted_engine import ScriptedEngine, served
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -34,7 +33,7 @@ async def test_every_request_to_an_engine_carries_its_key_and_its_headers(
     redis_server: RedisServer, make_router: MakeRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    engine = ForeignEngine(api_key=SECRET, paths={"/health": "", "/metrics": ""})
+    engine = ForeignScript(api_key=SECRET, paths={"/health": "", "/metrics": ""})
     async with served(engine) as url:
         router = await make_router(
             config(redis_server, f"{url}/v1/", f'api_key = "{SECRET}"\nheaders = {{ X-Team = "ml-team-9" }}')
@@ -49,7 +48,7 @@ async def test_every_request_to_an_engine_carries_its_key_and_its_headers(
 async def test_an_engine_that_refuses_its_key_is_down_and_the_log_says_why(
     redis_server: RedisServer, make_router: MakeRouter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with served(ForeignEngine(api_key=SECRET)) as url:
+    async with served(ForeignScript(api_key=SECRET)) as url:
         router = await make_router(config(redis_server, url, 'api_key = "wrong"'))
         assert "engine foreign refuses the router's key (status 401)" in caplog.text
         response = await router.chat("The sea?")
@@ -58,33 +57,10 @@ async def test_an_engine_that_refuses_its_key_is_down_and_the_log_says_why(
         assert (await router.http.get("/healthz")).json()["engines"]["foreign"]["up"] is False
 
 
-async def test_an_engine_that_refuses_the_key_of_a_request_is_not_asked_until_it_lets_a_check_in(
-    make_router: MakeRouter, redis_server: RedisServer
-) -> None:
-    engine = ForeignEngine(api_key=SECRET)
-    async with served(engine) as url:
-        router = await make_router(config(redis_server, url, f'api_key = "{SECRET}"'))
-        engine.api_key = "rotated"
-        refused, blocked = await router.chat("one"), await router.chat("two")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (502, "engine_failed")
-        assert (blocked.status_code, blocked.json()["error"]["code"]) == (503, "no_engine")
-        assert "refuse the router's key" in blocked.json()["error"]["message"]
-        assert "Incorrect" not in refused.text + blocked.text
-        facts = (await router.http.get("/healthz")).json()["engines"]["foreign"]
-        assert (facts["state"], facts["up"]) == ("refused", False)
-        engine.api_key = SECRET
-        await eventually(lambda: is_up(router))
-        assert (await router.chat("two")).status_code == 200
-
-
-async def is_up(router: RouterServer) -> bool:
-    return bool((await router.http.get("/healthz")).json()["engines"]["foreign"]["state"] == "up")
-
-
 async def test_a_message_that_repeats_the_key_reaches_the_client_without_it(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
-    async with served(ForeignEngine(api_key=SECRET)) as url:
+    async with served(ForeignScript(api_key=SECRET)) as url:
         settings = f'api_key = "{SECRET}"\nheaders = {{ X-Team = "ml-team-9" }}'
         router = await make_router(config(redis_server, url, settings))
         response = await router.chat("The sea?", user="echo")
@@ -97,17 +73,17 @@ async def test_a_message_that_repeats_the_key_reaches_the_client_without_it(
 @pytest.mark.parametrize(
     "engine",
     [
-        ForeignEngine(owned_by="library", paths={"/": "Ollama is running"}),
-        ForeignEngine(owned_by="llamacpp", paths={"/health": "{}"}),
-        ForeignEngine(owned_by="system"),  # no /health, no /metrics
-        ForeignEngine(refuses_stream_options=True),
-        ForeignEngine(sends_done=False),
-        ForeignEngine(tells_usage=False, sends_done=False, refuses_stream_options=True),
+        ForeignScript(owned_by="library", paths={"/": "Ollama is running"}),
+        ForeignScript(owned_by="llamacpp", paths={"/health": "{}"}),
+        ForeignScript(owned_by="system"),  # no /health, no /metrics
+        ForeignScript(refuses_stream_options=True),
+        ForeignScript(sends_done=False),
+        ForeignScript(tells_usage=False, sends_done=False, refuses_stream_options=True),
     ],
     ids=["ollama", "llama.cpp", "only models", "refuses stream_options", "no [DONE]", "nothing of it"],
 )
 async def test_streams_of_servers_that_differ_from_vllm_are_served_and_stored(
-    engine: ForeignEngine, redis_server: RedisServer, make_router: MakeRouter
+    engine: ForeignScript, redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
     async with served(engine) as url:
         router = await make_router(config(redis_server, url))
@@ -124,7 +100,7 @@ async def test_streams_of_servers_that_differ_from_vllm_are_served_and_stored(
 async def test_a_stream_that_ends_without_a_finish_reason_is_an_error_everywhere(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
-    async with served(ForeignEngine(sends_done=False, finish_reason=None)) as url:
+    async with served(ForeignScript(sends_done=False, finish_reason=None)) as url:
         router = await make_router(config(redis_server, url))
         response = await router.chat("The sea?", stream=True)
         assert "engine_failed" in response.text
@@ -135,7 +111,7 @@ async def test_a_stream_that_ends_without_a_finish_reason_is_an_error_everywhere
 async def test_a_stream_that_an_engine_said_to_be_vllm_does_not_end_is_completed_and_not_stored(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
-    engine = ForeignEngine(sends_done=False, paths={"/health": ""})
+    engine = ForeignScript(sends_done=False, paths={"/health": ""})
     async with served(engine) as url:
         router = await make_router(config(redis_server, url, 'kind = "vllm"'))
         for _ in range(2):
@@ -148,7 +124,7 @@ async def test_a_stream_that_an_engine_said_to_be_vllm_does_not_end_is_completed
 async def test_what_the_client_asks_of_the_usage_is_left_out_where_an_engine_cannot_take_it(
     redis_server: RedisServer, make_router: MakeRouter
 ) -> None:
-    engine = ForeignEngine(refuses_stream_options=True)
+    engine = ForeignScript(refuses_stream_options=True)
     async with served(engine) as url:
         router = await make_router(config(redis_server, url, "stream_usage = false"))
         response = await router.chat("The sea?", stream=True, stream_options={"include_usage": True})
@@ -162,7 +138,7 @@ async def test_the_cache_salt_of_a_tenant_goes_only_to_servers_that_know_it(
     tenants = '\n[[tenant]]\nname = "acme"\n[[tenant]]\nname = "globex"\n[auth]\nmode = "header"'
     seen = {}
     for owner in ("someone", "llamacpp"):
-        engine = ForeignEngine(owned_by=owner, paths={"/health": ""})
+        engine = ForeignScript(owned_by=owner, paths={"/health": ""})
         async with served(engine) as url:
             router = await make_router(config(redis_server, url, tenants))
             await router.chat(f"The sea of {owner}?", headers={"x-tenant-id": "acme"})
@@ -172,7 +148,7 @@ async def test_the_cache_salt_of_a_tenant_goes_only_to_servers_that_know_it(
 
 async def test_an_engine_at_a_unix_socket_answers(redis_server: RedisServer, make_router: MakeRouter) -> None:
     # A path under tmp_path may be too long for a socket.
-    async with served(ForeignEngine(), unix_socket=str(redis_server.folder / "engine.sock")) as url:
+    async with served(ForeignScript(), unix_socket=str(redis_server.folder / "engine.sock")) as url:
         router = await make_router(config(redis_server, url))
         assert (await router.chat("The sea?")).status_code == 200
 
@@ -182,7 +158,7 @@ async def test_an_engine_with_a_certificate_of_a_private_authority_needs_its_ca_
     redis_server: RedisServer, make_router: MakeRouter, tmp_path: Path
 ) -> None:
     path = certificate(tmp_path)
-    async with served(ForeignEngine(), certificate=path) as url:
+    async with served(ForeignScript(), certificate=path) as url:
         trusting = await make_router(config(redis_server, url, f'ca_file = "{path}"'))
         assert (await trusting.chat("The sea?")).status_code == 200
         distrustful = await make_router(config(redis_server, url))

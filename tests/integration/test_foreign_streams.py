@@ -5,13 +5,11 @@ import json
 from typing import Any
 
 import pytest
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
 
-from tests.support.foreign_engine import ForeignEngine, served
+from tests.support.foreign_script import ForeignScript
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import MakeRouter, router_config
-from tests.support.scripted_engine import ScriptedEngine
+from tests.support.scripted_engine import Request, Response, ScriptedEngine, json_response, served
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -111,19 +109,19 @@ async def test_a_stream_without_any_token_and_without_done_is_complete(
     await engine.stop()
 
 
-class Refusing(ForeignEngine):
+class Refusing(ForeignScript):
     """Refuses `stream_options` only after `together` requests with them have come."""
 
     def __init__(self, together: int) -> None:
         super().__init__()
         self._waiting = asyncio.Barrier(together)
 
-    async def _chat(self, request: Request) -> Response:
-        if "stream_options" in await request.json():
+    async def chat(self, request: Request, body: dict[str, Any]) -> Response:
+        if "stream_options" in body:
             await self._waiting.wait()
             problem = {"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}
-            return JSONResponse({"detail": [problem]}, 422)
-        return await super()._chat(request)
+            return json_response({"detail": [problem]}, 422)
+        return await super().chat(request, body)
 
 
 async def test_of_requests_at_the_same_time_none_fails_for_the_refused_option(
@@ -143,14 +141,13 @@ async def test_of_requests_at_the_same_time_none_fails_for_the_refused_option(
         assert not any("llm_engine_failures" in name and value for name, value in samples.items())
 
 
-class Echoing(ForeignEngine):
+class Echoing(ForeignScript):
     """Shows what it has refused, as FastAPI's servers do."""
 
-    async def _chat(self, request: Request) -> Response:
-        body = await request.json()
+    async def chat(self, request: Request, body: dict[str, Any]) -> Response:
         if body.get("seed") == 13:
-            return JSONResponse({"detail": [{"loc": ["body", "seed"], "msg": "no", "input": body}]}, 422)
-        return await super()._chat(request)
+            return json_response({"detail": [{"loc": ["body", "seed"], "msg": "no", "input": body}]}, 422)
+        return await super().chat(request, body)
 
 
 async def test_a_refusal_of_something_else_does_not_end_the_usage_of_streams(

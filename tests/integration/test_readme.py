@@ -13,12 +13,12 @@ from typing import Final
 import pytest
 
 from tests.support.first_steps import engine_of
-from tests.support.foreign_engine import served
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import http_client
 from tests.support.router_server import chat_body
+from tests.support.scripted_engine import served
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

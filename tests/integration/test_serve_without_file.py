@@ -16,12 +16,13 @@ from router.discovery.start import settings_of_engines
 from router.serve_options import ServeOptions
 from tests.support.cli_helpers import run_cli
 from tests.support.first_steps import engine_of, models_page
-from tests.support.foreign_engine import ForeignEngine, served
+from tests.support.foreign_script import ForeignScript
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import ROUNDHOUSE, http_client
 from tests.support.router_server import chat_body
+from tests.support.scripted_engine import served
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -113,7 +114,7 @@ async def test_an_engine_with_a_key_gets_it_from_the_environment() -> None:
 async def test_it_waits_for_an_engine_that_starts_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ask, "_INTERVAL", 0.05)
     url = f"http://127.0.0.1:{free_port()}"
-    engine, lines = ForeignEngine(paths={"/v1/models": models_page("llama")}), list[str]()
+    engine, lines = ForeignScript(paths={"/v1/models": models_page("llama")}), list[str]()
     settings = asyncio.ensure_future(settings_of_engines(ServeOptions(engine=[url]), {}, lines.append))
     await eventually(lambda: lines)
     assert lines == [f"waiting for the engine at {url}, 0 of 600 s: nothing listens there"]
@@ -140,10 +141,10 @@ async def test_an_interrupted_wait_is_no_traceback(serve: Any) -> None:
     ("engine", "problem"),
     [
         (engine_of("llama", api_key="k"), "refuses the request without a key with status 401; see --api-key-env"),
-        (ForeignEngine(paths={"/v1/models": "hello"}), "gives status 200 and no list of models"),
+        (ForeignScript(paths={"/v1/models": "hello"}), "gives status 200 and no list of models"),
     ],
 )
-async def test_an_answer_that_waiting_cannot_change_ends_the_start(engine: ForeignEngine, problem: str) -> None:
+async def test_an_answer_that_waiting_cannot_change_ends_the_start(engine: ForeignScript, problem: str) -> None:
     async with served(engine) as url:
         result = await run_cli("serve", "--engine", url)
     assert (result.code, result.stderr) == (1, f"roundhouse: the engine at {url}: {problem}\n")

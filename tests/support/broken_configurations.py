@@ -8,11 +8,12 @@ from typing import Final, Self
 from router.core.api_keys import KeyRecord, encode_record, hash_key
 from router.core.cache.redis_keys import KEYS_RECORDS_KEY
 from tests.support.certificate import certificate
-from tests.support.foreign_engine import ForeignEngine, served
+from tests.support.foreign_script import ForeignScript
 from tests.support.ports import free_port
 from tests.support.redis_deployments import SERVICE, TLSSentinel
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, EngineSet, router_config, with_fallback
+from tests.support.scripted_engine import served
 from tests.support.simulated_engine import SimulatedEngine
 
 _RIGHTS: Final = ("on", ">pw", "+@all", "~rh:1:*", "&rh:1:*")
@@ -59,10 +60,10 @@ class BrokenWorld:
         here, there, elsewhere = (self._folder / name for name in ("here", "there", "elsewhere"))
         for folder in (here, there, elsewhere):
             folder.mkdir()
-        self.with_key = await self._serve(ForeignEngine(api_key="sk-right"))
-        self.untrusted = await self._serve(ForeignEngine(), certificate(here))
+        self.with_key = await self._serve(ForeignScript(api_key="sk-right"))
+        self.untrusted = await self._serve(ForeignScript(), certificate(here))
         self.named_other = certificate(there, name="DNS:engine.example")
-        self.other_host = await self._serve(ForeignEngine(), self.named_other)
+        self.other_host = await self._serve(ForeignScript(), self.named_other)
         self.other_authority = certificate(elsewhere)
         return self
 
@@ -84,7 +85,7 @@ class BrokenWorld:
         pair = ("llama", "mistral") if chat_falls_back else ("mistral", "llama")
         return with_fallback(text, *pair)
 
-    async def _serve(self, engine: ForeignEngine, pem: Path | None = None) -> str:
+    async def _serve(self, engine: ForeignScript, pem: Path | None = None) -> str:
         return await self._stack.enter_async_context(served(engine, certificate=pem))
 
 

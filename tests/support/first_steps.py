@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tests.support.foreign_engine import ForeignEngine
+from tests.support.foreign_script import ForeignScript
 
 
 def models_page(*names: str, owned_by: str = "vllm") -> str:
@@ -15,6 +15,6 @@ def models_page(*names: str, owned_by: str = "vllm") -> str:
     return json.dumps({"object": "list", "data": data})
 
 
-def engine_of(*names: str, api_key: str | None = None) -> ForeignEngine:
+def engine_of(*names: str, api_key: str | None = None) -> ForeignScript:
     """A server like vLLM, which lists these models and answers chats with any."""
-    return ForeignEngine(paths={"/v1/models": models_page(*names), "/health": ""}, api_key=api_key)
+    return ForeignScript(paths={"/v1/models": models_page(*names), "/health": ""}, api_key=api_key)

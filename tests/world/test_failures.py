@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 
 from tests.support.fault_timeouts import timeouts_for
+from tests.support.foreign_script import ForeignScript
 from tests.support.purge_log import keys_except_log
 from tests.support.router_server import chat_body, router_config
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text, parse_events
 from tests.support.waiting import eventually, read_until
 from tests.world.http import PORT
 from tests.world.processes import WorldEngines, WorldRouter
-from tests.world.scenario import World, scenario
+from tests.world.scenario import PROBED, World, scenario
 from tests.world.scripted import scripted_router
 
 Fault = dict[str, Any]
+SECRET = "sk-secret-1234567890"
 
 BEFORE_ANY_TOKEN: list[tuple[Fault, bool]] = [
     ({"fault": "status", "code": 500}, False),
@@ -354,3 +356,28 @@ async def test_a_client_that_disconnects_frees_the_engine(world: World, stream: 
     assert metrics['llm_requests_in_flight{engine="llama-chat"}'] == 0
     assert sum(v for k, v in metrics.items() if k.startswith("llm_requests_total") and 'status="499"' in k) == 1
     assert not await keys_except_log(world.redis.client)
+
+
+@scenario
+async def test_an_engine_that_refuses_the_key_of_a_request_is_not_asked_until_it_lets_a_check_in(world: World) -> None:
+    script = ForeignScript(api_key=SECRET)
+    engine = await world.scripted_engine(script=script)
+    table = {"foreign": ("llama", "any", engine.url)}
+    router = await world.router(router_config(world.redis.url, table, rest=f'api_key = "{SECRET}"'))
+    await asyncio.sleep(PROBED)  # so that no check notices the new key before a request does
+    script.api_key = "rotated"
+    refused, blocked = await router.chat("one"), await router.chat("two")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (502, "engine_failed")
+    assert (blocked.status_code, blocked.json()["error"]["code"]) == (503, "no_engine")
+    assert "refuse the router's key" in blocked.json()["error"]["message"]
+    assert "Incorrect" not in refused.text + blocked.text
+
+    async def state() -> tuple[str, bool]:
+        facts = (await router.http.get("/healthz")).json()["engines"]["foreign"]
+        return facts["state"], facts["up"]
+
+    assert await state() == ("refused", False)
+    script.api_key = SECRET
+    await asyncio.sleep(PROBED)
+    assert await state() == ("up", True)
+    assert (await router.chat("two")).status_code == 200
