@@ -7,6 +7,7 @@ others, such as vLLM. The last line of the output names it.
 """
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -101,4 +102,7 @@ def _run_again(test: str) -> int:
 
 
 if __name__ == "__main__":
+    # A shell without job control starts what runs in the background with SIGINT ignored, and children inherit that:
+    # then no command that a test interrupts would end.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(run(sys.argv[1:]))
