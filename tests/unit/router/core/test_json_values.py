@@ -20,7 +20,7 @@ def test_a_value_is_as_deep_as_its_deepest_list_or_object(value: Any, limit: int
     assert is_deeper(value, limit) is (depth(value) > limit)
 
 
-@pytest.mark.parametrize("levels", [10_000, 1_000_000])
+@pytest.mark.parametrize("levels", [10_000, 200_000])
 def test_depth_is_measured_without_recursion(levels: int) -> None:
     deep: list[Any] = []
     top = deep
