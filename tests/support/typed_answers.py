@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import httpx
 
-from tests.support.router_server import RouterServer
+from tests.support.router_server import RouterClient
 
 RESPONSES: Final = "/v1/responses"
 MESSAGES: Final = "/v1/messages"
@@ -18,7 +18,7 @@ def typed_body(path: str, prompt: str, **fields: Any) -> dict[str, Any]:
     return {"model": "llama", "max_tokens": 100, "messages": [{"role": "user", "content": prompt}], **fields}
 
 
-async def post_typed(router: RouterServer, path: str, prompt: str, **fields: Any) -> httpx.Response:
+async def post_typed(router: RouterClient, path: str, prompt: str, **fields: Any) -> httpx.Response:
     return await router.post(path, typed_body(path, prompt, **fields))
 
 

@@ -6,11 +6,10 @@ import pytest
 
 from router.api.auth import hash_key
 from tests.support.purge_log import keys_except_log
-from tests.support.redis_process import RedisServer
-from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
+from tests.support.router_server import chat_body
 from tests.support.typed_answers import MESSAGES, RESPONSES, post_typed, typed_body, typed_events
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+from tests.world.defaults import default_router
+from tests.world.scenario import World, scenario
 
 LOOK: Final = {
     "name": "look",
@@ -34,13 +33,17 @@ KEY: Final = "sk-acme-secret"
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_a_changed_field_is_another_entry(router: RouterServer, fields: dict[str, Any]) -> None:
+@scenario
+async def test_a_changed_field_is_another_entry(world: World, fields: dict[str, Any]) -> None:
+    router, _ = await default_router(world)
     assert (await post_typed(router, MESSAGES, "The sea?")).headers["x-cache"] == "MISS"
     answers = [await post_typed(router, MESSAGES, "The sea?", **fields) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
 
 
-async def test_the_metadata_does_not_change_the_key(router: RouterServer) -> None:
+@scenario
+async def test_the_metadata_does_not_change_the_key(world: World) -> None:
+    router, _ = await default_router(world)
     assert (await post_typed(router, MESSAGES, "The sea?", metadata={"user_id": "a"})).headers["x-cache"] == "MISS"
     assert (await post_typed(router, MESSAGES, "The sea?", metadata={"user_id": "b"})).headers["x-cache"] == "HIT"
 
@@ -50,9 +53,12 @@ async def test_the_metadata_does_not_change_the_key(router: RouterServer) -> Non
     [{"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, {"container": "c"}],
     ids=["mcp", "container"],
 )
+@scenario
 async def test_a_response_that_depends_on_more_than_the_request_is_not_shared(
-    router: RouterServer, redis: Any, fields: dict[str, Any]
+    world: World, fields: dict[str, Any]
 ) -> None:
+    router, _ = await default_router(world)
+    redis = world.redis.client
     for stream in (False, True, False):
         answer = await post_typed(router, MESSAGES, "The sea?", stream=stream, **fields)
         assert answer.status_code == 200
@@ -69,9 +75,11 @@ async def test_a_response_that_depends_on_more_than_the_request_is_not_shared(
     ],
     ids=["thinking", "tools"],
 )
+@scenario
 async def test_thinking_and_tool_calls_survive_both_conversions(
-    router: RouterServer, stream: bool, fields: dict[str, Any], kinds: list[str]
+    world: World, stream: bool, fields: dict[str, Any], kinds: list[str]
 ) -> None:
+    router, _ = await default_router(world)
     miss = await post_typed(router, MESSAGES, "The sea?", stream=stream, **fields)
     hit = await post_typed(router, MESSAGES, "The sea?", stream=not stream, **fields)
     assert [answer.headers["x-cache"] for answer in (miss, hit)] == ["MISS", "HIT"]
@@ -90,14 +98,12 @@ async def test_thinking_and_tool_calls_survive_both_conversions(
 # Keys
 
 
-@pytest.fixture
-def by_key(redis_server: RedisServer, engines: EngineSet) -> str:
-    tenant = f'[[tenant]]\nname = "acme"\nkeys = ["{hash_key(KEY.encode())}"]'
-    return router_config(redis_server.url, engines.as_config(), rest=f'[auth]\nmode = "keys"\n{tenant}')
+BY_KEY: Final = f'[auth]\nmode = "keys"\n[[tenant]]\nname = "acme"\nkeys = ["{hash_key(KEY.encode())}"]'
 
 
-async def test_a_key_may_be_sent_as_anthropics_clients_send_it(make_router: MakeRouter, by_key: str) -> None:
-    router = await make_router(by_key)
+@scenario
+async def test_a_key_may_be_sent_as_anthropics_clients_send_it(world: World) -> None:
+    router, _ = await default_router(world, rest=BY_KEY)
     body = typed_body(MESSAGES, "The sea?")
     first = await router.post(MESSAGES, body, x_api_key=KEY)
     again = await router.post(MESSAGES, body, authorization=f"Bearer {KEY}")
@@ -106,8 +112,9 @@ async def test_a_key_may_be_sent_as_anthropics_clients_send_it(make_router: Make
     assert first.headers["x-cache-key"].startswith("rh:1:acme:")
 
 
-async def test_the_header_is_not_accepted_elsewhere_nor_with_another_key(make_router: MakeRouter, by_key: str) -> None:
-    router = await make_router(by_key)
+@scenario
+async def test_the_header_is_not_accepted_elsewhere_nor_with_another_key(world: World) -> None:
+    router, _ = await default_router(world, rest=BY_KEY)
     body = typed_body(MESSAGES, "The sea?")
     refused = [
         await router.post("/v1/chat/completions", chat_body("The sea?"), x_api_key=KEY),

@@ -9,11 +9,12 @@ import pytest
 from router.core.cache.entry_filter import text_document_name
 from router.core.endpoints.stream_encoding import decode_stream
 from tests.support.purge_log import keys_except_log
-from tests.support.router_server import LLAMA_ALIAS, EngineSet, MakeRouter, RouterServer, ScriptedRouter, chat_body
-from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text, parse_events
+from tests.support.router_server import LLAMA_ALIAS, chat_body, router_config
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text
 from tests.support.waiting import eventually
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+from tests.world.defaults import default_router
+from tests.world.scenario import World, scenario
+from tests.world.scripted import scripted_router
 
 TEXT = "  \tif x:\r\n\r\n    naïve  é e\u0301 👩‍👩‍👧 \u200b…\n"
 
@@ -21,31 +22,6 @@ TEXT = "  \tif x:\r\n\r\n    naïve  é e\u0301 👩‍👩‍👧 \u200b…\n"
 async def entry_of(redis: Any, key: str) -> dict[str, str]:
     entry: dict[str, str] = await eventually(lambda: redis.hgetall(key))
     return entry
-
-
-@pytest.mark.parametrize("second", [False, True])
-@pytest.mark.parametrize("first", [False, True])
-async def test_an_entry_serves_json_and_streams_whichever_form_it_was_stored_from(
-    router: RouterServer, engines: EngineSet, first: bool, second: bool
-) -> None:
-    before = (await engines.chat.stats())["received"]
-    miss, hit = await router.chat("The sea?", stream=first), await router.chat("The sea?", stream=second)
-    assert (miss.headers["x-cache"], hit.headers["x-cache"]) == ("MISS", "HIT")
-    assert chat_text(miss) == chat_text(hit) != ""
-    if first == second:
-        assert miss.content == hit.content
-    if second:
-        assert hit.content.endswith(DONE_FRAME)
-        assert [e["choices"][0]["finish_reason"] for e in parse_events(hit.content)][-1] == "stop"
-    assert (await engines.chat.stats())["received"] == before + 1
-
-
-@pytest.mark.parametrize("first", [False, True])
-async def test_a_text_is_preserved_byte_for_byte(router: RouterServer, engines: EngineSet, first: bool) -> None:
-    await engines.chat.set_faults({"fault": "say", "text": TEXT})
-    answers = [await router.chat("Say it", stream=stream) for stream in (first, not first)]
-    assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
-    assert [chat_text(answer) for answer in answers] == [TEXT, TEXT]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +38,11 @@ async def test_a_text_is_preserved_byte_for_byte(router: RouterServer, engines: 
     ],
     ids=["logprobs", "choices", "reasoning", "token-ids", "tools"],
 )
+@scenario
 async def test_a_stored_stream_gives_the_json_that_the_engine_would_have_returned(
-    router: RouterServer, fields: dict[str, Any]
+    world: World, fields: dict[str, Any]
 ) -> None:
+    router, _ = await default_router(world)
     options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     assert (await router.chat("The sea?", **options, **fields)).headers["x-cache"] == "MISS"
     hit = await router.chat("The sea?", **fields)
@@ -90,7 +68,9 @@ def _content_fields(value: Any) -> Any:
 # -- the key ----------------------------------------------------------------------------------------------------------
 
 
-async def test_equal_json_in_another_spelling_hits(router: RouterServer) -> None:
+@scenario
+async def test_equal_json_in_another_spelling_hits(world: World) -> None:
+    router, _ = await default_router(world)
     one = b'{"model":"llama","messages":[{"role":"user","content":"\xc3\xa9"}],"temperature":0,"x":{"a":1,"b":1.0}}'
     other = rb'{ "x": {"b":1, "a":1e0}, "temperature":0.0, "messages":[{"content":"\u00e9", "role":"user"}],'
     other += rb' "model":"llama" }'
@@ -109,9 +89,9 @@ async def test_equal_json_in_another_spelling_hits(router: RouterServer) -> None
     ],
     ids=lambda change: json.dumps(change)[:40],
 )  # fmt: skip
-async def test_a_field_that_can_change_the_response_changes_the_key(
-    router: RouterServer, change: dict[str, Any]
-) -> None:
+@scenario
+async def test_a_field_that_can_change_the_response_changes_the_key(world: World, change: dict[str, Any]) -> None:
+    router, _ = await default_router(world)
     first = await router.chat("The sea?")
     second = await router.post("/v1/chat/completions", {**chat_body("The sea?"), **change})
     assert second.status_code == 200
@@ -122,15 +102,18 @@ async def test_a_field_that_can_change_the_response_changes_the_key(
 @pytest.mark.parametrize(
     "change", [{"user": "u"}, {"metadata": {"a": "b"}}, {"stream": True}, {"store": True}, {"model": LLAMA_ALIAS}]
 )
-async def test_a_field_that_cannot_change_the_response_shares_the_entry(
-    router: RouterServer, change: dict[str, Any]
-) -> None:
+@scenario
+async def test_a_field_that_cannot_change_the_response_shares_the_entry(world: World, change: dict[str, Any]) -> None:
+    router, _ = await default_router(world)
     await router.chat("The sea?")
     second = await router.post("/v1/chat/completions", {**chat_body("The sea?"), **change})
     assert second.headers["x-cache"] == "HIT"
 
 
-async def test_system_and_context_have_their_own_parts_of_the_key(router: RouterServer) -> None:
+@scenario
+async def test_system_and_context_have_their_own_parts_of_the_key(world: World) -> None:
+    router, _ = await default_router(world)
+
     async def parts(system: str, context: str, query: str) -> list[str]:
         user = f"<context>{context}</context>{query}"
         messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
@@ -148,25 +131,30 @@ async def test_system_and_context_have_their_own_parts_of_the_key(router: Router
     ]
 
 
-async def test_another_revision_of_a_model_has_its_own_entries(make_router: MakeRouter, config: str) -> None:
-    old = await make_router(config)
-    new = await make_router(config.replace('revision = "1"', 'revision = "2"'))
+@scenario
+async def test_another_revision_of_a_model_has_its_own_entries(world: World) -> None:
+    config = router_config(world.redis.url, (await world.engines()).as_config())
+    old = await world.router(config)
+    new = await world.router(config.replace('revision = "1"', 'revision = "2"'))
     assert (await old.chat("The sea?")).headers["x-cache"] == "MISS"
     assert (await new.chat("The sea?")).headers["x-cache"] == "MISS"
     assert (await old.chat("The sea?")).headers["x-cache"] == "HIT"
 
 
-async def test_two_routers_share_their_entries(make_router: MakeRouter, config: str, redis: Any) -> None:
-    one, other = await make_router(config), await make_router(config)
+@scenario
+async def test_two_routers_share_their_entries(world: World) -> None:
+    config = router_config(world.redis.url, (await world.engines()).as_config())
+    redis = world.redis.client
+    one, other = await world.router(config), await world.router(config)
     key = (await one.chat("The sea?")).headers["x-cache-key"]
     await eventually(lambda: redis.exists(key))
     assert (await other.chat("The sea?")).headers["x-cache"] == "HIT"
 
 
-async def test_nondeterministic_responses_are_bypassed_where_only_deterministic_ones_are_stored(
-    make_router: MakeRouter, config: str
-) -> None:
-    router = await make_router(config.replace("[cache]", '[cache]\nstore = "deterministic"'))
+@scenario
+async def test_nondeterministic_responses_are_bypassed_where_only_deterministic_ones_are_stored(world: World) -> None:
+    config = router_config(world.redis.url, (await world.engines()).as_config())
+    router = await world.router(config.replace("[cache]", '[cache]\nstore = "deterministic"'))
     for _ in range(2):
         answer = await router.chat("The sea?")
         assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("BYPASS", "policy")
@@ -179,7 +167,10 @@ async def test_nondeterministic_responses_are_bypassed_where_only_deterministic_
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_entry_is_stored_at_the_key_of_the_header(router: RouterServer, redis: Any, stream: bool) -> None:
+@scenario
+async def test_the_entry_is_stored_at_the_key_of_the_header(world: World, stream: bool) -> None:
+    router, _ = await default_router(world)
+    redis = world.redis.client
     answer = await router.chat("The sea?", stream=stream)
     key = answer.headers["x-cache-key"]
     entry = await entry_of(redis, key)
@@ -204,8 +195,11 @@ async def test_the_entry_is_stored_at_the_key_of_the_header(router: RouterServer
     assert 86_400_000 < await redis.pttl(key) <= 90_000_000, "a day, and an hour in which it may serve as stale"
 
 
-async def test_an_entry_expires_after_its_time_to_live(make_router: MakeRouter, config: str, redis: Any) -> None:
-    router = await make_router(config.replace("[cache]", '[cache]\nttl = "90s"\nstale_if_error = 0'))
+@scenario
+async def test_an_entry_expires_after_its_time_to_live(world: World) -> None:
+    config = router_config(world.redis.url, (await world.engines()).as_config())
+    redis = world.redis.client
+    router = await world.router(config.replace("[cache]", '[cache]\nttl = "90s"\nstale_if_error = 0'))
     key = (await router.chat("The sea?")).headers["x-cache-key"]
     await entry_of(redis, key)
     assert 80_000 < await redis.pttl(key) <= 90_000
@@ -218,7 +212,10 @@ async def _is_gone(redis: Any, key: str) -> bool:
     return not await redis.exists(key)
 
 
-async def test_a_forced_collision_is_a_miss(router: RouterServer, redis: Any) -> None:
+@scenario
+async def test_a_forced_collision_is_a_miss(world: World) -> None:
+    router, _ = await default_router(world)
+    redis = world.redis.client
     key = (await router.chat("The sea?")).headers["x-cache-key"]
     entry = await entry_of(redis, key)
     await redis.hset(key, "digest", "0" * 64)
@@ -240,9 +237,12 @@ async def _has_digest(redis: Any, key: str, digest: str) -> bool:
     ],
     ids=" ".join,
 )  # fmt: skip
+@scenario
 async def test_a_value_that_is_not_an_entry_is_a_miss_and_is_overwritten(
-    router: RouterServer, redis: Any, break_it: tuple[str, ...]
+    world: World, break_it: tuple[str, ...]
 ) -> None:
+    router, _ = await default_router(world)
+    redis = world.redis.client
     key = (await router.chat("The sea?")).headers["x-cache-key"]
     entry = await entry_of(redis, key)
     await redis.execute_command(*(key if word == "KEY" else word for word in break_it))
@@ -253,10 +253,13 @@ async def test_a_value_that_is_not_an_entry_is_a_miss_and_is_overwritten(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@scenario
 async def test_a_response_over_the_size_limit_is_served_completely_and_counted_and_not_stored(
-    make_router: MakeRouter, config: str, redis: Any, stream: bool
+    world: World, stream: bool
 ) -> None:
-    router = await make_router(config.replace("[cache]", '[cache]\nmax_entry = "5KiB"'))
+    config = router_config(world.redis.url, (await world.engines()).as_config())
+    redis = world.redis.client
+    router = await world.router(config.replace("[cache]", '[cache]\nmax_entry = "5KiB"'))
     for _ in range(2):
         answer = await router.chat("[[sim:tokens n=2000]]", stream=stream)
         assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
@@ -266,9 +269,10 @@ async def test_a_response_over_the_size_limit_is_served_completely_and_counted_a
     assert not await keys_except_log(redis)
 
 
-async def test_a_stream_without_a_json_form_still_serves_streams(scripted: ScriptedRouter) -> None:
+@scenario
+async def test_a_stream_without_a_json_form_still_serves_streams(world: World) -> None:
     odd = chat_frame(content="a", vendor="one") + chat_frame(content="b", vendor="two", finish="stop")
-    router, engine = await scripted(ROLE_FRAME, odd, DONE_FRAME)
+    router, engine = await scripted_router(world, ROLE_FRAME, odd, DONE_FRAME)
     first, second = await router.chat("x", stream=True), await router.chat("x", stream=True)
     assert (first.headers["x-cache"], second.headers["x-cache"]) == ("MISS", "HIT")
     assert first.content == second.content == ROLE_FRAME + odd + DONE_FRAME
@@ -277,7 +281,10 @@ async def test_a_stream_without_a_json_form_still_serves_streams(scripted: Scrip
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_entry_names_its_documents(router: RouterServer, redis: Any, stream: bool) -> None:
+@scenario
+async def test_an_entry_names_its_documents(world: World, stream: bool) -> None:
+    router, _ = await default_router(world)
+    redis = world.redis.client
     documents = [{"doc_id": "kb-7", "text": "The sea is salt."}, {"text": "It is deep."}]
     answer = await router.chat("The <context>It is wide.</context> sea?", documents=documents, stream=stream)
     key = answer.headers["x-cache-key"]
@@ -285,4 +292,4 @@ async def test_an_entry_names_its_documents(router: RouterServer, redis: Any, st
     assert known == ["kb-7", text_document_name("It is deep."), text_document_name("It is wide.")]
     plain = (await router.chat("The sea?", stream=stream)).headers["x-cache-key"]
     await eventually(lambda: redis.exists(plain))
-    assert not await redis.hexists(plain, "documents")
+    assert await redis.hget(plain, "documents") is None

@@ -1,19 +1,17 @@
 """/v1/responses through the router: its key, what is not shared, and OpenAI's own client."""
 
-from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import openai
 import pytest
-import pytest_asyncio
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai import AsyncOpenAI
 
 from tests.support.purge_log import keys_except_log
-from tests.support.router_server import EngineSet, RouterServer
 from tests.support.typed_answers import RESPONSES, post_typed, typed_events
 from tests.support.waiting import collect
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+from tests.world.defaults import default_router
+from tests.world.processes import WorldRouter
+from tests.world.scenario import World, scenario
 
 LOOK: Final[Any] = {
     "type": "function",
@@ -23,12 +21,9 @@ LOOK: Final[Any] = {
 }
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def client(router: RouterServer) -> AsyncIterator[AsyncOpenAI]:
-    # OpenAI's default HTTP client loads the machine's certificates each time.
-    http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
-    async with AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, http_client=http) as client:
-        yield client
+def sdk(router: WorldRouter) -> AsyncOpenAI:
+    http: Any = router.http  # the library wants its own fork of httpx
+    return AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, http_client=http)
 
 
 @pytest.mark.parametrize(
@@ -50,20 +45,26 @@ async def client(router: RouterServer) -> AsyncIterator[AsyncOpenAI]:
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_a_changed_field_is_another_entry(router: RouterServer, fields: dict[str, Any]) -> None:
+@scenario
+async def test_a_changed_field_is_another_entry(world: World, fields: dict[str, Any]) -> None:
+    router, _ = await default_router(world)
     assert (await post_typed(router, RESPONSES, "The sea?")).headers["x-cache"] == "MISS"
     answers = [await post_typed(router, RESPONSES, "The sea?", **fields) for _ in range(2)]
     assert [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
 
 
-async def test_a_response_repeats_the_metadata_of_its_own_request(router: RouterServer) -> None:
+@scenario
+async def test_a_response_repeats_the_metadata_of_its_own_request(world: World) -> None:
+    router, _ = await default_router(world)
     for topic in ("sea", "sky", "sea"):
         answer = await post_typed(router, RESPONSES, "The sea?", metadata={"topic": topic})
         assert answer.json()["metadata"] == {"topic": topic}
     assert answer.headers["x-cache"] == "HIT"
 
 
-async def test_a_hint_for_the_engines_own_cache_does_not_change_the_key(router: RouterServer) -> None:
+@scenario
+async def test_a_hint_for_the_engines_own_cache_does_not_change_the_key(world: World) -> None:
+    router, _ = await default_router(world)
     assert (await post_typed(router, RESPONSES, "The sea?")).headers["x-cache"] == "MISS"
     assert (await post_typed(router, RESPONSES, "The sea?", prompt_cache_key="k")).headers["x-cache"] == "HIT"
 
@@ -78,9 +79,12 @@ async def test_a_hint_for_the_engines_own_cache_does_not_change_the_key(router: 
     ],
     ids=["web-search", "mcp", "conversation", "reference"],
 )
+@scenario
 async def test_a_response_that_depends_on_more_than_the_request_is_not_shared(
-    router: RouterServer, engines: EngineSet, redis: Any, fields: dict[str, Any]
+    world: World, fields: dict[str, Any]
 ) -> None:
+    router, engines = await default_router(world)
+    redis = world.redis.client
     before = (await engines.chat.stats())["received"]
     for _ in range(2):
         answer = await post_typed(router, RESPONSES, "The sea?", **fields)
@@ -92,7 +96,9 @@ async def test_a_response_that_depends_on_more_than_the_request_is_not_shared(
     assert await keys_except_log(redis) == set()
 
 
-async def test_an_engines_refusal_of_a_field_reaches_the_client(router: RouterServer) -> None:
+@scenario
+async def test_an_engines_refusal_of_a_field_reaches_the_client(world: World) -> None:
+    router, _ = await default_router(world)
     answer = await post_typed(router, RESPONSES, "The sea?", background=True)
     assert (answer.status_code, answer.headers["x-cache-reason"]) == (400, "uncacheable")
     assert answer.json()["error"]["param"] == "background"
@@ -102,7 +108,9 @@ async def test_an_engines_refusal_of_a_field_reaches_the_client(router: RouterSe
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_and_tool_calls_survive_both_conversions(router: RouterServer, stream: bool) -> None:
+@scenario
+async def test_reasoning_and_tool_calls_survive_both_conversions(world: World, stream: bool) -> None:
+    router, _ = await default_router(world)
     fields: dict[str, Any] = {"reasoning": {"effort": "low"}, "tools": [LOOK], "tool_choice": "required"}
     miss = await post_typed(router, RESPONSES, "The sea?", stream=stream, **fields)
     hit = await post_typed(router, RESPONSES, "The sea?", stream=not stream, **fields)
@@ -119,7 +127,10 @@ async def test_reasoning_and_tool_calls_survive_both_conversions(router: RouterS
 # OpenAI's client
 
 
-async def test_openais_client_works_twice(client: AsyncOpenAI) -> None:
+@scenario
+async def test_openais_client_works_twice(world: World) -> None:
+    router, _ = await default_router(world)
+    client = sdk(router)
     texts = []
     for cache in ("MISS", "HIT"):
         raw = await client.responses.with_raw_response.create(model="llama", input="The sea?", instructions="Be brief.")
@@ -132,7 +143,10 @@ async def test_openais_client_works_twice(client: AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["kept-as-json", "kept-as-stream"])
-async def test_openais_client_reads_the_same_in_every_form(client: AsyncOpenAI, first: bool) -> None:
+@scenario
+async def test_openais_client_reads_the_same_in_every_form(world: World, first: bool) -> None:
+    router, _ = await default_router(world)
+    client = sdk(router)
     calls = []
     for stream in (first, not first, first):
         if stream:
@@ -149,7 +163,10 @@ async def test_openais_client_reads_the_same_in_every_form(client: AsyncOpenAI, 
     assert calls[0][0][1] == "look"
 
 
-async def test_openais_client_raises_on_a_stream_that_breaks(client: AsyncOpenAI, engines: EngineSet) -> None:
+@scenario
+async def test_openais_client_raises_on_a_stream_that_breaks(world: World) -> None:
+    router, engines = await default_router(world)
+    client = sdk(router)
     # Slow enough that the client has the first token before the engine fails.
     await engines.chat.set_faults({"fault": "drop", "after": 3}, {"fault": "tps", "rate": 100})
     stream = await client.responses.create(model="llama", input="The sea?", stream=True)
