@@ -18,7 +18,13 @@ from tests.support.waiting import eventually
 from tests.world.processes import WorldEngine, WorldRouter
 from tests.world.scenario import World, scenario
 
-ENDPOINTS: Final = pytest.mark.parametrize("case", ENDPOINT_CASES, ids=lambda case: case.path)
+PATHS: Final = pytest.mark.parametrize("case", ENDPOINT_CASES, ids=lambda case: case.path)
+ENDPOINTS: Final = pytest.mark.parametrize(
+    "case",
+    [case for case in ENDPOINT_CASES if ENDPOINT_BY_PATH[case.path].alias_of is None],
+    ids=lambda case: case.path,
+)
+"""One path of each API."""
 STREAMING: Final = pytest.mark.parametrize("case", STREAMING_CASES, ids=lambda case: case.path)
 
 REJECTED: Final = "llm_requests_rejected_total"
@@ -58,7 +64,7 @@ def test_the_table_has_every_endpoint() -> None:
 # -- the cache --------------------------------------------------------------------------------------------------------
 
 
-@ENDPOINTS
+@PATHS
 @scenario
 async def test_a_response_is_generated_once_and_replayed_exactly(world: World, case: EndpointCase) -> None:
     router, engine = await start(world, case)
@@ -216,7 +222,7 @@ async def test_an_engines_refusal_is_passed_on_and_neither_stored_nor_tried_agai
     assert ((again := await case.ask(router)).headers["x-cache"], again.headers["x-engine"]) == ("MISS", "engine-0")
 
 
-@ENDPOINTS
+@PATHS
 @scenario
 async def test_all_engines_are_asked_once_for_what_they_do_not_serve_then_one_and_the_client_is_told(
     world: World, case: EndpointCase, caplog: pytest.LogCaptureFixture
@@ -245,7 +251,7 @@ async def test_all_engines_are_asked_once_for_what_they_do_not_serve_then_one_an
 # -- what is sent to an engine, and what is refused without one --------------------------------------------------------
 
 
-@ENDPOINTS
+@PATHS
 @scenario
 async def test_an_engine_gets_the_clients_request_with_only_the_model_replaced(
     world: World, case: EndpointCase
@@ -257,7 +263,7 @@ async def test_an_engine_gets_the_clients_request_with_only_the_model_replaced(
     assert engine.heads[0].startswith(b"POST %b HTTP/1.1\r\n" % case.path.encode())
 
 
-@ENDPOINTS
+@PATHS
 @scenario
 async def test_an_invalid_request_is_refused_in_the_form_of_the_endpoint_and_without_an_engine(
     world: World, case: EndpointCase
