@@ -56,21 +56,6 @@ def test_an_empty_vector_is_not_stored(vector: Any) -> None:
     assert record_body(embeddings(), answer(vector), LIMIT) is NotStoredReason.EMPTY
 
 
-def test_an_error_an_invalid_body_and_a_body_over_the_limit_are_not_stored() -> None:
-    assert record_body(embeddings(), answer([0.5], error={"message": "x"}), LIMIT) is NotStoredReason.ERROR
-    assert record_body(embeddings(), b'{"data": [{', LIMIT) is NotStoredReason.ERROR
-    assert record_body(embeddings(), b"{}", LIMIT) is NotStoredReason.ERROR
-    assert record_body(embeddings(), answer([0.5]), 20) is NotStoredReason.TOO_LARGE
-
-
-@given(JSON_VALUES)
-def test_no_body_makes_the_recorder_fail(body: Any) -> None:
-    for sent in (body, {"data": body}, {"data": [body]}):
-        assert isinstance(
-            record_body(embeddings(), json.dumps(sent).encode(), LIMIT), NotStoredReason | RecordedResponse
-        )
-
-
 @given(JSON_VALUES)
 def test_no_input_makes_the_recorder_fail(value: Any) -> None:
     parsed_request = embeddings(input=[value])
