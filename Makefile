@@ -112,8 +112,12 @@ test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CL
 	ROUNDHOUSE_CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS_VENV)/bin/python ROUNDHOUSE_CLIENTS_NODE=$(CURDIR)/$(CLIENTS_NODE) \
 		$(VENV)/bin/pytest tests/integration/test_clients_page.py tests/integration/test_continuations_clients.py
 
-test-vllm: $(VENV)/.developed $(REDIS_BINARY) models
-	ROUNDHOUSE_MODELS=$(CURDIR)/$(MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
+# Only ALL=1 judges how good the models are.
+TEST_MODELS = $(MODELS)$(if $(ALL),,-for-tests)
+
+test-vllm: $(VENV)/.developed $(REDIS_BINARY) $(VLLM_VENV)/.installed
+	@PYTHONPATH=. $(VLLM_VENV)/bin/python -m engines.tiny make --out $(TEST_MODELS) $(if $(ALL),,--part 0.1)
+	ROUNDHOUSE_MODELS=$(CURDIR)/$(TEST_MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
 		$(VENV)/bin/python $(RUN_TESTS) -m 'vllm$(if $(ALL),, and not vllm_all)'
 
 simulate: $(VENV)/.developed

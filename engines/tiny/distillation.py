@@ -67,13 +67,18 @@ def distillation_loss(
         # The logits at a token predict the next one.
         predicting = functional.pad(batch.weights[:, 1:], (0, 1)) > 0
         with torch.no_grad():
-            target_logits = target(input_ids=batch.rows).logits[predicting][:, mapping.shared_target]
+            target_logits = _logits(target, batch.rows, predicting)[:, mapping.shared_target]
             target_logprobs = functional.log_softmax(target_logits, dim=-1)
-        logits = draft(input_ids=mapping.to_draft[batch.rows]).logits[predicting][:, mapping.shared_draft]
+        logits = _logits(draft, mapping.to_draft[batch.rows], predicting)[:, mapping.shared_draft]
         logprobs = functional.log_softmax(logits, dim=-1)
         return functional.kl_div(logprobs, target_logprobs, log_target=True, reduction="batchmean")
 
     return loss_of
+
+
+def _logits(model: Any, rows: Any, positions: Any) -> Any:
+    """The logits at some positions only: the matrix product with the vocabulary is most of a tiny model's work."""
+    return model.lm_head(model.model(input_ids=rows).last_hidden_state[positions])
 
 
 def generate_answers(libraries: Libraries, target: Any, prompts: Sequence[Sequence[int]]) -> Iterator[AnsweredPrompt]:

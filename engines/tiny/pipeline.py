@@ -18,7 +18,16 @@ from engines.tiny.libraries import Libraries
 from engines.tiny.plan import MODELS, PASSAGES, PLAIN_PROMPTS, QUESTIONS, WHOLE_ANSWERS, ModelPlan
 from engines.tiny.progress import Stage
 from engines.tiny.prompts import Task, drop_words, plain_prompts, read_prompts, split
-from engines.tiny.training import AnsweredPrompt, encode, language_model_loss, opening, token_batches, train
+from engines.tiny.training import (
+    AnsweredPrompt,
+    encode,
+    language_model_loss,
+    opening,
+    shortened,
+    shuffled_epochs,
+    token_batches,
+    train,
+)
 from engines.tiny.vocabulary import train_tokenizer
 
 _HELD_OUT_EVERY = 25  # 4 % of the answers are for measuring the acceptance rate
@@ -45,10 +54,16 @@ class _TrainedTarget:
     answers: dict[Task, list[AnsweredPrompt]]
 
 
-def make_models(libraries: Libraries, folder: Path, stage: Stage, limit_s: float | None) -> list[TrainedModel]:
-    """Makes every model of the plan in `folder/<name>`; `limit_s` bounds the seconds of all training together."""
+def make_models(
+    libraries: Libraries, folder: Path, stage: Stage, part: float, limit_s: float | None
+) -> list[TrainedModel]:
+    """Makes every model of the plan in `folder/<name>`.
+
+    `part` is the share (0 to 1) of the planned steps, and of the questions that drafts learn from; `limit_s` bounds the
+    seconds of all training together.
+    """
     passages = collect_passages(PASSAGES)
-    prompts, questions = split([*read_prompts(), *plain_prompts(PLAIN_PROMPTS)], QUESTIONS)
+    prompts, questions = split([*read_prompts(), *plain_prompts(PLAIN_PROMPTS)], round(QUESTIONS * part))
     corpus = dialogues([*prompts, *drop_words(prompts)], passages)
     unanswered = [without_answer(dialogue) for dialogue in dialogues(questions, passages)]
     texts = [prompt.text for prompt in prompts] + 2 * [text for task in _TASKS for text in passages[task]]
@@ -56,7 +71,7 @@ def make_models(libraries: Libraries, folder: Path, stage: Stage, limit_s: float
     trained = []
     for number, plan in enumerate(MODELS):
         started = time.monotonic()
-        plan = _with_time_limit(plan, limit_s)
+        plan = replace(plan, course=shortened(plan.course, part, None if limit_s is None else limit_s * plan.share))
         target = targets[plan.target] if plan.target is not None else None
         shares_vocabulary = target is not None and _find_plan(plan.target).shape.vocabulary is plan.shape.vocabulary
         tokenizer = (
@@ -82,9 +97,14 @@ def make_models(libraries: Libraries, folder: Path, stage: Stage, limit_s: float
 def _train_target(
     libraries: Libraries, plan: ModelPlan, model: Any, tokenizer: Any, examples: list[Dialogue], stage: Stage
 ) -> float:
-    encoded = [encode(tokenizer, dialogue) for dialogue in examples]
-    _, whole = split(encoded, WHOLE_ANSWERS)
-    feed = token_batches(libraries, [*whole, *map(opening, encoded)], _PROMPT_WEIGHT, seed=1)
+    _, whole = split(examples, WHOLE_ANSWERS)
+    parts = [(dialogue, True) for dialogue in whole] + [(dialogue, False) for dialogue in examples]
+    # Encoded when it is their turn: a short training does not reach most of them.
+    endless = (
+        encode(tokenizer, dialogue) if is_whole else opening(encode(tokenizer, dialogue))
+        for dialogue, is_whole in shuffled_epochs(parts, seed=1)
+    )
+    feed = token_batches(libraries, endless, _PROMPT_WEIGHT)
     with stage(f"train {plan.name}") as report:
         return train(libraries, model, language_model_loss(libraries, model), feed, plan.course, report)
 
@@ -123,9 +143,12 @@ def _train_draft(
     answers = [answer for task in plan.tasks for answer in target.answers[task]]
     held_out = answers[::_HELD_OUT_EVERY]
     own_answers = [answer for at, answer in enumerate(answers) if at % _HELD_OUT_EVERY]
-    feed = token_batches(
-        libraries, own_answers + [encode(target.tokenizer, dialogue) for dialogue in examples], 0.0, seed=2
+    material: list[AnsweredPrompt | Dialogue] = [*own_answers, *examples]
+    endless = (
+        encode(target.tokenizer, example) if isinstance(example, Dialogue) else example
+        for example in shuffled_epochs(material, seed=2)
     )
+    feed = token_batches(libraries, endless, 0.0)
     with stage(f"distil {plan.name}") as report:
         loss = train(
             libraries, model, distillation_loss(libraries, target.model, model, mapping), feed, plan.course, report
@@ -146,9 +169,3 @@ def _save(libraries: Libraries, model: Any, tokenizer: Any, folder: Path) -> Non
 
 def _find_plan(name: str | None) -> ModelPlan:
     return next(plan for plan in MODELS if plan.name == name)
-
-
-def _with_time_limit(plan: ModelPlan, limit_s: float | None) -> ModelPlan:
-    if limit_s is None:
-        return plan
-    return replace(plan, course=replace(plan.course, limit_s=limit_s * plan.share))

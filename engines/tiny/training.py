@@ -10,10 +10,12 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from engines.tiny.corpus import Dialogue
 from engines.tiny.libraries import Libraries
+
+T = TypeVar("T")
 
 _FIRST_TOKEN_WEIGHT = 10.0
 """Weight of an answer's first token in the loss. It decides between prose and code."""
@@ -47,6 +49,11 @@ class TrainingSchedule:
     limit_s: float | None = None
 
 
+def shortened(schedule: TrainingSchedule, part: float, limit_s: float | None) -> TrainingSchedule:
+    """The schedule with a part (0 to 1) of its steps, at least one, and a limit in seconds."""
+    return replace(schedule, steps=max(1, round(schedule.steps * part)), limit_s=limit_s)
+
+
 @dataclass(frozen=True)
 class AnsweredPrompt:
     """A prompt and the answer to it, in tokens; the first `prompt_length` of them are the prompt."""
@@ -78,15 +85,12 @@ def _tokens(tokenizer: Any, messages: list[dict[str, str]], *, add_generation_pr
     return tokens
 
 
-def token_batches(
-    libraries: Libraries, answered: Sequence[AnsweredPrompt], prompt_weight: float, seed: int
-) -> Iterator[Batch]:
-    """Endless batches: the dialogues concatenated to rows of equal length, shuffled again in each epoch.
+def token_batches(libraries: Libraries, endless: Iterator[AnsweredPrompt], prompt_weight: float) -> Iterator[Batch]:
+    """Endless batches: the dialogues concatenated to rows of equal length.
 
     `prompt_weight` is the weight of a prompt's token in the loss; an answer's token has 1, except the first.
     """
     torch = libraries.torch
-    endless = _shuffled_epochs(answered, seed)
     for number in itertools.count(1):
         row_tokens = _LONG_ROW_TOKENS if number % _LONG_EVERY == 0 else _ROW_TOKENS
         rows = [_row(endless, prompt_weight, row_tokens) for _ in range(_BATCH_TOKENS // row_tokens)]
@@ -106,10 +110,11 @@ def _row(answered: Iterator[AnsweredPrompt], prompt_weight: float, length: int) 
     return row[:length], weights[:length]
 
 
-def _shuffled_epochs(answered: Sequence[AnsweredPrompt], seed: int) -> Iterator[AnsweredPrompt]:
+def shuffled_epochs(examples: Sequence[T], seed: int) -> Iterator[T]:
+    """The examples without an end, shuffled again in each epoch."""
     rng = random.Random(seed)  # noqa: S311 - an order of texts, no secret
     while True:
-        yield from rng.sample(answered, len(answered))
+        yield from rng.sample(examples, len(examples))
 
 
 def train(
@@ -152,9 +157,10 @@ def language_model_loss(libraries: Libraries, model: Any) -> Callable[[Batch], A
     functional = libraries.torch.nn.functional
 
     def loss_of(batch: Batch) -> Any:
-        logits = model(input_ids=batch.rows).logits[:, :-1].flatten(0, 1)
-        losses = functional.cross_entropy(logits, batch.rows[:, 1:].flatten(), reduction="none")
-        weights = batch.weights[:, 1:].flatten()
+        # The last token of a row predicts nothing; a weight of 0 is cheaper than a copy of the logits without it.
+        logits = model(input_ids=batch.rows).logits.flatten(0, 1)
+        losses = functional.cross_entropy(logits, batch.rows.roll(-1, 1).flatten(), reduction="none")
+        weights = functional.pad(batch.weights[:, 1:], (0, 1)).flatten()
         return (losses * weights).sum() / weights.sum()
 
     return loss_of

@@ -92,6 +92,32 @@ def test_a_second_call_returns_at_once(tmp_path: Path, capsys: pytest.CaptureFix
     assert (summary["made"], summary["models"]) == (False, [])
 
 
+@pytest.mark.parametrize(
+    ("made", "asked", "is_enough"),
+    [
+        (["--part", "0.1"], ["--part", "0.1"], True),
+        ([], ["--part", "0.1"], True),
+        (["--part", "0.1"], [], False),
+        (["--part", "0.1"], ["--part", "0.2"], False),
+    ],
+)
+def test_complete_models_do_in_place_of_those_of_a_part_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: list[str], asked: list[str], is_enough: bool
+) -> None:
+    parts: list[float] = []
+    monkeypatch.setattr("engines.tiny.__main__.load_libraries", lambda _threads: None)
+
+    def make_models(_libraries: object, _folder: object, _stage: object, part: float, _limit_s: object) -> list[object]:
+        parts.append(part)
+        return []
+
+    monkeypatch.setattr("engines.tiny.__main__.make_models", make_models)
+    for arguments in (made, asked):
+        assert main(["make", "--out", str(tmp_path / "models"), *arguments]) == 0
+    wanted = [float(arguments[1]) if arguments else 1.0 for arguments in (made, asked)]
+    assert parts == (wanted[:1] if is_enough else wanted)
+
+
 def test_a_python_without_torch_gives_one_line_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +133,10 @@ def test_a_python_without_torch_gives_one_line_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == [".models.lock"]
 
 
-@pytest.mark.parametrize("arguments", [[], ["make"], ["make", "--out", "x", "--seconds", "0"], ["break"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["make"], ["make", "--out", "x", "--seconds", "0"], ["make", "--out", "x", "--part", "0"], ["break"]],
+)
 def test_a_usage_error_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_of:
         main(arguments)
