@@ -1,9 +1,8 @@
 """Real vLLM with a parser that holds the arguments of a tool call back: a router at default timeouts waits for them."""
 
+import asyncio
 import json
-import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,34 +10,11 @@ import httpx
 import pytest
 
 from router.settings.tables import TimeoutSettings
-from tests.e2e.vllm_process_tree import VllmProcessTree, running_tree
-from tests.support.paths import ROOT
-from tests.support.ports import free_port
+from tests.e2e.vllm_process_tree import VllmProcessTree
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.real]
 
-CONFIGURATION = """
-[[model]]
-name = "tiny"
-
-[[engine]]
-name = "tiny"
-model = "tiny"
-url = "http://127.0.0.1:{port}"
-max_model_len = 4096
-
-[engine.launch]
-target = "{models}/llama"
-args = [
-    "--enforce-eager",
-    "--kv-cache-memory-bytes", "128M",
-    "--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor",
-    "--worker-extension-cls", "tests.e2e.slow_worker.SlowSteps",
-    "--enable-auto-tool-choice",
-    "--tool-call-parser", "step3",
-]
-env = {{ OMP_NUM_THREADS = "1", PYTHONPATH = "{root}", ROUNDHOUSE_TEST_SLOW_STEPS = "{slow_steps}" }}
-"""
 CALL = (
     "<|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>"
     '<steptml:invoke name="save"><steptml:parameter name="text">[a-z]{20}</steptml:parameter></steptml:invoke>'
@@ -59,9 +35,10 @@ BODY = {
 
 
 class Answer(NamedTuple):
-    """The events of a stream, and the longest time between two."""
+    """The events of a stream, the engine that it came from, and the longest time between two."""
 
     events: list[dict[str, Any]]
+    engine: str
     done: bool
     silence: float
 
@@ -77,21 +54,6 @@ class Answer(NamedTuple):
     def finish_reasons(self) -> list[str]:
         choices = [choice for event in self.events for choice in event.get("choices", ())]
         return [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
-
-
-@pytest.fixture
-def slow_steps(tmp_path: Path) -> Path:
-    """While this file exists, the engine's steps are slow."""
-    return tmp_path / "slow-steps"
-
-
-@pytest.fixture
-def tree(tmp_path: Path, slow_steps: Path) -> Iterator[VllmProcessTree]:
-    ports = {"tiny": free_port()}
-    models = os.environ.get("ROUNDHOUSE_MODELS", "")
-    text = CONFIGURATION.format(port=ports["tiny"], models=models, root=ROOT, slow_steps=slow_steps)
-    with running_tree(tmp_path, text, ports) as tree:
-        yield tree
 
 
 def ask(tree: VllmProcessTree, slow_steps: Path) -> Answer:
@@ -114,13 +76,38 @@ def ask(tree: VllmProcessTree, slow_steps: Path) -> Answer:
                 slow_steps.unlink(missing_ok=True)
             elif '"tool_calls"' in line:
                 slow_steps.touch()
-    return Answer(events, done, silence)
+    return Answer(events, response.headers["x-engine"], done, silence)
+
+
+async def wait_for_engines(tree: VllmProcessTree) -> None:
+    """An earlier test may have killed one."""
+    async with httpx.AsyncClient() as http:
+
+        async def all_answer() -> bool:
+            try:
+                return all([(await http.get(f"http://127.0.0.1:{p}/health")).is_success for p in tree.ports.values()])
+            except httpx.TransportError:
+                return False
+
+        await eventually(all_answer, timeout=120)
+
+
+def finished(tree: VllmProcessTree) -> float:
+    return sum(tree.metric(engine, "vllm:request_success_total") for engine in tree.ports)
+
+
+def retries(tree: VllmProcessTree) -> list[str]:
+    return [
+        line for line in httpx.get(f"{tree.url}/metrics").text.splitlines() if line.startswith("llm_retries_total{")
+    ]
 
 
 def test_a_tool_call_whose_arguments_the_parser_holds_back_arrives_whole(
-    tree: VllmProcessTree, slow_steps: Path
+    replicas: VllmProcessTree, slow_steps: Path
 ) -> None:
-    answer = ask(tree, slow_steps)
+    asyncio.run(wait_for_engines(replicas))
+    before = retries(replicas), finished(replicas)
+    answer = ask(replicas, slow_steps)
 
     assert [event["error"] for event in answer.events if "error" in event] == []
     assert answer.silence > TimeoutSettings().between_tokens
@@ -128,9 +115,8 @@ def test_a_tool_call_whose_arguments_the_parser_holds_back_arrives_whole(
     assert name == "save"
     assert len(json.loads(arguments)["text"]) == 20
     assert (answer.finish_reasons, answer.done) == (["tool_calls"], True)
-    health = httpx.get(f"{tree.url}/healthz").json()
-    assert health["engines"]["tiny"]["breaker"] == "closed"
+    health = httpx.get(f"{replicas.url}/healthz").json()
+    assert health["engines"][answer.engine]["breaker"] == "closed"
     # One generation, without a retry.
-    assert "llm_retries_total{" not in httpx.get(f"{tree.url}/metrics").text
-    assert tree.metric("tiny", "vllm:request_success_total") == 1
-    assert tree.metric("tiny", "vllm:num_requests_running") == 0
+    assert (retries(replicas), finished(replicas) - 1) == before
+    assert replicas.metric(answer.engine, "vllm:num_requests_running") == 0

@@ -23,8 +23,9 @@ START_TIMEOUT = 900  # seconds; three engines on two cores take minutes
 class VllmProcessTree:
     """A running `roundhouse up`."""
 
-    def __init__(self, url: str, redis_socket: Path, ports: dict[str, int]) -> None:
+    def __init__(self, url: str, config: Path, redis_socket: Path, ports: dict[str, int]) -> None:
         self.url = url
+        self.config = config
         self.redis_socket = redis_socket
         self.ports = ports
 
@@ -86,7 +87,7 @@ def wait_until_ready(
         if "stop: Ctrl-C" in text:
             socket_path = re.search(r"redis-cli -s (\S+)", text)
             assert socket_path is not None
-            return VllmProcessTree(url, Path(socket_path[1]), ports)
+            return VllmProcessTree(url, folder / "roundhouse.toml", Path(socket_path[1]), ports)
         try:
             process.wait(1)
         except subprocess.TimeoutExpired:
