@@ -118,7 +118,7 @@ TEST_MODELS = $(MODELS)$(if $(ALL),,-for-tests)
 test-vllm: $(VENV)/.developed $(REDIS_BINARY) $(VLLM_VENV)/.installed
 	@PYTHONPATH=. $(VLLM_VENV)/bin/python -m engines.tiny make --out $(TEST_MODELS) $(if $(ALL),,--part 0.1)
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(TEST_MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
-		$(VENV)/bin/python $(RUN_TESTS) -m 'vllm$(if $(ALL),, and not vllm_all)'
+		$(VENV)/bin/python $(RUN_TESTS) -m 'vllm$(if $(ALL),, and not vllm_all)' tests/e2e
 
 simulate: $(VENV)/.developed
 	$(VENV)/bin/python -m tests.simulation $(if $(SEED),--seed $(SEED),\
