@@ -15,10 +15,12 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-from tests.support.on_demand import QUEUED, Launcher, SleepingEngine, queued, with_wake
+from tests.support.on_demand import QUEUED, Launcher, queued, with_wake
+from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import ROUNDHOUSE, RouterProcess, http_client
-from tests.support.router_server import MakeRouter, RouterServer, chat_body, router_config
+from tests.support.router_server import LLAMA, MakeRouter, RouterServer, chat_body, router_config
+from tests.support.simulated_engine import SimulatedEngine
 from tests.support.streaming_client import open_stream
 from tests.support.waiting import eventually
 
@@ -29,14 +31,15 @@ AT_ONCE = '[timeouts]\nqueue = "100ms"'
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def engine() -> AsyncIterator[SleepingEngine]:
-    engine = SleepingEngine()
+async def engine() -> AsyncIterator[SimulatedEngine]:
+    """It has an address, and is not started."""
+    engine = SimulatedEngine(LLAMA, max_model_len=4096, port=free_port())
     yield engine
     await engine.stop()
 
 
-def sleeping_config(redis: RedisServer, engine: SleepingEngine, wake: str = "60s", **tables: str) -> str:
-    return with_wake(router_config(redis.url, engine.as_config(), **tables), wake)
+def sleeping_config(redis: RedisServer, engine: SimulatedEngine, wake: str = "60s", **tables: str) -> str:
+    return with_wake(router_config(redis.url, {"llama-0": ("llama", "any", engine.url)}, **tables), wake)
 
 
 def without_engine(redis: RedisServer, **tables: str) -> str:
@@ -77,19 +80,19 @@ async def ask_in_order(router: RouterServer, *prompts: str, **fields: Any) -> li
     return asked
 
 
-async def prompts_at(engine: SleepingEngine) -> list[str]:
+async def prompts_at(engine: SimulatedEngine) -> list[str]:
     bodies = [request["body"] for request in (await engine.stats())["requests"]]
     return [(json.loads(body) if isinstance(body, str) else body)["messages"][-1]["content"] for body in bodies]
 
 
 async def test_a_request_for_a_model_without_any_engine_is_answered_by_the_one_that_announces_itself(
-    redis_server: RedisServer, make_router: MakeRouter, engine: SleepingEngine, tmp_path: Path
+    redis_server: RedisServer, make_router: MakeRouter, engine: SimulatedEngine, tmp_path: Path
 ) -> None:
     router = await make_router(without_engine(redis_server))
     assert (await router.http.get("/readyz")).status_code == 200
     prompts = ["The sea?", "The moon?"]
     asked = await ask_in_order(router, *prompts)
-    config = router_config(redis_server.url, engine.as_config("pod-3"))
+    config = router_config(redis_server.url, {"pod-3": ("llama", "any", engine.url)})
     async with Launcher(engine, router), announcing(tmp_path, config):
         answers = await asyncio.wait_for(asyncio.gather(*asked), 60)
         assert [(answer.status_code, answer.headers["x-engine"]) for answer in answers] == [(200, "pod-3")] * 2
@@ -97,7 +100,7 @@ async def test_a_request_for_a_model_without_any_engine_is_answered_by_the_one_t
 
 
 async def test_a_stream_gets_comments_while_it_waits_which_the_client_of_openai_ignores(
-    redis_server: RedisServer, make_router: MakeRouter, engine: SleepingEngine
+    redis_server: RedisServer, make_router: MakeRouter, engine: SimulatedEngine
 ) -> None:
     router = await make_router(sleeping_config(redis_server, engine, rest=AT_ONCE))
     async with open_stream(router, "The sea?") as raw:
@@ -122,7 +125,7 @@ async def test_a_stream_gets_comments_while_it_waits_which_the_client_of_openai_
 
 
 async def test_a_router_that_stops_sends_its_waiting_clients_elsewhere_at_once(
-    redis_server: RedisServer, redis: Any, engine: SleepingEngine, tmp_path: Path
+    redis_server: RedisServer, redis: Any, engine: SimulatedEngine, tmp_path: Path
 ) -> None:
     served = RouterProcess(tmp_path, sleeping_config(redis_server, engine, router='grace = "30s"'))
     served.start()

@@ -5,9 +5,7 @@ import contextlib
 from types import TracebackType
 from typing import Protocol, Self
 
-from tests.support.ports import free_port
-from tests.support.router_server import LLAMA, RouterClient
-from tests.support.simulated_engine import SimulatedEngine
+from tests.support.router_server import RouterClient
 
 QUEUED = 'llm_requests_queued{model="llama"}'
 WAKE = "60s"
@@ -15,18 +13,6 @@ WAKE = "60s"
 
 def with_wake(text: str, wake: str = WAKE, model: str = "llama") -> str:
     return text.replace(f'name = "{model}"\naliases', f'name = "{model}"\nwake = "{wake}"\naliases')
-
-
-class SleepingEngine(SimulatedEngine):
-    """A simulated engine of llama that has an address, and is not started."""
-
-    def __init__(self, **options: object) -> None:
-        self.fixed_port = free_port()
-        super().__init__(LLAMA, max_model_len=4096, port=self.fixed_port, **options)
-        self.fixed_url = f"http://127.0.0.1:{self.fixed_port}"
-
-    def as_config(self, name: str = "llama-0") -> dict[str, tuple[str, str, str]]:
-        return {name: ("llama", "any", self.fixed_url)}
 
 
 async def queued(*routers: RouterClient) -> float:

@@ -61,6 +61,8 @@ class EngineControls:
 class SimulatedEngine(EngineControls):
     """Runs `python -m engines.simulator` on a free port; options are the command's, with underscores.
 
+    With a `port`, its URL is known before it is started.
+
     A tuple is several values of one option, True is an option without a value, None leaves the option out.
     """
 
@@ -69,6 +71,8 @@ class SimulatedEngine(EngineControls):
         client = httpx.AsyncClient(timeout=15, limits=LIMITS)
         super().__init__(client, model, names if isinstance(names, tuple) else (str(names),))
         self._options = {"model": model, "port": 0, **options}
+        if self._options["port"]:
+            self.url = f"http://127.0.0.1:{self._options['port']}"
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:

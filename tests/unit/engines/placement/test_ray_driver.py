@@ -23,7 +23,7 @@ class Clock:
         return self.now
 
 
-class ScriptedEngine:
+class ScriptedProcess:
     """Has `node_id` after `placed_after` seconds; `reads` are the results of `read`."""
 
     def __init__(self, clock: Clock, reads: Sequence[Read | Exception], node_id: str, placed_after: float) -> None:
@@ -61,7 +61,7 @@ class ScriptedEngine:
 class ScriptedCluster:
     address = "10.0.0.1:6379"
 
-    def __init__(self, engine: ScriptedEngine) -> None:
+    def __init__(self, engine: ScriptedProcess) -> None:
         self.engine = engine
         self.placement: Placement | None = None
 
@@ -71,7 +71,7 @@ class ScriptedCluster:
     def free(self) -> Mapping[str, float]:
         return {"CPU": 16.0}
 
-    def place(self, placement: Placement) -> ScriptedEngine:
+    def place(self, placement: Placement) -> ScriptedProcess:
         self.placement = placement
         return self.engine
 
@@ -84,7 +84,7 @@ class Run:
         placed_after: float = 0.0,
     ) -> None:  # fmt: skip
         self.clock = Clock()
-        self.engine = ScriptedEngine(self.clock, reads, node_id, placed_after)
+        self.engine = ScriptedProcess(self.clock, reads, node_id, placed_after)
         self.cluster = ScriptedCluster(self.engine)
         self.stop = StopRequest()
         self.url = folder / "url"
