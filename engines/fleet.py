@@ -224,14 +224,12 @@ class EngineFleet:
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
 
-    async def end_supervision(self) -> None:
-        """To be called before `stop`, so that no restart is under way when the processes are stopped."""
+    async def stop(self) -> None:
+        """Stops all engines, after their supervision: none is started again, and no restart is under way."""
         await asyncio.gather(*(_end_supervision(engine) for engine in (*self.engines.values(), *self._beside)))
         if self._renewal is not None:
             self._renewal.cancel()
             await asyncio.gather(self._renewal, return_exceptions=True)
-
-    async def stop(self) -> None:
         await self._watchdog.aclose()
         await self.announcer.aclose()
         # Together: each may take its whole grace period.

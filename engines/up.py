@@ -164,7 +164,6 @@ class ProcessTree:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
             await switcher.aclose()
-            await fleet.end_supervision()
 
     async def stop(self) -> None:
         """Stops the router first, so that no new requests arrive, then the engines, then Redis."""

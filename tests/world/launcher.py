@@ -131,7 +131,6 @@ class WorldLauncher(HostedProcess):
 
     async def _stop(self, fleet: EngineFleet) -> None:
         await self._switcher.aclose()
-        await fleet.end_supervision()
         await fleet.stop()
         await self._client.aclose()
 

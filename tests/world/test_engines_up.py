@@ -1,5 +1,6 @@
 """Launchers of engines beside each other and one after the other, and how an engine starts."""
 
+import asyncio
 from pathlib import Path
 
 from router.core.cache.redis_keys import ANNOUNCEMENTS_KEY, prompts_key
@@ -42,3 +43,12 @@ async def test_it_says_what_another_launcher_announces_already(world: World, tmp
     second = await world.launcher(config(world, "another:8000"), tmp_path / "second")
     assert any(line.startswith("another launcher announces extra; ") for line in second.output)
     assert "//extra:8000" in await world.redis.client.hget(ANNOUNCEMENTS_KEY, "engine/extra")
+
+
+@scenario
+async def test_engines_that_it_stops_are_not_started_again(world: World, tmp_path: Path) -> None:
+    launcher = await world.launcher(config(world), tmp_path)
+    await launcher.run_inside(launcher.fleet.stop())
+    await asyncio.sleep(60)
+    assert len(launcher.started) == 1
+    assert not launcher.started[0].process.is_running
