@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from tests.support.foreign_script import ForeignScript
-from tests.support.redis_process import RedisServer
-from tests.support.router_server import MakeRouter, router_config
-from tests.support.scripted_engine import Request, Response, ScriptedEngine, json_response, served
+from tests.support.router_server import router_config
+from tests.support.scripted_engine import Request, Response, json_response, served
+from tests.world.processes import WorldRouter
+from tests.world.scenario import World, scenario
+from tests.world.scripted import scripted_router
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-
-def config(redis_server: RedisServer, url: str, settings: str = "") -> str:
-    return router_config(redis_server.url, {"foreign": ("llama", "any", url)}, rest=settings)
+async def start(world: World, url: str) -> WorldRouter:
+    return await world.router(router_config(world.redis.url, {"foreign": ("llama", "any", url)}))
 
 
 def event(content: str = "", finish_reason: str | None = None, *, index: int = 0, end: str = "\n\n") -> bytes:
@@ -41,12 +41,9 @@ USAGE = b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":5,"completion_to
     ],
     ids=["[DONE]", "[DONE] LF", "[DONE] CR LF", "finish", "finish LF", "usage", "one chunk", "comment"],
 )
-async def test_a_last_event_without_its_empty_line_counts(
-    redis_server: RedisServer, make_router: MakeRouter, pieces: list[bytes]
-) -> None:
-    engine = ScriptedEngine(*pieces)
-    await engine.start()
-    router = await make_router(config(redis_server, engine.url))
+@scenario
+async def test_a_last_event_without_its_empty_line_counts(world: World, pieces: list[bytes]) -> None:
+    router, _ = await scripted_router(world, *pieces)
     first = await router.chat("The sea?", stream=True)
     second = await router.chat("The sea?", stream=True)
     assert [first.headers["x-cache"], second.headers["x-cache"]] == ["MISS", "HIT"]
@@ -55,7 +52,6 @@ async def test_a_last_event_without_its_empty_line_counts(
     as_json = await router.chat("The sea?")
     assert as_json.headers["x-cache"] == "HIT"
     assert as_json.json()["choices"][0]["message"]["content"] == "Sea"
-    await engine.stop()
 
 
 @pytest.mark.parametrize(
@@ -67,46 +63,34 @@ async def test_a_last_event_without_its_empty_line_counts(
     ],
     ids=["in a character", "in the finish", "one of two choices"],
 )
-async def test_a_stream_that_is_cut_off_is_an_error_and_is_not_stored(
-    redis_server: RedisServer, make_router: MakeRouter, pieces: list[bytes]
-) -> None:
-    engine = ScriptedEngine(*pieces)
-    await engine.start()
-    router = await make_router(config(redis_server, engine.url))
+@scenario
+async def test_a_stream_that_is_cut_off_is_an_error_and_is_not_stored(world: World, pieces: list[bytes]) -> None:
+    router, _ = await scripted_router(world, *pieces)
     for _ in range(2):
         response = await router.chat("The sea?", stream=True)
         assert response.headers["x-cache"] == "MISS"
         assert "engine_failed" in response.text
         assert "[DONE]" not in response.text
-    await engine.stop()
 
 
-async def test_a_stream_that_is_cut_off_in_its_usage_is_completed_without_it_and_not_stored(
-    redis_server: RedisServer, make_router: MakeRouter
-) -> None:
-    engine = ScriptedEngine(event("Sea"), event(finish_reason="stop"), USAGE[:-9])
-    await engine.start()
-    router = await make_router(config(redis_server, engine.url))
+@scenario
+async def test_a_stream_that_is_cut_off_in_its_usage_is_completed_without_it_and_not_stored(world: World) -> None:
+    router, _ = await scripted_router(world, event("Sea"), event(finish_reason="stop"), USAGE[:-9])
     for _ in range(2):
         response = await router.chat("The sea?", stream=True)
         assert response.headers["x-cache"] == "MISS"
         assert response.text.endswith("data: [DONE]\n\n")
         assert "error" not in response.text
         assert "prompt_tokens" not in response.text
-    await engine.stop()
 
 
-async def test_a_stream_without_any_token_and_without_done_is_complete(
-    redis_server: RedisServer, make_router: MakeRouter
-) -> None:
-    engine = ScriptedEngine(event(finish_reason="content_filter"))
-    await engine.start()
-    router = await make_router(config(redis_server, engine.url))
+@scenario
+async def test_a_stream_without_any_token_and_without_done_is_complete(world: World) -> None:
+    router, _ = await scripted_router(world, event(finish_reason="content_filter"))
     response = await router.chat("The sea?", stream=True)
     assert response.status_code == 200, response.text
     assert "content_filter" in response.text
     assert response.text.endswith("data: [DONE]\n\n")
-    await engine.stop()
 
 
 class Refusing(ForeignScript):
@@ -124,11 +108,10 @@ class Refusing(ForeignScript):
         return await super().chat(request, body)
 
 
-async def test_of_requests_at_the_same_time_none_fails_for_the_refused_option(
-    redis_server: RedisServer, make_router: MakeRouter
-) -> None:
+@scenario
+async def test_of_requests_at_the_same_time_none_fails_for_the_refused_option(world: World) -> None:
     async with served(Refusing(3)) as url:
-        router = await make_router(config(redis_server, url))
+        router = await start(world, url)
         asked: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
         responses = await asyncio.gather(
             router.chat("The sea?", stream=True),
@@ -150,12 +133,11 @@ class Echoing(ForeignScript):
         return await super().chat(request, body)
 
 
-async def test_a_refusal_of_something_else_does_not_end_the_usage_of_streams(
-    redis_server: RedisServer, make_router: MakeRouter
-) -> None:
+@scenario
+async def test_a_refusal_of_something_else_does_not_end_the_usage_of_streams(world: World) -> None:
     engine = Echoing()
     async with served(engine) as url:
-        router = await make_router(config(redis_server, url))
+        router = await start(world, url)
         assert (await router.chat("stream_options", seed=13, stream=True)).status_code == 422
         assert (await router.chat("The sea?", stream=True)).status_code == 200
         assert engine.requests[-1]["stream_options"] == {"include_usage": True}
