@@ -5,14 +5,14 @@ from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from router.core.cache.redis_keys import PURGE_LOG_KEY
-from tests.support.router_server import LLAMA_ALIAS, MakeRouter, RouterServer
+from tests.support.router_server import LLAMA_ALIAS, router_config
 from tests.support.time_travel import DAY, backdate_entry
 from tests.support.waiting import eventually
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+from tests.world.defaults import default_router
+from tests.world.processes import WorldRouter
+from tests.world.scenario import World, scenario
 
 SYSTEM, PROMPT = "Be brief.", "The sea?"
 ONLY_IF_CACHED = {"cache-control": "only-if-cached"}
@@ -21,7 +21,7 @@ DOCUMENTS = [{"doc_id": "a", "text": "The sea is salt."}]
 
 
 async def ask(
-    router: RouterServer, prompt: str = PROMPT, *, system: str = SYSTEM, headers: dict[str, str] | None = None,
+    router: WorldRouter, prompt: str = PROMPT, *, system: str = SYSTEM, headers: dict[str, str] | None = None,
     **fields: Any,
 ) -> httpx.Response:  # fmt: skip
     """Sends a request with a system prompt and a document."""
@@ -30,7 +30,7 @@ async def ask(
     return await router.http.post("/v1/chat/completions", json=body, headers=headers)
 
 
-async def reason(router: RouterServer, *args: Any, **fields: Any) -> str | None:
+async def reason(router: WorldRouter, *args: Any, **fields: Any) -> str | None:
     answer = await ask(router, *args, **fields)
     assert answer.headers["x-cache"] == "MISS"
     assert answer.headers["cache-status"].startswith("roundhouse; fwd=")
@@ -38,15 +38,17 @@ async def reason(router: RouterServer, *args: Any, **fields: Any) -> str | None:
     return word
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def known(router: RouterServer) -> RouterServer:
+async def start_known(world: World) -> WorldRouter:
     """A router that has answered the question once."""
+    router, _ = await default_router(world)
     assert await reason(router) == "new"
     return router
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_first_request_is_new(router: RouterServer, stream: bool) -> None:
+@scenario
+async def test_a_first_request_is_new(world: World, stream: bool) -> None:
+    router, _ = await default_router(world)
     assert await reason(router, stream=stream) == "new"
 
 
@@ -64,15 +66,21 @@ async def test_a_first_request_is_new(router: RouterServer, stream: bool) -> Non
         ("model", {"model": "mistral-alias"}),
     ],
 )
-async def test_the_reason_is_the_part_that_differs(known: RouterServer, word: str, changed: dict[str, Any]) -> None:
+@scenario
+async def test_the_reason_is_the_part_that_differs(world: World, word: str, changed: dict[str, Any]) -> None:
+    known = await start_known(world)
     assert await reason(known, **changed) == word
 
 
-async def test_where_many_parts_differ_the_reason_is_new(known: RouterServer) -> None:
+@scenario
+async def test_where_many_parts_differ_the_reason_is_new(world: World) -> None:
+    known = await start_known(world)
     assert await reason(known, "The land?", system="Be long.", model="mistral") == "new"
 
 
-async def test_a_hit_has_no_reason_and_an_alias_is_not_another_model(known: RouterServer) -> None:
+@scenario
+async def test_a_hit_has_no_reason_and_an_alias_is_not_another_model(world: World) -> None:
+    known = await start_known(world)
     for model in ("llama", LLAMA_ALIAS, "auto"):
         answer = await ask(known, model=model)
         assert answer.headers["x-cache"] == "HIT"
@@ -80,41 +88,53 @@ async def test_a_hit_has_no_reason_and_an_alias_is_not_another_model(known: Rout
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_entry_beyond_its_time_to_live_has_expired(known: RouterServer, redis: Any, stream: bool) -> None:
+@scenario
+async def test_an_entry_beyond_its_time_to_live_has_expired(world: World, stream: bool) -> None:
+    known = await start_known(world)
+    redis = world.redis.client
     key = (await ask(known)).headers["x-cache-key"]
     await backdate_entry(redis, key, DAY + 1)
     await eventually(lambda: _is_missed(known, "expired"))
 
 
-async def _is_missed(router: RouterServer, word: str) -> bool:
+async def _is_missed(router: WorldRouter, word: str) -> bool:
     answer = await ask(router, headers=ONLY_IF_CACHED)
     return bool(answer.headers["x-cache"] == "MISS" and answer.headers["x-cache-reason"] == word)
 
 
-async def test_an_expired_entry_has_expired_for_a_router_that_has_never_seen_it(
-    make_router: MakeRouter, config: str, redis: Any
-) -> None:
-    key = (await ask(await make_router(config))).headers["x-cache-key"]
+@scenario
+async def test_an_expired_entry_has_expired_for_a_router_that_has_never_seen_it(world: World) -> None:
+    config = router_config(world.redis.url, (await world.engines()).as_config())
+    redis = world.redis.client
+    key = (await ask(await world.router(config))).headers["x-cache-key"]
     await backdate_entry(redis, key, DAY + 1)
-    assert await reason(await make_router(config)) == "expired"
+    assert await reason(await world.router(config)) == "expired"
 
 
 @pytest.mark.parametrize("age", [100, DAY + 7200], ids=["too-old-for-the-client", "too-old-for-anybody"])
-async def test_an_entry_older_than_the_client_accepts_has_expired(
-    make_router: MakeRouter, config: str, redis: Any, age: float
-) -> None:
-    key = (await ask(await make_router(config))).headers["x-cache-key"]
+@scenario
+async def test_an_entry_older_than_the_client_accepts_has_expired(world: World, age: float) -> None:
+    config = router_config(world.redis.url, (await world.engines()).as_config())
+    redis = world.redis.client
+    key = (await ask(await world.router(config))).headers["x-cache-key"]
     await backdate_entry(redis, key, age)
-    assert await reason(await make_router(config), headers={"cache-control": "max-age=50"}) == "expired"
+    assert await reason(await world.router(config), headers={"cache-control": "max-age=50"}) == "expired"
 
 
-async def test_an_entry_that_existed_and_is_gone_has_expired(known: RouterServer, redis: Any) -> None:
+@scenario
+async def test_an_entry_that_existed_and_is_gone_has_expired(world: World) -> None:
+    known = await start_known(world)
+    redis = world.redis.client
     key = (await ask(known)).headers["x-cache-key"]
     await redis.delete(key)
     await eventually(lambda: _is_missed(known, "expired"))
 
 
-async def test_after_redis_was_emptied_everything_is_new(known: RouterServer, redis: Any) -> None:
+@scenario
+async def test_after_redis_was_emptied_everything_is_new(world: World) -> None:
+    known = await start_known(world)
+    redis = world.redis.client
+
     async def emptied_and_new() -> bool:
         # Redis sends invalidations of writes at the end of an event loop iteration, but this one at once.
         # So the invalidation of a write just before it arrives after it.
@@ -124,7 +144,11 @@ async def test_after_redis_was_emptied_everything_is_new(known: RouterServer, re
     await eventually(emptied_and_new)
 
 
-async def test_after_a_purge_nothing_is_remembered(known: RouterServer, redis: Any) -> None:
+@scenario
+async def test_after_a_purge_nothing_is_remembered(world: World) -> None:
+    known = await start_known(world)
+    redis = world.redis.client
+
     async def purged_and_new() -> bool:
         # The router may learn that the entry was written, as its writer or from Redis, after it has read the purge.
         await redis.xadd(PURGE_LOG_KEY, {"scope": '{"all":true}'})
@@ -133,7 +157,7 @@ async def test_after_a_purge_nothing_is_remembered(known: RouterServer, redis: A
     await eventually(purged_and_new)
 
 
-async def _is_new(router: RouterServer) -> bool:
+async def _is_new(router: WorldRouter) -> bool:
     answer = await ask(router, system="Be long.", headers=ONLY_IF_CACHED)
     return bool(answer.headers["x-cache-reason"] == "new")
 
@@ -150,39 +174,45 @@ async def _is_new(router: RouterServer) -> bool:
         ("query", {"temperature": 0.5}),  # a key has one part for the question and the parameters
     ],
 )
+@scenario
 async def test_a_router_knows_the_keys_that_another_one_stores(
-    make_router: MakeRouter, config: str, word: str, changed: dict[str, Any]
+    world: World, word: str, changed: dict[str, Any]
 ) -> None:
-    one, other = await make_router(config), await make_router(config)
+    config = router_config(world.redis.url, (await world.engines()).as_config())
+    one, other = await world.router(config), await world.router(config)
     await eventually(lambda: _listens(other))
     assert await reason(one) == "new"
     await eventually(lambda: _is_known(other))
     assert await reason(other, **changed) == word
 
 
-async def _listens(router: RouterServer) -> bool:
+async def _listens(router: WorldRouter) -> bool:
     """Whether a router receives invalidations: only then it keeps local copies."""
     return "detail=local" in (await router.chat("Anything")).headers["cache-status"]
 
 
-async def _is_known(router: RouterServer) -> bool:
+async def _is_known(router: WorldRouter) -> bool:
     """Whether a router knows the key: then another question differs from it."""
     answer = await ask(router, "A question that nobody asks", headers=ONLY_IF_CACHED)
     return bool(answer.headers["x-cache-reason"] == "query")
 
 
-async def test_another_revision_of_the_model_is_another_query(make_router: MakeRouter, config: str) -> None:
-    one = await make_router(config)
-    other = await make_router(config.replace('revision = "1"', 'revision = "2"'))
+@scenario
+async def test_another_revision_of_the_model_is_another_query(world: World) -> None:
+    config = router_config(world.redis.url, (await world.engines()).as_config())
+    one = await world.router(config)
+    other = await world.router(config.replace('revision = "1"', 'revision = "2"'))
     await eventually(lambda: _listens(other))
     assert await reason(one) == "new"
     await eventually(lambda: _is_known(other))
     assert await reason(other) == "query"
 
 
-async def test_the_requests_of_other_tenants_are_not_revealed(make_router: MakeRouter, config: str) -> None:
+@scenario
+async def test_the_requests_of_other_tenants_are_not_revealed(world: World) -> None:
+    config = router_config(world.redis.url, (await world.engines()).as_config())
     rest = '\n[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n[[tenant]]\nname = "beta"\n'
-    router = await make_router(config + rest)
+    router = await world.router(config + rest)
     acme, beta = {"x-tenant-id": "acme"}, {"x-tenant-id": "beta"}
     assert await reason(router, headers=acme) == "new"
     assert await reason(router, headers=acme, system="Be long.") == "system"
@@ -192,7 +222,9 @@ async def test_the_requests_of_other_tenants_are_not_revealed(make_router: MakeR
 # -- in the log and for refused requests ------------------------------------------------------------------------------
 
 
-async def test_the_log_has_the_reason(known: RouterServer, caplog: pytest.LogCaptureFixture) -> None:
+@scenario
+async def test_the_log_has_the_reason(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    known = await start_known(world)
     with caplog.at_level(logging.INFO, "roundhouse.access"):
         await ask(known, system="Be long.")
         await ask(known)
@@ -204,20 +236,24 @@ async def test_the_log_has_the_reason(known: RouterServer, caplog: pytest.LogCap
     ]  # fmt: skip
 
 
-async def test_a_504_for_only_if_cached_has_its_reason_too(known: RouterServer) -> None:
+@scenario
+async def test_a_504_for_only_if_cached_has_its_reason_too(world: World) -> None:
+    known = await start_known(world)
     answer = await ask(known, system="Be long.", headers=ONLY_IF_CACHED)
     assert (answer.status_code, answer.headers["x-cache-reason"]) == (504, "system")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_response_that_could_not_be_written_is_not_stored_the_next_time(
-    router: RouterServer, redis: Any, stream: bool
-) -> None:
-    await redis.config_set("maxmemory", 1)
+@scenario
+async def test_a_response_that_could_not_be_written_is_not_stored_the_next_time(world: World, stream: bool) -> None:
+    router, _ = await default_router(world)
+    redis = world.redis.client
+    world.redis.is_full = True
     assert await reason(router, stream=stream) == "new"
-    await eventually(lambda: _has_failed(router))
+    await eventually(lambda: _have_failed(router, 1))
     assert await reason(router, stream=stream) == "not-stored"
-    await redis.config_set("maxmemory", 0)
+    await eventually(lambda: _have_failed(router, 2))
+    world.redis.is_full = False
     assert await reason(router, stream=stream) == "not-stored"  # of the one before; this one is stored
     answer = await ask(router, stream=stream)
     assert answer.headers["x-cache"] == "HIT"
@@ -225,9 +261,9 @@ async def test_a_response_that_could_not_be_written_is_not_stored_the_next_time(
     await eventually(lambda: _is_expired(router))
 
 
-async def _is_expired(router: RouterServer) -> bool:
+async def _is_expired(router: WorldRouter) -> bool:
     return bool((await ask(router, headers=ONLY_IF_CACHED)).headers.get("x-cache-reason") == "expired")
 
 
-async def _has_failed(router: RouterServer) -> bool:
-    return (await router.metrics()).get('llm_cache_writes_total{result="failed"}', 0) > 0
+async def _have_failed(router: WorldRouter, count: int) -> bool:
+    return (await router.metrics()).get('llm_cache_writes_total{result="failed"}') == count
