@@ -125,8 +125,8 @@ class ChoicesRecorder(StreamRecorder):
         return self._usage_frame is not None
 
     def end_without_marker(self) -> bool:
-        """Complete if each choice has its finish reason. A response that is too large to be recorded is not."""
-        if self.failure is None and not self._event_buffer.pending and self._parts.size <= self._limit:
+        """Complete if each choice has its finish reason. Of a response that is too large, no events are left."""
+        if not self._event_buffer.pending:
             try:
                 reasons = finish_reasons(parse_frames(self._parts.merged_events(self._choices_format.may_merge)))
             except MALFORMED_RESPONSE_ERRORS:

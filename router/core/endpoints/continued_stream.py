@@ -81,8 +81,7 @@ class ContinuedStream:
         return unfinished_error(self._buffer.rest)
 
     def end_without_marker(self) -> bool:
-        if self.started and self.failure is None and self._recorder.end_without_marker():
-            self.ended = True
+        self.ended = self._recorder.end_without_marker()
         return self.ended
 
     def final_frames(self, *, include_usage: bool) -> bytes:

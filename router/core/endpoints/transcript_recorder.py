@@ -80,7 +80,7 @@ class TranscriptRecorder:
         return unfinished_error(self._buffer.rest)
 
     def end_without_marker(self) -> bool:
-        self.ended = self.ended or (self._has_last_event and self.failure is None)
+        self.ended = self.ended or self._has_last_event
         return self.ended
 
     def final_frames(self, *, include_usage: bool) -> bytes:
