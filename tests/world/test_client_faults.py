@@ -188,11 +188,13 @@ async def test_an_event_over_the_routers_limit_is_an_error_that_names_the_limit(
 @scenario
 async def test_a_client_error_within_a_200_reaches_the_client(world: World) -> None:
     error = b'{"error": {"message": "Too many stops", "type": "BadRequestError", "param": "stop", "code": 400}}'
-    router, engine = await scripted_router(world, error, rest=ONE_FAILURE_OPENS, content_type="application/json")
+    engine = await world.scripted_engine(error, content_type="application/json")
+    table = dict.fromkeys(("first", "second"), ("llama", "any", engine.url))
+    router = await world.router(router_config(world.redis.url, table, rest=ONE_FAILURE_OPENS))
     answer = await ask(router)
     assert (answer.status_code, answer.json()) == (400, json.loads(error))
-    assert len(engine.bodies) == 1
-    assert await healthz_breakers(router) == {"scripted": "closed"}
+    assert len(engine.bodies) == 1, "no other engine is tried"
+    assert await healthz_breakers(router) == {"first": "closed", "second": "closed"}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def test_an_error_with_status_200_is_not_stored(name: str) -> None:
 @ENDPOINTS
 def test_a_body_in_another_form_is_an_error(name: str) -> None:
     request, complete = CAPTURED[name]
-    for body in (b"", b"x", b"[]", b"null", b"\xff", b"[" * 100_000, complete[:-2], b'{"data": [{'):
+    too_deep = b'{"error":' + b"[" * 100_000
+    for body in (b"", b"x", b"[]", b"null", b"\xff", too_deep, complete[:-2], b'{"data": [{'):
         assert record_body(request, body, LIMIT) is NotStoredReason.ERROR, body[:20]
 
 
