@@ -56,14 +56,15 @@ NONSENSE: Final[Mapping[str, bytes]] = {
 
 
 class NonsenseRedis:
-    """Answers with `replies`, by a command's name, else with `otherwise`."""
+    """Answers with `replies`, by a command's name, else with `otherwise`. `deleted`: the keys of DEL."""
 
     def __init__(self, otherwise: bytes, replies: Mapping[str, bytes] = {}) -> None:
         self.replies = {**_SENSIBLE, **replies}
         self.otherwise = otherwise
         self.port = 0
+        self.deleted: list[bytes] = []
         self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._connections: dict[asyncio.Task[None] | None, asyncio.StreamWriter] = {}
 
     @property
     def url(self) -> str:
@@ -79,19 +80,23 @@ class NonsenseRedis:
     ) -> None:
         assert self._server is not None
         self._server.close()
-        for writer in self._writers:
+        for writer in self._connections.values():
             writer.close()
+        await asyncio.gather(*(task for task in self._connections if task is not None))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+        self._connections[asyncio.current_task()] = writer
         parser = hiredis.Reader(notEnoughData=...)  # of commands, which have the form of replies
         try:
             while data := await reader.read(1 << 16):
                 parser.feed(data)
                 while (command := parser.gets()) is not ...:
-                    writer.write(self.replies.get(command[0].decode().upper(), self.otherwise))
+                    name = command[0].decode().upper()
+                    if name == "DEL":
+                        self.deleted += command[1:]
+                    writer.write(self.replies.get(name, self.otherwise))
         except ConnectionError:
             pass  # the router has closed it
         finally:
-            self._writers.discard(writer)
+            del self._connections[asyncio.current_task()]
             writer.close()

@@ -17,6 +17,7 @@ from router.store.admin.purge import purge
 from router.store.entry_store import WriteResult
 from router.store.local_cache import LocalCache
 from tests.support.entry_factory import make_entry
+from tests.support.nonsense_redis import NONSENSE, NonsenseRedis
 from tests.support.purge_log import logged_scopes
 from tests.support.redis_process import RedisServer
 from tests.support.store_fixture import StoreFixture
@@ -140,6 +141,21 @@ async def test_an_entry_is_checked_against_all_later_purges_however_many(client:
     for reader in (writer, await open_store()):
         assert (await reader.get(KEY), await reader.get(OTHER)) == (None, ENTRY)
         await writer.put(KEY, ENTRY, (0, 0))
+
+
+_LOG = b"*1\r\n*2\r\n$3\r\n1-0\r\n*2\r\n$3\r\nlog\r\n$6\r\nbegins\r\n"
+
+
+@pytest.mark.parametrize("form", ["nothing", "a number", "records without ids"])
+async def test_an_entry_is_deleted_if_the_purges_after_its_write_are_unreadable(form: str) -> None:
+    async with NonsenseRedis(b":1\r\n", {"XRANGE": _LOG}) as nonsense:
+        store = StoreFixture(nonsense.url)
+        await store.start()
+        assert await store.put(KEY, ENTRY) == "stored"
+        nonsense.replies["XRANGE"] = NONSENSE[form]
+        assert await store.put(KEY, ENTRY) == "failed"
+        await store.aclose()
+    assert KEY.encode() in nonsense.deleted
 
 
 # -- many purges at once ----------------------------------------------------------------------------------------------
