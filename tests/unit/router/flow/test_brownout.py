@@ -1,9 +1,16 @@
-"""When a stale entry is served although its client asked for a fresh response."""
+"""Which models may answer, and when a stale entry is served although its client asked for a fresh response."""
 
 from typing import Any
 
 import pytest
 
+from router.core.endpoints.audio import TRANSCRIPTIONS, TRANSLATIONS
+from router.core.endpoints.chat import CHAT
+from router.core.endpoints.completions import COMPLETIONS
+from router.core.endpoints.endpoint import Endpoint
+from router.core.endpoints.messages import MESSAGES
+from router.core.endpoints.responses import RESPONSES
+from router.core.endpoints.table import ENDPOINTS, UPLOAD_ENDPOINTS
 from router.core.resilience.breaker import BreakerPolicy
 from router.flow.brownout import Brownout
 from router.flow.engine_health import EngineHealth
@@ -19,12 +26,16 @@ def engine(name: str, model: str = "llama", *, up: bool | None, drained: bool = 
     return made
 
 
-def prefers_stale(*engines: Engine, models: tuple[str, ...] = ("llama",), wake: float | None = None) -> bool:
+def brownout(*engines: Engine, **options: Any) -> Brownout:
     nothing: Any = None
-    catalog = Catalog([Model("llama", "1", wake=wake), Model("phi", "1")], engines)
+    catalog = Catalog([Model("llama", "1", **options), Model("phi", "1")], engines)
     policy = BreakerPolicy(open_above=0.9, close_below=0.8, failures=3, cooldown=10)
     breakers = Breakers(nothing, policy, engine_names=catalog.engines.keys, clock=RedisClock())
-    return Brownout(catalog, breakers, EngineHealth(breakers).readiness).prefers_stale("llama", models)
+    return Brownout(catalog, breakers, EngineHealth(breakers).readiness)
+
+
+def prefers_stale(*engines: Engine, models: tuple[str, ...] = ("llama",), wake: float | None = None) -> bool:
+    return brownout(*engines, wake=wake).prefers_stale("llama", models)
 
 
 @pytest.mark.parametrize(
@@ -53,3 +64,12 @@ def test_a_request_that_has_an_engine_started_waits_for_it() -> None:
 
 def test_without_an_engine_the_request_itself_finds_that_out_at_once() -> None:
     assert not prefers_stale()
+
+
+TEXTS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES, TRANSCRIPTIONS, TRANSLATIONS)
+
+
+@pytest.mark.parametrize("endpoint", [*ENDPOINTS, *UPLOAD_ENDPOINTS])
+def test_only_a_text_may_come_from_another_model_since_vectors_scores_and_tokens_differ(endpoint: Endpoint) -> None:
+    chain = brownout(engine("a", up=False), engine("b", "phi", up=True), fallback="phi")
+    assert chain.candidate_models("llama", endpoint) == (["llama", "phi"] if endpoint in TEXTS else ["llama"])
