@@ -1,5 +1,6 @@
 """Which build of the router this is."""
 
+from functools import cache
 from importlib.metadata import version
 from typing import Final
 
@@ -9,6 +10,7 @@ DISTRIBUTION: Final = "roundhouse-router"
 """Its name on a package index; the command and the import packages have shorter ones."""
 
 
+@cache
 def build_version() -> str:
     return version(DISTRIBUTION)
 
