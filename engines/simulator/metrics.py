@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from engines.simulator.counters import EngineCounters
 from engines.simulator.faults import Fault
+from engines.simulator.metrics_text import metrics_text
 from engines.simulator.scheduler import Scheduler
 from engines.simulator.settings import BLOCK_SIZE, SimulatorSettings
 from engines.simulator.speculation import SpeculativeDecoder
@@ -65,7 +66,7 @@ class EngineCollector(Collector):
         """Differs from an earlier one if a metric does: all that `collect` reads and that changes."""
         scheduler = self._scheduler
         numbers = (scheduler.running, scheduler.waiting, self._kv_usage(), scheduler.counts, self._speculation.counts)
-        # Pickled, so that no counter can be forgotten here; and 50 times faster than the text.
+        # Pickled, so that no counter can be forgotten here; and 40 times faster than the text.
         return pickle.dumps((numbers, self._engine_counters))
 
     def collect(self) -> Iterator[Metric]:
@@ -218,15 +219,14 @@ class EngineCollector(Collector):
 class MetricsPage:
     """The text of /metrics: the metrics of this Python process, and those of the engine.
 
-    The latter are formatted only if one has changed: a router asks every 2 s, and formatting takes 8 ms.
+    The latter are formatted only if one has changed: a router asks every 2 s, and formatting takes 1 ms.
     """
 
     def __init__(self, engine: EngineCollector, kv_fault: Callable[[], Fault | None]) -> None:
-        self._process_registry, self._engine_registry = CollectorRegistry(), CollectorRegistry()
+        self._process_registry = CollectorRegistry()
         GCCollector(self._process_registry)
         PlatformCollector(self._process_registry)
         ProcessCollector(registry=self._process_registry)
-        self._engine_registry.register(engine)
         self._engine = engine
         self._kv_fault = kv_fault
         self._state = b""
@@ -236,7 +236,7 @@ class MetricsPage:
         """A `kv` fault can remove the usage, or rename it to its name before vLLM 0.10."""
         state = self._engine.state()
         if state != self._state:
-            self._state, self._engine_text = state, generate_latest(self._engine_registry)
+            self._state, self._engine_text = state, metrics_text(self._engine.collect())
         text = generate_latest(self._process_registry) + self._engine_text
         kv_fault = self._kv_fault()
         metric = kv_fault.get("metric") if kv_fault else "new"
