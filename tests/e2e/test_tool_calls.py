@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.vllm, pytest.mark.real]
 
 CALL = (
     "<|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>"
-    '<steptml:invoke name="save"><steptml:parameter name="text">[a-z]{20}</steptml:parameter></steptml:invoke>'
+    '<steptml:invoke name="save"><steptml:parameter name="text">[a-z]{40}</steptml:parameter></steptml:invoke>'
     "<|tool_call_end|><|tool_calls_end|>"
 ).replace("|", "\uff5c")
 """What the tiny model, which knows no tools, is made to generate. The parser sends the name, and the arguments only
-when the call is complete: about 100 tokens later."""
+when the call is complete: about 120 tokens later."""
 TOOL = {"name": "save", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}}
 BODY = {
     "model": "tiny",
@@ -57,9 +57,13 @@ class Answer(NamedTuple):
 
 
 def ask(tree: VllmProcessTree, slow_steps: Path) -> Answer:
-    """Steps are slow from the call's name to its arguments, so that the test lasts little longer than this silence."""
+    """Steps are slow from the call's name to its arguments, so that the test lasts little longer than this silence.
+
+    Before, they are a little slow: few tokens are generated before this function has seen the name.
+    """
     events: list[dict[str, Any]] = []
     done, silence = False, 0.0
+    slow_steps.write_text("0.05")
     with httpx.stream("POST", f"{tree.url}/v1/chat/completions", json=BODY, timeout=120) as response:
         assert response.status_code == 200
         last = time.monotonic()
@@ -75,7 +79,7 @@ def ask(tree: VllmProcessTree, slow_steps: Path) -> Answer:
             if '"arguments"' in line or "error" in events[-1]:
                 slow_steps.unlink(missing_ok=True)
             elif '"tool_calls"' in line:
-                slow_steps.touch()
+                slow_steps.write_text("0.2")
     return Answer(events, response.headers["x-engine"], done, silence)
 
 
@@ -113,7 +117,7 @@ def test_a_tool_call_whose_arguments_the_parser_holds_back_arrives_whole(
     assert answer.silence > TimeoutSettings().between_tokens
     name, arguments = answer.call
     assert name == "save"
-    assert len(json.loads(arguments)["text"]) == 20
+    assert len(json.loads(arguments)["text"]) == 40
     assert (answer.finish_reasons, answer.done) == (["tool_calls"], True)
     health = httpx.get(f"{replicas.url}/healthz").json()
     assert health["engines"][answer.engine]["breaker"] == "closed"
