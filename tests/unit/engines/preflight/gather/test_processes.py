@@ -42,15 +42,15 @@ async def child(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 def test_this_process_is_found_by_its_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        assert [process.pid for process in listeners(port)] == [os.getpid()]
-    assert listeners(port) == ()
+        assert os.getpid() in [process.pid for process in listeners(port)]
+    assert os.getpid() not in [process.pid for process in listeners(port)]
 
 
 @pytest.mark.parametrize("child", ["127.0.0.1", "::1"], indirect=True)
 async def test_another_process_is_found_by_its_port(child: tuple[int, int]) -> None:
     pid, port = child
-    (found,) = listeners(port)
-    assert found.pid == pid
+    # Another test may listen on the same port of the other address.
+    (found,) = (process for process in listeners(port) if process.pid == pid)
     assert "python" in found.command
     assert found.is_vllm
     assert not found.is_orphan
