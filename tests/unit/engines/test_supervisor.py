@@ -27,7 +27,8 @@ time.sleep(600)
 """
 LEAVES_A_CHILD = """
 import subprocess, time
-print("begun", subprocess.Popen(["sleep", "600"]).pid, flush=True)
+child = subprocess.Popen(["sleep", "600"])
+print(f"begun {child.pid}", flush=True)  # one write: a test reads the log once "begun" is there
 time.sleep(600)
 """
 IGNORES_SIGTERM = """
