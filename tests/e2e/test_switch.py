@@ -28,25 +28,23 @@ def ask(tree: VllmProcessTree, prompt: str, *, stream: bool = False) -> httpx.Re
 
 @contextmanager
 def load(tree: VllmProcessTree) -> Iterator[list[httpx.Response]]:
-    """New requests one after the other, every second one for a stream; the responses so far.
-
-    No more at once: they would take the cores from the engine that starts.
-    """
+    """New requests one after the other, in two threads, one of which asks for streams; the responses so far."""
     responses: list[httpx.Response] = []
     ended = threading.Event()
 
-    def send_requests() -> None:
+    def send_requests(thread: int) -> None:
         while not ended.is_set():
-            number = len(responses)
-            responses.append(ask(tree, f"Request {number}", stream=number % 2 == 0))
+            responses.append(ask(tree, f"{thread}: request {len(responses)}", stream=thread == 0))
 
-    thread = threading.Thread(target=send_requests)
-    thread.start()
+    threads = [threading.Thread(target=send_requests, args=[number]) for number in range(2)]
+    for thread in threads:
+        thread.start()
     try:
         yield responses
     finally:
         ended.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
 
 
 def run(tree: VllmProcessTree, *command: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ HITS = "vllm:prefix_cache_hits_total"
 
 @pytest.fixture(scope="module")
 def tenants_url(tree: VllmProcessTree, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A second router in front of one of the engines, with four tenants, two of whom share."""
+    """A second router in front of one of the engines, with four tenants, of which two share a group."""
     tenants = "".join(
         f'[[tenant]]\nname = "{name}"\nkeys = ["{hash_key(name.encode())}"]\n'
         + (f'group = "{group}"\n' if group is not None else "")

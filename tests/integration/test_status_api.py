@@ -1,4 +1,4 @@
-"""The status API before a real Redis, and with worker processes. What routers tell each other: tests/world."""
+"""The status API before a real Redis, and with worker processes. What routers exchange: tests/world."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -33,7 +33,7 @@ BROKEN: Final[list[tuple[EndpointCase, dict[str, Any]]]] = [
         {"fault": "stall", "after": 3},
         {"fault": "no_done"},
     )
-    # The finish reasons of these tell that the response is complete: see test_foreign_engines.
+    # The finish reasons of these show that the response is complete: see test_foreign_engines.
     if fault != {"fault": "no_done"} or case.last_event != DONE_FRAME
 ]
 

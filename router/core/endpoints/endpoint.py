@@ -92,7 +92,7 @@ class Recorder(Protocol):
     def end_without_marker(self) -> bool:
         """Takes the end of a body that lacks the event which ends a stream; sets and returns `ended`.
 
-        Only for a stream that has not failed. It is true if the events themselves tell that the response is complete.
+        Only for a stream that has not failed. It is true if the events show that the response is complete.
         """
 
     @property
