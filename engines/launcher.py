@@ -15,9 +15,11 @@ from router.core.types import EngineTask
 
 Program = Literal["vllm", "simulator"]
 
-# Of simulated engines: slow enough that a person sees a cache miss, fast enough not to wait for it.
-_TTFT_MS: Final = 150
-_TOKENS_PER_SECOND: Final = 80
+SIMULATED_PACE: Final = (
+    "--ttft-ms=150", "--tokens-per-second=80", "--prefill-tokens-per-second=4000", "--decode-ms=0.2",
+)  # fmt: skip
+"""Of simulated engines: slow enough that a person sees a cache miss, and a prompt that is not in the prefix cache of an
+engine; fast enough not to wait for it."""
 
 # Acceptance of draft tokens in chat and in code. Like a real draft, one is good at the prompts of its engine's task, so
 # that the router finds out what the README says.
@@ -99,7 +101,7 @@ def engine_command(spec: EngineSpec, program: Program, plan: UpPlan) -> EngineCo
 def _simulator_argv(spec: EngineSpec, launch: LaunchSpec, draft: str | None) -> list[str]:
     argv = [sys.executable, "-m", "engines.simulator", *listen_options(spec)]
     argv += ["--model", launch.target, "--served-model-name", spec.served_model]
-    argv += ["--ttft-ms", str(_TTFT_MS), "--tokens-per-second", str(_TOKENS_PER_SECOND)]
+    argv += SIMULATED_PACE
     if launch.lora:
         argv += ["--enable-lora", "--lora-modules", *lora_modules(launch)]
     if spec.max_model_len is not None:

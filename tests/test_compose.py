@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import yaml
 
+from engines.launcher import SIMULATED_PACE
 from engines.spec import EngineSpec
 from engines.vllm_command import vllm_argv
 from router.settings import EngineSettings, Settings, load
@@ -238,6 +239,7 @@ def test_simulated_engines_have_the_models_and_drafts_of_real_ones(compose: Comp
             "--max-model-len": real["--max-model-len"],
             "--draft": draft["model"],
             "--num-speculative-tokens": str(draft["num_speculative_tokens"]),
+            **options(list(SIMULATED_PACE)),
         }
 
 

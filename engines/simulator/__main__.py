@@ -1,6 +1,7 @@
 """The command line: `python -m engines.simulator --model NAME`."""
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -42,9 +43,19 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         "--per-request-spec-decode-metrics", default="none", choices=get_args(SpecDecodeMetricsLevel),
         help="what responses say of the accepted draft tokens of their own request",
     )  # fmt: skip
-    parser.add_argument("--ttft-ms", type=float, default=0.0, help="milliseconds to the first token")
-    parser.add_argument("--tokens-per-second", type=float, default=0.0, help="of each request; 0: as fast as possible")
-    parser.add_argument("--jitter", type=float, default=0.0, help="relative variation of each delay, 0 to 1")
+    parser.add_argument("--ttft-ms", type=_amount, default=0.0, help="milliseconds to the first token")
+    parser.add_argument("--tokens-per-second", type=_amount, default=0.0, help="of each request; 0: any number")
+    parser.add_argument(
+        "--prefill-tokens-per-second", type=_amount, default=0.0,
+        help="prompt tokens that the engine computes in a second, without those in its prefix cache; 0: any number",
+    )  # fmt: skip
+    parser.add_argument(
+        "--decode-ms", type=_amount, default=0.0, help="milliseconds that each running sequence adds to a step"
+    )
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, help="tokens of a step, which limit the prompts that it computes"
+    )
+    parser.add_argument("--jitter", type=_amount, default=0.0, help="relative variation of each delay, 0 to 1")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kv-blocks", type=int, default=4096, help="KV blocks of 16 tokens")
     parser.add_argument("--max-num-seqs", type=int, default=256)
@@ -75,6 +86,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             per_request_spec_decode_metrics=options.per_request_spec_decode_metrics,
             ttft=options.ttft_ms / 1000,
             tokens_per_second=options.tokens_per_second,
+            prefill_tokens_per_second=options.prefill_tokens_per_second,
+            decode=options.decode_ms / 1000,
+            max_num_batched_tokens=options.max_num_batched_tokens,
             jitter=options.jitter,
             seed=options.seed,
             kv_blocks=options.kv_blocks,
@@ -92,6 +106,17 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     except ValueError as error:
         parser.error(str(error))
     return Arguments(settings, options.host, options.port, options.log_level)
+
+
+def _amount(text: str) -> float:
+    """A time or a speed. argparse adds the option's name to the error."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number from 0, got {text!r}")
+    return value
 
 
 if __name__ == "__main__":

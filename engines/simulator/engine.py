@@ -1,7 +1,7 @@
 """The engine core: generates the tokens of accepted requests at the configured rate."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -10,11 +10,13 @@ from engines.simulator.continuations import AnswerKind, find_answer
 from engines.simulator.counters import EngineCounters, SequenceSizes, SequenceTimes
 from engines.simulator.faults import FaultPlan
 from engines.simulator.kvcache import BlockPool
+from engines.simulator.pace import Pace, Pacer, SeparatePace
 from engines.simulator.requests import GenerationRequest
 from engines.simulator.scheduler import Scheduler, Sequence
 from engines.simulator.schemas import sample_document
 from engines.simulator.settings import SimulatorSettings
 from engines.simulator.speculation import RequestSpeculation, SpeculativeDecoder
+from engines.simulator.steps import SharedPace
 from engines.simulator.stop_strings import StopStringMatcher
 from engines.simulator.tokens import EOS, token_id
 
@@ -61,33 +63,6 @@ class _RunningSequence:
 
 
 @dataclass(slots=True)
-class _Pacer:
-    """Waits until the next step is due. Without a rate it only yields to the event loop."""
-
-    first: float
-    rate: float
-    jitter: float
-    rng: Random
-    clock: Callable[[], float]
-    due: float | None = None
-
-    async def wait(self) -> None:
-        if not self.rate and not self.first:
-            await asyncio.sleep(0)
-            return
-        now = self.clock()
-        if self.due is None:
-            wait, self.due = self.first, now
-        else:
-            wait = 1 / self.rate if self.rate else 0.0
-        if self.jitter:
-            wait *= 1 + self.jitter * self.rng.uniform(-1, 1)
-        # Count from now if a step was late, so that the following steps do not catch up in a burst.
-        self.due = max(self.due, now - wait) + wait
-        await asyncio.sleep(max(0.0, self.due - now))
-
-
-@dataclass(slots=True)
 class EngineCore:
     """One simulated engine: its scheduler, its speculative decoder and its counters."""
 
@@ -97,9 +72,16 @@ class EngineCore:
     scheduler: Scheduler = field(init=False)
     speculation: SpeculativeDecoder = field(init=False)
     counters: EngineCounters = field(init=False)
+    pace: Pace = field(init=False)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(BlockPool(self.settings.kv_blocks), self.settings.max_num_seqs)
+        settings = self.settings
+        self.scheduler = Scheduler(BlockPool(settings.kv_blocks), settings.max_num_seqs)
+        self.pace = (
+            SharedPace(self.scheduler, settings, self.clock)
+            if settings.has_time_model
+            else SeparatePace(self.scheduler, settings.tokens_per_second)
+        )
         self.speculation = SpeculativeDecoder(self.settings)
         self.counters = EngineCounters(self.settings.context_length)
 
@@ -108,52 +90,42 @@ class EngineCore:
 
         Closing the generator aborts the choices that still run; throwing EngineFailedError into it fails them.
         """
-        # Set at each admission of one of the request's sequences.
-        changed = asyncio.Event()
-        live = [self._start(request, plan, index, changed) for index in range(len(request.prompts) * request.n)]
-        pacer = _Pacer(
-            first=self.settings.ttft if plan.ttft is None else plan.ttft,
-            rate=self.settings.tokens_per_second if plan.rate is None else plan.rate,
-            jitter=self.settings.jitter,
-            rng=Random(request.sampling_hash ^ self.settings.seed),  # noqa: S311 - the pace must be reproducible
-            clock=self.clock,
-        )
-        longest, unfinished_reason = 0, "abort"
+        generation = self._new_generation(request, plan)
+        unfinished_reason = "abort"
         try:
-            for running in live:
-                self.scheduler.submit(running.sequence)
+            turns = self.pace.start(generation)
             if plan.prefill:
-                await self._prefill_slowly(live, plan.prefill)
-            while live:
-                ready = [running for running in live if running.sequence.admitted]
-                if not ready:
-                    changed.clear()
-                    await changed.wait()
-                    continue
-                await pacer.wait()
-                for running in ready:
-                    # A step of another sequence may have preempted this one during the wait.
-                    if not running.sequence.admitted:
-                        continue
-                    delta = self._step(running, single_tokens=plan.needs_single_tokens)
-                    if delta.finish_reason is not None:
-                        live.remove(running)
-                        longest = max(longest, running.generated)
-                        self._finish(running, delta.finish_reason)
+                await self._prefill_slowly(generation.live, plan.prefill)
+            while generation.live:
+                await turns.next()
+                for delta in generation.take_deltas():
                     yield delta
             # Only for requests that run to their end.
-            self.counters.record_request(request.n, longest)
+            self.counters.record_request(request.n, generation.longest)
         except EngineFailedError:
             unfinished_reason = "error"
             raise
         finally:
             # What is still in `live` here was aborted by the client or has failed.
-            for running in live:
+            for running in generation.live.values():
                 self._finish(running, unfinished_reason)
 
-    async def _prefill_slowly(self, live: list[_RunningSequence], seconds: float) -> None:
+    def _new_generation(self, request: GenerationRequest, plan: FaultPlan) -> "_Generation":
+        admitted = asyncio.Event()
+        choices = [self._start(request, plan, index, admitted) for index in range(len(request.prompts) * request.n)]
+        pacer = Pacer(
+            first=self.settings.ttft if plan.ttft is None else plan.ttft,
+            rate=self.pace.rate if plan.rate is None else plan.rate,
+            jitter=self.settings.jitter,
+            rng=Random(request.sampling_hash ^ self.settings.seed),  # noqa: S311 - the pace must be reproducible
+            clock=self.clock,
+        )
+        live = {running.sequence: running for running in choices}
+        return _Generation(self, live, pacer, admitted, single_tokens=plan.needs_single_tokens)
+
+    async def _prefill_slowly(self, live: Iterable[Sequence], seconds: float) -> None:
         """As vLLM with chunked prefill: only the usage of the KV cache shows it, which grows with each chunk."""
-        blocks, chunks = sum(running.sequence.blocks.count for running in live), max(1, round(seconds / _CHUNK))
+        blocks, chunks = sum(sequence.blocks.count for sequence in live), max(1, round(seconds / _CHUNK))
         for chunk in range(chunks):
             unfilled = blocks * (1 - chunk / chunks)
             self.scheduler.unfilled_blocks += unfilled
@@ -163,7 +135,7 @@ class EngineCore:
                 self.scheduler.unfilled_blocks -= unfilled
 
     def _start(
-        self, request: GenerationRequest, plan: FaultPlan, index: int, changed: asyncio.Event
+        self, request: GenerationRequest, plan: FaultPlan, index: int, admissions: asyncio.Event
     ) -> _RunningSequence:
         prompt = request.prompts[index // request.n]  # the n choices of a prompt are adjacent
         kind = AnswerKind(code=looks_like_code(prompt.user_text), fenced=request.chat)
@@ -192,7 +164,7 @@ class EngineCore:
         def admitted() -> None:
             # A preempted sequence is admitted again; the first time counts, as in vLLM's queue time.
             times.admitted = times.admitted or self.clock()
-            changed.set()
+            admissions.set()
 
         return _RunningSequence(
             index=index,
@@ -207,7 +179,8 @@ class EngineCore:
             speculation=self.speculation.new_request(),
         )
 
-    def _step(self, running: _RunningSequence, *, single_tokens: bool) -> Delta:
+    def step(self, running: _RunningSequence, *, single_tokens: bool) -> Delta:
+        """The next step of one choice. If it ends, it leaves the scheduler."""
         # The first step computes the prompt and yields one token; speculative decoding starts with the second.
         # A fault that is due after a number of tokens needs one token per step.
         steps = 1
@@ -237,6 +210,8 @@ class EngineCore:
                 visible = Token(visible.text + running.stops.flush())
             _append_part(parts, visible)
         self._record_step(running, tokens)
+        if reason is not None:
+            self._finish(running, reason)
         return Delta(running.index, tokens, parts, reason, stop, running.speculation if reason is not None else None)
 
     def _record_step(self, running: _RunningSequence, tokens: list[Token]) -> None:
@@ -256,10 +231,41 @@ class EngineCore:
     def _finish(self, running: _RunningSequence, reason: str) -> None:
         sequence = running.sequence
         self.scheduler.finish(sequence)
+        self.pace.ended(sequence)
         sizes = SequenceSizes(
             len(sequence.prompt), sequence.cached_tokens, running.generated, running.limit, sequence.preemptions
         )
         self.counters.record_finished(reason, running.times, self.clock(), sizes)
+
+
+@dataclass(slots=True, eq=False)
+class _Generation:
+    """One request while it is generated; `live` are its choices that have not ended."""
+
+    engine: EngineCore
+    live: dict[Sequence, _RunningSequence]
+    pacer: Pacer
+    admitted: asyncio.Event
+    single_tokens: bool
+    longest: int = 0
+    _deltas: list[Delta] = field(default_factory=list)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return list(self.live)
+
+    def step(self, sequence: Sequence) -> None:
+        running = self.live[sequence]
+        delta = self.engine.step(running, single_tokens=self.single_tokens)
+        if delta.finish_reason is not None:
+            del self.live[sequence]
+            self.longest = max(self.longest, running.generated)
+        self._deltas.append(delta)
+
+    def take_deltas(self) -> list[Delta]:
+        """What the steps since the last call have made."""
+        taken, self._deltas = self._deltas, []
+        return taken
 
 
 _EOS_TOKEN = Token("")

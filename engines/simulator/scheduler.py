@@ -5,7 +5,7 @@ gives its blocks back, goes to the head of the queue and is computed again later
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from engines.simulator.kvcache import BlockPool, SequenceBlocks, block_hash, block_hashes
@@ -26,6 +26,8 @@ class Sequence:
     """Hash of the last full block."""
     admitted: bool = False
     cached_tokens: int = 0
+    uncomputed: int = 0
+    """Tokens that are to be computed before the next one can be generated; counted at each admission."""
     preemptions: int = 0
     queried: bool = False
 
@@ -43,7 +45,7 @@ class SchedulerCounts:
 
 
 class Scheduler:
-    """Admission and growth of sequences over one block pool."""
+    """Admission and growth of sequences over one block pool. The owner decides when sequences are admitted."""
 
     def __init__(self, pool: BlockPool, max_num_seqs: int) -> None:
         self.pool = pool
@@ -59,6 +61,11 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def running_sequences(self) -> Iterable[Sequence]:
+        """In the order of their admission."""
+        return self._running
+
+    @property
     def waiting(self) -> int:
         """Sequences that wait for a slot or for KV blocks."""
         return len(self._waiting)
@@ -69,9 +76,13 @@ class Scheduler:
         return max(0.0, self.pool.usage - self.pool.share(self.unfilled_blocks))
 
     def submit(self, sequence: Sequence) -> None:
-        """Queues a new sequence, which may be admitted at once."""
+        """Queues a new sequence."""
         self._waiting.append(sequence)
-        self._admit()
+
+    def admit(self) -> None:
+        """Admits all sequences that there is room for."""
+        while self.admit_next() is not None:
+            pass
 
     def append_token(self, sequence: Sequence, token: int) -> None:
         """Appends a generated token. This may preempt the sequence itself: then `admitted` is False afterwards."""
@@ -94,28 +105,31 @@ class Scheduler:
             self.pool.free(sequence.blocks)
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
-        self._admit()
 
-    def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._max_num_seqs:
-            sequence = self._waiting[0]
-            hashes = block_hashes(sequence.salt, sequence.tokens)
-            allocation = self.pool.allocate(hashes, len(sequence.tokens))
-            if allocation is None:
-                # First come, first served: nothing overtakes the head of the queue, as in vLLM's default policy.
-                return
-            self._waiting.popleft()
-            sequence.blocks, cached = allocation
-            # The salt starts the hash chain, so different salts never share blocks.
-            sequence.last_hash = hashes[-1] if hashes else sequence.salt
-            if not sequence.queried:
-                # vLLM counts the prefix-cache query of a resumed request separately; its metrics show only the first.
-                sequence.queried, sequence.cached_tokens = True, cached
-                self.counts.prefix_queries += len(sequence.tokens)
-                self.counts.prefix_hits += cached
-            sequence.admitted = True
-            self._running.append(sequence)
-            sequence.on_admitted()
+    def admit_next(self) -> Sequence | None:
+        """Admits the head of the queue, and returns it; None if there is none or no room for it."""
+        if not self._waiting or len(self._running) >= self._max_num_seqs:
+            return None
+        sequence = self._waiting[0]
+        hashes = block_hashes(sequence.salt, sequence.tokens)
+        allocation = self.pool.allocate(hashes, len(sequence.tokens))
+        if allocation is None:
+            # First come, first served: nothing overtakes the head of the queue, as in vLLM's default policy.
+            return None
+        self._waiting.popleft()
+        sequence.blocks, cached = allocation
+        # The salt starts the hash chain, so different salts never share blocks.
+        sequence.last_hash = hashes[-1] if hashes else sequence.salt
+        sequence.uncomputed = len(sequence.tokens) - cached
+        if not sequence.queried:
+            # vLLM counts the prefix-cache query of a resumed request separately; its metrics show only the first.
+            sequence.queried, sequence.cached_tokens = True, cached
+            self.counts.prefix_queries += len(sequence.tokens)
+            self.counts.prefix_hits += cached
+        sequence.admitted = True
+        self._running.append(sequence)
+        sequence.on_admitted()
+        return sequence
 
     def _preempt(self, victim: Sequence) -> None:
         self._running.remove(victim)

@@ -36,7 +36,16 @@ class SimulatorSettings:
     ttft: float = 0.0
     """Seconds to the first token."""
     tokens_per_second: float = 0.0
-    """Steps per second of each request; 0: as fast as possible. Accepted draft tokens come on top."""
+    """Steps per second of each request; 0: as fast as possible. Accepted draft tokens come on top.
+
+    With the time model: steps per second of the engine, if there was nothing to compute in them.
+    """
+    prefill_tokens_per_second: float = 0.0
+    """Prompt tokens that the engine computes in a second; 0: any number, at once. Of the time model."""
+    decode: float = 0.0
+    """Seconds that each sequence which decodes adds to a step. Of the time model."""
+    max_num_batched_tokens: int | None = None
+    """Tokens of prompts and sequences in one step; None: 2048, or `max_num_seqs` if that is more. Of the time model."""
     jitter: float = 0.0
     """Share (0 to 1) by which each wait varies randomly, up or down."""
     seed: int = 0
@@ -63,6 +72,11 @@ class SimulatorSettings:
     def __post_init__(self) -> None:
         if self.kv_blocks < 2:
             raise ValueError("a KV cache needs at least 2 blocks, since vLLM keeps one for itself")
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be greater than or equal to max_num_seqs "
+                f"({self.max_num_seqs})"
+            )
         if self.lora_modules and not self.enable_lora:
             raise ValueError("lora_modules requires enable_lora")
         if self.per_request_spec_decode_metrics != "none" and self.draft is None:
@@ -71,6 +85,16 @@ class SimulatorSettings:
             raise ValueError(
                 f"max_model_len={self.max_model_len} does not fit into {self.kv_blocks} blocks of {BLOCK_SIZE}"
             )
+
+    @property
+    def has_time_model(self) -> bool:
+        """Whether the requests share the engine's time (engines/simulator/steps.py)."""
+        return self.prefill_tokens_per_second > 0 or self.decode > 0
+
+    @property
+    def batched_tokens(self) -> int:
+        """Tokens of one step; the default is vLLM's on a small GPU."""
+        return max(2048, self.max_num_seqs) if self.max_num_batched_tokens is None else self.max_num_batched_tokens
 
     @property
     def architecture(self) -> str:

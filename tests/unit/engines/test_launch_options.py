@@ -8,6 +8,7 @@ import pytest
 
 from engines.launcher import engine_command
 from engines.plan import RouterSpec, UpPlan
+from engines.simulator.__main__ import parse_arguments
 from engines.spec import EngineSpec, LaunchSpec
 from engines.vllm_command import vllm_argv, vllm_env
 from router.settings.tables import LaunchSettings
@@ -169,6 +170,13 @@ def test_a_simulated_engine_speculates_as_the_real_one_would(launch: dict[str, A
     argv = launched(engine(**launch), program="simulator").argv
     plain = launched(engine(), program="simulator").argv
     assert argv == [*plain, *draft]
+
+
+def test_the_requests_of_a_simulated_engine_share_its_time() -> None:
+    argv = launched(engine(), program="simulator").argv
+    settings = parse_arguments(argv[argv.index("engines.simulator") + 1 :]).settings
+    assert settings.has_time_model
+    assert settings.prefill_tokens_per_second == 4000
 
 
 def test_a_simulated_engine_serves_the_adapters_of_the_real_one() -> None:

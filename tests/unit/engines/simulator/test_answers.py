@@ -158,6 +158,7 @@ def test_the_scheduler_never_allocates_more_than_it_has_and_gets_all_back(work: 
     for salt, length, grown in work:
         sequence = Sequence(tuple(range(length)), salt, lambda: None)
         scheduler.submit(sequence)
+        scheduler.admit()
         sequences.append(sequence)
         for token in range(grown):
             if sequence.admitted and len(sequence.tokens) < 100:
@@ -175,9 +176,11 @@ def test_a_sequence_that_needs_space_preempts_the_last_admitted_one() -> None:
     old, newer = (Sequence(tuple(range(start, start + 32)), 0, lambda: None) for start in (0, 100))
     scheduler.submit(old)
     scheduler.submit(newer)
+    scheduler.admit()
     assert scheduler.pool.usage == 1
     scheduler.append_token(old, 1)
     assert (old.admitted, newer.admitted) == (True, False)
     assert (scheduler.counts.preemptions, scheduler.running, scheduler.waiting) == (1, 1, 1)
     scheduler.finish(old)
+    scheduler.admit()
     assert newer.admitted
