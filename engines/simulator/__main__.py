@@ -65,6 +65,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     parser.add_argument("--speech", action="store_true", help="a model for speech: the audio endpoints")
     parser.add_argument("--enable-auto-tool-choice", action="store_true")
     parser.add_argument("--generations", help="a log file, one line per generation; see docs/simulator.md")
+    parser.add_argument(
+        "--enable-prompt-tokens-details", action="store_true", help="usage says how many prompt tokens were cached"
+    )
     parser.add_argument("--enable-lora", action="store_true")
     parser.add_argument("--lora-modules", nargs="+", default=[], help="adapters: name=path, or JSON as for vLLM")
     parser.add_argument(
@@ -99,6 +102,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             num_labels=options.num_labels,
             speech=options.speech,
             generations=options.generations,
+            enable_prompt_tokens_details=options.enable_prompt_tokens_details,
             enable_lora=options.enable_lora,
             lora_modules=tuple(parse_module(text) for text in options.lora_modules),
             allow_runtime_lora_updating=options.allow_runtime_lora_updating,

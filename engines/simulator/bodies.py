@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from engines.simulator.adapters import LoadedAdapter
 from engines.simulator.answers import TokenKind
-from engines.simulator.engine import Delta
+from engines.simulator.engine import NOT_CACHED, Delta, PromptCaching
 from engines.simulator.frames import Envelope, finish_reason, tool_call_id, usage_object
 from engines.simulator.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from engines.simulator.requests import GenerationRequest
@@ -26,6 +26,7 @@ class ChoiceAccumulator:
         self.finish_reason: str | None = None
         self.stop_reason: str | None = None
         self.speculation: RequestSpeculation | None = None
+        self.caching = NOT_CACHED
 
     def add(self, delta: Delta) -> None:
         self.texts += [token.text for token in delta.tokens]
@@ -33,6 +34,7 @@ class ChoiceAccumulator:
         self.reasoning_tokens += sum(token.kind is TokenKind.REASONING for token in delta.tokens)
         self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
         self.speculation = delta.speculation
+        self.caching = delta.caching
 
     def text(self, kind: TokenKind, call: int = 0) -> str:
         """The text of one field; for a tool call, of the call with this index."""
@@ -60,7 +62,7 @@ def chat_body(
         "usage": usage_object(
             len(prompt),
             sum(len(choice.texts) for choice in choices),
-            prompt_tokens_details=None,
+            prompt_tokens_details=_prompt_details(request, choices[-1].caching, choices[-1].caching.created),
             completion_tokens_details=(
                 {"reasoning_tokens": sum(choice.reasoning_tokens for choice in choices)} if request.thinking else None
             ),
@@ -123,7 +125,8 @@ def completion_body(
         "usage": usage_object(
             sum(len(prompt.tokens) for prompt in request.prompts),
             sum(len(choice.texts) for choice in choices),
-            prompt_tokens_details=None,
+            # vLLM has no tokens that were stored here.
+            prompt_tokens_details=_prompt_details(request, choices[-1].caching, None),
             completion_tokens_details=None,
         ),
         "kv_transfer_params": None,
@@ -149,6 +152,12 @@ def _completion_choice(request: GenerationRequest, index: int, choice: ChoiceAcc
         "prompt_token_ids": prompt.tokens if request.return_token_ids else None,
         "routed_experts": None,
     }
+
+
+def _prompt_details(request: GenerationRequest, caching: PromptCaching, created: int | None) -> Json | None:
+    if not request.prompt_tokens_details:
+        return None
+    return {"cached_tokens": caching.cached, "created_cache_tokens": created, "multimodal_tokens": None}
 
 
 def _metrics(choices: list[ChoiceAccumulator]) -> Json | None:

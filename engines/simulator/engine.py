@@ -14,7 +14,7 @@ from engines.simulator.pace import Pace, Pacer, SeparatePace
 from engines.simulator.requests import GenerationRequest
 from engines.simulator.scheduler import Scheduler, Sequence
 from engines.simulator.schemas import sample_document
-from engines.simulator.settings import SimulatorSettings
+from engines.simulator.settings import BLOCK_SIZE, SimulatorSettings
 from engines.simulator.speculation import RequestSpeculation, SpeculativeDecoder
 from engines.simulator.steps import SharedPace
 from engines.simulator.stop_strings import StopStringMatcher
@@ -30,6 +30,17 @@ class EngineFailedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class PromptCaching:
+    """Prompt tokens of one choice that the prefix cache held, and those that were stored there."""
+
+    cached: int
+    created: int
+
+
+NOT_CACHED = PromptCaching(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What one step adds to one choice.
 
@@ -40,6 +51,7 @@ class Delta:
     index: int
     tokens: list[Token]
     parts: list[Token]
+    caching: PromptCaching
     finish_reason: str | None = None
     stop_reason: str | None = None
     speculation: RequestSpeculation | None = None
@@ -60,6 +72,7 @@ class _RunningSequence:
     code: bool
     speculation: RequestSpeculation | None
     generated: int = 0
+    caching: PromptCaching = NOT_CACHED
 
 
 @dataclass(slots=True)
@@ -184,6 +197,8 @@ class EngineCore:
         # The first step computes the prompt and yields one token; speculative decoding starts with the second.
         # A fault that is due after a number of tokens needs one token per step.
         steps = 1
+        if not running.generated:
+            running.caching = _caching(running.sequence)
         if not single_tokens and running.generated:
             steps = self.speculation.step(running.rng, code=running.code)
             if running.speculation is not None:
@@ -212,7 +227,8 @@ class EngineCore:
         self._record_step(running, tokens)
         if reason is not None:
             self._finish(running, reason)
-        return Delta(running.index, tokens, parts, reason, stop, running.speculation if reason is not None else None)
+        speculation = running.speculation if reason is not None else None
+        return Delta(running.index, tokens, parts, running.caching, reason, stop, speculation)
 
     def _record_step(self, running: _RunningSequence, tokens: list[Token]) -> None:
         sequence = running.sequence
@@ -270,6 +286,11 @@ class _Generation:
 
 _EOS_TOKEN = Token("")
 _CHUNK = 0.1  # seconds of a chunk of a slow prefill
+
+
+def _caching(sequence: Sequence) -> PromptCaching:
+    full = len(sequence.prompt) // BLOCK_SIZE * BLOCK_SIZE
+    return PromptCaching(sequence.cached_tokens, max(0, full - sequence.cached_tokens))
 
 
 def _append_part(parts: list[Token], token: Token) -> None:

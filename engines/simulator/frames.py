@@ -11,7 +11,7 @@ from typing import Protocol
 from msgspec.json import encode
 
 from engines.simulator.answers import Token, TokenKind
-from engines.simulator.engine import Delta
+from engines.simulator.engine import NOT_CACHED, Delta, PromptCaching
 from engines.simulator.logprobs import chat_logprobs, completion_logprobs
 from engines.simulator.rejections import Rejection
 from engines.simulator.requests import GenerationRequest
@@ -68,7 +68,7 @@ class StreamFrames(Protocol):
 class TokenUsage:
     """Tokens so far; `by_choice` and `reasoning` have one number per choice.
 
-    `speculation`: that of the last choice that has ended.
+    `speculation`: that of the last choice that has ended. `caching`: that of the choice that was the first to start.
     """
 
     prompt: int
@@ -76,12 +76,15 @@ class TokenUsage:
     by_choice: list[int] = field(init=False)
     reasoning: list[int] = field(init=False)
     speculation: RequestSpeculation | None = None
+    caching: PromptCaching = NOT_CACHED
 
     def __post_init__(self) -> None:
         self.by_choice = [0] * self.choices
         self.reasoning = [0] * self.choices
 
     def add(self, delta: Delta) -> None:
+        if not any(self.by_choice):
+            self.caching = delta.caching
         self.by_choice[delta.index] += len(delta.tokens)
         self.speculation = delta.speculation
         for token in delta.tokens:
@@ -160,6 +163,12 @@ class ChatFrames:
         if not self._request.include_usage:
             return []
         details: dict[str, object] = {}
+        if self._request.prompt_tokens_details:
+            caching = self._usage.caching
+            details["prompt_tokens_details"] = {
+                "cached_tokens": caching.cached,
+                "created_cache_tokens": caching.created,
+            }
         # Without reasoning, vLLM omits the details here; continuous usage has them as null.
         if self._request.thinking:
             details["completion_tokens_details"] = {"reasoning_tokens": sum(self._usage.reasoning)}
@@ -255,7 +264,10 @@ class CompletionFrames:
     def closing_frames(self) -> list[bytes]:
         if not self._request.include_usage:
             return []
-        total = usage_object(self._usage.prompt, sum(self._usage.by_choice))
+        details: dict[str, object] = {}
+        if self._request.prompt_tokens_details:
+            details["prompt_tokens_details"] = {"cached_tokens": self._usage.caching.cached}
+        total = usage_object(self._usage.prompt, sum(self._usage.by_choice), **details)
         return [self._prefix + b'],"usage":' + encode(total) + self._end_fingerprint + self._usage.metrics() + b"}\n\n"]
 
     def final_frame(self) -> bytes:

@@ -5,7 +5,7 @@ import secrets
 
 from engines.simulator.answers import Token, TokenKind
 from engines.simulator.bodies import ChoiceAccumulator, Json
-from engines.simulator.engine import Delta
+from engines.simulator.engine import Delta, PromptCaching
 from engines.simulator.frames import Envelope, TokenUsage, tool_call_id, typed_frame
 from engines.simulator.rejections import Rejection
 from engines.simulator.requests import GenerationRequest
@@ -37,8 +37,7 @@ def message_body(
     if finish:
         reason, matched = _stop_reason(choice.finish_reason, choice.stop_reason, called=choice.calls > 0)
         body |= {"stop_reason": reason} if matched is None else {"stop_reason": reason, "stop_sequence": matched}
-    used = {"input_tokens": len(request.prompts[0].tokens), "output_tokens": len(choice.texts)}
-    return {**body, "usage": used}
+    return {**body, "usage": _usage(request, len(choice.texts), choice.caching)}
 
 
 class MessagesFrames:
@@ -47,6 +46,7 @@ class MessagesFrames:
     opens_immediately = False
 
     def __init__(self, request: GenerationRequest, envelope: Envelope, *, finish: bool) -> None:
+        self._request = request
         self._envelope = envelope
         self._finish = finish
         self._usage = TokenUsage(len(request.prompts[0].tokens), 1)
@@ -85,7 +85,7 @@ class MessagesFrames:
 
     def closing_frames(self) -> list[bytes]:
         reason, matched = self._ended
-        used = {"input_tokens": self._usage.prompt, "output_tokens": self._usage.by_choice[0]}
+        used = _usage(self._request, self._usage.by_choice[0], self._usage.caching)
         last = {"stop_reason": reason, "stop_sequence": matched}
         return [*self._close_block(), typed_frame({"type": "message_delta", "delta": last, "usage": used})]
 
@@ -123,6 +123,18 @@ class MessagesFrames:
 
     def _frame(self, kind: str, **event: object) -> bytes:
         return typed_frame({"type": kind, **event, "index": self._index})
+
+
+def _usage(request: GenerationRequest, generated: int, caching: PromptCaching) -> Json:
+    prompt = len(request.prompts[0].tokens)
+    if not request.prompt_tokens_details:
+        return {"input_tokens": prompt, "output_tokens": generated}
+    return {
+        "input_tokens": prompt - caching.cached - caching.created,
+        "output_tokens": generated,
+        "cache_creation_input_tokens": caching.created,
+        "cache_read_input_tokens": caching.cached,
+    }
 
 
 def _stop_reason(finish: str | None, matched: str | None, *, called: bool) -> tuple[str | None, str | None]:

@@ -113,6 +113,8 @@ class GenerationRequest:
     """Hash of `cache_salt`, which separates prefix caches."""
     served_name: str = ""
     """The model's name in the response."""
+    prompt_tokens_details: bool = False
+    """Whether the usage says how many prompt tokens were cached."""
     original: Mapping[str, Any] = field(default_factory=dict)
     """The fields of the body, for an API whose response repeats them."""
 
@@ -271,6 +273,7 @@ def _build_request(
         tool_calls=tool_calls,
         names_tool=names_tool,
         json_schema=_json_schema(body),
+        prompt_tokens_details=settings.enable_prompt_tokens_details,
         sampling_hash=_sampling_hash(body, settings),
         salt=xxh3_64_intdigest((body.get("cache_salt") or "").encode()),
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from engines.simulator.answers import Token, TokenKind
 from engines.simulator.bodies import ChoiceAccumulator, Json
-from engines.simulator.engine import Delta
+from engines.simulator.engine import Delta, PromptCaching
 from engines.simulator.frames import Envelope, TokenUsage, tool_call_id, typed_frame
 from engines.simulator.requests import GenerationRequest
 
@@ -32,7 +32,9 @@ def response_body(
         output.append(_function_call(_new_id("fc"), tool_call_id(), name, arguments, "completed"))
     status = _status(choice.finish_reason) if finish else "in_progress"
     prompt = len(request.prompts[0].tokens)
-    return _response(request, envelope, output, status, _usage(prompt, len(choice.texts), choice.reasoning_tokens))
+    return _response(
+        request, envelope, output, status, _usage(prompt, len(choice.texts), choice.reasoning_tokens, choice.caching)
+    )
 
 
 class ResponsesFrames:
@@ -74,7 +76,7 @@ class ResponsesFrames:
         return self._close_item()
 
     def final_frame(self) -> bytes:
-        usage = _usage(self._usage.prompt, self._usage.by_choice[0], self._usage.reasoning[0])
+        usage = _usage(self._usage.prompt, self._usage.by_choice[0], self._usage.reasoning[0], self._usage.caching)
         completed = _response(self._request, self._envelope, self._output, self._status, usage)
         return self._frame("response.completed", response=completed)
 
@@ -195,12 +197,12 @@ def _status(finish_reason: str | None) -> str:
     return "incomplete" if finish_reason == "length" else "completed"
 
 
-def _usage(prompt: int, generated: int, reasoning: int) -> Json:
+def _usage(prompt: int, generated: int, reasoning: int, caching: PromptCaching) -> Json:
     return {
         "input_tokens": prompt,
         "input_tokens_details": {
-            "cached_tokens": 0,
-            "cache_write_tokens": 0,
+            "cached_tokens": caching.cached,
+            "cache_write_tokens": caching.created,
             "input_tokens_per_turn": [],
             "cached_tokens_per_turn": [],
         },

@@ -62,7 +62,9 @@ class SimulatorSettings:
     """Serves the audio endpoints only, as vLLM does for a model such as Whisper."""
     generations: str | None = None
     """Path of the generation log; None for none."""
-    # Not in `repr`, so not in the fingerprint: in vLLM, adapters do not change it.
+    # Not in `repr`, so not in the fingerprint: in vLLM, adapters and options of the API server do not change it.
+    enable_prompt_tokens_details: bool = field(default=False, repr=False)
+    """Whether the usage of a response says how many prompt tokens were cached."""
     enable_lora: bool = field(default=False, repr=False)
     lora_modules: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Name and path of the adapters that are loaded at the start."""

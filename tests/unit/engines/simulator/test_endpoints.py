@@ -82,6 +82,12 @@ async def test_a_response_and_its_stream_have_the_same_content(engine: Simulated
     assert typed_delta_text(events) == response["output"][0]["content"][0]["text"] != ""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     last = events[-1]["response"]
+    # The second time, the prompt's full block is in the prefix cache.
+    read, written = (
+        [answer["usage"]["input_tokens_details"].pop(name) for answer in (response, last)]
+        for name in ("cached_tokens", "cache_write_tokens")
+    )
+    assert (read, written) == ([0, 16], [16, 0])
     for answer in (response, last):
         answer.update(id="", created_at=0)
         answer["output"][0]["id"] = ""
