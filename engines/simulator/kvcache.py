@@ -66,12 +66,16 @@ class BlockPool:
     def share(self, blocks: float) -> float:
         return blocks / self._total
 
+    def __contains__(self, value: int) -> bool:
+        """Whether a full block with this hash is in use or idle."""
+        return value in self._references or value in self._idle
+
     def allocate(self, hashes: Items[int], length: int) -> tuple[SequenceBlocks, int] | None:
         """Blocks for a prompt of `length` tokens, and the number of its cached tokens; None if there is no room."""
         hits = 0
         # `length - 1`: the last token is always computed, since its logits give the first generated token.
         for value in hashes[: (length - 1) // BLOCK_SIZE]:
-            if value not in self._references and value not in self._idle:
+            if value not in self:
                 break
             hits += 1
         fresh = -(-length // BLOCK_SIZE) - hits
@@ -84,7 +88,7 @@ class BlockPool:
         blocks = SequenceBlocks(list(hashes[:hits]))
         for value in hashes[hits:]:
             self._evict_idle()
-            if value in self._references or value in self._idle:
+            if value in self:
                 # A block with the same content exists: the new one stays private, without a hash, as in vLLM.
                 self._private += 1
                 blocks.private += 1
@@ -108,7 +112,7 @@ class BlockPool:
 
     def cache_full_block(self, blocks: SequenceBlocks, value: int) -> None:
         """Marks a private block as full, so that other sequences can share it."""
-        if value in self._references or value in self._idle:
+        if value in self:
             return
         self._private -= 1
         blocks.private -= 1

@@ -71,6 +71,8 @@ def test_a_file_is_checked_before_the_measurement(tmp_path: Path) -> None:
         "lab.scale_simulation --users 1000000000", "lab.scale_simulation --hit 2",
         "lab.scale_simulation --costs /missing", "lab.scale_validation --only nothing",
         "lab.scale_costs --output /missing/x.json", "lab.eviction --requests 0",
+        "benchmarks.routing.__main__ --workloads chats", "benchmarks.routing.__main__ --slow 1:0",
+        "benchmarks.routing.__main__ --slow 5:2", "benchmarks.routing.__main__ --seeds 1,",
     ],
 )  # fmt: skip
 def test_wrong_use_has_exit_code_2_and_names_the_option(
