@@ -109,6 +109,25 @@ async def test_a_client_whose_request_fails_continues() -> None:
     assert (result.requests, result.failed, result.hit_share) == (2, 2, 0.0)
 
 
+class HoldingBack(RoundRobin):
+    """Each request arrives two seconds after it was sent."""
+
+    async def wait_until(self, now: float) -> None:
+        self.now = now
+
+    def arrivals(self) -> list[tuple[Request, int | None]]:
+        due = [each for each in self._arrivals if each[0].sent + 2.0 <= self.now]
+        self._arrivals = [each for each in self._arrivals if each not in due]
+        return due
+
+
+async def test_time_passes_while_the_router_holds_a_request_back() -> None:
+    run = await Simulation(workload(Client(1.0, single(ask(10).messages, "yes "))), HoldingBack()).run()
+    (request,) = run.requests
+    assert request.first is not None
+    assert request.first - request.sent == pytest.approx(2.0, abs=0.3)
+
+
 def test_the_imbalance_is_the_largest_share_of_a_loaded_system() -> None:
     assert imbalance([Sample(0.0, [0, 1]), Sample(1.0, [2, 6]), Sample(2.0, [4, 4])]) == pytest.approx(1.25)
 
