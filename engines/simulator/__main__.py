@@ -5,9 +5,12 @@ import math
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import NamedTuple, get_args
 
 from engines.simulator.adapters import parse_module
+from engines.simulator.kv_events import KvEndpointError
+from engines.simulator.kv_events_config import parse_kv_events_config
 from engines.simulator.server import run
 from engines.simulator.settings import PoolingTask, SimulatorSettings, SpecDecodeMetricsLevel
 
@@ -22,7 +25,11 @@ class Arguments(NamedTuple):
 
 
 def main() -> None:
-    run(*parse_arguments(sys.argv[1:]))
+    arguments = parse_arguments(sys.argv[1:])
+    try:
+        run(*arguments)
+    except KvEndpointError as error:
+        sys.exit(str(error))
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
@@ -68,11 +75,16 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     parser.add_argument(
         "--enable-prompt-tokens-details", action="store_true", help="usage says how many prompt tokens were cached"
     )
+    parser.add_argument("--kv-events-config", help="JSON as for vLLM: events of KV blocks over ZMQ; needs pyzmq")
+    parser.add_argument(
+        "--server-dev-mode", action="store_true", default=_is_set("VLLM_SERVER_DEV_MODE"),
+        help="serve /reset_prefix_cache, as with VLLM_SERVER_DEV_MODE=1",
+    )  # fmt: skip
     parser.add_argument("--enable-lora", action="store_true")
     parser.add_argument("--lora-modules", nargs="+", default=[], help="adapters: name=path, or JSON as for vLLM")
     parser.add_argument(
         "--allow-runtime-lora-updating", action="store_true",
-        default=os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "0").strip().lower() in ("1", "true"),
+        default=_is_set("VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
         help="serve /v1/load_lora_adapter and /v1/unload_lora_adapter, as with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
     )  # fmt: skip
     parser.add_argument("--log-level", default="warning", choices=["critical", "error", "warning", "info", "debug"])
@@ -103,13 +115,21 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             speech=options.speech,
             generations=options.generations,
             enable_prompt_tokens_details=options.enable_prompt_tokens_details,
+            kv_events=parse_kv_events_config(options.kv_events_config or "{}"),
+            server_dev_mode=options.server_dev_mode,
             enable_lora=options.enable_lora,
             lora_modules=tuple(parse_module(text) for text in options.lora_modules),
             allow_runtime_lora_updating=options.allow_runtime_lora_updating,
         )
     except ValueError as error:
         parser.error(str(error))
+    if settings.kv_events.is_published and find_spec("zmq") is None:
+        parser.error("--kv-events-config needs pyzmq: pip install 'roundhouse-simulator[kv-events]'")
     return Arguments(settings, options.host, options.port, options.log_level)
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "0").strip().lower() in ("1", "true")
 
 
 def _amount(text: str) -> float:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from starlette.requests import Request
@@ -21,11 +22,12 @@ MISSING_PREFIX = "/missing"
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """An adapter that is loaded. `base`: the name of its base model."""
+    """An adapter that is loaded. `base`: the name of its base model. `number`: vLLM's `lora_int_id`, from 1."""
 
     name: str
     path: str
     base: str
+    number: int
 
 
 class AdapterRegistry:
@@ -34,7 +36,8 @@ class AdapterRegistry:
     def __init__(self, settings: SimulatorSettings) -> None:
         self._settings = settings
         self._base = settings.model_names[0]
-        self._adapters = {name: LoadedAdapter(name, path, self._base) for name, path in settings.lora_modules}
+        self._numbers = count(1)
+        self._adapters = {name: self._new(name, path) for name, path in settings.lora_modules}
 
     def list_adapters(self) -> list[LoadedAdapter]:
         return list(self._adapters.values())
@@ -45,7 +48,11 @@ class AdapterRegistry:
         if adapter is None:
             return self._settings
         weights = f"{self._settings.model} {adapter.name} {adapter.path}"
-        return replace(self._settings, model=weights, served_names=(adapter.name,))
+        identity = adapter.name, adapter.number
+        return replace(self._settings, model=weights, served_names=(adapter.name,), adapter=identity)
+
+    def _new(self, name: str, path: str) -> LoadedAdapter:
+        return LoadedAdapter(name, path, self._base, next(self._numbers))
 
     def load(self, name: str, path: str, *, in_place: bool) -> str:
         """vLLM's answer; raises Rejection."""
@@ -65,7 +72,7 @@ class AdapterRegistry:
             raise Rejection(500, NOT_ENABLED, "InternalServerError")
         if path.startswith(MISSING_PREFIX):
             raise Rejection(404, f"Loading lora {name} failed: No adapter found for {path}", "NotFoundError")
-        self._adapters[name] = LoadedAdapter(name, path, self._base)
+        self._adapters[name] = self._new(name, path)
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, name: str) -> str:

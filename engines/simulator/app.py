@@ -21,6 +21,7 @@ from engines.simulator.faults import Fault, FaultRegistry
 from engines.simulator.generation import GenerationEndpoint
 from engines.simulator.generation_log import GenerationLog
 from engines.simulator.json_endpoint import JsonApi, JsonEndpoint
+from engines.simulator.kv_events import NO_KV_EVENTS, KvEvents, PublishedKvEvents
 from engines.simulator.metrics import EngineCollector, MetricsPage
 from engines.simulator.pooled import CLASSIFY_API, POOLING_API
 from engines.simulator.request_log import RequestLog
@@ -33,7 +34,8 @@ _VARY = {"Vary": "Origin"}
 
 
 def create_app(settings: SimulatorSettings) -> Starlette:
-    engine = EngineCore(settings, time.monotonic)
+    """Raises KvEndpointError if KV events cannot be published."""
+    engine = EngineCore(settings, time.monotonic, _kv_events(settings))
     fault_registry, request_log = FaultRegistry(), RequestLog()
     generation_log = None if settings.generations is None else GenerationLog(Path(settings.generations), time.monotonic)
     adapters = AdapterRegistry(settings)
@@ -60,6 +62,9 @@ def create_app(settings: SimulatorSettings) -> Starlette:
 
     async def metrics(_: Request) -> Response:
         return Response(metrics_page.render(), headers={"Content-Type": CONTENT_TYPE_LATEST, **_VARY})
+
+    async def reset_prefix_cache(_: Request) -> Response:
+        return _json({"success": engine.reset_prefix_cache()})
 
     api_routes: list[Route] = []
     if settings.pooling:
@@ -94,6 +99,8 @@ def create_app(settings: SimulatorSettings) -> Starlette:
         )
         for api in _json_apis(settings)
     ]
+    if settings.server_dev_mode:
+        api_routes.append(Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]))
     if settings.allow_runtime_lora_updating:
         api_routes += adapter_routes(adapters)
     return Starlette(
@@ -109,6 +116,14 @@ def create_app(settings: SimulatorSettings) -> Starlette:
         ],
         exception_handlers={HTTPException: _http_error},
     )
+
+
+def _kv_events(settings: SimulatorSettings) -> KvEvents:
+    if not settings.kv_events.is_published:
+        return NO_KV_EVENTS
+    from engines.simulator.kv_publisher import ZmqKvPublisher  # pyzmq is an extra
+
+    return PublishedKvEvents(ZmqKvPublisher(settings.kv_events).send, time.time)
 
 
 def _json_apis(settings: SimulatorSettings) -> list[JsonApi]:

@@ -9,6 +9,7 @@ from engines.simulator.answers import OutputSpec, Token, TokenKind, looks_like_c
 from engines.simulator.continuations import AnswerKind, find_answer
 from engines.simulator.counters import EngineCounters, SequenceSizes, SequenceTimes
 from engines.simulator.faults import FaultPlan
+from engines.simulator.kv_events import NO_KV_EVENTS, KvEvents
 from engines.simulator.kvcache import BlockPool
 from engines.simulator.pace import Pace, Pacer, SeparatePace
 from engines.simulator.requests import GenerationRequest
@@ -82,6 +83,7 @@ class EngineCore:
     settings: SimulatorSettings
     clock: Callable[[], float]
     """Monotonic seconds."""
+    kv_events: KvEvents = NO_KV_EVENTS
     scheduler: Scheduler = field(init=False)
     speculation: SpeculativeDecoder = field(init=False)
     counters: EngineCounters = field(init=False)
@@ -89,7 +91,9 @@ class EngineCore:
 
     def __post_init__(self) -> None:
         settings = self.settings
-        self.scheduler = Scheduler(BlockPool(settings.kv_blocks), settings.max_num_seqs)
+        self.scheduler = Scheduler(
+            BlockPool(settings.kv_blocks, self.kv_events.removed), settings.max_num_seqs, self.kv_events
+        )
         self.pace = (
             SharedPace(self.scheduler, settings, self.clock)
             if settings.has_time_model
@@ -97,6 +101,13 @@ class EngineCore:
         )
         self.speculation = SpeculativeDecoder(self.settings)
         self.counters = EngineCounters(self.settings.context_length)
+
+    def reset_prefix_cache(self) -> bool:
+        """Whether it succeeded: while sequences use blocks, it does not. The event is published with the next step."""
+        if not self.scheduler.pool.clear():
+            return False
+        self.kv_events.cleared()
+        return True
 
     async def generate(self, request: GenerationRequest, plan: FaultPlan) -> AsyncGenerator[Delta, None]:
         """Yields the deltas of all choices of a request as they are generated.
@@ -181,7 +192,7 @@ class EngineCore:
 
         return _RunningSequence(
             index=index,
-            sequence=Sequence(prompt.tokens, request.salt, admitted),
+            sequence=Sequence(prompt.tokens, request.origin, admitted),
             source=answer.source,
             limit=request.limits[index // request.n],
             rng=Random(seed ^ self.settings.seed),  # noqa: S311 - accepted drafts must be reproducible
@@ -225,6 +236,7 @@ class EngineCore:
                 visible = Token(visible.text + running.stops.flush())
             _append_part(parts, visible)
         self._record_step(running, tokens)
+        self.kv_events.publish()
         if reason is not None:
             self._finish(running, reason)
         speculation = running.speculation if reason is not None else None

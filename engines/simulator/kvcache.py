@@ -7,6 +7,7 @@ free, and the least recently used idle block is evicted first. One block is neve
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 
@@ -48,7 +49,9 @@ class BlockPool:
     - Only free blocks are allocated; idle blocks are evicted in the order in which they became idle.
     """
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, on_removed: Callable[[int], None] = lambda _: None) -> None:
+        """`on_removed` is called with the hash of each block that is evicted."""
+        self._on_removed = on_removed
         self._total = blocks - 1
         self._references: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -129,10 +132,17 @@ class BlockPool:
         self._private -= blocks.private
         blocks.hashed, blocks.private = [], 0
 
+    def clear(self) -> bool:
+        """Forgets all idle blocks; False if sequences use blocks, and then nothing is forgotten, as in vLLM."""
+        if self.used:
+            return False
+        self._idle.clear()
+        return True
+
     def _add_reference(self, value: int) -> None:
         self._idle.pop(value, None)
         self._references[value] = self._references.get(value, 0) + 1
 
     def _evict_idle(self) -> None:
         if self.used + len(self._idle) >= self._total and self._idle:
-            self._idle.popitem(last=False)
+            self._on_removed(self._idle.popitem(last=False)[0])

@@ -9,6 +9,7 @@ from xxhash import xxh3_64_intdigest
 
 from engines.simulator import fields
 from engines.simulator.checks import check_before_types, check_model, check_values
+from engines.simulator.kv_events import BlockOrigin
 from engines.simulator.prompts import Prompt, chat_prompt, completion_prompts
 from engines.simulator.rejections import Rejection, bad_request, prompt_too_long, validation_error
 from engines.simulator.settings import SimulatorSettings
@@ -109,8 +110,8 @@ class GenerationRequest:
     json_schema: object | None
     sampling_hash: int
     """Hash of the model and of the other fields that select the generated text, without the prompt."""
-    salt: int
-    """Hash of `cache_salt`, which separates prefix caches."""
+    origin: BlockOrigin
+    """What separates its KV blocks from others."""
     served_name: str = ""
     """The model's name in the response."""
     prompt_tokens_details: bool = False
@@ -275,7 +276,7 @@ def _build_request(
         json_schema=_json_schema(body),
         prompt_tokens_details=settings.enable_prompt_tokens_details,
         sampling_hash=_sampling_hash(body, settings),
-        salt=xxh3_64_intdigest((body.get("cache_salt") or "").encode()),
+        origin=BlockOrigin(body.get("cache_salt") or None, *(settings.adapter or (None, None))),
     )
 
 

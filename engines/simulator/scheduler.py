@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from engines.simulator.kv_events import NO_KV_EVENTS, BlockOrigin, KvEvents
 from engines.simulator.kvcache import BlockPool, SequenceBlocks, block_hash, block_hashes
 from engines.simulator.settings import BLOCK_SIZE
 
@@ -17,13 +18,13 @@ class Sequence:
     """One choice that is being generated. `on_admitted` is called at each admission."""
 
     prompt: tuple[int, ...]
-    salt: int
+    origin: BlockOrigin
     on_admitted: Callable[[], None]
     tokens: list[int] = field(default_factory=list)
     """Prompt and generated tokens."""
     blocks: SequenceBlocks = field(default_factory=SequenceBlocks)
     last_hash: int = 0
-    """Hash of the last full block."""
+    """Hash of the last full block; of none, the start of the chain, so different origins never share blocks."""
     admitted: bool = False
     cached_tokens: int = 0
     uncomputed: int = 0
@@ -47,8 +48,9 @@ class SchedulerCounts:
 class Scheduler:
     """Admission and growth of sequences over one block pool. The owner decides when sequences are admitted."""
 
-    def __init__(self, pool: BlockPool, max_num_seqs: int) -> None:
+    def __init__(self, pool: BlockPool, max_num_seqs: int, events: KvEvents = NO_KV_EVENTS) -> None:
         self.pool = pool
+        self._events = events
         self.counts = SchedulerCounts()
         self.unfilled_blocks = 0.0
         """Blocks of prompts that are being prefilled, of which vLLM has not allocated all yet."""
@@ -89,8 +91,11 @@ class Scheduler:
         sequence.tokens.append(token)
         length = len(sequence.tokens)
         if length % BLOCK_SIZE == 0:
-            sequence.last_hash = block_hash(sequence.last_hash, sequence.tokens[-BLOCK_SIZE:])
+            parent = sequence.last_hash if length > BLOCK_SIZE else None
+            tokens = sequence.tokens[-BLOCK_SIZE:]
+            sequence.last_hash = block_hash(sequence.last_hash, tokens)
             self.pool.cache_full_block(sequence.blocks, sequence.last_hash)
+            self._events.stored(sequence.origin, parent, [sequence.last_hash], tokens)
         # The token is the first of a new block.
         elif length % BLOCK_SIZE == 1:
             # A new block is needed. Preempt the newest sequence until a block is free; this one may be the newest.
@@ -111,15 +116,19 @@ class Scheduler:
         if not self._waiting or len(self._running) >= self._max_num_seqs:
             return None
         sequence = self._waiting[0]
-        hashes = block_hashes(sequence.salt, sequence.tokens)
+        start = sequence.origin.chain_start
+        hashes = block_hashes(start, sequence.tokens)
         allocation = self.pool.allocate(hashes, len(sequence.tokens))
         if allocation is None:
             # First come, first served: nothing overtakes the head of the queue, as in vLLM's default policy.
             return None
         self._waiting.popleft()
         sequence.blocks, cached = allocation
-        # The salt starts the hash chain, so different salts never share blocks.
-        sequence.last_hash = hashes[-1] if hashes else sequence.salt
+        sequence.last_hash = hashes[-1] if hashes else start
+        if (first := cached // BLOCK_SIZE) < len(hashes):
+            parent = hashes[first - 1] if first else None
+            tokens = sequence.tokens[cached : len(hashes) * BLOCK_SIZE]
+            self._events.stored(sequence.origin, parent, hashes[first:], tokens)
         sequence.uncomputed = len(sequence.tokens) - cached
         if not sequence.queried:
             # vLLM counts the prefix-cache query of a resumed request separately; its metrics show only the first.

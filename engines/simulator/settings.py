@@ -5,6 +5,8 @@ from typing import Literal
 
 from xxhash import xxh32_hexdigest
 
+from engines.simulator.kv_events_config import KvEventsConfig
+
 VLLM_VERSION = "0.32.0"
 BLOCK_SIZE = 16
 """Tokens in one KV block (vLLM's `--block-size`; its default on a GPU)."""
@@ -65,6 +67,11 @@ class SimulatorSettings:
     # Not in `repr`, so not in the fingerprint: in vLLM, adapters and options of the API server do not change it.
     enable_prompt_tokens_details: bool = field(default=False, repr=False)
     """Whether the usage of a response says how many prompt tokens were cached."""
+    kv_events: KvEventsConfig = field(default=KvEventsConfig(), repr=False)
+    server_dev_mode: bool = field(default=False, repr=False)
+    """Whether the prefix cache can be reset (vLLM's VLLM_SERVER_DEV_MODE)."""
+    adapter: tuple[str, int] | None = field(default=None, repr=False)
+    """Name and number of the adapter that answers; set for each request."""
     enable_lora: bool = field(default=False, repr=False)
     lora_modules: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Name and path of the adapters that are loaded at the start."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engines.simulator.answers import OutputSpec, TokenKind, generate_tokens, looks_like_code
 from engines.simulator.faults import FaultRegistry, make_fault, parse_markers, plan_faults
+from engines.simulator.kv_events import BlockOrigin
 from engines.simulator.kvcache import BlockPool, block_hashes
 from engines.simulator.scheduler import Scheduler, Sequence
 from engines.simulator.schemas import sample_document
@@ -156,7 +157,7 @@ def test_the_scheduler_never_allocates_more_than_it_has_and_gets_all_back(work: 
     scheduler = Scheduler(BlockPool(8), 3)
     sequences = []
     for salt, length, grown in work:
-        sequence = Sequence(tuple(range(length)), salt, lambda: None)
+        sequence = Sequence(tuple(range(length)), BlockOrigin(str(salt)), lambda: None)
         scheduler.submit(sequence)
         scheduler.admit()
         sequences.append(sequence)
@@ -173,7 +174,7 @@ def test_the_scheduler_never_allocates_more_than_it_has_and_gets_all_back(work: 
 
 def test_a_sequence_that_needs_space_preempts_the_last_admitted_one() -> None:
     scheduler = Scheduler(BlockPool(5), 8)
-    old, newer = (Sequence(tuple(range(start, start + 32)), 0, lambda: None) for start in (0, 100))
+    old, newer = (Sequence(tuple(range(start, start + 32)), BlockOrigin(), lambda: None) for start in (0, 100))
     scheduler.submit(old)
     scheduler.submit(newer)
     scheduler.admit()

@@ -18,6 +18,17 @@ def test_without_its_options_there_is_no_time_model() -> None:
     assert not arguments.settings.has_time_model
 
 
+def test_kv_events_without_pyzmq_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("engines.simulator.__main__.find_spec", lambda _: None)
+    with pytest.raises(SystemExit):
+        parse_arguments(["--model=m", '--kv-events-config={"enable_kv_cache_events": true}'])
+    assert "needs pyzmq: pip install 'roundhouse-simulator[kv-events]'" in capsys.readouterr().err
+    disabled = parse_arguments(["--model=m", '--kv-events-config={"publisher": "null"}'])
+    assert not disabled.settings.kv_events.is_published
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [

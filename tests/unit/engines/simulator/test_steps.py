@@ -11,6 +11,7 @@ import pytest
 
 from engines.simulator.engine import EngineCore
 from engines.simulator.faults import FaultPlan
+from engines.simulator.kv_events import BlockOrigin
 from engines.simulator.kvcache import BlockPool
 from engines.simulator.requests import completion_request
 from engines.simulator.scheduler import Scheduler, Sequence
@@ -204,7 +205,7 @@ def test_without_a_speed_requests_do_not_wait_for_each_other() -> None:
 def test_a_step_has_no_more_tokens_than_its_budget() -> None:
     scheduler = Scheduler(BlockPool(100), 8)
     for first in range(3):
-        scheduler.submit(Sequence(tuple(prompt(100, first)), 0, lambda: None))
+        scheduler.submit(Sequence(tuple(prompt(100, first)), BlockOrigin(), lambda: None))
     steps = [plan_step(scheduler, 150, lambda _: True) for _ in range(3)]
     assert [(step.decoding, step.prompt_tokens, len(step.yielding)) for step in steps] == [
         (0, 150, 1),
