@@ -181,11 +181,14 @@ def test_faults_delay_one_request_and_not_the_engine() -> None:
 
 def test_choices_share_the_prompt_and_the_steps() -> None:
     async def two(engine: EngineCore) -> Times:
-        body = {"prompt": prompt(500), "max_tokens": 2, "n": 2, "ignore_eos": True}
+        body = {"prompt": prompt(500), "max_tokens": 3, "n": 2, "ignore_eos": True}
         async with aclosing(engine.generate(completion_request(body, engine.settings), FaultPlan())) as deltas:
             return [engine.clock() + delta.index / 1000 async for delta in deltas]
 
-    assert play(two, decode=0.01) == [[0.504, 0.505, 0.524, 0.525]]
+    assert play(two, decode=0.01) == [[0.504, 0.505, 0.524, 0.525, 0.544, 0.545]]
+    # They take part in each step beside another request.
+    both, _ = play(two, client(prompt(10, 1), 50, at=0.001), decode=0.01)
+    assert both == [0.504, 0.505, 0.534, 0.535, 0.564, 0.565]
 
 
 def test_jitter_is_the_same_in_every_run() -> None:
