@@ -295,7 +295,7 @@ def ranking(engines: int, rounds: int) -> dict[str, float]:
     ]
     started = time.process_time()
     for number in range(rounds):
-        ranked = rank_engines("chat", [engine.snapshot() for engine in known], affinity=f"prefix {number}")
+        ranked = rank_engines("chat", [engine.snapshot() for engine in known], home=number)
         assert len(ranked) == engines
     us = (time.process_time() - started) / rounds * 1e6
     return {"engines": engines, "us": round(us, 1), "us_per_engine": round(us / engines, 3)}

@@ -12,6 +12,7 @@ from typing import Final
 from lab.scale.batch_engine import BatchEngine
 from lab.scale.event_loop import EventLoop
 from router.core.quota.fair_queue import FairQueue, estimate_retry_after
+from router.core.routing.affinity import session_home
 from router.core.routing.ranking import EngineSnapshot, rank_engines
 from router.flow.admission import max_queue_length
 
@@ -99,7 +100,9 @@ class ProcessAdmission:
             EngineSnapshot(name, "any", True, own, external_load=external)
             for name, own, external in zip(self._names, self._in_flight, self._external, strict=True)
         ]
-        return [self._numbers[snapshot.name] for snapshot in rank_engines("chat", snapshots, affinity=tenant)]
+        return [
+            self._numbers[snapshot.name] for snapshot in rank_engines("chat", snapshots, home=session_home(tenant, ""))
+        ]
 
     def _on_timeout(self, waiter: Waiter) -> None:
         if waiter.waiting:

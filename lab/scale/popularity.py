@@ -29,7 +29,7 @@ class Popularity(NamedTuple):
     def draw(self, random: Random, now: float) -> Prompt:
         rank = self._rank(random.random())
         # Any fixed number of the rank will do; Python's own hash of an int is the int.
-        phase = (rendezvous_weight(str(rank), "") & 0xFFFF) / 0x10000
+        phase = (rendezvous_weight(0, str(rank)) & 0xFFFF) / 0x10000
         return Prompt(rank, int(now / self.lifetime + phase))
 
     def share(self, rank: int) -> float:

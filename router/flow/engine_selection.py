@@ -10,11 +10,12 @@ import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.request import without_fields
-from router.core.routing.affinity import affinity_key
+from router.core.routing.affinity import session_home
 from router.core.routing.context_length import TokenBounds, check_fit, context_length_error, context_need, token_bounds
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.routing.draft_preference import EQUAL_SHARE, STICKY_EQUAL_SHARE
 from router.core.routing.draft_stats import DraftStats, MeasuredGeneration, unsupported_fields
+from router.core.routing.prompt_chain import chain_seed, prompt_chain
 from router.core.routing.ranking import rank_engines, task_distance
 from router.core.routing.score_bins import TASKS, score_bin
 from router.core.routing.step_rates import load_level
@@ -169,7 +170,6 @@ class EngineSelector:
         }
         equal_share = EQUAL_SHARE if session is None else STICKY_EQUAL_SHARE
         draft_ranks = self._draft_stats.rank_drafts(distances, bin_, now, deviations, equal_share)
-        affinity = affinity_key(parsed.key.parts, session, self._affinity_names.get(tenant, tenant))
         snapshots = rank_engines(
             task,
             [
@@ -177,10 +177,17 @@ class EngineSelector:
                 for engine in engines
             ],
             bounds=length_bounds,
-            affinity=affinity,
+            home=self._home(parsed, tenant, session),
         )
         order = [self._catalog.engines[view.name] for view in snapshots]
         return self._least_known_first(order, task, length_bounds) if explore and len(order) > 1 else order
+
+    def _home(self, parsed: ParsedRequest, tenant: str, session: str | None) -> int:
+        if session is not None:
+            return session_home(tenant, session)
+        adapter = parsed.model.adapter
+        names = self._affinity_names.get(tenant, tenant), adapter.id if adapter is not None else ""
+        return prompt_chain(parsed.request, chain_seed(*names, str(parsed.request.fields.get("cache_salt", "")))).home
 
     def _slow_engines(self, engines: Sequence[Engine], bin_: int, now: float) -> Set[str]:
         """The engines that are clearly slower than another, or whose draft slows them down at their load."""

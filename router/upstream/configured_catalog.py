@@ -27,8 +27,8 @@ def build_catalog(
     """The configured models and engines; each URL of an engine with several becomes an engine of its own.
 
     `slots`: see Engine.
-    An engine whose settings are as in `old` is the same object, so its in-flight count continues. One with the same
-    name and URL but other settings inherits the state of the old one.
+    An engine is identified by its table and its URL. If its name and its settings are as in `old`, it is the same
+    object, so its in-flight count continues; else it inherits the state of the old one.
     """
     models = [
         Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto), m.fallback, wake=m.wake) for m in settings.model
@@ -51,18 +51,22 @@ def _add_engines(
 ) -> None:  # fmt: skip
     """Adds all to `engines`, and those that did not exist before to `created`, too."""
     revisions = {model.name: model.revision for model in settings.model}
+    before = {(each.family, each.url): each for each in old[1].engines.values()} if old is not None else {}
     for engine in settings.engine:
         many = len(engine.addresses) > 1
-        unchanged = old is not None and engine in old[0].engine and settings.breaker == old[0].breaker
+        unchanged = (
+            old is not None and settings.breaker == old[0].breaker
+            and any(_without_addresses(engine) == _without_addresses(each) for each in old[0].engine)
+        )  # fmt: skip
         for number, url in enumerate(engine.addresses, 1):
             name = f"{engine.name}.{number}" if many else engine.name
-            previous = old[1].engines.get(name) if old is not None else None
-            if previous is not None and unchanged:
+            previous = before.get((engine.name, url))
+            # Its place among the URLs of its table, and so its name, may be another one.
+            if previous is not None and unchanged and previous.name == name:
                 previous.baseline = _baseline(engine, settings.engine)
                 previous.revision = _own_revision(engine, revisions)
                 engines.append(previous)
                 continue
-            same = previous if previous is not None and previous.url == url else None
             new = Engine(
                 name=name,
                 model=engine.model,
@@ -80,14 +84,19 @@ def _add_engines(
                 kind="vllm" if engine.launch is not None else engine.kind,
                 stated_traits=stated_traits(engine),
                 slots=slots,
-                announced=same.announced if same is not None else None,
+                announced=previous.announced if previous is not None else None,
                 share=engine.share,
                 revision=_own_revision(engine, revisions),
             )
             created.append(new)
-            if same is not None:
-                new.inherit_state(same)
+            if previous is not None:
+                new.inherit_state(previous)
             engines.append(new)
+
+
+def _without_addresses(engine: EngineSettings) -> EngineSettings:
+    """Replicas come and go without a change of the others."""
+    return msgspec.structs.replace(engine, url=None, urls=[])
 
 
 def _own_revision(engine: EngineSettings, revisions: Mapping[str, str]) -> str | None:

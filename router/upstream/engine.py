@@ -435,7 +435,7 @@ class Engine:
         gauges = self.gauges
         return EngineSnapshot(
             self.name, self.task, self.up, self._counted_in_flight, external_load=self.external_load,
-            running=gauges.running, waiting=gauges.waiting, kv_cache_usage=gauges.kv_cache_usage,
+            running=gauges.running, waiting=gauges.waiting, url=self.url,
             max_model_len=self.max_model_len, shortens=self.traits.shortens_answers, slow=slow, drained=self.drained,
             draft_rank=draft_rank,
         )  # fmt: skip

@@ -1,13 +1,14 @@
 """Prefix affinity: which replica probably has the beginning of a prompt in its prefix cache.
 
 Theory. vLLM keeps the KV blocks of earlier prompts, and skips the prefix that a new prompt shares with them. Requests
-mostly share the system prompt and the documents, or the conversation so far. So a request has an affinity key, which is
-the same for all requests with such a common prefix. Each engine has a weight, a hash of the affinity key and its name,
-and the engine with the highest weight is preferred (rendezvous hashing; Thaler and Ravishankar, 1998). So all routers
-agree without communication, and an engine that is added or removed moves only its own share.
+mostly share the conversation so far, or the system prompt. So a request has a home: a hash of its session, or else of
+its system prompt and the beginning of what follows, which a conversation keeps in all its turns. Each engine has a
+weight, a hash of the home and its URL, and the engine with the highest weight is preferred (rendezvous hashing; Thaler
+and Ravishankar, 1998). So all routers agree without communication, and an engine that is added or removed moves only
+its own share.
 
-One affinity key can have more requests than a replica can serve. So a replica with more than its share of the load is
-skipped (consistent hashing with bounded loads; Mirrokni, Thorup and Zadimoghaddam, 2016) for the next highest weight.
+One home can have more requests than a replica can serve. So a replica with more than its share of the load is skipped
+(consistent hashing with bounded loads; Mirrokni, Thorup and Zadimoghaddam, 2016) for the next highest weight.
 """
 
 import re
@@ -17,32 +18,21 @@ from typing import Final
 
 import xxhash
 
-from router.core.cache.key_parts import KeyParts
-from router.core.cache.redis_keys import EMPTY_HASH
-
 SESSION_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 """A valid X-Session-ID; any other is ignored."""
 
-LOAD_BOUND: Final = 1.25
-"""The multiple of the mean load up to which an engine is preferred for its affinity."""
+LOAD_BOUND: Final = 2.0
+"""The multiple of the mean load up to which an engine is preferred for its affinity; of two engines, 1.5."""
 
 
-def affinity_key(key: KeyParts, session: str | None, sharing_group: str | None = None) -> str | None:
-    """The affinity key of a request: of its session, or else of its system prompt and documents; None without any.
-
-    `sharing_group`: the tenants that share prefixes in vLLM's cache (see cache_salt); the tenant
-    alone if it is None.
-    """
-    if session is not None:
-        return f"session:{key.tenant}:{session}"
-    if key.system == key.rag == EMPTY_HASH:
-        return None
-    return f"prefix:{sharing_group or key.tenant}:{key.model}:{key.system}:{key.rag}"
+def session_home(tenant: str, session: str) -> int:
+    """The home of a session's requests, which belongs to its tenant."""
+    return xxhash.xxh3_64_intdigest(f"session:{tenant}:{session}".encode())
 
 
-def rendezvous_weight(affinity: str, engine: str) -> int:
-    # Not Python's hash(), which differs between processes. The zero byte keeps name and key apart.
-    return xxhash.xxh3_64_intdigest(f"{engine}\0{affinity}".encode())
+def rendezvous_weight(home: int, engine: str) -> int:
+    """`engine`: what identifies it in all processes, whatever its place in the configuration."""
+    return xxhash.xxh3_64_intdigest(engine.encode(), home)  # not Python's hash(), which differs between processes
 
 
 def is_within_load_bound(load: float, loads: Iterable[float]) -> bool:
@@ -52,4 +42,5 @@ def is_within_load_bound(load: float, loads: Iterable[float]) -> bool:
     """
     all_ = list(loads)
     # Rounded up: otherwise a few requests with one affinity would be spread over idle replicas.
-    return load <= ceil(LOAD_BOUND * sum(all_) / len(all_))
+    bound = min(LOAD_BOUND, (1 + len(all_)) / 2)  # one of two engines never has more than twice the mean
+    return load <= ceil(bound * sum(all_) / len(all_))

@@ -24,7 +24,7 @@ from router.core.routing.counted_steps import CountedSteps, SpeculationCounters
 from router.core.routing.draft_preference import EQUAL_SHARE, DraftRank, rank_drafts
 from router.core.routing.score_bins import BINS, bins_of, task_of
 from router.core.routing.speeds import MIN_GENERATIONS, DecayingSpeeds, SpeedEstimate
-from router.core.routing.step_rates import StepRates
+from router.core.routing.step_rates import MAX_LEVEL, StepRates
 from router.core.types import Task
 
 SPEED_MARGIN: Final = 1.2
@@ -114,6 +114,7 @@ class DraftStats:
         self._acceptance = Acceptance()
         self._step_rates = StepRates()
         self._speeds: dict[tuple[str, Task], DecayingSpeeds] = {}  # by family
+        self._speeds_by_level: dict[tuple[str, Task, int], DecayingSpeeds] = {}
         self._counted_steps = CountedSteps()
         # Since the last probe, by engine and bin; None for an engine that reports the steps of each request itself.
         self._tokens_since_probe: dict[str, dict[int, int] | None] = {}
@@ -130,6 +131,7 @@ class DraftStats:
         if done.tokens >= _MIN_ANSWER_TOKENS and done.seconds > 0 and done.choices == 1:
             key = done.family, task_of(done.bin_)
             self._speeds.setdefault(key, DecayingSpeeds()).add(done.tokens / done.seconds, now)
+            self._speeds_by_level.setdefault((*key, done.level), DecayingSpeeds()).add(done.tokens / done.seconds, now)
             if done.steps is not None:
                 self._step_rates.add(done.family, done.level, done.steps / done.seconds, now)
 
@@ -191,21 +193,28 @@ class DraftStats:
         return rank_drafts(distances, values, equal_share)
 
     def slow_families(self, families: Iterable[str], bin_: int, now: float) -> frozenset[str]:
-        """The families that are clearly slower than another one of them, for a request of this bin."""
-        estimates = {family: self._speed(family, bin_, now) for family in families}
-        known = {family: speed for family, speed in estimates.items() if speed is not None}
-        return frozenset(
-            family
-            for family, speed in known.items()
-            if any(other.is_clearly_above(speed, SPEED_MARGIN) for other in known.values())
-        )
+        """The families that are clearly slower than another one at the same load, for a request of this bin.
 
-    def _speed(self, family: str, bin_: int, now: float) -> SpeedEstimate | None:
+        At different loads, the load may explain the difference.
+        """
+        families, slow = list(families), set()
+        for level in range(1, MAX_LEVEL + 1):
+            estimates = {family: self._speed(family, bin_, level, now) for family in families}
+            known = {family: speed for family, speed in estimates.items() if speed is not None}
+            slow |= {
+                family
+                for family, speed in known.items()
+                if any(other.is_clearly_above(speed, SPEED_MARGIN) for other in known.values())
+            }
+        return frozenset(slow)
+
+    def _speed(self, family: str, bin_: int, level: int, now: float) -> SpeedEstimate | None:
         """In tokens per second. The steps per second of all its requests say more of a bin than the speed at a task."""
-        rate, per_step = self._step_rates.estimate(family, now), self._acceptance.estimate(family, bin_, now)
+        rate = self._step_rates.recent_estimate(family, level, now)
+        per_step = self._acceptance.estimate(family, bin_, now)
         if rate is not None and per_step is not None:
             return rate.times(per_step.mean, per_step.standard_error)
-        speeds = self._speeds.get((family, task_of(bin_)))
+        speeds = self._speeds_by_level.get((family, task_of(bin_), level))
         return speeds.estimate(now) if speeds is not None else None
 
     def least_measured(self, families: Iterable[str], task: Task, now: float) -> str | None:

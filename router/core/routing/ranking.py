@@ -28,17 +28,16 @@ BACKLOG_RATIO: Final = 0.25
 """More waiting requests than this share of the running ones are a backlog."""
 
 _MIN_BACKLOG: Final = 4  # so few waiting requests are no backlog: vLLM's next step may start all of them
-_MAX_KV_USAGE: Final = 0.95  # caps the weight of a full KV cache at 20; the weight is 1 / (1 - usage)
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True):
     """What is known about an engine. None is unknown, which is different from 0.
 
+    - `url`: identifies the engine, whatever its name; empty: its name does.
     - `up`: None before the first probe; it ranks like an engine that is up.
     - `in_flight`: requests that this process has at the engine now.
     - `external_load`: other requests at the engine, running or waiting, as of the last probe.
     - `running`, `waiting`: the engine's own metrics, as of the last probe.
-    - `kv_cache_usage`: used share of its KV cache, 0 to 1, as of the last probe.
     - `max_model_len`: its context length in tokens. `shortens`: see EngineTraits.shortens_answers.
     - `slow`: another engine of the model is clearly faster for this request.
     - `draft_rank`: None for an engine without a draft; its configured task decides.
@@ -51,26 +50,22 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     external_load: float | None = None
     running: float | None = None
     waiting: float | None = None
-    kv_cache_usage: float | None = None
     max_model_len: int | None = None
     shortens: bool = False
     slow: bool = False
     drained: bool = False
     draft_rank: DraftRank | None = None
+    url: str = ""
 
     @property
     def has_backlog(self) -> bool:
         return self.waiting is not None and self.waiting > max(_MIN_BACKLOG, BACKLOG_RATIO * (self.running or 0.0))
 
-    def load(self, default_kv_usage: float) -> float:
-        """The number of its requests, with the new one, weighted by its KV cache usage.
-
-        `default_kv_usage`: assumed if the engine does not report its own.
-        """
+    @property
+    def load(self) -> float:
+        """The number of its requests, with the new one."""
         # `in_flight` is current, while `external_load` is as old as the last probe.
-        work = 1 + self.in_flight + (self.external_load or 0.0)
-        usage = self.kv_cache_usage if self.kv_cache_usage is not None else default_kv_usage
-        return work / (1 - min(usage, _MAX_KV_USAGE))
+        return 1 + self.in_flight + (self.external_load or 0.0)
 
 
 def task_distance(configured: EngineTask, task: Task) -> int:
@@ -78,9 +73,12 @@ def task_distance(configured: EngineTask, task: Task) -> int:
 
 
 def rank_engines(
-    task: Task, engines: Iterable[EngineSnapshot], *, bounds: TokenBounds | None = None, affinity: str | None = None
+    task: Task, engines: Iterable[EngineSnapshot], *, bounds: TokenBounds | None = None, home: int = 0
 ) -> list[EngineSnapshot]:
-    """The engines in the order in which they are to be tried, without drained ones and those that are too small."""
+    """The engines in the order in which they are to be tried, without drained ones and those that are too small.
+
+    `home`: see affinity.py; 0 for a request without one.
+    """
     usable = [
         engine
         for engine in engines
@@ -103,28 +101,18 @@ def rank_engines(
 
     ranked: list[EngineSnapshot] = []
     for _, equal_engines in groupby(sorted(usable, key=grade), key=grade):
-        ranked += _rank_equals(list(equal_engines), affinity)
+        ranked += _rank_equals(list(equal_engines), home)
     return ranked
 
 
-def _rank_equals(engines: Sequence[EngineSnapshot], affinity: str | None) -> list[EngineSnapshot]:
-    # An unknown KV cache usage counts as the mean of the others.
-    known_usages = [engine.kv_cache_usage for engine in engines if engine.kv_cache_usage is not None]
-    mean_usage = sum(known_usages) / len(known_usages) if known_usages else 0.0
-
-    def load_order(engine: EngineSnapshot) -> tuple[float, str]:
-        return engine.load(mean_usage), engine.name
-
-    if affinity is None or len(engines) == 1:
-        return sorted(engines, key=load_order)
-    loads = [engine.load(mean_usage) for engine in engines]
+def _rank_equals(engines: Sequence[EngineSnapshot], home: int) -> list[EngineSnapshot]:
+    if not home or len(engines) == 1:
+        return sorted(engines, key=lambda engine: (engine.load, engine.name))
+    loads = [engine.load for engine in engines]
 
     def affinity_order(engine: EngineSnapshot) -> tuple[bool, int, str]:
         # Overloaded engines last; then the highest weight first; the name makes the order the same in all processes.
-        return (
-            not is_within_load_bound(engine.load(mean_usage), loads),
-            -rendezvous_weight(affinity, engine.name),
-            engine.name,
-        )
+        weight = rendezvous_weight(home, engine.url or engine.name)
+        return not is_within_load_bound(engine.load, loads), -weight, engine.name
 
     return sorted(engines, key=affinity_order)

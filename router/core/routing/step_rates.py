@@ -13,19 +13,21 @@ from typing import Final
 from router.core.routing.acceptance import TokensPerStep
 from router.core.routing.speeds import DecayingSpeeds, SpeedEstimate
 
-_MAX_LEVEL: Final = 10  # all loads from 512 on
+MAX_LEVEL: Final = 10
+"""The level of all loads from 512 on."""
+
 # Seconds. The cost of a step at a load is that of the machine and the models, which change rarely.
 _HALF_LIFE_AT_A_LOAD: Final = 3600.0
 
 # By level: all levels, the closest first.
 _CLOSEST_LEVELS: Final = [
-    sorted(range(1, _MAX_LEVEL + 1), key=lambda other: abs(other - level)) for level in range(_MAX_LEVEL + 1)
+    sorted(range(1, MAX_LEVEL + 1), key=lambda other: abs(other - level)) for level in range(MAX_LEVEL + 1)
 ]
 
 
 def load_level(load: float) -> int:
     """The number of bits of a number of requests."""
-    return min(max(1, round(load)).bit_length(), _MAX_LEVEL)
+    return min(max(1, round(load)).bit_length(), MAX_LEVEL)
 
 
 class StepRates:
@@ -33,16 +35,23 @@ class StepRates:
 
     def __init__(self) -> None:
         self._rates: dict[str, DecayingSpeeds] = {}  # at any load
+        self._recent_rates_by_level: dict[tuple[str, int], DecayingSpeeds] = {}
         self._rates_by_level: dict[tuple[str, int], DecayingSpeeds] = {}
 
     def add(self, family: str, level: int, steps_per_second: float, now: float) -> None:
         self._rates.setdefault(family, DecayingSpeeds()).add(steps_per_second, now)
+        self._recent_rates_by_level.setdefault((family, level), DecayingSpeeds()).add(steps_per_second, now)
         at_level = self._rates_by_level.setdefault((family, level), DecayingSpeeds(_HALF_LIFE_AT_A_LOAD))
         at_level.add(steps_per_second, now)
 
     def estimate(self, family: str, now: float) -> SpeedEstimate | None:
         """At whatever load the family had."""
         rates = self._rates.get(family)
+        return rates.estimate(now) if rates is not None else None
+
+    def recent_estimate(self, family: str, level: int, now: float) -> SpeedEstimate | None:
+        """At this load, as of the last minutes: a machine may have become slower since."""
+        rates = self._recent_rates_by_level.get((family, level))
         return rates.estimate(now) if rates is not None else None
 
     def is_faster(

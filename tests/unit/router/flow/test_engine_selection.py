@@ -1,6 +1,8 @@
 """Engine selection: its inputs, and what it learns; no engine is contacted."""
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -30,7 +32,13 @@ LOG_ODDS = {"code": 4.0, "chat": -4.0}
 class SelectionHarness:
     """A selector with engines, and a clock and randomness that are set by hand."""
 
-    def __init__(self, *engines: Engine, explore: float = 0.1, draft_stats: DraftStats | None = None) -> None:
+    def __init__(
+        self,
+        *engines: Engine,
+        explore: float = 0.1,
+        draft_stats: DraftStats | None = None,
+        groups: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.now = 100.0
         self.random_value = 1.0
         self.draft_stats = draft_stats or DraftStats()
@@ -38,7 +46,7 @@ class SelectionHarness:
         catalog = Catalog([MODEL, Model("phi", "1")], engines)
         self.chooser = EngineSelector(
             catalog, self.draft_stats, exploration_rate=explore, clock=lambda: self.now,
-            random=lambda: self.random_value,
+            random=lambda: self.random_value, affinity_names=groups,
         )  # fmt: skip
 
     def order(self, *, task: Task = "code", session: str | None = None, **fields: Any) -> list[str]:
@@ -90,7 +98,7 @@ def chat(task: Task = "code", **fields: Any) -> ParsedRequest:
 
 def engine(name: str, *, speculates: bool | None = True, up: bool | None = True, **more: Any) -> Engine:
     facts = {"task": "any", "model": "llama", **more}
-    engine_ = Engine(name=name, url="http://127.0.0.1:1", served_model="l", **facts)
+    engine_ = Engine(name=name, url=f"http://{name}:1", served_model="l", **facts)
     engine_.up, engine_.has_draft = up, speculates
     return engine_
 
@@ -98,8 +106,9 @@ def engine(name: str, *, speculates: bool | None = True, up: bool | None = True,
 def test_requests_in_flight_count_at_the_moment_of_the_selection() -> None:
     harness = SelectionHarness(engine("a"), engine("b"))
     choice = harness.chooser.select(chat(), "acme", None)
-    harness.engines["a"].in_flight = 1
-    assert [one.name for one in choice.order_engines()] == ["b", "a"]
+    for first, second in (("a", "b"), ("b", "a")):
+        harness.engines[first].in_flight, harness.engines[second].in_flight = 0, 9
+        assert [one.name for one in choice.order_engines()] == [first, second]
 
 
 BIASED: dict[str, Any] = {"logit_bias": {"5": 1}}
@@ -224,9 +233,10 @@ def test_an_explored_engine_fits_the_request() -> None:
 
 def test_replicas_are_one_unit_and_need_no_exploration() -> None:
     harness = SelectionHarness(engine("a.1", family="a"), engine("a.2", family="a"))
-    harness.generated("a.1", 100, times=int(MIN_GENERATIONS))
+    preferred = harness.order()
+    harness.generated(preferred[0], 100, times=int(MIN_GENERATIONS))
     harness.random_value = 0.0
-    assert harness.order() == ["a.1", "a.2"]
+    assert harness.order() == preferred
 
 
 def test_the_draft_that_yields_more_tokens_per_step_comes_first_whatever_the_labels_and_the_machines_say() -> None:
@@ -242,8 +252,9 @@ def test_between_equally_good_drafts_the_load_decides() -> None:
     harness = SelectionHarness(engine("a"), engine("b"), explore=0.0)
     for name in ("a", "b"):
         harness.generated(name, 50, per_step=3, times=5)
-    harness.engines["a"].in_flight = 1
-    assert harness.order() == ["b", "a"]
+    for first, second in (("a", "b"), ("b", "a")):
+        harness.engines[first].in_flight, harness.engines[second].in_flight = 0, 9
+        assert harness.order() == [first, second]
 
 
 def test_a_session_stays_where_another_draft_is_only_a_little_better() -> None:
@@ -383,10 +394,10 @@ def order_of(harness: SelectionHarness, cohort: str, session: str | None = None)
 
 def test_a_request_goes_to_the_engines_of_its_cohort_first() -> None:
     harness = canary_harness()
-    assert order_of(harness, "canary") == ["canary", "stable-1", "stable-2"]
-    assert order_of(harness, REST) == ["stable-1", "stable-2", "canary"]
-    harness.engines["stable-1"].in_flight = 3
-    assert order_of(harness, REST) == ["stable-2", "stable-1", "canary"]
+    assert order_of(harness, "canary")[0] == "canary"
+    for first, second in (("stable-1", "stable-2"), ("stable-2", "stable-1")):
+        harness.engines[first].in_flight, harness.engines[second].in_flight = 0, 9
+        assert order_of(harness, REST) == [first, second, "canary"]
 
 
 def test_exploration_and_affinity_stay_within_a_cohort() -> None:
@@ -398,9 +409,21 @@ def test_exploration_and_affinity_stay_within_a_cohort() -> None:
     assert {order_of(harness, REST, f"session-{number}")[0] for number in range(40)} == {"stable-1", "stable-2"}
 
 
+def test_tenants_of_a_group_prefer_the_same_replicas_and_others_do_not() -> None:
+    harness = SelectionHarness(*map(engine, "abcdefgh"), explore=0.0, groups={"acme": "group:one", "beta": "group:one"})
+
+    def orders(tenant: str, **fields: Any) -> list[str]:
+        messages = [{"role": "user", "content": "x" * 2000}]
+        choice = harness.chooser.select(chat(messages=messages, **fields), tenant, None)
+        return [each.name for each in choice.order_engines()]
+
+    assert orders("acme") == orders("beta") != orders("gamma")
+    assert orders("acme", cache_salt="x") != orders("acme")
+
+
 def test_a_standby_is_left_out_while_another_engine_is_up() -> None:
     harness = canary_harness(share=0)
-    assert order_of(harness, REST) == ["stable-1", "stable-2"]
+    assert sorted(order_of(harness, REST)) == ["stable-1", "stable-2"]
     harness.engines["stable-1"].up = False
     harness.engines["stable-2"].drained = True
     assert order_of(harness, REST) == ["stable-1", "canary"]

@@ -46,6 +46,23 @@ def test_an_engine_whose_settings_stay_is_the_same_object_so_that_its_requests_s
     assert after.engines["one"] is before.engines["one"]
 
 
+def test_a_replica_that_stays_at_its_place_is_the_same_object() -> None:
+    old = settings(URLS)
+    before = build_catalog(old)
+    after = reloaded(old, before, settings('urls = ["http://127.0.0.1:1", "http://127.0.0.1:3", "http://127.0.0.1:4"]'))
+    assert after.engines["one.1"] is before.engines["one.1"]
+    assert after.engines["one.2"] is not before.engines["one.2"]
+
+
+def test_a_replica_keeps_what_is_known_of_it_when_its_place_among_the_urls_changes() -> None:
+    old = settings(URLS)
+    before = build_catalog(old)
+    before.engines["one.1"].update_status(up=False)
+    before.engines["one.2"].update_status(up=True)
+    after = reloaded(old, before, settings('urls = ["http://127.0.0.1:2", "http://127.0.0.1:3"]')).engines
+    assert (after["one.1"].up, after["one.2"].up) == (True, None)
+
+
 @pytest.mark.parametrize(
     "new",
     [settings(f"{URL}\nmax_in_flight = 3"), settings(URL, rest="[breaker]\nfailures = 9")],

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cache.key_parts import KeyParts
-from router.core.endpoints.cache_salt import combine_salts, derive_salts, sharing_group_name
+from router.core.endpoints.cache_salt import combine_salts, derive_salts
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.request import engine_body
-from router.core.routing.affinity import affinity_key
 from router.errors import ApiError
 from tests.support.factories import chat, completion, embeddings, messages, responses
 
@@ -69,11 +67,3 @@ def test_an_invalid_salt_is_refused(own: Any) -> None:
     with pytest.raises(ApiError) as refused:
         engine_body(chat(cache_salt=own), "served", ACME)
     assert (refused.value.status, refused.value.param) == (400, "cache_salt")
-
-
-def test_tenants_of_a_group_share_an_affinity_and_have_their_own_sessions() -> None:
-    acme, beta = (KeyParts(tenant, "llama", "1", "2", "3") for tenant in ("acme", "beta"))
-    group = sharing_group_name("acme", "one")
-    assert affinity_key(acme, None, group) == affinity_key(beta, None, group)
-    assert affinity_key(acme, "s", group) != affinity_key(beta, "s", group)
-    assert affinity_key(acme, None) == affinity_key(acme, None, sharing_group_name("acme", None))

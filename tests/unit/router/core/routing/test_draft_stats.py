@@ -65,6 +65,17 @@ def test_a_family_is_slow_at_a_task_where_another_is_clearly_faster() -> None:
     assert seen.slow_families(BOTH, CHAT, 0) == frozenset()
 
 
+def test_an_engine_that_is_slower_under_more_load_is_not_slow() -> None:
+    seen = DraftStats()
+    generate(seen, "a", 100, level=1)
+    generate(seen, "b", 50, level=4)
+    assert seen.slow_families(BOTH, CODE, 0) == frozenset()
+    generate(seen, "a", 50, level=4)
+    assert seen.slow_families(BOTH, CODE, 0) == frozenset()
+    generate(seen, "b", 40, level=1)
+    assert seen.slow_families(BOTH, CODE, 0) == {"b"}
+
+
 def test_a_draft_that_is_better_only_between_the_tasks_is_not_slow_there() -> None:
     seen = DraftStats()
     for bin_, per_step in ((CODE, {"a": 4, "b": 1.5}), (UNSURE, {"a": 1.5, "b": 4})):

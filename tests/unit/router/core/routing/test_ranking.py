@@ -21,7 +21,6 @@ ENGINE = st.builds(
     external_load=st.none() | st.floats(0, 9),
     running=st.none() | st.floats(0, 9),
     waiting=st.none() | st.floats(0, 9),
-    kv_cache_usage=st.none() | st.floats(0, 1),
     max_model_len=st.none() | st.integers(100, 300),
     slow=st.booleans(),
     draft_rank=st.none() | st.builds(DraftRank, st.integers(0, 2), st.integers(0, 2)),
@@ -89,16 +88,6 @@ def test_requests_of_other_routers_count_as_load() -> None:
         view("c", in_flight=5),
     )
     assert order("chat", *engines) == ["b", "c", "a"]
-
-
-def test_a_full_kv_cache_counts_as_load() -> None:
-    full, empty = view("a", in_flight=2, kv_cache_usage=0.9), view("b", in_flight=4, kv_cache_usage=0.1)
-    assert order("chat", full, empty) == ["b", "a"]
-
-
-def test_an_unknown_kv_cache_usage_counts_as_that_of_the_others() -> None:
-    engines = view("a", in_flight=2), view("b", in_flight=1, kv_cache_usage=0.9), view("c", kv_cache_usage=0.9)
-    assert order("chat", *engines) == ["c", "b", "a"]
 
 
 def test_an_engine_with_a_backlog_comes_last_whatever_its_task() -> None:
