@@ -130,9 +130,11 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     )
     catalog.set_announced(announcements.fleet.engines)
     tenant_limits = TenantLimits(pipeline, tenant_quotas(settings), tenant_budgets(settings), clock=clock.now)
+    process_state.prefills.keep({engine.url for engine in catalog.engines.values()})
     selector = EngineSelector(
         catalog,
         process_state.draft_stats,
+        process_state.prefills,
         exploration_rate=settings.router.explore,
         clock=time.perf_counter,
         random=process_state.random,

@@ -13,6 +13,7 @@ from router.api.login_limiter import LoginLimiter
 from router.api.prompt_log import AsgiEndpoint
 from router.core.resilience.engine_losses import Suspects
 from router.core.routing.draft_stats import DraftStats
+from router.core.routing.prefill import Prefills
 from router.flow.admission import Admission
 from router.flow.background import BackgroundServices
 from router.flow.body_budget import BodyBudget
@@ -63,6 +64,7 @@ class ProcessState:
         "on_fleet_change",
         "open_exporter",
         "pending_traffic",
+        "prefills",
         "queue_lengths",
         "random",
         "session_secret",
@@ -86,6 +88,7 @@ class ProcessState:
         self.telemetry = telemetry
         self.transport = transport
         self.draft_stats = draft_stats
+        self.prefills = Prefills()
         self.random = random
         self.open_exporter = open_exporter
         self.body_budget = BodyBudget()

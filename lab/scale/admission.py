@@ -1,8 +1,7 @@
 """The queue and the choice of an engine in one router process, with the router's own decisions.
 
-The requests of a tenant have one system prompt, so they have one affinity. This uses router.core.quota.fair_queue,
-router.core.routing.ranking and the queue's length of router.flow.admission. Left out: priorities, breakers, fallbacks,
-and engines that are down.
+This uses router.core.quota.fair_queue, router.core.routing.ranking and the queue's length of router.flow.admission.
+Left out: prefixes, priorities, breakers, fallbacks, and engines that are down.
 """
 
 from collections import deque
@@ -12,7 +11,6 @@ from typing import Final
 from lab.scale.batch_engine import BatchEngine
 from lab.scale.event_loop import EventLoop
 from router.core.quota.fair_queue import FairQueue, estimate_retry_after
-from router.core.routing.affinity import session_home
 from router.core.routing.ranking import EngineSnapshot, rank_engines
 from router.flow.admission import max_queue_length
 
@@ -69,7 +67,7 @@ class ProcessAdmission:
         ]
 
     def acquire(self, waiter: Waiter) -> None:
-        for number in self._ranked(waiter.tenant):
+        for number in self._ranked():
             if self._in_flight[number] < self._max_in_flight:
                 self._in_flight[number] += 1
                 self._queue.on_acquired(waiter.tenant)
@@ -93,16 +91,14 @@ class ProcessAdmission:
             waiter.waiting = False
             waiter.on_slot(number)
 
-    def _ranked(self, tenant: str) -> Sequence[int]:
+    def _ranked(self) -> Sequence[int]:
         if len(self._engines) == 1:
             return (0,)
         snapshots = [
             EngineSnapshot(name, "any", True, own, external_load=external)
             for name, own, external in zip(self._names, self._in_flight, self._external, strict=True)
         ]
-        return [
-            self._numbers[snapshot.name] for snapshot in rank_engines("chat", snapshots, home=session_home(tenant, ""))
-        ]
+        return [self._numbers[each.name] for each in rank_engines("chat", snapshots)]
 
     def _on_timeout(self, waiter: Waiter) -> None:
         if waiter.waiting:

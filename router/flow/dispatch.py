@@ -195,12 +195,14 @@ class Dispatcher:
                         record.sent_at = now = time.perf_counter()
                         record.energy = engine.energy.start(now) if engine.announced is not None else None
                         record.dispatched_at = record.dispatched_at or now  # of the first attempt
+                        record.prompt.on_sent(engine, now)
                         if trace is not None:
                             record.traceparent = trace.start_attempt(engine)
                         with permit:
                             return await self._counting_losses(attempt, slot, record, request)
                 except EngineError as error:
                     record.sent_at = None
+                    record.prompt.on_ended(time.perf_counter())
                     if trace is not None:
                         trace.end_attempt(error.reason)
                     if error.refusal is not None:

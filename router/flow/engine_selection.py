@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 from statistics import NormalDist
 from types import MappingProxyType
 from typing import Final
@@ -15,7 +16,8 @@ from router.core.routing.context_length import TokenBounds, check_fit, context_l
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.routing.draft_preference import EQUAL_SHARE, STICKY_EQUAL_SHARE
 from router.core.routing.draft_stats import DraftStats, MeasuredGeneration, unsupported_fields
-from router.core.routing.prompt_chain import chain_seed, prompt_chain
+from router.core.routing.prefill import AWAY_TOKENS, SESSION_AWAY_TOKENS, Prefills
+from router.core.routing.prompt_chain import chain_seed
 from router.core.routing.ranking import rank_engines, task_distance
 from router.core.routing.score_bins import TASKS, score_bin
 from router.core.routing.step_rates import load_level
@@ -25,6 +27,7 @@ from router.errors import unknown_model
 from router.flow.cohorts import split_by_cohort
 from router.flow.exchange import GenerationRecord
 from router.flow.parsed_request import ParsedRequest
+from router.flow.routed_prompt import UNROUTED, ChainedPrompt, RoutedPrompt
 from router.upstream.catalog import Catalog
 from router.upstream.engine import DraftStatus, Engine
 
@@ -45,6 +48,7 @@ class Selection(msgspec.Struct, frozen=True):
     order_engines: Callable[[], Sequence[Engine]]
     request: InferenceRequest
     adjusted_fields: tuple[str, ...] = ()
+    prompt: RoutedPrompt = UNROUTED
 
 
 class EngineSelector:
@@ -61,6 +65,7 @@ class EngineSelector:
         self,
         catalog: Catalog,
         draft_stats: DraftStats,
+        prefills: Prefills,
         *,
         exploration_rate: float,
         clock: Callable[[], float],
@@ -76,6 +81,7 @@ class EngineSelector:
         self._clock = clock
         self._random = random
         self._draft_stats = draft_stats
+        self._prefills = prefills
         self._affinity_names = affinity_names
 
     def select(self, parsed: ParsedRequest, tenant: str, session: str | None, models: Sequence[str] = ()) -> Selection:
@@ -113,15 +119,18 @@ class EngineSelector:
         # A session stays with its engine, whose prefix cache has the conversation so far.
         explore = session is None and self._random() < self._exploration_rate
         deviations = self._draw_deviations(able) if session is None and self._exploration_rate > 0 else {}
+        prompt = self._prompt(parsed, tenant, session)
+        equal_share = EQUAL_SHARE if session is None else STICKY_EQUAL_SHARE
         return Selection(
             lambda: [
                 engine
                 for engines in able
                 for cohort in self._cohorts(engines, parsed)
-                for engine in self._rank(cohort, parsed, tenant, session, explore, deviations)
+                for engine in self._rank(cohort, parsed, prompt, equal_share, explore, deviations)
             ][:max_engines],
             without_fields(request, adjusted) if adjusted else request,
             adjusted,
+            prompt if any(len(engines) > 1 for engines in able) else UNROUTED,
         )
 
     def _with_endpoint(self, serving: Sequence[Sequence[Engine]], path: str) -> list[Sequence[Engine]]:
@@ -152,8 +161,8 @@ class EngineSelector:
         self,
         engines: Sequence[Engine],
         parsed: ParsedRequest,
-        tenant: str,
-        session: str | None,
+        prompt: ChainedPrompt,
+        equal_share: float,
         explore: bool,
         deviations: Mapping[str, float],
     ) -> Sequence[Engine]:
@@ -168,7 +177,6 @@ class EngineSelector:
             for engine in engines
             if engine.has_draft and engine.up is not False and not engine.drained
         }
-        equal_share = EQUAL_SHARE if session is None else STICKY_EQUAL_SHARE
         draft_ranks = self._draft_stats.rank_drafts(distances, bin_, now, deviations, equal_share)
         snapshots = rank_engines(
             task,
@@ -177,17 +185,20 @@ class EngineSelector:
                 for engine in engines
             ],
             bounds=length_bounds,
-            home=self._home(parsed, tenant, session),
+            costs=partial(prompt.costs, now=now),
         )
         order = [self._catalog.engines[view.name] for view in snapshots]
         return self._least_known_first(order, task, length_bounds) if explore and len(order) > 1 else order
 
-    def _home(self, parsed: ParsedRequest, tenant: str, session: str | None) -> int:
-        if session is not None:
-            return session_home(tenant, session)
+    def _prompt(self, parsed: ParsedRequest, tenant: str, session: str | None) -> ChainedPrompt:
         adapter = parsed.model.adapter
+        # What an engine does not share with others in its prefix cache; see core.endpoints.cache_salt.
         names = self._affinity_names.get(tenant, tenant), adapter.id if adapter is not None else ""
-        return prompt_chain(parsed.request, chain_seed(*names, str(parsed.request.fields.get("cache_salt", "")))).home
+        seed = chain_seed(*names, str(parsed.request.fields.get("cache_salt", "")))
+        if session is None:
+            return ChainedPrompt(self._prefills, parsed.request, seed, 0, AWAY_TOKENS)
+        home = session_home(tenant, session)
+        return ChainedPrompt(self._prefills, parsed.request, seed, home, SESSION_AWAY_TOKENS)
 
     def _slow_engines(self, engines: Sequence[Engine], bin_: int, now: float) -> Set[str]:
         """The engines that are clearly slower than another, or whose draft slows them down at their load."""
@@ -248,6 +259,11 @@ class EngineSelector:
 
     def on_probe_round(self) -> None:
         now = self._clock()
+        for engine in self._catalog.engines.values():
+            prefill = self._prefills.of(engine.url)
+            prefill.set_capacity_tokens(engine.gauges.kv_cache_tokens)
+            if engine.up is False:
+                prefill.forget()
         for engine in self._catalog.engines.values():
             if engine.gauges.spec_counts is not None:
                 self._draft_stats.record_counters(

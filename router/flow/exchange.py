@@ -15,6 +15,7 @@ from router.flow.admission import Slot
 from router.flow.body_budget import BodyAllocation
 from router.flow.request_trace import GenerationTrace, RequestTrace
 from router.flow.result import LOST
+from router.flow.routed_prompt import UNROUTED, RoutedPrompt
 from router.flow.wait_plan import WaitPlan
 from router.shared.rate_limits import Reservation
 from router.upstream.adapters import Adapter
@@ -118,6 +119,7 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     error_reason: str | None = None
     wait_plan: WaitPlan | None = None
     slot: Slot | None = None
+    prompt: RoutedPrompt = UNROUTED
 
     @property
     def total_tokens(self) -> int:

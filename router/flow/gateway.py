@@ -27,6 +27,7 @@ from router.flow.request_resolver import RequestResolver
 from router.flow.request_trace import GenerationTrace, RequestTrace
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.response_storage import ResponseStorage
+from router.flow.routed_prompt import RoutedPrompt
 from router.flow.tenant_rules import TenantRules
 from router.flow.wait_plan import WaitPlan
 from router.flow.waking import Waking
@@ -272,7 +273,7 @@ class Gateway:
                 inflight = self._coalescer.start(
                     selection.request,
                     parsed.key if share and exact else None,
-                    self._new_record(exchange, parsed, plan),
+                    self._new_record(exchange, parsed, plan, selection.prompt),
                     selection.order_engines,
                     store_response=store_response if exact else None,
                     documents=parsed.parts.document_names(),
@@ -332,7 +333,9 @@ class Gateway:
     def _order_engines_now(self, exchange: Exchange, parsed: ParsedRequest, models: Sequence[str]) -> Sequence[Engine]:
         return self._selector.select(parsed, exchange.tenant, exchange.session_id, models).order_engines()
 
-    def _new_record(self, exchange: Exchange, parsed: ParsedRequest, plan: WaitPlan | None) -> GenerationRecord:
+    def _new_record(
+        self, exchange: Exchange, parsed: ParsedRequest, plan: WaitPlan | None, prompt: RoutedPrompt
+    ) -> GenerationRecord:
         # Engines get the request id only if the router has made it and no earlier attempt of this request has used it.
         # A client's id never goes to engines, because some connectors of vLLM read addresses out of request ids.
         is_ours = exchange.engine_request_id is None and not exchange.has_client_request_id
@@ -356,6 +359,7 @@ class Gateway:
             log_odds=parsed.log_odds,
             stream=parsed.request.stream,
             started_at=exchange.started_at,
+            prompt=prompt,
             choices=choice_count(
                 parsed.request.fields, takes_prompt_list=isinstance(parsed.request.endpoint.input, Prompt)
             ),

@@ -33,6 +33,8 @@ async def run_generation(
         result, recorded = await generate(dispatcher, inflight, engines)
     except ApiError as error:
         return GenerationResult(complete=False, error=error, error_reason=error.reason)
+    if result.recorded_response is not None:
+        inflight.record.prompt.on_answered(result.recorded_response, time.perf_counter())
     if result.complete and has_survivor(inflight.record):
         dispatcher.losses.on_success(inflight.record.tenant, inflight.request)
     if inflight.record.fallback_model is not None and isinstance(recorded, RecordedResponse):
@@ -108,9 +110,11 @@ def record_generation(
     """Passes on the facts of a generation that has ended, well or not. The tenant that started it pays for its tokens,
     any other client that received them.
     """
+    now = time.perf_counter()
+    record.prompt.on_ended(now)
     record_metrics(record)
     if record.trace is not None:
         record.trace.end_attempt("cancelled" if record.error_reason == LOST else record.error_reason)
         record.trace.request.submit(record)
     selector.record_generation(record)
-    tenant_limits.spend(record.tenant, record.total_tokens, record.gpu_seconds(time.perf_counter()))
+    tenant_limits.spend(record.tenant, record.total_tokens, record.gpu_seconds(now))

@@ -126,7 +126,8 @@ class InFlightRequest:
 
     def publish(self, frames: bytes) -> None:
         if not self._frames and not self._dropped_frames:
-            self.record.first_token_at = time.perf_counter()
+            self.record.first_token_at = now = time.perf_counter()
+            self.record.prompt.on_first_token(now)
         # Before the subscribers: one that cannot take the frames now reads them from the buffer later.
         self._frames.append(frames)
         self._buffered_bytes += len(frames)

@@ -38,10 +38,12 @@ _NONE_STATED: Final[Mapping[str, Any]] = MappingProxyType({})
 class EngineGauges(msgspec.Struct, frozen=True):
     """The last values of an engine's own metrics; None is unknown, which is never 0. Ratios are 0 to 1.
 
-    `progress`: values that change while it computes; empty if there are none.
+    `kv_cache_tokens`: the size of its KV cache. `progress`: values that change while it computes; empty if there are
+    none.
     """
 
     kv_cache_usage: float | None = None
+    kv_cache_tokens: int | None = None
     running: float | None = None
     waiting: float | None = None
     prefix_cache_hit_rate: float | None = None

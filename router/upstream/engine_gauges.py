@@ -1,5 +1,6 @@
 """Reads an engine's own metrics page."""
 
+from collections.abc import Mapping
 from math import isfinite
 from typing import Final
 
@@ -42,6 +43,7 @@ _METRIC_NAMES: Final = (
     *_KV_CACHE_USAGE,
     *_RUNNING,
     *_WAITING,
+    "vllm:cache_config_info",
     "sglang:cache_hit_rate",
     "vllm:prefix_cache_queries_total",
     "vllm:prefix_cache_hits_total",
@@ -59,8 +61,11 @@ def parse_gauges(page: str) -> EngineGauges:
     # A page has hundreds of lines; only those in use are parsed.
     metric_lines = "\n".join(line for line in page.splitlines() if line.startswith(_METRIC_NAMES))
     values: dict[str, list[float]] = {}
+    kv_cache_tokens = 0
     for family in text_string_to_metric_families(metric_lines + "\n"):
         for sample in family.samples:
+            if sample.name == "vllm:cache_config_info":
+                kv_cache_tokens += _kv_cache_tokens(sample.labels)
             if isfinite(sample.value):  # an exporter gives NaN for an unknown value
                 values.setdefault(sample.name, []).append(sample.value)
 
@@ -77,6 +82,7 @@ def parse_gauges(page: str) -> EngineGauges:
     per_draft = ratio(accepted, drafts)
     return EngineGauges(
         kv_cache_usage=max(usage) if usage else None,
+        kv_cache_tokens=kv_cache_tokens or None,
         running=total(*_RUNNING),
         waiting=total(*_WAITING),
         prefix_cache_hit_rate=hit_rate if hit_rate is not None else total("sglang:cache_hit_rate"),
@@ -86,3 +92,11 @@ def parse_gauges(page: str) -> EngineGauges:
         progress=tuple(sum(values[name]) for name in _PROGRESS if name in values),
         spec_counts=SpeculationCounters(drafts, accepted) if drafts is not None and accepted is not None else None,
     )
+
+
+def _kv_cache_tokens(labels: Mapping[str, str]) -> int:
+    """The size of an engine core's KV cache; 0 if it is unknown."""
+    try:
+        return max(0, int(labels["num_gpu_blocks"]) * int(labels["block_size"]))
+    except (KeyError, ValueError):  # "None" until the engine has measured its memory
+        return 0

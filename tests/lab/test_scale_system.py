@@ -144,7 +144,7 @@ def test_idle_routers_cost_what_the_formulas_say() -> None:
 def quick(reduction: int) -> Answer:
     assumptions = Assumptions(users=20_000)
     size = size_for(assumptions, load_costs())._replace(processes=6, engines=9)
-    return answer(assumptions, size, load_costs(), reduction=reduction, seconds=5)
+    return answer(assumptions, size, load_costs(), reduction=reduction, seconds=8)
 
 
 def test_a_part_of_a_system_gives_the_answer_of_the_whole() -> None:

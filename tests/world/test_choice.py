@@ -44,7 +44,7 @@ async def engine_of(router: WorldRouter, system: str, question: str, **headers: 
 async def test_requests_with_one_system_prompt_go_to_one_replica_and_prompts_spread(world: World) -> None:
     router, _ = await start(world, a={}, b={})
     engines_used = {
-        system: {await engine_of(router, f"You are assistant {system}.", f"Question {number}") for number in range(3)}
+        system: {await engine_of(router, f"You are {system}. " * 200, f"Question {number}") for number in range(3)}
         for system in range(12)
     }
     assert all(len(engines) == 1 for engines in engines_used.values())
@@ -63,8 +63,9 @@ async def test_requests_of_one_session_go_to_one_replica_whatever_their_prompts_
 @scenario
 async def test_an_invalid_session_is_ignored(world: World) -> None:
     router, _ = await start(world, a={}, b={})
-    engines_used = {await engine_of(router, "", f"Question {n}", **{"x-session-id": f"{n}" * 129}) for n in range(5)}
-    assert engines_used == {"a"}  # without affinity and load, the first engine is selected
+    headers = {"x-session-id": "s" * 129}
+    engines_used = {await engine_of(router, "", f"{n} " * 3000, **headers) for n in range(8)}
+    assert engines_used == {"a", "b"}
 
 
 @scenario

@@ -63,15 +63,8 @@ def prompt_chain(request: InferenceRequest, seed: int) -> PromptChain:
     return _chain(seed, head, rest)
 
 
-def answered_chain(chain: PromptChain, request: InferenceRequest, seed: int, body: bytes) -> PromptChain:
-    """The chain of a prompt with its answer, as the next turn of the conversation repeats both.
-
-    `body`: the JSON response. The chain of the prompt alone if the answer cannot be read.
-    """
-    try:
-        answer = _decode_answer(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return chain
+def answered_chain(chain: PromptChain, request: InferenceRequest, seed: int, answer: "Answer") -> PromptChain:
+    """The chain of a prompt with its answer, as the next turn of the conversation repeats both."""
     layout = request.endpoint.input
     if isinstance(layout, Prompt):
         text = answer.choices[0].text if answer.choices else None
@@ -155,18 +148,41 @@ class _Choice(msgspec.Struct, gc=False):
     message: Any = None
 
 
-class _Answer(msgspec.Struct, gc=False):
-    """What the JSON responses of all endpoints have of the answer's text."""
+class Answer(msgspec.Struct, gc=False):
+    """What the JSON responses of all endpoints have of the answer's text, and of the prompt's cached tokens."""
 
     choices: list[_Choice] = []
     content: Any = None
     output: Any = None
+    usage: Any = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """The prompt tokens that the engine had in its prefix cache; None if it does not report them."""
+        usage = self.usage if isinstance(self.usage, dict) else {}
+        for name in ("prompt_tokens_details", "input_tokens_details"):
+            details = usage.get(name)
+            if isinstance(details, dict) and (cached := details.get("cached_tokens")) is not None:
+                return _token_count(cached)
+        return _token_count(usage.get("cache_read_input_tokens"))  # of /v1/messages
 
 
-_decode_answer: Final = msgspec.json.Decoder(_Answer).decode
+def _token_count(value: Any) -> int | None:
+    return max(0, value) if isinstance(value, int) else None
 
 
-def _answer_messages(answer: _Answer) -> Iterator[Mapping[str, Any]]:
+_decode_answer: Final = msgspec.json.Decoder(Answer).decode
+
+
+def parse_answer(body: bytes) -> Answer | None:
+    """The answer in a JSON response; None if it cannot be read."""
+    try:
+        return _decode_answer(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _answer_messages(answer: Answer) -> Iterator[Mapping[str, Any]]:
     if answer.choices:
         message = answer.choices[0].message
         if isinstance(message, dict):

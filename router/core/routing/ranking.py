@@ -6,20 +6,19 @@ The criteria, in order of priority:
    refused connection costs little.
 2. Context: engines that certainly have room for the request come first, then those with the largest context. An engine
    that is certainly too small is left out (context_length.py).
-3. Backlog: engines with a backlog rank below engines without one.
-4. Task: an engine that is clearly slower than another of the model ranks below it, and so does one whose draft slows it
+3. Task: an engine that is clearly slower than another of the model ranks below it, and so does one whose draft slows it
    down at its load (draft_stats.py). Then come the engines for the task, then those for `any`, then those for the other
-   task. Engines with drafts exchange these places by what their drafts are worth (draft_preference.py).
-5. Affinity (affinity.py) and load, among engines that are equal so far.
+   task. Engines with drafts exchange these places by what their drafts are worth (draft_preference.py). Where all
+   engines that are equal in this have a backlog, those of the next place come first.
+4. Cost, among engines that are equal so far: the time to the first token and what it takes from others (prefill.py).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
 import msgspec
 
-from router.core.routing.affinity import is_within_load_bound, rendezvous_weight
 from router.core.routing.context_length import Fit, TokenBounds, check_fit
 from router.core.routing.draft_preference import DraftRank
 from router.core.types import EngineTask, Task
@@ -72,13 +71,18 @@ def task_distance(configured: EngineTask, task: Task) -> int:
     return 0 if configured == task else 1 if configured == "any" else 2
 
 
-def rank_engines(
-    task: Task, engines: Iterable[EngineSnapshot], *, bounds: TokenBounds | None = None, home: int = 0
-) -> list[EngineSnapshot]:
-    """The engines in the order in which they are to be tried, without drained ones and those that are too small.
+Costs = Callable[[Sequence[EngineSnapshot]], Sequence[float]]
+"""The costs of engines that are equal otherwise; the least is the best."""
 
-    `home`: see affinity.py; 0 for a request without one.
-    """
+
+def loads(engines: Sequence[EngineSnapshot]) -> Sequence[float]:
+    return [engine.load for engine in engines]
+
+
+def rank_engines(
+    task: Task, engines: Iterable[EngineSnapshot], *, bounds: TokenBounds | None = None, costs: Costs = loads
+) -> list[EngineSnapshot]:
+    """The engines in the order in which they are to be tried, without drained ones and those that are too small."""
     usable = [
         engine
         for engine in engines
@@ -90,29 +94,31 @@ def rank_engines(
         (engine.max_model_len for engine in usable if engine.max_model_len is not None), default=None
     )
 
-    def grade(engine: EngineSnapshot) -> tuple[bool, bool, int, bool, bool, DraftRank]:
+    def fit(engine: EngineSnapshot) -> tuple[bool, bool, int]:
         context = engine.max_model_len or smallest_context
         certainly_fits = bounds is None or check_fit(bounds, context) is Fit.FITS
         # Among engines that may be too small, the largest is the best guess.
         context_rank = 0 if certainly_fits else -(context or 0)
-        rank = engine.draft_rank or DraftRank(task_distance(engine.task, task), 0)
-        # Known to be down; may be too small; larger contexts first; has a backlog; slower; distance of the task.
-        return engine.up is False, not certainly_fits, context_rank, engine.has_backlog, engine.slow, rank
+        return engine.up is False, not certainly_fits, context_rank
+
+    def place(engine: EngineSnapshot) -> tuple[bool, DraftRank]:
+        return engine.slow, engine.draft_rank or DraftRank(task_distance(engine.task, task), 0)
 
     ranked: list[EngineSnapshot] = []
-    for _, equal_engines in groupby(sorted(usable, key=grade), key=grade):
-        ranked += _rank_equals(list(equal_engines), home)
+    for _, equally_fit in groupby(sorted(usable, key=fit), key=fit):
+        places = [list(equals) for _, equals in groupby(sorted(equally_fit, key=place), key=place)]
+        for equals in sorted(places, key=_have_backlogs):  # stable, so else their order stays
+            ranked += _by_cost(equals, costs)
     return ranked
 
 
-def _rank_equals(engines: Sequence[EngineSnapshot], home: int) -> list[EngineSnapshot]:
-    if not home or len(engines) == 1:
-        return sorted(engines, key=lambda engine: (engine.load, engine.name))
-    loads = [engine.load for engine in engines]
+def _have_backlogs(engines: Sequence[EngineSnapshot]) -> bool:
+    return all(engine.has_backlog for engine in engines)
 
-    def affinity_order(engine: EngineSnapshot) -> tuple[bool, int, str]:
-        # Overloaded engines last; then the highest weight first; the name makes the order the same in all processes.
-        weight = rendezvous_weight(home, engine.url or engine.name)
-        return not is_within_load_bound(engine.load, loads), -weight, engine.name
 
-    return sorted(engines, key=affinity_order)
+def _by_cost(engines: list[EngineSnapshot], costs: Costs) -> list[EngineSnapshot]:
+    if len(engines) == 1:
+        return engines
+    rows = zip(costs(engines), engines, strict=True)
+    # The name makes the order the same in all processes.
+    return [engine for _, engine in sorted(rows, key=lambda row: (row[0], row[1].load, row[1].name))]

@@ -12,6 +12,7 @@ from router.core.endpoints.chat import CHAT
 from router.core.endpoints.recorded_response import RequestSpeculation
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.routing.draft_stats import DraftStats
+from router.core.routing.prefill import Prefills
 from router.core.routing.speeds import MIN_GENERATIONS
 from router.core.routing.traffic_share import REST
 from router.core.types import Task
@@ -42,10 +43,11 @@ class SelectionHarness:
         self.now = 100.0
         self.random_value = 1.0
         self.draft_stats = draft_stats or DraftStats()
+        self.prefills = Prefills()
         self.engines = {engine.name: engine for engine in engines}
         catalog = Catalog([MODEL, Model("phi", "1")], engines)
         self.chooser = EngineSelector(
-            catalog, self.draft_stats, exploration_rate=explore, clock=lambda: self.now,
+            catalog, self.draft_stats, self.prefills, exploration_rate=explore, clock=lambda: self.now,
             random=lambda: self.random_value, affinity_names=groups,
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from router.core.resilience.breaker import BreakerPolicy, BreakerState
 from router.core.routing.draft_stats import DraftStats
+from router.core.routing.prefill import Prefills
 from router.flow.admission import Admission
 from router.flow.brownout import PressureMonitor
 from router.flow.engine_health import EngineHealth
@@ -43,7 +44,7 @@ async def test_metrics_and_waiting_requests_meet_the_breakers_as_the_round_leave
     a.update_gauges(EngineGauges(kv_cache_usage=0.99))
     shown: list[BreakerState] = []
     on_probe_round(
-        EngineSelector(catalog, DraftStats(), exploration_rate=0.0, clock=lambda: 0.0, random=lambda: 0.5),
+        EngineSelector(catalog, DraftStats(), Prefills(), exploration_rate=0.0, clock=lambda: 0.0, random=lambda: 0.5),
         PressureMonitor(catalog, breakers),
         admission,
         lambda: shown.append(breakers.state("a")),

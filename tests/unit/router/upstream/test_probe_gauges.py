@@ -39,6 +39,7 @@ def page_of_vllm() -> str:
 def test_a_page_of_vllm_is_read() -> None:
     assert parse_gauges(page_of_vllm()) == EngineGauges(
         kv_cache_usage=0.25,
+        kv_cache_tokens=1048576,
         running=2,
         waiting=1,
         prefix_cache_hit_rate=0.5,
@@ -52,6 +53,19 @@ def test_a_page_of_vllm_is_read() -> None:
 @pytest.mark.parametrize("page", ["", "\n", "# HELP x y\n", "process_cpu_seconds_total 1.0\n", "<html></html>"])
 def test_a_missing_metric_is_unknown_and_not_0(page: str) -> None:
     assert parse_gauges(page) == EngineGauges()
+
+
+@pytest.mark.parametrize(
+    ("labels", "tokens"),
+    [
+        ('block_size="16",num_gpu_blocks="100"', 1600),
+        ('block_size="16",num_gpu_blocks="None"', None),
+        ('block_size="16"', None),
+        ('block_size="16",num_gpu_blocks="-1"', None),
+    ],
+)
+def test_the_size_of_the_kv_cache_is_read_from_labels(labels: str, tokens: int | None) -> None:
+    assert parse_gauges(f"vllm:cache_config_info{{{labels}}} 1.0\n").kv_cache_tokens == tokens
 
 
 def test_a_gauge_of_0_is_0() -> None:

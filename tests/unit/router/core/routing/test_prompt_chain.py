@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.routing.prompt_chain import NO_PROMPT, PIECE, PromptChain, answered_chain, chain_seed, prompt_chain
+from router.core.routing.prompt_chain import (
+    NO_PROMPT,
+    PIECE,
+    PromptChain,
+    answered_chain,
+    chain_seed,
+    parse_answer,
+    prompt_chain,
+)
 from tests.support.factories import chat, completion, embeddings, messages, responses
 
 SEED = chain_seed("acme", "")
@@ -186,10 +194,42 @@ CALLS = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": 
 def test_the_next_turn_begins_with_the_prompt_and_its_answer(
     request_: InferenceRequest, answer: dict[str, Any], next_turn: InferenceRequest
 ) -> None:
-    answered = answered_chain(chain(request_), request_, SEED, json.dumps(answer).encode())
+    parsed = parse_answer(json.dumps(answer).encode())
+    assert parsed is not None
+    answered = answered_chain(chain(request_), request_, SEED, parsed)
     assert (answered.hashes, answered.ends) == (chain(next_turn).hashes, chain(next_turn).ends)
 
 
-@pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b"{}", b'{"choices":[]}', b'{"output":5}', b"\xff"])
-def test_an_answer_that_cannot_be_read_adds_nothing(body: bytes) -> None:
-    assert answered_chain(chain(chat()), chat(), SEED, body).hashes == chain(chat()).hashes
+@pytest.mark.parametrize("body", [b"{}", b'{"choices":[]}', b'{"output":5}', b'{"choices":[{"text":5}]}'])
+def test_an_answer_without_a_text_adds_nothing(body: bytes) -> None:
+    parsed = parse_answer(body)
+    assert parsed is not None
+    assert answered_chain(chain(chat()), chat(), SEED, parsed).hashes == chain(chat()).hashes
+    assert answered_chain(chain(completion()), completion(), SEED, parsed).hashes == chain(completion()).hashes
+
+
+@pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b'{"choices":5}', b'{"choices":"\xff"}'])
+def test_a_body_that_is_no_answer_is_not_read(body: bytes) -> None:
+    assert parse_answer(body) is None
+
+
+@pytest.mark.parametrize(
+    ("usage", "cached"),
+    [
+        ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 5}}, 5),
+        ({"input_tokens": 9, "input_tokens_details": {"cached_tokens": 5}}, 5),
+        ({"input_tokens": 9, "cache_read_input_tokens": 5}, 5),
+        ({"prompt_tokens_details": {"cached_tokens": 0}}, 0),
+        ({"prompt_tokens_details": {"cached_tokens": -4}}, 0),
+        ({"prompt_tokens": 9}, None),
+        ({"prompt_tokens_details": None}, None),
+        ({"prompt_tokens_details": {"cached_tokens": "5"}}, None),
+        ({"cache_read_input_tokens": None}, None),
+        (None, None),
+        ([], None),
+    ],
+)  # fmt: skip
+def test_each_api_has_its_own_name_for_the_cached_tokens(usage: Any, cached: int | None) -> None:
+    parsed = parse_answer(json.dumps({"usage": usage}).encode())
+    assert parsed is not None
+    assert parsed.cached_tokens == cached

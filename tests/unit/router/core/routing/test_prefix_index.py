@@ -1,0 +1,74 @@
+"""What an engine is believed to hold: prefixes that were sent, the longest of the oldest prompts forgotten first."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.routing.prefix_index import MIN_WEIGHT, PrefixIndex
+from router.core.routing.prompt_chain import PIECE, PromptChain
+
+# A prompt is a path in a tree: pieces are numbers, and a hash stands for all pieces before it.
+PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=30)
+
+
+def chain(path: list[int], size: int = PIECE) -> PromptChain:
+    hashes = [hash(tuple(path[: end + 1])) for end in range(len(path))]
+    return PromptChain(hashes, [size * (number + 1) for number in range(len(path))])
+
+
+def test_the_longest_common_prefix_is_found() -> None:
+    index = PrefixIndex(100 * PIECE)
+    index.add(chain([1, 2, 3]))
+    assert [index.match(chain(path).hashes) for path in ([1, 2, 3, 4], [1, 2, 4], [1, 2], [2], [])] == [3, 2, 2, 0, 0]
+
+
+@given(PATHS, st.integers(1, 40))
+def test_a_prefix_that_is_found_was_sent_and_all_its_prefixes_are_held(paths: list[list[int]], capacity: int) -> None:
+    index = PrefixIndex(capacity * PIECE)
+    sent: set[int] = set()
+    for path in paths:
+        sent.update(chain(path).hashes)
+        index.add(chain(path))
+        for other in paths:
+            hashes = chain(other).hashes
+            held = index.match(hashes)
+            assert all(one in index and one in sent for one in hashes[:held])
+            assert not any(one in index for one in hashes[held:])
+
+
+@given(PATHS, st.integers(1, 40), st.sampled_from([1, 100, PIECE]))
+def test_it_is_never_larger_than_its_capacity(paths: list[list[int]], capacity: int, size: int) -> None:
+    index = PrefixIndex(capacity * PIECE)
+    for path in paths:
+        index.add(chain(path, size))
+        assert len(index) * MIN_WEIGHT <= index.size <= capacity * PIECE
+
+
+def test_the_oldest_prompt_is_forgotten_from_its_end_and_what_others_share_stays() -> None:
+    index = PrefixIndex(6 * PIECE)
+    index.add(chain([1, 1, 1]))
+    index.add(chain([1, 2, 2]))
+    assert len(index) == 5
+    index.add(chain([1, 2, 2, 3, 4]))
+    assert index.match(chain([1, 1, 1]).hashes) == 1
+    assert index.match(chain([1, 2, 2, 3, 4]).hashes) == 5
+
+
+def test_a_use_makes_a_prompt_recent() -> None:
+    index = PrefixIndex(8 * PIECE)
+    for path in ([1, 1, 1], [2, 2, 2], [1, 1, 1], [3, 3, 3]):
+        index.add(chain(path))
+    assert index.match(chain([1, 1, 1]).hashes) == 3
+    assert index.match(chain([2, 2, 2]).hashes) < 3
+
+
+def test_a_prompt_larger_than_the_cache_leaves_its_beginning() -> None:
+    index = PrefixIndex(64 * PIECE)
+    index.add(chain([1] * 1000))
+    assert index.match(chain([1] * 1000).hashes) in range(60, 65)
+
+
+def test_a_cleared_index_holds_nothing() -> None:
+    index = PrefixIndex(64 * PIECE)
+    index.add(chain([1, 2]))
+    index.clear()
+    assert (len(index), index.size, index.match(chain([1]).hashes)) == (0, 0, 0)
