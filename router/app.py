@@ -46,9 +46,11 @@ from router.settings import Settings, groups, tenants
 from router.shared.announcements import Announcements, Fleet
 from router.shared.breakers import Breakers
 from router.shared.drains import Drains
+from router.shared.prompt_link import RedisRecordLink
 from router.shared.rate_limits import TenantLimits, tenant_budgets, tenant_quotas
 from router.shared.redis import open_backend, open_pipeline
 from router.shared.redis_writes import RedisWrites
+from router.shared.sibling_link import NO_SIBLINGS, FirstUpLink, SiblingLink
 from router.shared.start_times import StartTimes
 from router.shared.stored_keys import StoredKeys
 from router.store.admin.scan import RedisClient
@@ -80,7 +82,10 @@ def build(
     """
     telemetry = Telemetry(log_format=settings.router.log_format, multiprocess_dir=multiprocess_dir)
     slots = SharedSlots(place) if place is not None else ProcessSlots()
-    process_state = ProcessState(telemetry, transport or HTTPTransport(), DraftStats(), random, slots, open_exporter)
+    siblings = SiblingLink(place.directory, place.worker, place.workers) if place is not None else NO_SIBLINGS
+    process_state = ProcessState(
+        telemetry, transport or HTTPTransport(), DraftStats(), random, slots, siblings, open_exporter
+    )
     return Application(build_runtime, process_state, settings)
 
 
@@ -130,11 +135,13 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     )
     catalog.set_announced(announcements.fleet.engines)
     tenant_limits = TenantLimits(pipeline, tenant_quotas(settings), tenant_budgets(settings), clock=clock.now)
+    process_state.prompt_records.link = FirstUpLink(RedisRecordLink(pipeline), process_state.siblings)
     process_state.prefills.keep({engine.url for engine in catalog.engines.values()})
     selector = EngineSelector(
         catalog,
         process_state.draft_stats,
         process_state.prefills,
+        process_state.prompt_records,
         exploration_rate=settings.router.explore,
         clock=time.perf_counter,
         random=process_state.random,
@@ -165,6 +172,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         adapter_refresh=adapter_refresh,
         waking=waking,
         suspects=process_state.suspects,
+        prompt_records=process_state.prompt_records,
     )
     probe = EngineProbe(
         catalog,

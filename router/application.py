@@ -212,6 +212,7 @@ class Application:
         slots = self._process_state.slots
         if isinstance(slots, SharedSlots):
             slots.start()
+        self._process_state.siblings.start(self._process_state.prompt_records.on_message)
         async with self._reload_lock:
             # The lock: the fleet may change during the start, and a runtime that is not started cannot be closed.
             await self._runtime.start()
@@ -229,6 +230,7 @@ class Application:
         await cancel_and_wait(*retiring)
         for runtime in (*retiring.values(), self._runtime):
             await runtime.aclose()
+        self._process_state.siblings.stop()
         if isinstance(slots, SharedSlots):
             slots.stop()
         await self._process_state.transport.aclose()

@@ -42,6 +42,7 @@ from router.shared.drains import Drains
 from router.shared.hit_counter import HitCounter
 from router.shared.inflight_leases import InFlightLeases
 from router.shared.local_hits import LocalHits
+from router.shared.prompt_records import PROMPTS_CHANNEL, PromptRecords
 from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits
 from router.shared.recent_prompts import RecentPrompts
@@ -89,6 +90,7 @@ def build_gateway(
     adapter_refresh: AdapterRefresh,
     waking: Waking | None,
     suspects: Suspects,
+    prompt_records: PromptRecords,
 ) -> GatewayParts:
     cache, timeouts = settings.cache, settings.timeouts
     retention = WorthRetention(pipeline) if cache.retention == "worth" else None
@@ -172,12 +174,13 @@ def build_gateway(
         breakers=breakers,
         stored_keys=stored_keys,
         retention=retention,
+        prompt_records=prompt_records,
         on_adapters_changed=adapter_refresh.request,
     )
     listener = Listener(
         backend,
         prefixes=tracked_prefixes(tenants(settings)),
-        channel=leases.channel,
+        channels=(leases.channel, PROMPTS_CHANNEL),
         callbacks=invalidation_handler,
         retry_interval=cache.retry,
         clock=clock,

@@ -30,8 +30,10 @@ from router.settings import Settings
 from router.shared.announcements import Announcements
 from router.shared.breakers import Breakers
 from router.shared.drains import Drains
+from router.shared.prompt_records import PromptRecords
 from router.shared.rate_limits import TenantLimits
 from router.shared.session_secret import SessionSecret
+from router.shared.sibling_link import SiblingLink
 from router.shared.stored_keys import StoredKeys
 from router.store.admin.scan import RedisClient
 from router.telemetry import Telemetry
@@ -50,7 +52,8 @@ class ProcessState:
     `random` returns numbers from 0 up to 1. `on_fleet_change` is called when other engines are announced in Redis.
     `in_flight` returns the number of requests to the endpoints that generate.
     `open_exporter`: where spans go; None for the collector of the settings.
-    `slots`: of the engines that have a limit. `suspects`: the requests with which engines died.
+    `slots`: of the engines that have a limit. `siblings`: the other workers.
+    `suspects`: the requests with which engines died.
     """
 
     __slots__ = (
@@ -65,9 +68,11 @@ class ProcessState:
         "open_exporter",
         "pending_traffic",
         "prefills",
+        "prompt_records",
         "queue_lengths",
         "random",
         "session_secret",
+        "siblings",
         "slots",
         "suspects",
         "telemetry",
@@ -81,6 +86,7 @@ class ProcessState:
         draft_stats: DraftStats,
         random: Callable[[], float],
         slots: SharedSlots | ProcessSlots,
+        siblings: SiblingLink,
         open_exporter: OpenExporter | None = None,
     ) -> None:
         self.slots = slots
@@ -88,12 +94,15 @@ class ProcessState:
         self.telemetry = telemetry
         self.transport = transport
         self.draft_stats = draft_stats
-        self.prefills = Prefills()
         self.random = random
         self.open_exporter = open_exporter
         self.body_budget = BodyBudget()
         self.draining = False
-        self.identity = identify_process(time.time(), is_worker=isinstance(slots, SharedSlots))
+        is_worker = isinstance(slots, SharedSlots)
+        self.identity = identify_process(time.time(), is_worker=is_worker)
+        self.prefills = Prefills()
+        self.siblings = siblings
+        self.prompt_records = PromptRecords(self.prefills, self.identity.id, has_workers=self.siblings.has_others)
         self.latest_requests = LatestRequests(self.identity.id, time.monotonic)
         self.login_limiter = LoginLimiter(time.monotonic)
         self.session_secret = SessionSecret(time.monotonic)

@@ -16,7 +16,7 @@ from router.core.routing.context_length import TokenBounds, check_fit, context_l
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.routing.draft_preference import EQUAL_SHARE, STICKY_EQUAL_SHARE
 from router.core.routing.draft_stats import DraftStats, MeasuredGeneration, unsupported_fields
-from router.core.routing.prefill import AWAY_TOKENS, SESSION_AWAY_TOKENS, Prefills
+from router.core.routing.prefill import Prefills
 from router.core.routing.prompt_chain import chain_seed
 from router.core.routing.ranking import rank_engines, task_distance
 from router.core.routing.score_bins import TASKS, score_bin
@@ -28,6 +28,7 @@ from router.flow.cohorts import split_by_cohort
 from router.flow.exchange import GenerationRecord
 from router.flow.parsed_request import ParsedRequest
 from router.flow.routed_prompt import UNROUTED, ChainedPrompt, RoutedPrompt
+from router.shared.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog
 from router.upstream.engine import DraftStatus, Engine
 
@@ -66,6 +67,7 @@ class EngineSelector:
         catalog: Catalog,
         draft_stats: DraftStats,
         prefills: Prefills,
+        prompt_records: PromptRecords,
         *,
         exploration_rate: float,
         clock: Callable[[], float],
@@ -82,6 +84,7 @@ class EngineSelector:
         self._random = random
         self._draft_stats = draft_stats
         self._prefills = prefills
+        self._prompt_records = prompt_records
         self._affinity_names = affinity_names
 
     def select(self, parsed: ParsedRequest, tenant: str, session: str | None, models: Sequence[str] = ()) -> Selection:
@@ -195,10 +198,8 @@ class EngineSelector:
         # What an engine does not share with others in its prefix cache; see core.endpoints.cache_salt.
         names = self._affinity_names.get(tenant, tenant), adapter.id if adapter is not None else ""
         seed = chain_seed(*names, str(parsed.request.fields.get("cache_salt", "")))
-        if session is None:
-            return ChainedPrompt(self._prefills, parsed.request, seed, 0, AWAY_TOKENS)
-        home = session_home(tenant, session)
-        return ChainedPrompt(self._prefills, parsed.request, seed, home, SESSION_AWAY_TOKENS)
+        home = session_home(tenant, session) if session is not None else 0
+        return ChainedPrompt(self._prefills, self._prompt_records, parsed.request, seed, home)
 
     def _slow_engines(self, engines: Sequence[Engine], bin_: int, now: float) -> Set[str]:
         """The engines that are clearly slower than another, or whose draft slows them down at their load."""
@@ -259,6 +260,7 @@ class EngineSelector:
 
     def on_probe_round(self) -> None:
         now = self._clock()
+        self._prompt_records.say_hello()
         for engine in self._catalog.engines.values():
             prefill = self._prefills.of(engine.url)
             prefill.set_capacity_tokens(engine.gauges.kv_cache_tokens)

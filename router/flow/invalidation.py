@@ -31,6 +31,7 @@ from router.shared.announcements import Announcements
 from router.shared.breakers import Breakers
 from router.shared.drains import Drains
 from router.shared.inflight_leases import InFlightLeases
+from router.shared.prompt_records import PROMPTS_CHANNEL, PromptRecords
 from router.shared.purges import Purges
 from router.shared.retention import WorthRetention
 from router.shared.stored_keys import StoredKeys
@@ -59,6 +60,7 @@ class InvalidationHandler:
         breakers: Breakers,
         stored_keys: StoredKeys,
         retention: WorthRetention | None,
+        prompt_records: PromptRecords,
         on_adapters_changed: Callable[[], None],
     ) -> None:
         """`on_adapters_changed` is called when an administrator has loaded or unloaded an adapter, at any router."""
@@ -73,6 +75,7 @@ class InvalidationHandler:
         self._breakers = breakers
         self._stored_keys = stored_keys
         self._retention = retention
+        self._prompt_records = prompt_records
         self._on_adapters_changed = on_adapters_changed
         self._connected = False
         self._needs_read = False  # something may have changed since it was last read
@@ -126,8 +129,11 @@ class InvalidationHandler:
         elif is_breaker_key(key):
             self._breakers.on_key_changed(key)
 
-    def on_message(self, payload: bytes) -> None:
-        self._leases.on_message(payload)
+    def on_message(self, channel: bytes, payload: bytes) -> None:
+        if channel == PROMPTS_CHANNEL.encode():
+            self._prompt_records.on_message(payload)
+        else:
+            self._leases.on_message(payload)
 
     # -- reading keys, purges, drains and announcements ---------------------------------------------------------------
 

@@ -6,9 +6,18 @@ from typing import Final, Protocol
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recorded_response import RecordedResponse
-from router.core.routing.prefill import EngineLoad, EnginePrefill, PrefillEstimate, Prefills, SentPrompt
+from router.core.routing.prefill import (
+    AWAY_TOKENS,
+    SESSION_AWAY_TOKENS,
+    EngineLoad,
+    EnginePrefill,
+    PrefillEstimate,
+    Prefills,
+    SentPrompt,
+)
 from router.core.routing.prompt_chain import PromptChain, answered_chain, parse_answer, prompt_chain
 from router.core.routing.ranking import EngineSnapshot
+from router.shared.prompt_records import PromptRecords
 from router.upstream.engine import Engine
 
 
@@ -52,16 +61,17 @@ class ChainedPrompt:
     """
 
     def __init__(
-        self, prefills: Prefills, request: InferenceRequest, seed: int, session_home: int, away_tokens: float
+        self, prefills: Prefills, records: PromptRecords, request: InferenceRequest, seed: int, session_home: int
     ) -> None:
-        """`seed`: of its chain. `session_home`: 0 without a session. `away_tokens`: see Prefills.estimates."""
+        """`seed`: of its chain. `session_home`: 0 without a session."""
         self._prefills = prefills
+        self._records = records
         self._request = request
         self._seed = seed
         self._session_home = session_home
-        self._away_tokens = away_tokens
         self._engine: EnginePrefill | None = None
         self._sent: SentPrompt | None = None
+        self._number = 0  # of its records
         self.estimates: dict[str, PrefillEstimate] = {}
 
     @cached_property
@@ -69,32 +79,44 @@ class ChainedPrompt:
         return prompt_chain(self._request, self._seed)
 
     def costs(self, engines: Sequence[EngineSnapshot], now: float) -> Sequence[float]:
-        loads = [EngineLoad(engine.url, engine.load - 1, engine.waiting) for engine in engines]
+        loads = [self._load(engine) for engine in engines]
+        away_tokens = self._records.away_tokens(SESSION_AWAY_TOKENS if self._session_home else AWAY_TOKENS)
         found: Mapping[str, PrefillEstimate] = self._prefills.estimates(
-            self.chain, loads, now, home=self._session_home or self.chain.home, away_tokens=self._away_tokens
+            self.chain, loads, now, home=self._session_home or self.chain.home, away_tokens=away_tokens
         )
         self.estimates.update(found)
         return [found[engine.url].cost for engine in engines]
+
+    def _load(self, engine: EngineSnapshot) -> EngineLoad:
+        # The engine's own count of others' requests is as old as the last probe.
+        in_flight = max(engine.load - 1, engine.in_flight + self._prefills.of(engine.url).remote)
+        return EngineLoad(engine.url, in_flight, engine.waiting)
 
     def on_sent(self, engine: Engine, now: float) -> None:
         self.on_ended(now)
         self._engine = self._prefills.of(engine.url)
         self._sent = self._engine.on_sent(self.chain, self._prefills.seconds_per_token(engine.url), now)
+        self._number = self._records.on_sent(engine.url, self.chain)
 
     def on_first_token(self, now: float) -> None:
         if self._engine is not None and self._sent is not None:
             self._engine.on_first_token(self._sent, now)
+            self._records.on_computed(self._number)
 
     def on_answered(self, answer: RecordedResponse, now: float) -> None:
-        parsed = parse_answer(answer.body)
-        if self._engine is None or self._sent is None or parsed is None:
+        parsed, engine, sent = parse_answer(answer.body), self._engine, self._sent
+        if engine is None or sent is None or parsed is None:
             return
-        self._engine.on_answered(
-            self._sent, answered_chain(self.chain, self._request, self._seed, parsed), now,
-            prompt_tokens=answer.prompt_tokens, completion_tokens=answer.completion_tokens,
+        answered = answered_chain(self.chain, self._request, self._seed, parsed)
+        engine.on_answered(
+            sent, answered, now, prompt_tokens=answer.prompt_tokens, completion_tokens=answer.completion_tokens,
             cached_tokens=parsed.cached_tokens,
         )  # fmt: skip
+        self._records.on_answered(self._number, self.chain, answered, answer.completion_tokens)
+        self._sent = None
 
     def on_ended(self, now: float) -> None:
         if self._engine is not None and self._sent is not None:
             self._engine.on_ended(self._sent, now)
+            self._records.on_ended(self._number)
+            self._sent = None

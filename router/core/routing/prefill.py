@@ -101,6 +101,7 @@ class EnginePrefill:
     """What is known of one engine's prefix cache and queue.
 
     - `pending_tokens`, `pending`: uncached tokens, and the number of prompts, that were sent and have no first token.
+    - `remote`: requests of other processes at the engine, as far as this one hears of them.
     """
 
     __slots__ = (
@@ -117,10 +118,12 @@ class EnginePrefill:
         "index",
         "pending",
         "pending_tokens",
+        "remote",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.pending = 0
+        self.remote = 0
         self.pending_tokens = 0
         self._busy_until = 0.0
         self._inflow = self._inflow_at = 0.0
@@ -201,14 +204,18 @@ class EnginePrefill:
         are unknown.
         """
         self.on_ended(sent, now)
-        self._add_inflow(completion_tokens, now)
         if prompt_tokens and sent.chain.size >= PIECE:  # the template adds too much to a short one
             self._prompt_bytes = self._prompt_bytes * _RATE_DECAY + sent.chain.size
             self._prompt_tokens = self._prompt_tokens * _RATE_DECAY + prompt_tokens
         if cached_tokens is not None and sent.prompt_tokens:
             self._correct(sent, cached_tokens, prompt_tokens)
-        self.index.add(answered)
         self._update_capacity()
+        self.add_answer(answered, completion_tokens, now)
+
+    def add_answer(self, answered: PromptChain, completion_tokens: int, now: float) -> None:
+        """It holds a prompt with its answer."""
+        self._add_inflow(completion_tokens, now)
+        self.index.add(answered)
 
     def _correct(self, sent: SentPrompt, cached_tokens: int, prompt_tokens: int) -> None:
         """Compares what was believed with what the engine reports."""
@@ -264,9 +271,13 @@ class Prefills:
             found = self._engines[url] = EnginePrefill()
         return found
 
+    def known(self, url: str) -> EnginePrefill | None:
+        """As `of`, for a URL that may not be one of the configuration."""
+        return self._engines.get(url)
+
     def keep(self, urls: Collection[str]) -> None:
-        """Forgets all engines but these."""
-        self._engines = {url: engine for url, engine in self._engines.items() if url in urls}
+        """Knows these engines, and forgets all others."""
+        self._engines = {url: self.of(url) for url in urls}
 
     def seconds_per_token(self, url: str) -> float:
         """Of one engine; where it is unknown, of all."""

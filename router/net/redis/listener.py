@@ -1,9 +1,9 @@
-"""Receives Redis' pushes: the keys that any client changes, and the messages of a channel.
+"""Receives Redis' pushes: the keys that any client changes, and the messages of channels.
 
 Theory of operation. Separate connections, one to every server that holds keys, enable tracking of key prefixes in
 broadcasting mode (https://redis.io/docs/latest/develop/reference/client-side-caching/): Redis pushes the name of each
 key with such a prefix that any client changes. It collects the changes of the commands that it reads at once, so a
-batch of writes causes one push. The first connection also subscribes to the channel. A ping, which is TIME (see
+batch of writes causes one push. The first connection also subscribes to the channels. A ping, which is TIME (see
 router.net.redis.clock), shows that the server is still alive. If a ping is not answered in time, or if the servers have
 changed, all connections are closed, and `on_disconnected` reports that changes may have been missed.
 """
@@ -38,8 +38,8 @@ class ListenerCallbacks(Protocol):
     def on_keys_changed(self, keys: Sequence[bytes] | None) -> None:
         """These keys have changed or expired; None means all keys (FLUSHALL, FLUSHDB)."""
 
-    def on_message(self, payload: bytes) -> None:
-        """A message was published on the channel."""
+    def on_message(self, channel: bytes, payload: bytes) -> None:
+        """A message was published on a channel."""
 
 
 class Listener:
@@ -50,7 +50,7 @@ class Listener:
         backend: RedisBackend,
         *,
         prefixes: Sequence[str],
-        channel: str,
+        channels: Sequence[str],
         callbacks: ListenerCallbacks,
         retry_interval: float,
         clock: RedisClock | None = None,
@@ -59,7 +59,7 @@ class Listener:
         """`retry_interval`: seconds between two attempts to connect. Pings update `clock` and `liveness`."""
         self._backend = backend
         self._prefixes = prefixes
-        self._channel = channel
+        self._channels = channels
         self._callbacks = callbacks
         self._retry_interval = retry_interval
         self._clock = clock or RedisClock()
@@ -98,7 +98,7 @@ class Listener:
         self._clock.set_server_count(len(servers))
         self._liveness.set_server_count(len(servers))
         try:
-            # One server is enough for the channel: a cluster's servers forward published messages to one another.
+            # One server is enough for the channels: a cluster's servers forward published messages to one another.
             for number, (server, connection) in enumerate(zip(servers, connections, strict=True)):
                 await self._start_tracking(server, connection, deadline, subscribe=number == 0)
                 self._ping(connection, number, deadline - loop.time())
@@ -140,8 +140,8 @@ class Listener:
         prefixes = [word for prefix in self._prefixes for word in ("PREFIX", prefix)]
         commands = [encode_command(("CLIENT", "TRACKING", "ON", "BCAST", *prefixes))]
         if subscribe:
-            # SUBSCRIBE is answered by a push, not by a reply. So PING goes out with it, and its reply stands for both.
-            commands.append(encode_command(("SUBSCRIBE", self._channel)) + _PING_COMMAND)
+            # SUBSCRIBE is answered by pushes, not by a reply. So PING goes out with it, and its reply stands for both.
+            commands.append(encode_command(("SUBSCRIBE", *self._channels)) + _PING_COMMAND)
         for reply in await connection.execute(commands, deadline - clock()):
             if isinstance(reply, Exception):
                 raise RedisBackendError.from_exception(reply)
@@ -153,7 +153,7 @@ class Listener:
             if push[0] == b"invalidate":
                 self._callbacks.on_keys_changed(push[1])
             elif push[0] == b"message":
-                self._callbacks.on_message(push[2])
+                self._callbacks.on_message(push[1], push[2])
         except Exception as defect:  # noqa: BLE001 - `run` logs it
             # A change that was not processed counts as missed, so the listener starts again.
             self._stop(defect)

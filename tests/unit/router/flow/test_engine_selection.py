@@ -22,6 +22,7 @@ from router.flow.exchange import GenerationRecord
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
 from router.flow.tenant_rules import TenantRules
+from router.shared.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine, EngineGauges
 from router.upstream.unserved_paths import MEMORY
@@ -44,10 +45,11 @@ class SelectionHarness:
         self.random_value = 1.0
         self.draft_stats = draft_stats or DraftStats()
         self.prefills = Prefills()
+        self.records = PromptRecords(self.prefills, "p")
         self.engines = {engine.name: engine for engine in engines}
         catalog = Catalog([MODEL, Model("phi", "1")], engines)
         self.chooser = EngineSelector(
-            catalog, self.draft_stats, self.prefills, exploration_rate=explore, clock=lambda: self.now,
+            catalog, self.draft_stats, self.prefills, self.records, exploration_rate=explore, clock=lambda: self.now,
             random=lambda: self.random_value, affinity_names=groups,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from router.flow.probe_round import on_probe_round
 from router.net.redis.clock import RedisClock
 from router.net.redis.pipeline import RedisDownError
 from router.shared.breakers import Breakers
+from router.shared.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine, EngineGauges
 
@@ -43,8 +44,17 @@ async def test_metrics_and_waiting_requests_meet_the_breakers_as_the_round_leave
     await asyncio.sleep(0)
     a.update_gauges(EngineGauges(kv_cache_usage=0.99))
     shown: list[BreakerState] = []
+    prefills = Prefills()
     on_probe_round(
-        EngineSelector(catalog, DraftStats(), Prefills(), exploration_rate=0.0, clock=lambda: 0.0, random=lambda: 0.5),
+        EngineSelector(
+            catalog,
+            DraftStats(),
+            prefills,
+            PromptRecords(prefills, "p"),
+            exploration_rate=0.0,
+            clock=lambda: 0.0,
+            random=lambda: 0.5,
+        ),
         PressureMonitor(catalog, breakers),
         admission,
         lambda: shown.append(breakers.state("a")),

@@ -45,7 +45,7 @@ class Process:
         self.breakers = Breakers(self.line, LIMITS, engine_names=lambda: ("a", "b"), clock=self.redis_clock)
         self.connected = asyncio.Event()
         prefix = breaker_key("")
-        self._listener = Listener(link, prefixes=[prefix], channel="test", callbacks=self, retry_interval=0.02)
+        self._listener = Listener(link, prefixes=[prefix], channels=["test"], callbacks=self, retry_interval=0.02)
 
     async def start(self) -> None:
         await self.line.start()
@@ -66,7 +66,7 @@ class Process:
         for key in keys or ():
             self.breakers.on_key_changed(key.decode())
 
-    def on_message(self, payload: bytes) -> None:
+    def on_message(self, channel: bytes, payload: bytes) -> None:
         raise AssertionError(payload)
 
     def is_(self, state: BreakerState, engine: str = "a") -> Callable[[], bool]:

@@ -144,7 +144,7 @@ class NoopCallbacks:
     def on_keys_changed(self, keys: Any) -> None:
         pass
 
-    def on_message(self, payload: bytes) -> None:
+    def on_message(self, channel: bytes, payload: bytes) -> None:
         pass
 
 
@@ -171,7 +171,7 @@ async def test_a_listener_keeps_it_correct(deployment: Deployment) -> None:
         listener = Listener(
             link,
             prefixes=["rh:1:acme:"],
-            channel="rh:1:process:test",
+            channels=["rh:1:process:test"],
             callbacks=NoopCallbacks(),
             retry_interval=0.02,
             clock=clock,

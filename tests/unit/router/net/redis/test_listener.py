@@ -45,7 +45,7 @@ class RecordingCallbacks:
             raise self.defects.pop()
         self.events += ["all"] if keys is None else [key.decode() for key in keys]
 
-    def on_message(self, payload: bytes) -> None:
+    def on_message(self, channel: bytes, payload: bytes) -> None:
         self.events.append(f"message {payload.decode()}")
 
     async def wait_for(self, what: str) -> list[str]:
@@ -68,7 +68,7 @@ async def listen() -> AsyncIterator[Listen]:
             server: RedisServer, callbacks: RecordingCallbacks, link: RedisBackend | None = None
         ) -> "asyncio.Task[None]":
             link = link or open_backend(server.url, timeout=0.5)
-            listener = Listener(link, prefixes=PREFIXES, channel=CHANNEL, callbacks=callbacks, retry_interval=0.02)
+            listener = Listener(link, prefixes=PREFIXES, channels=[CHANNEL], callbacks=callbacks, retry_interval=0.02)
             task = asyncio.create_task(listener.run())
             stack.push_async_callback(link.aclose)
             stack.push_async_callback(cancel_and_wait, task)
@@ -118,7 +118,9 @@ async def test_changes_outside_the_prefixes_are_not_reported(callbacks: Recordin
 async def test_only_the_prefixes_are_tracked(redis_server: RedisServer, redis: Any) -> None:
     link = open_backend(redis_server.url, timeout=0.5)
     (server,) = await link.servers()
-    listener: Any = Listener(link, prefixes=PREFIXES, channel=CHANNEL, callbacks=RecordingCallbacks(), retry_interval=1)
+    listener: Any = Listener(
+        link, prefixes=PREFIXES, channels=[CHANNEL], callbacks=RecordingCallbacks(), retry_interval=1
+    )
     connection = RedisConnection()
     await listener._start_tracking(
         server, connection, asyncio.get_running_loop().time() + TEST_TIMEOUT, subscribe=False
