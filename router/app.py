@@ -135,7 +135,8 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     )
     catalog.set_announced(announcements.fleet.engines)
     tenant_limits = TenantLimits(pipeline, tenant_quotas(settings), tenant_budgets(settings), clock=clock.now)
-    process_state.prompt_records.link = FirstUpLink(RedisRecordLink(pipeline), process_state.siblings)
+    record_link = RedisRecordLink(pipeline)
+    process_state.prompt_records.link = FirstUpLink(record_link, process_state.siblings)
     process_state.prefills.keep({engine.url for engine in catalog.engines.values()})
     selector = EngineSelector(
         catalog,
@@ -173,6 +174,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         waking=waking,
         suspects=process_state.suspects,
         prompt_records=process_state.prompt_records,
+        record_link=record_link,
     )
     probe = EngineProbe(
         catalog,

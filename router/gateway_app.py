@@ -42,6 +42,7 @@ from router.shared.drains import Drains
 from router.shared.hit_counter import HitCounter
 from router.shared.inflight_leases import InFlightLeases
 from router.shared.local_hits import LocalHits
+from router.shared.prompt_link import RedisRecordLink
 from router.shared.prompt_records import PROMPTS_CHANNEL, PromptRecords
 from router.shared.purges import Purges
 from router.shared.rate_limits import TenantLimits
@@ -91,6 +92,7 @@ def build_gateway(
     waking: Waking | None,
     suspects: Suspects,
     prompt_records: PromptRecords,
+    record_link: RedisRecordLink,
 ) -> GatewayParts:
     cache, timeouts = settings.cache, settings.timeouts
     retention = WorthRetention(pipeline) if cache.retention == "worth" else None
@@ -175,6 +177,7 @@ def build_gateway(
         stored_keys=stored_keys,
         retention=retention,
         prompt_records=prompt_records,
+        record_link=record_link,
         on_adapters_changed=adapter_refresh.request,
     )
     listener = Listener(

@@ -36,7 +36,7 @@ _NEVER_ALLOWED: Final = (b"x-tenant-id", b"*")
 
 EXPOSED_HEADERS: Final = (
     b"Age", b"Cache-Status", b"Retry-After", b"X-Adjusted", b"X-Cache", b"X-Cache-Key", b"X-Cache-Reason", b"X-Engine",
-    b"X-Fallback", b"X-Task", b"x-ratelimit-limit-requests", b"x-ratelimit-limit-tokens",
+    b"X-Engine-Reason", b"X-Fallback", b"X-Task", b"x-ratelimit-limit-requests", b"x-ratelimit-limit-tokens",
     b"x-ratelimit-remaining-requests", b"x-ratelimit-remaining-tokens", b"x-ratelimit-reset-requests",
     b"x-ratelimit-reset-tokens", b"x-request-id",
 )  # fmt: skip

@@ -51,6 +51,9 @@ class ResponseHeaders:
         if exchange.permit is not None:
             # These numbers differ for every response, so they are in no template.
             lines += header_lines(limit_headers(exchange.permit.quota, exchange.permit.status))
+        # Of a hit, `generation` is None; of a failure, `engine` is.
+        if exchange.generation is not None and exchange.engine is not None and exchange.generation.prompt.choice:
+            lines += b"x-engine-reason: %b\r\n" % exchange.generation.prompt.choice.encode()
         return lines
 
     def _add_template(self, facts: object, kind: ResponseKind) -> HeaderTemplate:

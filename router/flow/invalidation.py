@@ -31,6 +31,7 @@ from router.shared.announcements import Announcements
 from router.shared.breakers import Breakers
 from router.shared.drains import Drains
 from router.shared.inflight_leases import InFlightLeases
+from router.shared.prompt_link import RedisRecordLink
 from router.shared.prompt_records import PROMPTS_CHANNEL, PromptRecords
 from router.shared.purges import Purges
 from router.shared.retention import WorthRetention
@@ -61,6 +62,7 @@ class InvalidationHandler:
         stored_keys: StoredKeys,
         retention: WorthRetention | None,
         prompt_records: PromptRecords,
+        record_link: RedisRecordLink,
         on_adapters_changed: Callable[[], None],
     ) -> None:
         """`on_adapters_changed` is called when an administrator has loaded or unloaded an adapter, at any router."""
@@ -76,6 +78,7 @@ class InvalidationHandler:
         self._stored_keys = stored_keys
         self._retention = retention
         self._prompt_records = prompt_records
+        self._record_link = record_link
         self._on_adapters_changed = on_adapters_changed
         self._connected = False
         self._needs_read = False  # something may have changed since it was last read
@@ -85,10 +88,12 @@ class InvalidationHandler:
 
     def on_connected(self) -> None:
         self._connected = True
+        self._record_link.listening = True
+        self._prompt_records.say_hello()
         self._schedule_read()  # changes may have been missed until now; the end of the read restores the sync
 
     def on_disconnected(self) -> None:
-        self._connected = False
+        self._connected = self._record_link.listening = False
         self._lose_sync()
 
     async def aclose(self) -> None:

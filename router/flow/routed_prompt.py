@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recorded_response import RecordedResponse
+from router.core.plural import pluralize
 from router.core.routing.prefill import (
     AWAY_TOKENS,
     SESSION_AWAY_TOKENS,
@@ -22,7 +23,12 @@ from router.upstream.engine import Engine
 
 
 class RoutedPrompt(Protocol):
-    """What a generation tells of its prompt. All times are those of time.perf_counter."""
+    """What a generation tells of its prompt. All times are those of time.perf_counter.
+
+    - `choice`: why it was sent where it is, in words; empty if there was no choice.
+    """
+
+    choice: str
 
     def on_sent(self, engine: Engine, now: float) -> None:
         """It is sent to an engine, for the first time or again."""
@@ -37,6 +43,8 @@ class RoutedPrompt(Protocol):
 
 class UnroutedPrompt:
     """Of a request that has only one engine."""
+
+    choice = ""
 
     def on_sent(self, engine: Engine, now: float) -> None:
         pass
@@ -55,10 +63,7 @@ UNROUTED: Final = UnroutedPrompt()
 
 
 class ChainedPrompt:
-    """The prompt of a request that may go to several engines.
-
-    - `estimates`: those at the last ranking, by URL.
-    """
+    """The prompt of a request that may go to several engines."""
 
     def __init__(
         self, prefills: Prefills, records: PromptRecords, request: InferenceRequest, seed: int, session_home: int
@@ -72,7 +77,8 @@ class ChainedPrompt:
         self._engine: EnginePrefill | None = None
         self._sent: SentPrompt | None = None
         self._number = 0  # of its records
-        self.estimates: dict[str, PrefillEstimate] = {}
+        self._estimates: Mapping[str, PrefillEstimate] = {}  # by URL, those that the engine was chosen by
+        self.choice = ""
 
     @cached_property
     def chain(self) -> PromptChain:
@@ -81,10 +87,10 @@ class ChainedPrompt:
     def costs(self, engines: Sequence[EngineSnapshot], now: float) -> Sequence[float]:
         loads = [self._load(engine) for engine in engines]
         away_tokens = self._records.away_tokens(SESSION_AWAY_TOKENS if self._session_home else AWAY_TOKENS)
-        found: Mapping[str, PrefillEstimate] = self._prefills.estimates(
+        found = self._prefills.estimates(
             self.chain, loads, now, home=self._session_home or self.chain.home, away_tokens=away_tokens
         )
-        self.estimates.update(found)
+        self._estimates = {**self._estimates, **found}
         return [found[engine.url].cost for engine in engines]
 
     def _load(self, engine: EngineSnapshot) -> EngineLoad:
@@ -97,6 +103,7 @@ class ChainedPrompt:
         self._engine = self._prefills.of(engine.url)
         self._sent = self._engine.on_sent(self.chain, self._prefills.seconds_per_token(engine.url), now)
         self._number = self._records.on_sent(engine.url, self.chain)
+        self.choice = explain_choice(engine.url, self._estimates)
 
     def on_first_token(self, now: float) -> None:
         if self._engine is not None and self._sent is not None:
@@ -120,3 +127,15 @@ class ChainedPrompt:
             self._engine.on_ended(self._sent, now)
             self._records.on_ended(self._number)
             self._sent = None
+
+
+def explain_choice(url: str, estimates: Mapping[str, PrefillEstimate]) -> str:
+    """Why a prompt went to an engine: what it holds of it, in tokens, its queue, and the best of the others."""
+    chosen = estimates.get(url)
+    if chosen is None:
+        return ""
+    others = [estimate.ttft for other, estimate in estimates.items() if other != url]
+    text = f"prefix {chosen.cached_tokens:,} of {chosen.prompt_tokens:,}; queue {chosen.queue:.2f} s"
+    if not others:
+        return text
+    return f"{text}; first token {chosen.ttft:.2f} s, {pluralize(len(others), 'other')} {min(others):.2f} s"

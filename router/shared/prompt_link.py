@@ -7,14 +7,18 @@ from router.shared.prompt_records import PROMPTS_CHANNEL
 
 
 class RedisRecordLink:
-    """Publishes messages on PROMPTS_CHANNEL; see RecordLink. The listener gets those of others."""
+    """Publishes messages on PROMPTS_CHANNEL; see RecordLink.
+
+    - `listening`: whether the listener gets those of others.
+    """
 
     def __init__(self, pipeline: RedisPipeline) -> None:
+        self.listening = False
         self._pipeline = pipeline
 
     @property
     def up(self) -> bool:
-        return self._pipeline.up
+        return self.listening and self._pipeline.up
 
     def publish(self, message: bytes) -> None:
         with contextlib.suppress(RedisDownError):  # records may be lost

@@ -14,6 +14,9 @@ from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, RouterServer, router_config
 from tests.support.waiting import eventually
 
+MAX_SECONDS = 10.0
+"""Of a request: none hangs until a timeout of the engine. On a busy machine, each process may pause for seconds."""
+
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ADMIN = f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\n'
@@ -114,7 +117,7 @@ async def test_no_request_fails_while_sentinel_promotes_another_server(
         await eventually(lambda: _replaced(group, old))
         await eventually(lambda: are_all(router, "HIT"))
     assert requests.failures == []
-    assert requests.slowest < 3
+    assert requests.slowest < MAX_SECONDS
 
 
 async def test_no_request_fails_while_a_cluster_moves_slots_and_loses_a_primary(
@@ -134,7 +137,7 @@ async def test_no_request_fails_while_a_cluster_moves_slots_and_loses_a_primary(
         await eventually(lambda: _is_held_by_another(cluster, keys[0], target))
         await eventually(lambda: are_all(router, "HIT"))
     assert requests.failures == []
-    assert requests.slowest < 3
+    assert requests.slowest < MAX_SECONDS
 
 
 class Requests:

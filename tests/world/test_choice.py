@@ -95,6 +95,106 @@ async def test_the_prefix_cache_hits_more_often_than_with_round_robin(world: Wor
     assert shares.routed > shares.round_robin + 0.1
 
 
+# -- what engines hold ------------------------------------------------------------------------------------------------
+
+TEXT = "The sea was calm, and the lamp of the harbour was lit. " * 60  # 3 KiB
+
+
+LARGE: dict[str, Any] = {"max_model_len": 65536, "kv_blocks": 16384}
+
+
+class Chat:
+    """A conversation that repeats all turns before."""
+
+    def __init__(self, name: str) -> None:
+        self.messages = [{"role": "system", "content": TEXT}]
+        self.name = name
+
+    async def turn(self, router: WorldRouter, **headers: str) -> str:
+        """The engine that answered."""
+        self.messages.append({"role": "user", "content": f"{self.name} {len(self.messages)}: {TEXT}"})
+        answer = await router.chat("", messages=list(self.messages), headers=headers, max_tokens=40)
+        assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
+        self.messages.append(answer.json()["choices"][0]["message"])
+        self.reason = answer.headers["x-engine-reason"]
+        return answer.headers["x-engine"]
+
+    @property
+    def held(self) -> float:
+        """The share of the prompt that the engine was believed to hold."""
+        found = re.match(r"prefix ([0-9,]+) of ([0-9,]+); queue [0-9.]+ s; first token ", self.reason)
+        assert found is not None, self.reason
+        held, of = (int(number.replace(",", "")) for number in found.groups())
+        return held / of
+
+
+@scenario
+async def test_each_conversation_stays_at_the_engine_that_holds_it_and_conversations_spread(world: World) -> None:
+    router, pair = await start(world, a=LARGE, b=LARGE)
+    chats = [Chat(f"chat {number}") for number in range(8)]
+    used: dict[str, list[str]] = {chat.name: [] for chat in chats}
+    for turn in range(4):
+        for chat in chats:
+            used[chat.name].append(await chat.turn(router))
+            assert turn == 0 or chat.held > 0.4
+    assert all(len(set(engines)) == 1 for engines in used.values()), used
+    assert 2 <= Counter(engines[0] for engines in used.values())["a"] <= 6
+    pages = [await engine.metrics() for engine in pair.values()]
+    hits, queries = (
+        sum(
+            value
+            for page in pages
+            for name, value in page.items()
+            if name.startswith(f"vllm:prefix_cache_{kind}_total")
+        )
+        for kind in ("hits", "queries")
+    )
+    assert hits / queries > 0.6
+
+
+@scenario
+async def test_two_routers_send_the_turns_of_a_conversation_to_one_engine(world: World) -> None:
+    first, pair = await start(world, a=LARGE, b=LARGE)
+    table = {name: ("llama", "any", engine.url) for name, engine in pair.items()}
+    second = await world.router(router_config(world.redis.url, table))
+    await asyncio.sleep(3)  # they have heard of each other
+    for number in range(6):
+        chat = Chat(f"chat {number}")
+        engines_used = set()
+        for router in (first, second, second, first):
+            engines_used.add(await chat.turn(router))
+            await asyncio.sleep(0.1)
+        assert len(engines_used) == 1
+        assert chat.held > 0.5
+
+
+@scenario
+async def test_an_engine_that_was_down_holds_nothing(world: World) -> None:
+    router, pair = await start(world, a=LARGE, b=LARGE)
+    chat = Chat("chat")
+    name = await chat.turn(router)
+    await chat.turn(router)
+    assert chat.held > 0.4
+    engine = pair[name]
+    engine.kill()
+    await eventually(lambda: _state_is(router, name, "down"))
+    await engine.start()
+    await eventually(lambda: _state_is(router, name, "up"))
+    await chat.turn(router)
+    assert chat.held < 0.1
+
+
+async def _state_is(router: WorldRouter, name: str, state: str) -> bool:
+    return bool((await router.http.get("/healthz")).json()["engines"][name]["state"] == state)
+
+
+@scenario
+async def test_a_model_with_one_engine_needs_no_reason(world: World) -> None:
+    router, _ = await start(world, a={})
+    answer = await router.chat(TEXT)
+    assert (answer.status_code, "x-engine-reason" in answer.headers) == (200, False)
+
+
 # -- contexts ---------------------------------------------------------------------------------------------------------
 
 

@@ -355,7 +355,11 @@ async def test_a_client_that_disconnects_frees_the_engine(world: World, stream: 
     metrics = await router.metrics()
     assert metrics['llm_requests_in_flight{engine="llama-chat"}'] == 0
     assert sum(v for k, v in metrics.items() if k.startswith("llm_requests_total") and 'status="499"' in k) == 1
-    assert not await keys_except_log(world.redis.client)
+
+    async def is_released() -> bool:
+        return not await keys_except_log(world.redis.client)
+
+    await eventually(is_released)
 
 
 @scenario

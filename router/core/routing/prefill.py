@@ -52,7 +52,7 @@ DEFAULT_CAPACITY_TOKENS: Final = 1 << 19
 
 # The least weight of an uncached token: an idle engine must not take a long conversation from the one that holds it.
 _MIN_FACTOR: Final = 0.5
-_LITTLE_INFLOW: Final = 1024.0  # tokens; where all have stored so little, the differences say nothing
+_LITTLE_INFLOW: Final = 1 / 32  # of the capacity; where all have stored less, nothing is pushed out soon
 _INFLOW_FADING: Final = 30.0  # seconds in which the inflow fades to 1/e
 _RATE_DECAY: Final = 0.95  # the weight of the earlier measurements after each new one
 _MIN_MEASURED_TOKENS: Final = 256  # with fewer, other things than the prefill take the time
@@ -148,6 +148,10 @@ class EnginePrefill:
         low, high = _TOKEN_BYTES_RANGE
         return min(high, max(low, self._prompt_bytes / self._prompt_tokens))
 
+    @property
+    def capacity_tokens(self) -> float:
+        return self._reported_capacity_tokens * self._scale
+
     def inflow(self, now: float) -> float:
         """New tokens that it has stored lately; they fade."""
         return self._inflow * exp((self._inflow_at - now) / _INFLOW_FADING) if self._inflow else 0.0
@@ -169,7 +173,7 @@ class EnginePrefill:
             self._update_capacity()
 
     def _update_capacity(self) -> None:
-        self.index.capacity = int(self._reported_capacity_tokens * self._scale * self.token_bytes)
+        self.index.capacity = int(self.capacity_tokens * self.token_bytes)
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
@@ -304,13 +308,14 @@ class Prefills:
         tokens = int(chain.size / token_bytes)
         inflows = [engine.inflow(now) for engine in engines]
         mean_inflow = sum(inflows) / len(inflows)
+        little_inflow = _LITTLE_INFLOW * sum(engine.capacity_tokens for engine in engines) / len(engines)
         home_url = max((load.url for load in loads), key=lambda url: rendezvous_weight(home, url)) if home else None
         found = {}
         for load, engine, inflow in zip(loads, engines, inflows, strict=True):
             held = engine.index.match(chain.hashes)
             cached = int(chain.ends[held - 1] / token_bytes) if held else 0
             rate = engine.measured_seconds_per_token or default
-            excess = (inflow - mean_inflow) / (mean_inflow + _LITTLE_INFLOW)
+            excess = (inflow - mean_inflow) / (mean_inflow + little_inflow)
             weighted = (tokens - cached) * max(
                 _MIN_FACTOR, 1 + EXCESS_WEIGHT * excess
             ) + IN_FLIGHT_TOKENS * load.in_flight

@@ -135,14 +135,14 @@ def test_each_request_in_flight_costs_a_little() -> None:
 
 def test_new_tokens_go_where_fewer_were_stored_lately_until_that_is_long_ago() -> None:
     engines = Engines()
-    for number in range(40):
+    for number in range(200):
         engines.serve("a", prompt(number, 1, 2, 3))
     engines.now += 1
-    new = engines.estimates(prompt(99, 1))
+    new = engines.estimates(prompt(999, 1))
     assert new["a"].uncached_tokens == new["b"].uncached_tokens
     assert new["a"].cost > 2 * new["b"].cost
     engines.now += 600
-    new = engines.estimates(prompt(99, 1))
+    new = engines.estimates(prompt(999, 1))
     assert new["a"].cost == pytest.approx(new["b"].cost)
 
 
