@@ -36,7 +36,7 @@ SLOW = ("2", "4", "6", "8", "10")
         ("long_prompt", {"2": whole(90), "4": whole(90)}),
         ("hung_generation", {"2": whole(15.2, 2)}),  # `between_tokens`: the engine does nothing meanwhile
         ("slow_prompts_with_counters", {**dict.fromkeys(SLOW, whole(50)), "20": whole(0.1)}),
-        ("slow_prompts_without_counters", {**dict.fromkeys(SLOW, ENDED), "12": whole(21), "20": whole(0.1)}),
+        ("slow_prompts_without_counters", {**dict.fromkeys(SLOW, ENDED), "12": whole(40), "20": whole(0.1)}),
         ("hung_engine_without_counters", {**dict.fromkeys(SLOW, ENDED), "20": failed(503, 0, 0)}),
         ("frozen_engine", {**dict.fromkeys(SLOW[:4], MOVED), "20": whole(0.1)}),
         ("engine_pauses_with_a_stream_that_cannot_move", {"2": whole(22), "4": MOVED, "6": MOVED}),

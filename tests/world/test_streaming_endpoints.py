@@ -203,6 +203,7 @@ async def test_concurrent_requests_in_either_form_share_one_generation_over_two_
 ) -> None:
     router, engine = await start(world, case)
     routers = [router, await world.router(configuration(world, engine))]
+    await asyncio.sleep(1)  # both listen, so that nobody takes the other for lost
     await engine.set_faults({"fault": "ttft", "ms": 300})
     requests = (case.ask(routers[n % 2], stream=first ^ (n % 3 == 2)) for n in range(24))
     answers = await asyncio.gather(*requests)
