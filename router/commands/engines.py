@@ -174,12 +174,13 @@ def restart(
     if not is_up_running(before.control_socket):
         fail(f"no `roundhouse up` with {config} runs on this machine; {name} was not restarted")
     # The default action of these signals would leave the engine drained.
+    termination = Termination()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        signal.signal(number, termination.on_signal)
     was_drained = name in with_announced(before, config)[1]
     settings = _send_change(name, config, drain_command(name))
     try:
-        if not _wait_with_progress(settings, name, timeout):
+        if not _wait_with_progress(settings, name, timeout, termination.check):
             fail(f"engine {name} did not become idle within {timeout:g}s; it was not restarted")
         print_err(f"{name} is idle; restarting it")
         error = request_restart(settings.control_socket, name, timeout)
@@ -196,6 +197,25 @@ def restart(
         typer.echo(f"{name} is restarted" + ("; it stays drained" if was_drained else " and back in service"))
 
 
+class Termination:
+    """Exits on a signal.
+
+    Python ignores an exception that is raised in a callback of the garbage collector or of an import, and a signal can
+    arrive in one. So `check` exits for a signal that was lost like this.
+    """
+
+    def __init__(self) -> None:
+        self._code: int | None = None
+
+    def on_signal(self, number: int, _: object) -> None:
+        self._code = 128 + number
+        sys.exit(self._code)
+
+    def check(self) -> None:
+        if self._code is not None:
+            sys.exit(self._code)
+
+
 def _send_change(name: str, config: Path, command: "Command") -> Settings:
     from router.store.admin.scan import execute_commands
 
@@ -207,8 +227,16 @@ def _send_change(name: str, config: Path, command: "Command") -> Settings:
     return settings
 
 
-def _wait_with_progress(settings: Settings, name: str, timeout: float) -> bool:
-    with progress("polls for running requests") as on_poll:
+def _wait_with_progress(
+    settings: Settings, name: str, timeout: float, check: Callable[[], None] = lambda: None
+) -> bool:
+    """`check` is called after each poll."""
+    with progress("polls for running requests") as show_poll:
+
+        def on_poll(count: int) -> None:
+            show_poll(count)
+            check()
+
         return asyncio.run(_wait_until_idle(settings, name, time.monotonic() + timeout, on_poll))
 
 
