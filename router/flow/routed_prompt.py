@@ -101,7 +101,7 @@ class ChainedPrompt:
     def on_sent(self, engine: Engine, now: float) -> None:
         self.on_ended(now)
         self._engine = self._prefills.of(engine.url)
-        self._sent = self._engine.on_sent(self.chain, self._prefills.seconds_per_token(engine.url), now)
+        self._sent = self._engine.on_sent(self.chain, self._prefills.seconds_per_token(engine.url, now), now)
         self._number = self._records.on_sent(engine.url, self.chain)
         self.choice = explain_choice(engine.url, self._estimates)
 

@@ -209,7 +209,7 @@ class PromptRecords:
                 return
             if len(self._remote) >= _MAX_REMOTE:
                 self._drop(next(iter(self._remote)), now)
-            sent = engine.on_sent(prompt_chain, self._prefills.seconds_per_token(record.url), now)
+            sent = engine.on_sent(prompt_chain, self._prefills.seconds_per_token(record.url, now), now)
             engine.remote += 1
             self._remote[key] = _RemotePrompt(engine, sent)
         elif isinstance(record, _Computed):

@@ -6,7 +6,9 @@ before it. So the time to the first token is
     queue + seconds_per_token * uncached tokens
 
 - `uncached`: what the engine's PrefixIndex does not find.
-- `seconds_per_token`: learned from the first tokens of requests that had nothing in front of them.
+- `seconds_per_token`: learned from the first tokens of requests that had nothing in front of them. Without new ones it
+  fades to that of the fastest engine: an engine that was slow once (at its start, for example) would else get no
+  request that could show that it is not.
 - `queue`: the time until what was sent is worked off. It passes by itself, and each first token corrects it.
 
 The least time for this request alone is not the best choice for all. Tokens that are computed once more evict others,
@@ -54,6 +56,7 @@ DEFAULT_CAPACITY_TOKENS: Final = 1 << 19
 _MIN_FACTOR: Final = 0.5
 _LITTLE_INFLOW: Final = 1 / 32  # of the capacity; where all have stored less, nothing is pushed out soon
 _INFLOW_FADING: Final = 30.0  # seconds in which the inflow fades to 1/e
+_RATE_FADING: Final = 60.0  # seconds without a measurement in which the difference to the fastest fades to 1/e
 _RATE_DECAY: Final = 0.95  # the weight of the earlier measurements after each new one
 _MIN_MEASURED_TOKENS: Final = 256  # with fewer, other things than the prefill take the time
 _MAX_SECONDS_PER_TOKEN: Final = 0.1
@@ -109,6 +112,7 @@ class EnginePrefill:
         "_inflow",
         "_inflow_at",
         "_mean_uncached",
+        "_measured_at",
         "_measured_seconds",
         "_measured_tokens",
         "_prompt_bytes",
@@ -127,7 +131,7 @@ class EnginePrefill:
         self.pending_tokens = 0
         self._busy_until = 0.0
         self._inflow = self._inflow_at = 0.0
-        self._measured_seconds = self._measured_tokens = 0.0
+        self._measured_seconds = self._measured_tokens = self._measured_at = 0.0
         self._mean_uncached = _FIRST_MEAN_UNCACHED
         self._prompt_bytes = self._prompt_tokens = 0.0
         self._reported_capacity_tokens = DEFAULT_CAPACITY_TOKENS
@@ -140,6 +144,12 @@ class EnginePrefill:
     @property
     def measured_seconds_per_token(self) -> float | None:
         return self._measured_seconds / self._measured_tokens if self._measured_tokens else None
+
+    def seconds_per_token(self, fastest: float, now: float) -> float:
+        measured = self.measured_seconds_per_token
+        if measured is None or measured <= fastest:
+            return fastest
+        return fastest + (measured - fastest) * exp(min(0.0, self._measured_at - now) / _RATE_FADING)
 
     @property
     def token_bytes(self) -> float:
@@ -197,8 +207,10 @@ class EnginePrefill:
         self.on_ended(sent, now)
         if sent.is_alone and uncached >= _MIN_MEASURED_TOKENS:
             seconds = min(now - sent.sent_at, _MAX_SECONDS_PER_TOKEN * uncached)
-            self._measured_seconds = self._measured_seconds * _RATE_DECAY + seconds
-            self._measured_tokens = self._measured_tokens * _RATE_DECAY + uncached
+            weight = _RATE_DECAY * exp(min(0.0, self._measured_at - now) / _RATE_FADING)
+            self._measured_seconds = self._measured_seconds * weight + seconds
+            self._measured_tokens = self._measured_tokens * weight + uncached
+            self._measured_at = now
 
     def on_answered(
         self, sent: SentPrompt, answered: PromptChain, now: float, *, prompt_tokens: int, completion_tokens: int,
@@ -283,15 +295,9 @@ class Prefills:
         """Knows these engines, and forgets all others."""
         self._engines = {url: self.of(url) for url in urls}
 
-    def seconds_per_token(self, url: str) -> float:
-        """Of one engine; where it is unknown, of all."""
-        measured = self.of(url).measured_seconds_per_token
-        return measured if measured is not None else self._mean_rate(self._engines.values())
-
-    @staticmethod
-    def _mean_rate(engines: Iterable[EnginePrefill]) -> float:
-        known = [rate for engine in engines if (rate := engine.measured_seconds_per_token) is not None]
-        return sum(known) / len(known) if known else DEFAULT_SECONDS_PER_TOKEN
+    def seconds_per_token(self, url: str, now: float) -> float:
+        """Of one engine; where it is unknown, of the fastest."""
+        return self.of(url).seconds_per_token(_fastest(self._engines.values()), now)
 
     def estimates(
         self, chain: PromptChain, loads: Sequence[EngineLoad], now: float, *, home: int, away_tokens: float
@@ -302,7 +308,7 @@ class Prefills:
         others costs more.
         """
         engines = [self.of(load.url) for load in loads]
-        default = self._mean_rate(engines)
+        fastest = _fastest(engines)
         # Of all together: the same prompt has as many tokens at each.
         token_bytes = sum(engine.token_bytes for engine in engines) / len(engines)
         tokens = int(chain.size / token_bytes)
@@ -314,7 +320,7 @@ class Prefills:
         for load, engine, inflow in zip(loads, engines, inflows, strict=True):
             held = engine.index.match(chain.hashes)
             cached = int(chain.ends[held - 1] / token_bytes) if held else 0
-            rate = engine.measured_seconds_per_token or default
+            rate = engine.seconds_per_token(fastest, now)
             excess = (inflow - mean_inflow) / (mean_inflow + little_inflow)
             weighted = (tokens - cached) * max(
                 _MIN_FACTOR, 1 + EXCESS_WEIGHT * excess
@@ -324,3 +330,9 @@ class Prefills:
             queue = engine.queue(now) + engine.others_queue(load.waiting, rate)
             found[load.url] = PrefillEstimate(load.url, tokens, cached, queue, rate, queue + rate * weighted)
         return found
+
+
+def _fastest(engines: Iterable[EnginePrefill]) -> float:
+    """The least seconds per token; an engine of which nothing is known is tried if it counts as fast."""
+    measured = (engine.measured_seconds_per_token for engine in engines)
+    return min((rate for rate in measured if rate), default=DEFAULT_SECONDS_PER_TOKEN)

@@ -56,7 +56,7 @@ class Process:
         wire.processes.append(self)
 
     def send(self, url: str, chain: PromptChain) -> int:
-        self.prefills.of(url).on_sent(chain, self.prefills.seconds_per_token(url), self.wire.now)
+        self.prefills.of(url).on_sent(chain, self.prefills.seconds_per_token(url, self.wire.now), self.wire.now)
         return self.records.on_sent(url, chain)
 
     def known(self, chain: PromptChain) -> list[Any]:

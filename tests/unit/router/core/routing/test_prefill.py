@@ -50,7 +50,7 @@ class Engines:
         return min(found, key=lambda name: (found[name].cost, name))
 
     def send(self, name: str, chain: PromptChain) -> SentPrompt:
-        return self.prefills.of(name).on_sent(chain, self.prefills.seconds_per_token(name), self.now)
+        return self.prefills.of(name).on_sent(chain, self.prefills.seconds_per_token(name, self.now), self.now)
 
     def first_token(self, name: str, sent: SentPrompt, after: float) -> None:
         self.now += after
@@ -177,7 +177,7 @@ def test_the_seconds_per_token_are_those_of_prompts_that_had_nothing_before_them
     engines.first_token("a", first, 0.01 * 2 * TOKENS)
     engines.first_token("a", second, 9.0)
     assert engines.prefills.of("a").measured_seconds_per_token == pytest.approx(0.01)
-    assert engines.prefills.seconds_per_token("b") == pytest.approx(0.01), "unknown: as the others"
+    assert engines.prefills.seconds_per_token("b", engines.now) == pytest.approx(0.01), "unknown: as the others"
 
 
 def test_a_slower_engine_gets_a_new_prompt_only_when_the_faster_one_has_a_queue() -> None:
@@ -191,6 +191,23 @@ def test_a_slower_engine_gets_a_new_prompt_only_when_the_faster_one_has_a_queue(
     engines.send("b", prompt(7, 8))
     chosen.append(engines.best(prompt(9, 10)))
     assert chosen == ["b", "a"]
+
+
+def test_an_engine_that_was_slow_once_is_tried_again_after_some_minutes() -> None:
+    engines = Engines()
+    engines.first_token("a", engines.send("a", prompt(1, 1, 1, 1)), after=0.05)
+    engines.first_token("b", engines.send("b", prompt(2, 2, 2, 2)), after=60.0)  # it has just started
+    for number in range(600):
+        chosen = engines.best(prompt(3, number, 0, 0))
+        if chosen == "b":
+            break
+        engines.first_token("a", engines.send("a", prompt(3, number, 0, 0)), after=0.05)
+        engines.now += 1
+    assert number > 0
+    assert chosen == "b"
+    engines.first_token("b", engines.send("b", prompt(4, 4, 4, 4)), after=0.05)
+    rate = engines.prefills.seconds_per_token("b", engines.now)
+    assert rate < 5 * engines.prefills.seconds_per_token("a", engines.now), "the new measurement counts most"
 
 
 def test_a_prompt_that_is_mostly_held_says_nothing_of_the_speed() -> None:
