@@ -99,6 +99,7 @@ async def _go_on(
     except ApiError as refusal:
         record.engine, record.fallback_model, record.sent_at, record.energy, record.earlier_seconds = before
         _give_up(record, broken, failure, refusal.reason)
+    record.prompt.on_first_token(time.perf_counter())  # what the in-flight request publishes is not its first any more
     so_far = seam.so_far
     tokens = so_far.tokens if so_far is not None else 0
     if record.trace is not None:

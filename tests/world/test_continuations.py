@@ -1,10 +1,12 @@
 """Streams whose engine fails after the first token, and that another engine continues."""
 
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
 
+from router.core.routing.prefill import EnginePrefill, SentPrompt
 from tests.support.fault_timeouts import timeouts_for
 from tests.support.router_server import router_config
 from tests.support.sse_answers import chat_delta_text, parse_events
@@ -58,6 +60,23 @@ async def test_another_engine_goes_on(world: World, how: str, endpoint: str) -> 
         assert parse_events(answer.content)[-1]["usage"] == parse_events(expected.content)[-1]["usage"]
         assert answer.content.count(b"[DONE]") == answer.content.count(b'"finish_reason":"stop"') == 1
         await eventually(lambda: is_idle(router))
+
+
+@scenario
+async def test_the_engine_that_goes_on_has_computed_the_prompt_with_its_first_token(world: World) -> None:
+    first, second = (ToyScript(model(), Break(1500, "close"), name=name) for name in ("a", "b"))
+    computed = []
+    original = EnginePrefill.on_first_token
+
+    def on_first_token(prefill: EnginePrefill, sent: SentPrompt, now: float) -> None:
+        computed.append(prefill)
+        original(prefill, sent, now)
+
+    async with toy_engines(first, second) as engines:
+        router = await world.router(router_config(world.redis.url, engines))
+        with patch.object(EnginePrefill, "on_first_token", on_first_token):
+            await ask(router, "chat")
+    assert len(set(map(id, computed))) == 2
 
 
 @scenario

@@ -72,7 +72,10 @@ def answered_chain(chain: PromptChain, request: InferenceRequest, seed: int, ans
         if isinstance(prompt, str) and isinstance(text, str):
             return _chain(seed, [], [_encode(prompt + text)])
         return chain
-    return _extend(chain, (_message_bytes(message) for message in _answer_messages(answer)))
+    try:
+        return _extend(chain, (_message_bytes(message) for message in _answer_messages(answer)))
+    except RecursionError:  # nested so deep that no request can repeat it
+        return chain
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------

@@ -208,6 +208,15 @@ def test_an_answer_without_a_text_adds_nothing(body: bytes) -> None:
     assert answered_chain(chain(completion()), completion(), SEED, parsed).hashes == chain(completion()).hashes
 
 
+def test_an_answer_that_is_nested_as_deep_as_can_be_read_is_no_failure() -> None:
+    """Writing it takes a little more of the stack than reading it."""
+    for depth in range(600, 1100):
+        body = b'{"output":[{"a":' + b"[" * depth + b"]" * depth + b"}]}"
+        parsed = parse_answer(body)
+        if parsed is not None:
+            answered_chain(chain(chat()), chat(), SEED, parsed)
+
+
 @pytest.mark.parametrize("body", [b"", b"nonsense", b"[]", b'{"choices":5}', b'{"choices":"\xff"}'])
 def test_a_body_that_is_no_answer_is_not_read(body: bytes) -> None:
     assert parse_answer(body) is None
