@@ -6,8 +6,8 @@ prompt's pieces and no text.
 
 Theory of operation. Each process applies the records of the others to its own Prefills, so all estimate alike. Records
 are sent together after FLUSH_DELAY, and are not awaited. One that is lost, late or doubled makes an estimate worse, and
-nothing else: a prompt whose end is never heard of is forgotten after MAX_AGE. A message that cannot be read, or of
-another version, is ignored.
+nothing else: a prompt whose end is never heard of is forgotten after MAX_AGE, or with its process. A message that
+cannot be read, or of another version, is ignored.
 
 A process says every HELLO_INTERVAL that it is there. While it hears of no other, it sends nothing else. While others
 are there and cannot be heard, prompts stay closer to their homes (see `away_tokens`), which are the same in all.
@@ -229,8 +229,10 @@ class PromptRecords:
         return prompt
 
     def _drop_old(self, now: float) -> None:
-        for key in [key for key, prompt in self._remote.items() if now - prompt.sent.sent_at > MAX_AGE]:
-            self._drop(key, now)
+        for key, prompt in list(self._remote.items()):
+            process, _ = key
+            if process not in self._heard or now - prompt.sent.sent_at > MAX_AGE:  # it died, or the end was lost
+                self._drop(key, now)
 
     # -- what the estimates need --------------------------------------------------------------------------------------
 

@@ -166,7 +166,22 @@ async def test_a_prompt_whose_end_is_lost_is_forgotten_after_a_while() -> None:
     wire, one, other = pair()
     one.send(URLS[0], prompt(1))
     await flushed()
-    wire.now += MAX_AGE + 1
+    for _ in range(int(MAX_AGE / PRESENCE) + 1):
+        wire.now += PRESENCE
+        one.records.say_hello()
+        assert other.remote() == [1, 0]
+    wire.now += 1
+    other.records.say_hello()
+    assert other.remote() == [0, 0]
+    assert other.prefills.of(URLS[0]).pending == 0
+
+
+async def test_the_prompts_of_a_process_that_is_gone_are_forgotten_with_it() -> None:
+    wire, one, other = pair()
+    one.send(URLS[0], prompt(1))
+    await flushed()
+    assert other.remote() == [1, 0]
+    wire.now += PRESENCE + 1
     other.records.say_hello()
     assert other.remote() == [0, 0]
     assert other.prefills.of(URLS[0]).pending == 0
