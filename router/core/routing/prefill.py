@@ -18,6 +18,10 @@ in flight makes each step a little longer, which counts as IN_FLIGHT_TOKENS.
 
     cost = queue + seconds_per_token * (uncached * max(0.5, 1 + EXCESS_WEIGHT * excess) + IN_FLIGHT_TOKENS * in_flight)
 
+An engine with far more requests than the mean of all (LOAD_BOUND, LOAD_MARGIN) counts as if it held nothing of the
+prompt: else one long prefix that all prompts have would keep them all at one engine, since each of the others would
+have to compute it once. Then another computes it, and holds it too.
+
 Where a prompt is new to all engines, its home (affinity.py) breaks the tie: elsewhere it costs `away_tokens` more.
 Where other processes send prompts that this one does not learn of, that is more than a tie-break: the home is where
 they will look for the prefix, too.
@@ -45,6 +49,10 @@ SESSION_AWAY_TOKENS: Final = 512.0
 
 IN_FLIGHT_TOKENS: Final = 4.0
 """The uncached tokens that a request in flight counts as: each step of the prefill takes longer by its decoding."""
+
+LOAD_BOUND: Final = 1.5
+LOAD_MARGIN: Final = 8.0
+"""The requests in flight up to which an engine's prefixes count: LOAD_BOUND times the mean, and LOAD_MARGIN more."""
 
 DEFAULT_SECONDS_PER_TOKEN: Final = 1 / 16000
 """Until it is known: about that of a model with 8 billion parameters on one H100."""
@@ -312,6 +320,7 @@ class Prefills:
         # Of all together: the same prompt has as many tokens at each.
         token_bytes = sum(engine.token_bytes for engine in engines) / len(engines)
         tokens = int(chain.size / token_bytes)
+        most_in_flight = LOAD_BOUND * sum(load.in_flight for load in loads) / len(loads) + LOAD_MARGIN
         inflows = [engine.inflow(now) for engine in engines]
         mean_inflow = sum(inflows) / len(inflows)
         little_inflow = _LITTLE_INFLOW * sum(engine.capacity_tokens for engine in engines) / len(engines)
@@ -320,9 +329,10 @@ class Prefills:
         for load, engine, inflow in zip(loads, engines, inflows, strict=True):
             held = engine.index.match(chain.hashes)
             cached = int(chain.ends[held - 1] / token_bytes) if held else 0
+            counted = cached if load.in_flight <= most_in_flight else 0
             rate = engine.seconds_per_token(fastest, now)
             excess = (inflow - mean_inflow) / (mean_inflow + little_inflow)
-            weighted = (tokens - cached) * max(
+            weighted = (tokens - counted) * max(
                 _MIN_FACTOR, 1 + EXCESS_WEIGHT * excess
             ) + IN_FLIGHT_TOKENS * load.in_flight
             if home and load.url != home_url:

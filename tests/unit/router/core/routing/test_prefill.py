@@ -12,6 +12,8 @@ from router.core.routing.prefill import (
     DEFAULT_CAPACITY_TOKENS,
     DEFAULT_SECONDS_PER_TOKEN,
     IN_FLIGHT_TOKENS,
+    LOAD_BOUND,
+    LOAD_MARGIN,
     EngineLoad,
     PrefillEstimate,
     Prefills,
@@ -131,6 +133,23 @@ def test_each_request_in_flight_costs_a_little() -> None:
     engines = Engines()
     found = engines.estimates(prompt(1), in_flight={"a": 3, "b": 1})
     assert found["a"].cost - found["b"].cost == pytest.approx(2 * IN_FLIGHT_TOKENS * R)
+
+
+def test_a_prefix_that_all_prompts_have_does_not_keep_them_all_at_one_engine() -> None:
+    engines = Engines("abcd")
+    in_flight = dict.fromkeys("abcd", 0.0)
+    for number in range(200):  # none ends
+        chain = prompt(*range(80), 1000 + number)
+        name = engines.best(chain, in_flight=in_flight)
+        engines.first_token(name, engines.send(name, chain), 0.03)
+        in_flight[name] += 1
+    assert max(in_flight.values()) <= LOAD_BOUND * 200 / 4 + LOAD_MARGIN + 1
+
+
+def test_a_few_requests_more_than_the_others_have_do_not_take_a_prompt_from_where_it_is_held() -> None:
+    engines = Engines("abcd")
+    engines.serve("a", prompt(*range(80)))
+    assert engines.best(prompt(*range(81)), in_flight={"a": 10, "b": 0, "c": 0, "d": 0}) == "a"
 
 
 def test_new_tokens_go_where_fewer_were_stored_lately_until_that_is_long_ago() -> None:
