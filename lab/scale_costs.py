@@ -295,7 +295,7 @@ def ranking(engines: int, rounds: int) -> dict[str, float]:
     ]
     started = time.process_time()
     for _ in range(rounds):
-        ranked = rank_engines("chat", [engine.snapshot() for engine in known])
+        ranked = rank_engines([engine.snapshot() for engine in known])
         assert len(ranked) == engines
     us = (time.process_time() - started) / rounds * 1e6
     return {"engines": engines, "us": round(us, 1), "us_per_engine": round(us / engines, 3)}

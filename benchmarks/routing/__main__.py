@@ -69,6 +69,7 @@ def parse_options() -> argparse.Namespace:
     add("--no-redis", action="store_true", help="the routers have no Redis")
     add("--record-delay", type=at_least_zero, default=0.0, metavar="MS", help="from router to router through Redis")
     add("--told-pool", type=positive, default=1.0, metavar="FACTOR", help="engines state a pool of another size")
+    add("--one-table", action="store_true", help="the router takes replicas with different drafts for equal ones")
     add("--slow", type=slow_replica, action="append", default=[], metavar="REPLICA:FACTOR", help="such as 1:2.0")
     add("--trace", type=input_file, metavar="FILE", help="in Mooncake's format, JSON lines, .gz or not")
     add("--json", type=output_file, metavar="FILE", help="figures of each run")
@@ -93,6 +94,7 @@ async def benchmark(options: argparse.Namespace) -> tuple[list[Figures], dict[st
         has_redis=not options.no_redis,
         record_delay=options.record_delay / 1000,
         told=options.told_pool,
+        is_one_table=options.one_table,
     )
     policies: list[Callable[[], Policy]] = [REFERENCES[name] for name in options.references]
     if not options.no_router:

@@ -17,6 +17,7 @@ from benchmarks.routing.model import Replica
 from engines.simulator.settings import BLOCK_SIZE
 
 MODEL: Final = "llama"
+SPECULATION_COUNTERS: Final = ("drafts", "draft_tokens", "accepted_tokens")
 MAX_MODEL_LEN: Final = 65_536
 
 
@@ -77,6 +78,8 @@ def metrics_page(replica: Replica, told: float) -> str:
         f"vllm:prefix_cache_queries_total{{{engine}}} {replica.prompt_tokens}.0",
         f"vllm:prefix_cache_hits_total{{{engine}}} {replica.cached_tokens}.0",
     ]
+    if replica.draft:
+        lines += [f"vllm:spec_decode_num_{counter}_total{{{engine}}} 0.0" for counter in SPECULATION_COUNTERS]
     return "\n".join([*lines, ""])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from benchmarks.routing.model import Replica
+from benchmarks.routing.model import Sequence as ReplicaSequence
 from benchmarks.routing.simulation import Request
 
 
@@ -75,10 +76,22 @@ class LeastInFlight(Reference):
         return equal[request.number % len(equal)]
 
 
-class Oracle(Reference):
-    """Knows the blocks and the queue of every replica, and takes the least cost.
+class BestDraft(Reference):
+    """Takes the draft that yields the most for a request, and of its replicas the one with the least in flight."""
 
-    The cost is the time to the first token, and in addition, in tokens that are computed:
+    name = "best draft"
+
+    def choose(self, request: Request, present: list[int]) -> int:
+        return min(present, key=lambda index: (
+            -request.sequence.yields.get(self.replicas[index].draft, 1.0), self.replicas[index].in_flight,
+        ))  # fmt: skip
+
+
+class Oracle(Reference):
+    """Knows the blocks, the queue and the draft of every replica, and takes the least cost.
+
+    The cost is the time to the first token, where drafts differ also that of the answer, and in addition, in tokens
+    that are computed:
 
     - `SPREAD` times the new tokens of the request, times how far the replica's inflow is above the mean (0.5: by half).
       Replicas with equal inflow keep blocks equally long, so that their pools together evict as one pool would.
@@ -98,12 +111,14 @@ class Oracle(Reference):
         uncached = {i: prompt - self.replicas[i].expected_hits(request.sequence.hashes, prompt) for i in present}
         inflow = {index: self._inflow[index].at(now) for index in present}
         mean = sum(inflow.values()) / len(present)
+        differ = len({self.replicas[index].draft for index in present}) > 1
 
         def cost(index: int) -> float:
             replica = self.replicas[index]
             excess = inflow[index] / mean - 1 if mean else 0.0
             tokens = self.SPREAD * uncached[index] * excess + self.SEAT * replica.in_flight
-            return replica.seconds_to_first_token(uncached[index], now) + tokens * replica.speeds.prefill
+            seconds = replica.seconds_to_first_token(uncached[index], now) + tokens * replica.speeds.prefill
+            return seconds + (_answer_seconds(request.sequence, replica) if differ else 0.0)
 
         chosen = min(present, key=cost)
         self._inflow[chosen].add(uncached[chosen], now)
@@ -113,6 +128,11 @@ class Oracle(Reference):
         assert request.replica is not None
         assert request.done is not None
         self._inflow[request.replica].add(request.sequence.answer, request.done)
+
+
+def _answer_seconds(sequence: ReplicaSequence, replica: Replica) -> float:
+    steps = sequence.answer / sequence.yields.get(replica.draft, 1.0)
+    return steps * (replica.speeds.base + replica.speeds.decode * replica.in_flight)
 
 
 class Inflow:
@@ -134,5 +154,6 @@ REFERENCES: Final[dict[str, Callable[[], Reference]]] = {
     "random": Random,
     "round-robin": RoundRobin,
     "least-in-flight": LeastInFlight,
+    "best-draft": BestDraft,
     "oracle": Oracle,
 }

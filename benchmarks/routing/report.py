@@ -16,7 +16,7 @@ AROUND_CHANGES: Final = {"before": (-8.0, 0.0), "0-5 s": (0.0, 5.0), "10-20 s": 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one policy and workload. Times to the first token (`ttft`) are in seconds.
+    """Of one policy and workload. Times to the first token (`ttft`) and to the last (`total`) are in seconds.
 
     - `hit_share`: the share of prompt tokens that was found in prefix caches.
     - `imbalance`: the most requests in flight at a replica, divided by the mean of all; the mean over time.
@@ -34,6 +34,7 @@ class Figures:
     ttft_p95: float
     ttft_p99: float
     ttft_mean: float
+    total_mean: float
     tokens_per_second: float
     imbalance: float
     preemptions: float
@@ -56,6 +57,7 @@ def figures(run: Run, seed: int) -> Figures:
         ttft_p95=percentile(ttft, 0.95),
         ttft_p99=percentile(ttft, 0.99),
         ttft_mean=fmean(ttft) if ttft else 0.0,
+        total_mean=fmean(request.done - request.sent for request in complete if request.done) if complete else 0.0,
         tokens_per_second=sum(request.sequence.answer for request in complete) / span if span else 0.0,
         imbalance=imbalance(run.samples),
         preemptions=run.preemptions,
@@ -99,6 +101,7 @@ COLUMNS: Final[dict[str, Callable[[Figures], tuple[float, str]]]] = {
     "p95": lambda one: (one.ttft_p95 * 1000, ".0f"),
     "p99": lambda one: (one.ttft_p99 * 1000, ".0f"),
     "mean": lambda one: (one.ttft_mean * 1000, ".0f"),
+    "total": lambda one: (one.total_mean * 1000, ".0f"),
     "tokens/s": lambda one: (one.tokens_per_second, ".0f"),
     "imbalance": lambda one: (one.imbalance, ".2f"),
     "preemptions": lambda one: (one.preemptions, ".0f"),

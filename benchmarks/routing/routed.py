@@ -20,6 +20,7 @@ import httpx
 
 from benchmarks.routing.engine_server import MODEL, EngineServer, stream_event
 from benchmarks.routing.model import Replica
+from benchmarks.routing.model import Sequence as ReplicaSequence
 from benchmarks.routing.router_processes import Deployment, running_routers
 from benchmarks.routing.simulation import Request
 from tests.support.waiting import eventually
@@ -66,7 +67,7 @@ class Routed:
             await enter(EngineServer(replica, partial(self._serve, index), told=told))
             for index, replica in enumerate(replicas)
         ]
-        self._routers = await enter(running_routers(self._deployment, self._present_urls()))
+        self._routers = await enter(running_routers(self._deployment, self._present_engines()))
         # A connection for each request: so the workers of a router share them.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         headers = {"cache-control": "no-store"}
@@ -112,10 +113,15 @@ class Routed:
         exchange.client.cancel()
 
     async def replicas_changed(self) -> None:
-        await self._routers.reload(self._present_urls())
+        await self._routers.reload(self._present_engines())
 
-    def _present_urls(self) -> list[str]:
-        return [engine.url for engine, replica in zip(self._engines, self._replicas, strict=True) if replica.is_present]
+    def _present_engines(self) -> dict[str, list[str]]:
+        """The addresses by draft."""
+        found: dict[str, list[str]] = {}
+        for engine, replica in zip(self._engines, self._replicas, strict=True):
+            if replica.is_present:
+                found.setdefault("" if self._deployment.is_one_table else replica.draft, []).append(engine.url)
+        return found
 
     def _all_are_known(self) -> bool:
         """Every router has the metrics of every engine; two rounds, since workers need not start at once."""
@@ -160,7 +166,9 @@ class Routed:
         yield stream_event(request.ask.answer[4:], "length")
         usage = {"prompt_tokens": sequence.prompt, "completion_tokens": sequence.answer}
         usage["total_tokens"] = sequence.prompt + sequence.answer
-        yield stream_event(usage={**usage, "prompt_tokens_details": {"cached_tokens": sequence.cached}})
+        usage_of_prompt = {**usage, "prompt_tokens_details": {"cached_tokens": sequence.cached}}
+        metrics = speculation(sequence) if self._replicas[index].draft else None
+        yield stream_event(usage=usage_of_prompt, metrics=metrics)
         yield b"data: [DONE]\n\n"
 
 
@@ -175,6 +183,12 @@ def body_of(request: Request) -> dict[str, Any]:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+def speculation(sequence: ReplicaSequence) -> dict[str, Any]:
+    """What vLLM reports with a response of an engine with a draft."""
+    accepted = sequence.answer - sequence.steps
+    return {"speculative_decoding": {"num_spec_steps": sequence.steps, "num_accepted_draft_tokens": accepted}}
 
 
 def _has_text(event: dict[str, Any]) -> bool:

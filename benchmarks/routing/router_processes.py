@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -26,17 +26,26 @@ url = "{redis}"
 timeout = "2s"
 [[model]]
 name = "{model}"
+"""
+
+TABLE: Final = """
 [[engine]]
-name = "{model}"
+name = "{name}"
 model = "{model}"
+task = "{task}"
 urls = [{urls}]
 """
+
+
+Engines = Mapping[str, Sequence[str]]
+"""The addresses of engines by the name of their draft, which is also the task that it is for."""
 
 
 @dataclass(frozen=True)
 class Deployment:
     """`record_delay`: the seconds by which what a router writes to Redis reaches another one later.
 
+    `is_one_table`: the router takes replicas with different drafts for equal ones.
     `told`: the size of their pools that engines state, relative to the true one.
     """
 
@@ -45,6 +54,7 @@ class Deployment:
     has_redis: bool = True
     record_delay: float = 0.0
     told: float = 1.0
+    is_one_table: bool = False
 
     @property
     def name(self) -> str:
@@ -53,6 +63,7 @@ class Deployment:
             f"{self.workers} workers" if self.workers > 1 else "",
             "" if self.has_redis else "no Redis",
             f"{self.record_delay * 1000:g} ms late" if self.record_delay else "",
+            "drafts unknown" if self.is_one_table else "",
             f"pools stated x{self.told:g}" if self.told != 1 else "",
         ]
         return ", ".join(filter(None, parts))
@@ -61,7 +72,7 @@ class Deployment:
 class Routers:
     """Running routers. `urls` are their addresses."""
 
-    def __init__(self, deployment: Deployment, folder: Path, redis: str, engines: Sequence[str]) -> None:
+    def __init__(self, deployment: Deployment, folder: Path, redis: str, engines: Engines) -> None:
         self._deployment, self._folder, self._redis = deployment, folder, redis
         names = [f"router-{number + 1}" for number in range(deployment.routers)]
         self._processes = [RouterProcess(folder, self._configuration(name, engines), name=name) for name in names]
@@ -78,24 +89,29 @@ class Routers:
         for process in self._processes:
             process.kill()
 
-    async def reload(self, engines: Sequence[str]) -> None:
+    async def reload(self, engines: Engines) -> None:
         """Changes the addresses of the engines with `roundhouse reload`."""
         for name, process in zip(self._names, self._processes, strict=True):
             process.write_config(self._configuration(name, engines))
         await asyncio.gather(*(_reload(process.config) for process in self._processes))
 
-    def _configuration(self, name: str, engines: Sequence[str]) -> str:
-        return CONFIGURATION.format(
+    def _configuration(self, name: str, engines: Engines) -> str:
+        settings = CONFIGURATION.format(
             workers=self._deployment.workers,
             state=self._folder / f"{name}-state",
             redis=self._redis,
             model=MODEL,
-            urls=", ".join(f'"{url}"' for url in engines),
         )
+        return settings + "".join(_table(draft, urls) for draft, urls in engines.items())
+
+
+def _table(draft: str, urls: Sequence[str]) -> str:
+    name = f"{MODEL}-{draft}" if draft else MODEL
+    return TABLE.format(name=name, model=MODEL, task=draft or "any", urls=", ".join(f'"{url}"' for url in urls))
 
 
 @contextlib.asynccontextmanager
-async def running_routers(deployment: Deployment, engines: Sequence[str]) -> AsyncIterator[Routers]:
+async def running_routers(deployment: Deployment, engines: Engines) -> AsyncIterator[Routers]:
     with tempfile.TemporaryDirectory(prefix="rh-") as folder:
         async with _redis(deployment, Path(folder)) as redis:
             routers = Routers(deployment, Path(folder), redis, engines)

@@ -34,7 +34,9 @@ class Request:
         prompt = render(ask.messages)
         answer = ask.answer.encode()
         hashes = token_blocks(prompt + answer)
-        sequence = ReplicaSequence(hashes, len(prompt) // TOKEN_BYTES, len(answer) // TOKEN_BYTES)
+        sequence = ReplicaSequence(
+            hashes, len(prompt) // TOKEN_BYTES, len(answer) // TOKEN_BYTES, yields=ask.tokens_per_step
+        )
         return cls(number, ask, sequence, sent)
 
 
@@ -91,7 +93,10 @@ class Simulation:
     def __init__(self, workload: Workload, policy: Policy, slow: dict[int, float] | None = None) -> None:
         """`slow`: by index, how many times as long the steps of a replica take."""
         factors = slow or {}
-        self.replicas = [Replica(workload.speeds.slower(factors.get(i, 1.0))) for i in range(workload.replicas)]
+        drafts = workload.drafts or [""] * workload.replicas
+        self.replicas = [
+            Replica(workload.speeds.slower(factors.get(index, 1.0)), draft) for index, draft in enumerate(drafts)
+        ]
         for index in workload.absent:
             self.replicas[index].is_present = False
         self._workload, self._policy = workload, policy

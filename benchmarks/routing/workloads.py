@@ -6,7 +6,7 @@ and waits for all. The text of an answer is part of the script, so that the next
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,8 +18,11 @@ REPLICAS: Final = 4
 
 @dataclass(frozen=True)
 class Ask:
+    """`tokens_per_step`: by draft, of this answer; see Replica."""
+
     messages: list[Message]
     answer: str
+    tokens_per_step: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,17 @@ class Change:
 
 @dataclass(frozen=True)
 class Workload:
-    """`replicas`: all that are there at some time; `absent`: those that are not there at the start."""
+    """`replicas`: all that are there at some time; `absent`: those that are not there at the start.
+
+    `drafts`: the draft of each replica; without any, none has one.
+    """
 
     name: str
     clients: list[Client]
     replicas: int = REPLICAS
     absent: frozenset[int] = frozenset()
     changes: Sequence[Change] = ()
+    drafts: Sequence[str] = ()
     speeds: Speeds = field(default_factory=Speeds)
 
 
@@ -159,6 +166,40 @@ def bursts(seed: int, *, requests: int = 2200) -> list[Client]:
     return clients
 
 
+QUESTIONS: Final = {
+    "code": "Write a Python function with unit tests that parses this input and returns a list: ",
+    "chat": "Tell me what you think about this story, and how it could end: ",
+}
+TOKENS_PER_STEP: Final = {"code": {"code": 3.6, "chat": 2.2}, "chat": {"code": 1.7, "chat": 3.0}}
+"""By task and draft."""
+
+
+def mixed(seed: int, *, conversations: int = 160, within: float = 40.0, turns: int = 6) -> list[Client]:
+    """Conversations about code or not; one turn in five is about the other."""
+    rng = random.Random(f"mixed {seed}")
+    systems = [words(rng, 2000) for _ in range(8)]
+    clients = []
+    for number in range(conversations):
+        own = random.Random(f"mixed {seed} {number}")
+        clients.append(Client(own.uniform(0, within), _mixed_chat(own, own.choice(systems), turns)))
+    return clients
+
+
+def _mixed_chat(rng: random.Random, system: str, turns: int) -> Script:
+    usual, other = rng.sample(list(QUESTIONS), 2)
+    messages = [_message("system", system)]
+    for _ in range(turns):
+        task = other if rng.random() < 0.2 else usual
+        context = "<context>" + words(rng, _size(rng, 400, 0.9, 20, 4000)) + "</context>"
+        messages.append(_message("user", context + QUESTIONS[task]))
+        answer = words(rng, _size(rng, 220, 0.6, 20, 800))
+        noise = rng.gauss(1.0, 0.2)
+        yields = {draft: max(1.0, mean * noise) for draft, mean in TOKENS_PER_STEP[task].items()}
+        yield Ask(list(messages), answer, yields)
+        messages.append(_message("assistant", answer))
+        yield Think(rng.expovariate(1 / 5))
+
+
 def single(messages: list[Message], answer: str) -> Script:
     yield Ask(messages, answer)
 
@@ -179,6 +220,7 @@ WORKLOADS: Final[dict[str, Callable[[int], Workload]]] = {
     "rag": lambda seed: Workload("rag", rag(seed)),
     "bursts": lambda seed: Workload("bursts", bursts(seed)),
     "changing": changing,
+    "drafts": lambda seed: Workload("drafts", mixed(seed), drafts=["code", "code", "chat", "chat"]),
 }
 
 

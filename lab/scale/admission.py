@@ -98,7 +98,7 @@ class ProcessAdmission:
             EngineSnapshot(name, "any", True, own, external_load=external)
             for name, own, external in zip(self._names, self._in_flight, self._external, strict=True)
         ]
-        return [self._numbers[each.name] for each in rank_engines("chat", snapshots)]
+        return [self._numbers[each.name] for each in rank_engines(snapshots)]
 
     def _on_timeout(self, waiter: Waiter) -> None:
         if waiter.waiting:

@@ -1,7 +1,7 @@
 """Selects the engines for a request, the best first, and the fields that they cannot serve."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import NormalDist
 from types import MappingProxyType
@@ -12,9 +12,9 @@ import msgspec
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.request import without_fields
 from router.core.routing.affinity import session_home
+from router.core.routing.answer_time import FamilyLoad
 from router.core.routing.context_length import TokenBounds, check_fit, context_length_error, context_need, token_bounds
 from router.core.routing.counted_steps import SpeculationCounters
-from router.core.routing.draft_preference import EQUAL_SHARE, STICKY_EQUAL_SHARE
 from router.core.routing.draft_stats import DraftStats, MeasuredGeneration, unsupported_fields
 from router.core.routing.prefill import Prefills
 from router.core.routing.prompt_chain import chain_seed
@@ -123,13 +123,12 @@ class EngineSelector:
         explore = session is None and self._random() < self._exploration_rate
         deviations = self._draw_deviations(able) if session is None and self._exploration_rate > 0 else {}
         prompt = self._prompt(parsed, tenant, session)
-        equal_share = EQUAL_SHARE if session is None else STICKY_EQUAL_SHARE
         return Selection(
             lambda: [
                 engine
                 for engines in able
                 for cohort in self._cohorts(engines, parsed)
-                for engine in self._rank(cohort, parsed, prompt, equal_share, explore, deviations)
+                for engine in self._rank(cohort, parsed, prompt, explore, deviations)
             ][:max_engines],
             without_fields(request, adjusted) if adjusted else request,
             adjusted,
@@ -165,28 +164,16 @@ class EngineSelector:
         engines: Sequence[Engine],
         parsed: ParsedRequest,
         prompt: ChainedPrompt,
-        equal_share: float,
         explore: bool,
         deviations: Mapping[str, float],
     ) -> Sequence[Engine]:
         if len(engines) < 2:  # the common case needs no ranking
             return [engine for engine in engines if not engine.drained]
         length_bounds, task = token_bounds(parsed.request), parsed.task
-        bin_, now = score_bin(parsed.log_odds), self._clock()
-        slow = self._slow_engines(engines, bin_, now)
-        # Without the engines that cannot serve it: the others exchange places.
-        distances = {
-            engine.family: task_distance(engine.task, task)
-            for engine in engines
-            if engine.has_draft and engine.up is not False and not engine.drained
-        }
-        draft_ranks = self._draft_stats.rank_drafts(distances, bin_, now, deviations, equal_share)
+        now = self._clock()
+        seconds = self._answer_seconds(engines, parsed, now, deviations)
         snapshots = rank_engines(
-            task,
-            [
-                engine.snapshot(slow=engine.name in slow, draft_rank=draft_ranks.get(engine.family))
-                for engine in engines
-            ],
+            [engine.snapshot(answer_seconds=seconds.get(engine.family, 0.0)) for engine in engines],
             bounds=length_bounds,
             costs=partial(prompt.costs, now=now),
         )
@@ -201,22 +188,22 @@ class EngineSelector:
         home = session_home(tenant, session) if session is not None else 0
         return ChainedPrompt(self._prefills, self._prompt_records, parsed.request, seed, home)
 
-    def _slow_engines(self, engines: Sequence[Engine], bin_: int, now: float) -> Set[str]:
-        """The engines that are clearly slower than another, or whose draft slows them down at their load."""
-        families = {engine.family for engine in engines}
-        if len(families) < 2:
-            return frozenset()
-        slow = self._draft_stats.slow_families(families, bin_, now)
-        names = {engine.name for engine in engines if engine.family in slow}
-        if any(engine.has_draft is False and engine.up is not False and not engine.drained for engine in engines):
-            names |= {
-                engine.name for engine in engines if engine.has_draft and self._pays_in_bin(engine, bin_, now) is False
-            }
-        return names
-
-    def _pays_in_bin(self, engine: Engine, bin_: int, now: float) -> bool | None:
-        level = load_level(engine.load + 1)
-        return self._draft_stats.pays_in_bin(engine.family, engine.baseline, bin_, level, now)
+    def _answer_seconds(
+        self, engines: Sequence[Engine], parsed: ParsedRequest, now: float, deviations: Mapping[str, float]
+    ) -> Mapping[str, float]:
+        """By family; empty if there is only one."""
+        by_family: dict[str, list[Engine]] = {}
+        usable = [engine for engine in engines if not engine.drained]
+        for engine in [engine for engine in usable if engine.up is not False] or usable:
+            by_family.setdefault(engine.family, []).append(engine)
+        if len(by_family) < 2:
+            return {}
+        request, task = parsed.request, parsed.task
+        tokens = 1.0
+        if request.endpoint.samples:
+            tokens = self._draft_stats.expected_tokens(engines[0].model, task, request.max_tokens)
+        loads = [_family_load(family, task, members) for family, members in by_family.items()]
+        return self._draft_stats.answer_seconds(loads, score_bin(parsed.log_odds), tokens, now, deviations)
 
     def _least_known_first(self, engines: list[Engine], task: Task, bounds: TokenBounds) -> list[Engine]:
         """Moves the least measured engine to the front, if it could serve the request as well as the best one."""
@@ -246,6 +233,7 @@ class EngineSelector:
             MeasuredGeneration(
                 engine=engine.name,
                 family=engine.family,
+                model=engine.model,
                 rivals=self._catalog.families_for(engine.model),
                 bin_=score_bin(record.log_odds),
                 tokens=record.completion_tokens,
@@ -310,6 +298,17 @@ class EngineSelector:
             )  # fmt: skip
         elif was_failing and not failing:
             log.info("engine %s: its draft model speeds %s up again", engine.family, task)
+
+
+def _family_load(family: str, task: Task, engines: Sequence[Engine]) -> FamilyLoad:
+    snapshots = [engine.snapshot() for engine in engines]
+    return FamilyLoad(
+        family,
+        task_distance(engines[0].task, task),
+        engines[0].has_draft,
+        sum(snapshot.load for snapshot in snapshots) / len(snapshots),
+        min(snapshot.backlog for snapshot in snapshots),
+    )
 
 
 def _level_of_running(engine: Engine) -> int:

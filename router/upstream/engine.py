@@ -10,7 +10,6 @@ import msgspec
 
 from router.core.routing.context_length import ContextNeed
 from router.core.routing.counted_steps import SpeculationCounters
-from router.core.routing.draft_preference import DraftRank
 from router.core.routing.ranking import EngineSnapshot
 from router.core.types import EngineTask, Task
 from router.net.client.target import RequestTarget
@@ -433,11 +432,11 @@ class Engine:
     def discovers_max_model_len(self) -> bool:
         return not self._max_model_len_is_configured
 
-    def snapshot(self, *, slow: bool = False, draft_rank: DraftRank | None = None) -> EngineSnapshot:
+    def snapshot(self, *, answer_seconds: float = 0.0) -> EngineSnapshot:
         gauges = self.gauges
         return EngineSnapshot(
             self.name, self.task, self.up, self._counted_in_flight, external_load=self.external_load,
             running=gauges.running, waiting=gauges.waiting, url=self.url,
-            max_model_len=self.max_model_len, shortens=self.traits.shortens_answers, slow=slow, drained=self.drained,
-            draft_rank=draft_rank,
+            max_model_len=self.max_model_len, shortens=self.traits.shortens_answers, drained=self.drained,
+            answer_seconds=answer_seconds,
         )  # fmt: skip

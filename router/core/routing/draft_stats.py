@@ -12,7 +12,7 @@ Theory. Three things are measured, and kept apart:
 Replicas have the same draft; together they are one *family* here. `now` is in seconds of one monotonic clock.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp
 from typing import Final
 
@@ -20,19 +20,21 @@ import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.routing.acceptance import Acceptance, TokensPerStep
+from router.core.routing.answer_time import (
+    DEFAULT_STEPS_PER_SECOND,
+    MIN_TOKENS_PER_STEP,
+    AnswerLengths,
+    FamilyLoad,
+    StepRate,
+    answer_seconds,
+)
 from router.core.routing.counted_steps import CountedSteps, SpeculationCounters
-from router.core.routing.draft_preference import EQUAL_SHARE, DraftRank, rank_drafts
 from router.core.routing.score_bins import BINS, bins_of, task_of
 from router.core.routing.speeds import MIN_GENERATIONS, DecayingSpeeds, SpeedEstimate
-from router.core.routing.step_rates import MAX_LEVEL, StepRates
+from router.core.routing.step_rates import CLOSEST_LEVELS, StepRates, load_level
 from router.core.types import Task
 
-SPEED_MARGIN: Final = 1.2
-"""Ratio of speeds from which on an engine is clearly faster than another."""
-
-MIN_TOKENS_PER_STEP: Final = 1.05
-"""Tokens per step below which a draft cannot pay off, because a step with a draft is not cheaper than one without."""
-
+_SPEED_MARGIN: Final = 1.1  # ratio of speeds from which on an engine may be clearly slower than another
 _MIN_ANSWER_TOKENS: Final = 8  # a shorter response says little about the speed
 _DOMINANT_SHARE: Final = 0.9  # the share of a bin's tokens from which on a probe's counters are attributed to it
 # Hysteresis: a draft that stopped paying off must be better than the threshold by this, so that it does not flap.
@@ -75,6 +77,7 @@ class MeasuredGeneration(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: str
     family: str
+    model: str
     rivals: frozenset[str]
     bin_: int
     tokens: int
@@ -116,10 +119,13 @@ class DraftStats:
         self._speeds: dict[tuple[str, Task], DecayingSpeeds] = {}  # by family
         self._speeds_by_level: dict[tuple[str, Task, int], DecayingSpeeds] = {}
         self._counted_steps = CountedSteps()
+        self._answer_lengths = AnswerLengths()
         # Since the last probe, by engine and bin; None for an engine that reports the steps of each request itself.
         self._tokens_since_probe: dict[str, dict[int, int] | None] = {}
 
     def record_generation(self, done: MeasuredGeneration, now: float) -> None:
+        if done.tokens:
+            self._answer_lengths.add(done.model, task_of(done.bin_), done.tokens // done.choices)
         if done.speculation is not None:
             self._tokens_since_probe[done.engine] = None
             steps, accepted = done.speculation.steps, done.speculation.accepted
@@ -165,57 +171,85 @@ class DraftStats:
 
     # -- for a request ------------------------------------------------------------------------------------------------
 
-    def rank_drafts(
-        self,
-        distances: Mapping[str, int],
-        bin_: int,
-        now: float,
-        deviations: Mapping[str, float],
-        equal_share: float = EQUAL_SHARE,
-    ) -> dict[str, DraftRank]:
-        """The order of families with drafts for a request; see draft_preference. A family alone needs none.
+    def answer_seconds(
+        self, families: Sequence[FamilyLoad], bin_: int, tokens: float, now: float, deviations: Mapping[str, float]
+    ) -> dict[str, float]:
+        """By family, the expected seconds of an answer of so many tokens; see answer_time.
 
-        `deviations`: by family, a random number of the standard normal distribution (Thompson sampling). Without them,
-        the best known draft comes first, and the configured tasks decide about one that is unknown.
+        `deviations`: by family, a random number of the standard normal distribution (Thompson sampling): the less is
+        known of a draft, the more often it is tried. Without them, nothing is tried.
         """
-        if len(distances) < 2:
-            return {}
+        per_step = self._expected_tokens_per_step(families, bin_, now, deviations)
+        return answer_seconds(families, tokens, per_step, self._expected_step_rates(families, bin_, per_step, now))
+
+    def _expected_tokens_per_step(
+        self, families: Sequence[FamilyLoad], bin_: int, now: float, deviations: Mapping[str, float]
+    ) -> dict[str, float]:
+        drafting = {each.family: each.distance for each in families if each.has_draft}
+        without = {each.family: 1.0 for each in families if not each.has_draft}
         if deviations:
-            values = {
-                family: self._acceptance.value(family, bin_, distance, now, deviations[family])
-                for family, distance in distances.items()
+            # No draft yields less than the token of the target model.
+            return without | {
+                family: max(1.0, self._acceptance.value(family, bin_, distance, now, deviations[family]))
+                for family, distance in drafting.items()
             }
-            return rank_drafts(distances, values, equal_share)
-        estimates = {family: self._acceptance.estimate(family, bin_, now) for family in distances}
+        estimates = {family: self._acceptance.estimate(family, bin_, now) for family in drafting}
         known = {family: estimate.mean for family, estimate in estimates.items() if estimate is not None}
-        # An unknown draft ranks with the worst one: it takes no place of a known one but by its task.
-        values = dict.fromkeys(distances, min(known.values(), default=1.0)) | known
-        return rank_drafts(distances, values, equal_share)
+        # An unknown draft counts as the worst one: it takes no place of a known one but by its task.
+        least = min(known.values(), default=0.0)
+        return without | {
+            family: known.get(family) or least or self._acceptance.value(family, bin_, distance, now, 0.0)
+            for family, distance in drafting.items()
+        }
 
-    def slow_families(self, families: Iterable[str], bin_: int, now: float) -> frozenset[str]:
-        """The families that are clearly slower than another one at the same load, for a request of this bin.
+    def _expected_step_rates(
+        self, families: Sequence[FamilyLoad], bin_: int, tokens_per_step: Mapping[str, float], now: float
+    ) -> dict[str, StepRate]:
+        if any(each.has_draft for each in families):
+            levels = {each.family: load_level(each.load) for each in families}
+        else:  # which of them has more load is a matter of the cost
+            levels = dict.fromkeys(tokens_per_step, load_level(sum(each.load for each in families) / len(families)))
+        rates = {}
+        for each in families:
+            load = levels[each.family]
+            for level in CLOSEST_LEVELS[load]:
+                found = [
+                    (rate, other)
+                    for other in families
+                    if (rate := self._step_rate(other.family, bin_, level, tokens_per_step[other.family], now))
+                ]
+                if found:
+                    expected = _step_rate_among(each, found, is_above_load=level > load)
+                    break
+            else:
+                expected = DEFAULT_STEPS_PER_SECOND
+            rates[each.family] = StepRate(expected, self._is_measured(each.family, task_of(bin_), now))
+        return rates
 
-        At different loads, the load may explain the difference.
-        """
-        families, slow = list(families), set()
-        for level in range(1, MAX_LEVEL + 1):
-            estimates = {family: self._speed(family, bin_, level, now) for family in families}
-            known = {family: speed for family, speed in estimates.items() if speed is not None}
-            slow |= {
-                family
-                for family, speed in known.items()
-                if any(other.is_clearly_above(speed, SPEED_MARGIN) for other in known.values())
-            }
-        return frozenset(slow)
+    def _is_measured(self, family: str, task: Task, now: float) -> bool:
+        speeds = self._speeds.get((family, task))
+        return self._step_rates.estimate(family, now) is not None or (
+            speeds is not None and speeds.estimate(now) is not None
+        )
 
-    def _speed(self, family: str, bin_: int, level: int, now: float) -> SpeedEstimate | None:
-        """In tokens per second. The steps per second of all its requests say more of a bin than the speed at a task."""
+    def _step_rate(
+        self, family: str, bin_: int, level: int, tokens_per_step: float, now: float
+    ) -> SpeedEstimate | None:
+        """In steps per second. Those of all requests say more than the speed at a task."""
         rate = self._step_rates.recent_estimate(family, level, now)
-        per_step = self._acceptance.estimate(family, bin_, now)
-        if rate is not None and per_step is not None:
-            return rate.times(per_step.mean, per_step.standard_error)
-        speeds = self._speeds_by_level.get((family, task_of(bin_), level))
-        return speeds.estimate(now) if speeds is not None else None
+        if rate is not None:
+            return rate
+        task = task_of(bin_)
+        speeds = self._speeds_by_level.get((family, task, level))
+        speed = speeds.estimate(now) if speeds is not None else None
+        if speed is None:
+            return None
+        measured = self._acceptance.mean_over(family, bins_of(task), now)
+        return speed.times(1 / (measured.mean if measured is not None else tokens_per_step), 0.0)
+
+    def expected_tokens(self, model: str, task: Task, max_tokens: int | None) -> float:
+        """The expected length of an answer."""
+        return self._answer_lengths.expected(model, task, max_tokens)
 
     def least_measured(self, families: Iterable[str], task: Task, now: float) -> str | None:
         """The family with the fewest measurements at a task, for exploration; None until another family is known.
@@ -253,10 +287,6 @@ class DraftStats:
         counted = self._counted_steps.tokens_per_step(family, now)
         return per_step or (TokensPerStep(counted, 0.0) if counted is not None else None)
 
-    def pays_in_bin(self, family: str, baseline: str | None, bin_: int, level: int, now: float) -> bool | None:
-        """The same for a request of a bin."""
-        return self._pays(family, baseline, self._acceptance.estimate(family, bin_, now), level, now, 0.0)
-
     def _pays(
         self, family: str, baseline: str | None, per_step: TokensPerStep | None, level: int, now: float, margin: float
     ) -> bool | None:
@@ -267,3 +297,19 @@ class DraftStats:
         if baseline is None:
             return None
         return self._step_rates.is_faster(family, baseline, per_step, level, now)
+
+
+def _step_rate_among(
+    family: FamilyLoad, found: Sequence[tuple[SpeedEstimate, FamilyLoad]], *, is_above_load: bool
+) -> float:
+    """The rate of a family, if `found` are the rates that were measured at some load, its own perhaps among them.
+
+    `is_above_load`: this load is higher than that of the family.
+    """
+    best, fastest = max(found, key=lambda each: each[0].mean)
+    own = next((rate for rate, other in found if other.family == family.family), None)
+    longer: float = MIN_TOKENS_PER_STEP ** (bool(fastest.has_draft) - bool(family.has_draft))
+    # A step with a draft takes longer than one without. By how much grows with the load; see step_rates.
+    if own is None or (is_above_load and longer < 1):
+        return exp(best.mean) * longer
+    return exp((own if best.is_clearly_above(own, _SPEED_MARGIN) else best).mean)

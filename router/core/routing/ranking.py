@@ -6,11 +6,8 @@ The criteria, in order of priority:
    refused connection costs little.
 2. Context: engines that certainly have room for the request come first, then those with the largest context. An engine
    that is certainly too small is left out (context_length.py).
-3. Task: an engine that is clearly slower than another of the model ranks below it, and so does one whose draft slows it
-   down at its load (draft_stats.py). Then come the engines for the task, then those for `any`, then those for the other
-   task. Engines with drafts exchange these places by what their drafts are worth (draft_preference.py). Where all
-   engines that are equal in this have a backlog, those of the next place come first.
-4. Cost, among engines that are equal so far: the time to the first token and what it takes from others (prefill.py).
+3. Seconds: the cost of the prompt, which is mostly the time to the first token (prefill.py), and the time of the answer
+   (answer_time.py). Replicas differ in the first only.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +17,6 @@ from typing import Final
 import msgspec
 
 from router.core.routing.context_length import Fit, TokenBounds, check_fit
-from router.core.routing.draft_preference import DraftRank
 from router.core.types import EngineTask, Task
 
 BACKLOG_RATIO: Final = 0.25
@@ -38,8 +34,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     - `external_load`: other requests at the engine, running or waiting, as of the last probe.
     - `running`, `waiting`: the engine's own metrics, as of the last probe.
     - `max_model_len`: its context length in tokens. `shortens`: see EngineTraits.shortens_answers.
-    - `slow`: another engine of the model is clearly faster for this request.
-    - `draft_rank`: None for an engine without a draft; its configured task decides.
+    - `answer_seconds`: what the answer takes there, in comparison with other engines of the model.
     """
 
     name: str
@@ -51,14 +46,18 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     waiting: float | None = None
     max_model_len: int | None = None
     shortens: bool = False
-    slow: bool = False
     drained: bool = False
-    draft_rank: DraftRank | None = None
+    answer_seconds: float = 0.0
     url: str = ""
 
     @property
     def has_backlog(self) -> bool:
         return self.waiting is not None and self.waiting > max(_MIN_BACKLOG, BACKLOG_RATIO * (self.running or 0.0))
+
+    @property
+    def backlog(self) -> float:
+        """The waiting requests for each running one; 0 if they are no backlog."""
+        return (self.waiting or 0.0) / max(self.running or 0.0, 1.0) if self.has_backlog else 0.0
 
     @property
     def load(self) -> float:
@@ -72,7 +71,7 @@ def task_distance(configured: EngineTask, task: Task) -> int:
 
 
 Costs = Callable[[Sequence[EngineSnapshot]], Sequence[float]]
-"""The costs of engines that are equal otherwise; the least is the best."""
+"""The costs in seconds of engines whose answers take the same time."""
 
 
 def loads(engines: Sequence[EngineSnapshot]) -> Sequence[float]:
@@ -80,7 +79,7 @@ def loads(engines: Sequence[EngineSnapshot]) -> Sequence[float]:
 
 
 def rank_engines(
-    task: Task, engines: Iterable[EngineSnapshot], *, bounds: TokenBounds | None = None, costs: Costs = loads
+    engines: Iterable[EngineSnapshot], *, bounds: TokenBounds | None = None, costs: Costs = loads
 ) -> list[EngineSnapshot]:
     """The engines in the order in which they are to be tried, without drained ones and those that are too small."""
     usable = [
@@ -101,24 +100,25 @@ def rank_engines(
         context_rank = 0 if certainly_fits else -(context or 0)
         return engine.up is False, not certainly_fits, context_rank
 
-    def place(engine: EngineSnapshot) -> tuple[bool, DraftRank]:
-        return engine.slow, engine.draft_rank or DraftRank(task_distance(engine.task, task), 0)
-
     ranked: list[EngineSnapshot] = []
     for _, equally_fit in groupby(sorted(usable, key=fit), key=fit):
-        places = [list(equals) for _, equals in groupby(sorted(equally_fit, key=place), key=place)]
-        for equals in sorted(places, key=_have_backlogs):  # stable, so else their order stays
-            ranked += _by_cost(equals, costs)
+        ranked += _by_seconds(list(equally_fit), costs)
     return ranked
 
 
-def _have_backlogs(engines: Sequence[EngineSnapshot]) -> bool:
-    return all(engine.has_backlog for engine in engines)
-
-
-def _by_cost(engines: list[EngineSnapshot], costs: Costs) -> list[EngineSnapshot]:
+def _by_seconds(engines: list[EngineSnapshot], costs: Costs) -> list[EngineSnapshot]:
     if len(engines) == 1:
         return engines
-    rows = zip(costs(engines), engines, strict=True)
-    # The name makes the order the same in all processes.
-    return [engine for _, engine in sorted(rows, key=lambda row: (row[0], row[1].load, row[1].name))]
+    rows: list[tuple[float, float, str, EngineSnapshot]] = []
+    for seconds, group in groupby(sorted(engines, key=_answer_seconds), key=_answer_seconds):
+        equals = list(group)
+        # The name makes the order the same in all processes.
+        rows += [
+            (seconds + cost, engine.load, engine.name, engine)
+            for cost, engine in zip(costs(equals), equals, strict=True)
+        ]
+    return [row[3] for row in sorted(rows, key=lambda row: row[:3])]
+
+
+def _answer_seconds(engine: EngineSnapshot) -> float:
+    return engine.answer_seconds

@@ -19,10 +19,10 @@ MAX_LEVEL: Final = 10
 # Seconds. The cost of a step at a load is that of the machine and the models, which change rarely.
 _HALF_LIFE_AT_A_LOAD: Final = 3600.0
 
-# By level: all levels, the closest first.
-_CLOSEST_LEVELS: Final = [
+CLOSEST_LEVELS: Final = [
     sorted(range(1, MAX_LEVEL + 1), key=lambda other: abs(other - level)) for level in range(MAX_LEVEL + 1)
 ]
+"""By level: all levels, the closest first."""
 
 
 def load_level(load: float) -> int:
@@ -59,7 +59,7 @@ class StepRates:
     ) -> bool | None:
         """Whether a family is faster at this load than `baseline`, the same engine without its draft; None: unknown."""
         # The closest load at which both are measured counts most.
-        for measured in _CLOSEST_LEVELS[level]:
+        for measured in CLOSEST_LEVELS[level]:
             if (rate := self._estimate_at(family, measured, now)) is None:
                 continue
             if (without := self._estimate_at(baseline, measured, now)) is None:

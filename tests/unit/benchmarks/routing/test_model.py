@@ -1,11 +1,12 @@
 """The modelled replica: what a step computes, what the pool keeps, and what that takes."""
 
+from dataclasses import replace
 from itertools import count
 from random import Random
 
 import pytest
 
-from benchmarks.routing.model import Replica, Sequence, Speeds
+from benchmarks.routing.model import DRAFT_FACTOR, Replica, Sequence, Speeds
 from benchmarks.routing.simulation import Request
 from benchmarks.routing.text import render, token_blocks, words
 from benchmarks.routing.workloads import Ask
@@ -158,3 +159,38 @@ def test_the_estimated_time_to_the_first_token_is_that_of_the_steps() -> None:
     expected = replica.seconds_to_first_token(30, 0.5)
     # 1.5 s are left of this step; 150 tokens and 30 take two more.
     assert expected == pytest.approx(1.5 + 2 * 1.0 + 180 * 0.01)
+
+
+def test_a_step_with_a_draft_takes_longer_and_yields_several_tokens() -> None:
+    def generate(draft: str) -> tuple[Sequence, float]:
+        replica = Replica(SPEEDS, draft)
+        one = sequence(16, 40)
+        one.yields = {"code": 2.5}
+        replica.submit(one)
+        step(replica)
+        return one, step(replica)
+
+    one, seconds = generate("code")
+    assert one.generated == 5, "one in the first step, and 2.5 times 2 in all"
+    assert seconds == pytest.approx(DRAFT_FACTOR * 1.1)
+    for other in ("", "chat"):
+        assert generate(other)[0].generated == 2
+
+
+def test_an_answer_with_a_draft_has_its_length_and_its_full_blocks_are_kept() -> None:
+    replica = Replica(SPEEDS, "code")
+    one = sequence(16, 50, of=5)
+    one.yields = {"code": 7.0}
+    complete(replica, one)
+    assert one.generated == 50
+    assert replica.expected_hits(one.hashes, 66) == 64
+
+
+def test_where_the_pool_is_full_a_step_with_a_draft_yields_fewer_tokens() -> None:
+    replica = Replica(replace(SPEEDS, blocks=4), "code")
+    one = sequence(16, 40)
+    one.yields = {"code": 30.0}
+    replica.submit(one)
+    step(replica)
+    assert step(replica) > 0
+    assert one.generated == 33, "its last token needs no block yet"

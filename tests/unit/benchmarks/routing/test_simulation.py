@@ -142,7 +142,7 @@ def test_the_table_has_medians_over_the_seeds() -> None:
     lines = table(
         [result_of(1, 0.1, 25), result_of(2, 0.3, 50), result_of(3, 0.2, 75), result_of(1, 9.0, 0, policy="b")]
     )
-    assert lines.splitlines()[2] == "| small | router | 50.0 | 200 | 200 | 200 | 200 | 4 | 1.00 | 0 | 0 |"
+    assert lines.splitlines()[2] == "| small | router | 50.0 | 200 | 200 | 200 | 200 | 2000 | 4 | 1.00 | 0 | 0 |"
     assert len(lines.splitlines()) == 4
 
 

@@ -261,14 +261,19 @@ def test_between_equally_good_drafts_the_load_decides() -> None:
         assert harness.order() == [first, second]
 
 
-def test_a_session_stays_where_another_draft_is_only_a_little_better() -> None:
-    harness = SelectionHarness(engine("a"), engine("b"), explore=0.0)
-    stays = harness.order(session="s1")
-    worse, better = stays
-    harness.generated(worse, 50, per_step=3, times=5)
-    harness.generated(better, 50, per_step=3.3, times=5)
-    assert harness.order() == [better, worse]
-    assert harness.order(session="s1") == stays
+@pytest.mark.parametrize(("words", "first"), [(20_000, "holds"), (600, "better")])
+def test_a_conversation_moves_to_a_better_draft_if_that_gains_more_than_to_compute_its_prompt_again(
+    words: int, first: str
+) -> None:
+    harness = SelectionHarness(engine("holds"), engine("better"), explore=0.0)
+    harness.generated("holds", 50, per_step=3, times=5)
+    harness.generated("better", 50, per_step=3.3, times=5)
+    messages = [{"role": "user", "content": "word " * words}]
+    sent = harness.chooser.select(chat(messages=messages), "acme", None)
+    sent.prompt.on_sent(harness.engines["holds"], harness.now)
+    sent.prompt.on_first_token(harness.now)
+    harness.now += 10
+    assert harness.order(messages=messages)[0] == first
 
 
 def test_a_draft_of_which_little_is_known_is_tried_by_chance_and_never_without_exploration() -> None:

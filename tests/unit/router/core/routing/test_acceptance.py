@@ -7,12 +7,14 @@ from statistics import NormalDist, fmean
 import pytest
 
 from router.core.routing.acceptance import Acceptance
-from router.core.routing.draft_preference import rank_drafts
+from router.core.routing.answer_time import FamilyLoad, StepRate, answer_seconds
 from router.core.routing.score_bins import bins_of, score_bin
 
 SEEDS = range(10)
 HOUR = 3600.0
 FAMILIES = {"a": 1, "b": 1}
+LOADS = [FamilyLoad(family, distance, True, 1.0) for family, distance in FAMILIES.items()]
+RATES = dict.fromkeys(FAMILIES, StepRate(40.0, True))
 
 
 def worth(draft: str, log_odds: float) -> float:
@@ -59,8 +61,8 @@ class Simulation:
         for family, distance in FAMILIES.items():
             deviation = NormalDist().inv_cdf(self._random.random())
             values[family] = self._acceptance.value(family, bin_, distance, self._now, deviation)
-        ranks = rank_drafts(FAMILIES, values)
-        return min(FAMILIES, key=lambda family: (ranks[family], self._random.random()))
+        seconds = answer_seconds(LOADS, 200.0, values, RATES)
+        return min(FAMILIES, key=lambda family: (seconds[family], self._random.random()))
 
 
 def test_after_200_requests_the_tokens_per_step_are_within_5_percent_of_hindsight() -> None:

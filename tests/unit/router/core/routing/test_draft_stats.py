@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from router.core.endpoints.endpoint import InferenceRequest
+from router.core.routing.answer_time import FamilyLoad
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.routing.draft_stats import DraftStats, MeasuredGeneration, unsupported_fields
 from router.core.routing.speeds import HALF_LIFE, MIN_GENERATIONS
@@ -20,7 +21,7 @@ def generate(
     seen: DraftStats, family: str, speed: float, *, bin_: int = CODE, times: int = 20, now: float = 0.0, **facts: Any
 ) -> None:
     """Generations of 60 tokens; `speed` in tokens per second."""
-    given: dict[str, Any] = {"engine": family, "tokens": 60, "seconds": 60 / speed} | facts
+    given: dict[str, Any] = {"engine": family, "model": "llama", "tokens": 60, "seconds": 60 / speed} | facts
     for _ in range(times):
         seen.record_generation(MeasuredGeneration(family=family, rivals=BOTH, bin_=bin_, **given), now)
 
@@ -52,76 +53,6 @@ def test_the_tokens_per_step_are_known_in_each_bin_with_enough_evidence() -> Non
     assert by_bin[CODE] == pytest.approx(4, rel=0.1)
     assert by_bin[CHAT] == pytest.approx(1.5, rel=0.1)
     assert seen.tokens_per_step_by_bin("b", 0) == {}
-
-
-def test_a_family_is_slow_at_a_task_where_another_is_clearly_faster() -> None:
-    seen = DraftStats()
-    generate(seen, "a", 100)
-    assert seen.slow_families(BOTH, CODE, 0) == frozenset()
-    generate(seen, "b", 50)
-    generate(seen, "b", 100, bin_=CHAT)
-    generate(seen, "a", 90, bin_=CHAT)
-    assert seen.slow_families(BOTH, CODE, 0) == {"b"}
-    assert seen.slow_families(BOTH, CHAT, 0) == frozenset()
-
-
-def test_an_engine_that_is_slower_under_more_load_is_not_slow() -> None:
-    seen = DraftStats()
-    generate(seen, "a", 100, level=1)
-    generate(seen, "b", 50, level=4)
-    assert seen.slow_families(BOTH, CODE, 0) == frozenset()
-    generate(seen, "a", 50, level=4)
-    assert seen.slow_families(BOTH, CODE, 0) == frozenset()
-    generate(seen, "b", 40, level=1)
-    assert seen.slow_families(BOTH, CODE, 0) == {"b"}
-
-
-def test_a_draft_that_is_better_only_between_the_tasks_is_not_slow_there() -> None:
-    seen = DraftStats()
-    for bin_, per_step in ((CODE, {"a": 4, "b": 1.5}), (UNSURE, {"a": 1.5, "b": 4})):
-        for family, yielded in per_step.items():
-            generate(seen, family, 20 * yielded, bin_=bin_, times=30 if bin_ == CODE else 8, **draft(yielded))
-    assert seen.slow_families(BOTH, CODE, 0) == {"b"}
-    assert seen.slow_families(BOTH, UNSURE, 0) == {"a"}
-
-
-def test_a_slower_machine_is_not_a_worse_draft() -> None:
-    seen = DraftStats()
-    generate(seen, "a", 30, times=30, **draft(4))
-    generate(seen, "b", 60, times=30, **draft(2))
-    assert seen.slow_families(BOTH, CODE, 0) == {"a"}
-    ranks = seen.rank_drafts({"a": 1, "b": 1}, CODE, 0, {})
-    assert ranks["a"] < ranks["b"]
-
-
-def test_speeds_that_vary_much_are_not_clearly_different_until_there_are_many() -> None:
-    seen = DraftStats()
-
-    def vary(times: int) -> None:
-        for number in range(times):
-            for family, middle in (("a", 100.0), ("b", 75.0)):
-                generate(seen, family, middle * (4 if number % 2 else 0.25), times=1)
-
-    vary(14)
-    assert seen.slow_families(BOTH, CODE, 0) == frozenset()
-    vary(286)
-    assert seen.slow_families(BOTH, CODE, 0) == {"b"}
-
-
-def test_a_few_generations_that_stalled_do_not_make_an_engine_slow() -> None:
-    seen = DraftStats()
-    generate(seen, "a", 100, times=37)
-    generate(seen, "a", 1, times=3)
-    generate(seen, "b", 100, times=40)
-    assert seen.slow_families(BOTH, CODE, 0) == frozenset()
-
-
-def test_speeds_decay_until_nothing_is_known() -> None:
-    seen = DraftStats()
-    generate(seen, "a", 100)
-    generate(seen, "b", 50)
-    assert seen.slow_families(BOTH, CODE, HALF_LIFE / 2) == {"b"}
-    assert seen.slow_families(BOTH, CODE, HALF_LIFE * 2) == frozenset()
 
 
 def test_replicas_learn_together() -> None:
@@ -163,6 +94,187 @@ def test_an_engine_whose_steps_at_the_task_are_known_is_not_explored_until_that_
     assert seen.least_measured(BOTH, "code", later) == "b"
 
 
+# -- the time of an answer --------------------------------------------------------------------------------------------
+
+
+def plain(family: str, *, load: float = 1.0, distance: int = 1) -> FamilyLoad:
+    return FamilyLoad(family, distance, False, load)
+
+
+def drafted(family: str, *, load: float = 1.0, distance: int = 1) -> FamilyLoad:
+    return FamilyLoad(family, distance, True, load)
+
+
+def answer(
+    seen: DraftStats, *families: FamilyLoad, bin_: int = CODE, now: float = 0.0, **deviations: float
+) -> dict[str, float]:
+    """The seconds of 120 tokens."""
+    return seen.answer_seconds(families, bin_, 120.0, now, deviations)
+
+
+def test_an_engine_that_is_clearly_faster_at_a_task_answers_faster_there() -> None:
+    seen = DraftStats()
+    generate(seen, "a", 100)
+    seconds = answer(seen, plain("a"), plain("b"))
+    assert seconds["a"] == seconds["b"], "b counts as fast until it is measured"
+    generate(seen, "b", 50)
+    generate(seen, "b", 100, bin_=CHAT)
+    generate(seen, "a", 95, bin_=CHAT)
+    seconds = answer(seen, plain("a"), plain("b"))
+    assert seconds["b"] == pytest.approx(2 * seconds["a"])
+    seconds = answer(seen, plain("a"), plain("b"), bin_=CHAT)
+    assert seconds["a"] == seconds["b"], "so the cost decides"
+
+
+def test_load_does_not_make_an_engine_without_a_draft_slower_than_another() -> None:
+    seen = DraftStats()
+    generate(seen, "a", 100, level=1)
+    generate(seen, "b", 50, level=4)
+    seconds = answer(seen, plain("a", load=1), plain("b", load=8))
+    assert seconds["a"] == seconds["b"]
+
+
+def test_a_draft_that_is_better_between_the_tasks_answers_faster_there() -> None:
+    seen = DraftStats()
+    for bin_, per_step in ((CODE, {"a": 4, "b": 1.5}), (UNSURE, {"a": 1.5, "b": 4})):
+        for family, yielded in per_step.items():
+            generate(seen, family, 20 * yielded, bin_=bin_, times=30 if bin_ == CODE else 8, **draft(yielded))
+    seconds = answer(seen, drafted("a"), drafted("b"))
+    assert seconds["a"] < 0.6 * seconds["b"]
+    seconds = answer(seen, drafted("a"), drafted("b"), bin_=UNSURE)
+    assert seconds["b"] < 0.6 * seconds["a"]
+
+
+def test_a_better_draft_on_a_slower_machine_wins_only_if_it_answers_faster() -> None:
+    seen = DraftStats()
+    generate(seen, "a", 30, times=30, **draft(4))
+    generate(seen, "b", 60, times=30, **draft(2))
+    seconds = answer(seen, drafted("a"), drafted("b"))
+    assert seconds["a"] == pytest.approx(2 * seconds["b"], rel=0.05)
+
+
+def test_a_draft_is_expected_to_be_as_fast_at_a_load_as_it_was_at_the_closest() -> None:
+    seen = DraftStats()
+    generate(seen, "a", 90, level=1, **draft(3))
+    generate(seen, "a", 30, level=5, **draft(3))
+    generate(seen, "b", 60, level=1, **draft(2))
+    seconds = answer(seen, drafted("a", load=16), drafted("b", load=1))
+    assert seconds["a"] == pytest.approx(2 * seconds["b"], rel=0.05)
+    seconds = answer(seen, drafted("a", load=1), drafted("b", load=1))
+    assert seconds["b"] == pytest.approx(1.5 * seconds["a"], rel=0.05)
+
+
+@pytest.mark.parametrize(("plain_speed", "pays"), [(60, True), (150, False)])
+def test_the_same_engine_without_a_draft_answers_faster_where_the_draft_does_not_pay(
+    plain_speed: float, pays: bool
+) -> None:
+    seen = DraftStats()
+    generate(seen, "a", 100, **draft(3))
+    without_draft(seen, plain_speed)
+    seconds = answer(seen, drafted("a"), plain("plain"))
+    assert (seconds["a"] < seconds["plain"]) is pays
+
+
+def test_a_draft_that_is_hardly_ever_right_is_expected_to_be_slower_than_none() -> None:
+    seen = DraftStats()
+    generate(seen, "a", 100, tokens=2000, **draft(1.02, tokens=2000))
+    seconds = answer(seen, drafted("a"), plain("plain"))
+    assert seconds["plain"] < seconds["a"]
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 2), (0, 2)])
+def test_before_anything_is_measured_the_configured_task_decides(first: int, second: int) -> None:
+    seen = DraftStats()
+    for kind in (plain, drafted):
+        seconds = answer(seen, kind("a", distance=first), kind("b", distance=second))
+        assert seconds["a"] < 0.9 * seconds["b"]
+    seconds = answer(seen, drafted("a", distance=first), plain("b", distance=second))
+    assert seconds["a"] < 0.9 * seconds["b"]
+
+
+def test_between_equally_fast_engines_the_configured_task_breaks_the_tie() -> None:
+    seen = DraftStats()
+    for family in "ab":
+        generate(seen, family, 90, **draft(3))
+    seconds = answer(seen, drafted("a", distance=0), drafted("b", distance=2))
+    assert seconds["a"] < seconds["b"] < 1.1 * seconds["a"]
+
+
+def test_drafts_within_3_percent_are_equal() -> None:
+    seen = DraftStats()
+    generate(seen, "a", 90, times=40, **draft(3, tokens=600))
+    generate(seen, "b", 90, times=40, **draft(2.95, tokens=600))
+    seconds = answer(seen, drafted("a"), drafted("b"))
+    assert seconds["a"] == seconds["b"]
+
+
+def test_without_chance_an_unknown_draft_counts_as_the_worst_known_one() -> None:
+    seen = DraftStats()
+    generate(seen, "a", 90, **draft(3))
+    generate(seen, "b", 45, **draft(1.5))
+    seconds = answer(seen, drafted("a"), drafted("b"), drafted("new"))
+    assert seconds["new"] == seconds["b"] > seconds["a"]
+    tried = answer(seen, drafted("a"), drafted("b"), drafted("new"), a=0.0, b=0.0, new=3.0)
+    assert tried["new"] < tried["a"]
+
+
+def test_where_all_engines_of_a_family_have_a_backlog_its_task_is_no_reason_to_wait() -> None:
+    seen = DraftStats()
+    crowded = FamilyLoad("crowded", 0, None, 30.0, backlog=0.4)
+    seconds = answer(seen, crowded, FamilyLoad("other", 2, None, 4.0))
+    assert seconds["other"] < seconds["crowded"] == pytest.approx(1.2 * seconds["other"])
+
+
+def test_speeds_that_vary_much_are_not_clearly_different_until_there_are_many() -> None:
+    seen = DraftStats()
+
+    def vary(times: int) -> None:
+        for number in range(times):
+            for family, middle in (("a", 100.0), ("b", 75.0)):
+                generate(seen, family, middle * (4 if number % 2 else 0.25), times=1)
+
+    vary(14)
+    seconds = answer(seen, plain("a"), plain("b"))
+    assert seconds["a"] == seconds["b"]
+    vary(400)
+    seconds = answer(seen, plain("a"), plain("b"))
+    assert seconds["b"] > 1.2 * seconds["a"]
+
+
+def test_a_few_generations_that_stalled_do_not_make_an_engine_slow() -> None:
+    seen = DraftStats()
+    generate(seen, "a", 100, times=37)
+    generate(seen, "a", 1, times=3)
+    generate(seen, "b", 100, times=40)
+    seconds = answer(seen, plain("a"), plain("b"))
+    assert seconds["a"] == seconds["b"]
+
+
+def test_speeds_decay_until_nothing_is_known() -> None:
+    seen = DraftStats()
+    generate(seen, "a", 100)
+    generate(seen, "b", 50)
+    seconds = answer(seen, plain("a"), plain("b"), now=HALF_LIFE / 2)
+    assert seconds["b"] > 1.5 * seconds["a"]
+    seconds = answer(seen, plain("a"), plain("b"), now=HALF_LIFE * 2)
+    assert seconds["a"] == seconds["b"]
+
+
+def test_the_expected_length_of_an_answer_follows_those_before_and_ends_at_max_tokens() -> None:
+    seen = DraftStats()
+    assert seen.expected_tokens("llama", "code", None) == 256
+    generate(seen, "a", 100, times=300, tokens=100)
+    assert seen.expected_tokens("llama", "code", None) == pytest.approx(100, rel=0.1)
+    assert seen.expected_tokens("llama", "chat", None) == seen.expected_tokens("mistral", "code", None) == 256
+    assert seen.expected_tokens("llama", "chat", 16) == 16
+
+
+def test_each_choice_of_an_answer_is_one_of_its_own_length() -> None:
+    seen = DraftStats()
+    generate(seen, "a", 100, times=300, tokens=400, choices=4)
+    assert seen.expected_tokens("llama", "code", None) == pytest.approx(100, rel=0.1)
+
+
 # -- tokens per step --------------------------------------------------------------------------------------------------
 
 
@@ -201,8 +313,8 @@ def test_counters_of_mixed_tasks_do_not_distinguish_tasks() -> None:
             generate(seen, "a", 100, bin_=bin_, times=1, tokens=300)
         seen.record_counters("a", "a", BOTH, SpeculationCounters(steps, accepted), 0)
     assert seen.performance("a", "code", 0).tokens_per_step == seen.performance("a", "chat", 0).tokens_per_step == 3
-    ranks = seen.rank_drafts({"a": 1, "b": 1}, CODE, 0, {})
-    assert ranks["a"] == ranks["b"]
+    seconds = answer(seen, drafted("a"), drafted("b"))
+    assert seconds["a"] == seconds["b"]
 
 
 def test_counters_of_other_clients_are_attributed_to_no_task() -> None:
@@ -249,7 +361,6 @@ def test_a_draft_pays_if_the_same_engine_without_it_is_slower(plain_speed: float
     generate(seen, "a", 100, **draft(3))
     without_draft(seen, plain_speed)
     assert seen.pays("a", "plain", "code", 1, 0, None) is pays
-    assert seen.pays_in_bin("a", "plain", CODE, 1, 0) is pays
 
 
 def test_whether_a_draft_pays_is_unknown_without_the_same_engine_to_compare_with() -> None:
@@ -264,7 +375,7 @@ def test_a_draft_that_slows_the_engine_down_at_a_load_does_so_at_higher_ones_and
     seen = DraftStats()
     generate(seen, "a", 20, level=4, **draft(3))
     without_draft(seen, 60, level=4)
-    verdicts = [seen.pays_in_bin("a", "plain", CODE, level, 0) for level in (1, 3, 4, 6)]
+    verdicts = [seen.pays("a", "plain", "code", level, 0, None) for level in (1, 3, 4, 6)]
     assert verdicts == [None, None, False, False]
 
 
@@ -272,16 +383,7 @@ def test_a_draft_that_pays_at_a_load_does_so_at_lower_ones() -> None:
     seen = DraftStats()
     generate(seen, "a", 100, level=3, **draft(3))
     without_draft(seen, 40, level=3)
-    assert [seen.pays_in_bin("a", "plain", CODE, level, 0) for level in (1, 3, 4)] == [True, True, None]
-
-
-def test_a_draft_pays_for_the_prompts_that_it_is_good_at() -> None:
-    seen = DraftStats()
-    generate(seen, "a", 100, **draft(4))
-    generate(seen, "a", 31, bin_=CHAT, **draft(1.25))
-    without_draft(seen, 60)
-    assert seen.pays_in_bin("a", "plain", CODE, 1, 0) is True
-    assert seen.pays_in_bin("a", "plain", CHAT, 1, 0) is False
+    assert [seen.pays("a", "plain", "code", level, 0, None) for level in (1, 3, 4)] == [True, True, None]
 
 
 def test_a_draft_that_is_hardly_ever_right_does_not_pay_whatever_it_is_compared_with() -> None:
