@@ -12,7 +12,7 @@ import msgspec
 
 from router.core.routing.classify import probability_of_code
 from router.core.types import CacheStatus
-from router.flow.exchange import Exchange
+from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.request_kind import RequestKind
 from router.log_output import ACCESS_LOGGER, BatchingHandler, JsonFormatter, encode_json, text_value
 
@@ -64,15 +64,7 @@ class AccessLog:
             self._sink = self._find_sink()
         first_token, generation = exchange.first_token_at, exchange.generation
         # A hit has the shorter tuple, since each value costs time.
-        classified = (
-            ()
-            if generation is None
-            else (
-                probability_of_code(generation.log_odds),
-                generation.attempts,
-                generation.continued if generation.continuations else "",
-            )
-        )
+        classified = () if generation is None else _values_of(generation)
         self._sink(
             template
             % (
@@ -90,6 +82,16 @@ class AccessLog:
             formatter = JsonFormatter()
             return lambda line: log.info("%s%s", formatter.line_prefix(time.time()), line)
         return sink or log.info
+
+
+def _values_of(generation: GenerationRecord) -> tuple[Any, ...]:
+    estimate = generation.prompt.estimate
+    return (
+        probability_of_code(generation.log_odds),
+        generation.attempts,
+        generation.continued if generation.continuations else "",
+        *(("", "") if estimate is None else (estimate.cached_share, 1000 * estimate.ttft)),
+    )
 
 
 def _text_value(value: Any) -> str:
@@ -123,9 +125,12 @@ def _facts(kind: RequestKind) -> Iterator[tuple[str, Any]]:
     if response.engine is not None:
         yield "engine", response.engine
     if kind.has_generation:
-        # A request that joined another one's generation made no attempt.
-        yield "attempts", _Placeholder("%d") if response.cache_status is not CacheStatus.COALESCED else _ABSENT
+        # A request that joined another one's generation made no attempt, and no choice.
+        is_own = response.cache_status is not CacheStatus.COALESCED
+        yield "attempts", _Placeholder("%d") if is_own else _ABSENT
         yield "continued", _Placeholder("%s", quoted=True) if kind.was_continued else _ABSENT
+        yield "prefix", _Placeholder("%.2f") if is_own and kind.had_choice else _ABSENT
+        yield "expected_ttft_ms", _Placeholder("%.2f") if is_own and kind.had_choice else _ABSENT
     yield "prompt_tokens", _Placeholder("%d") if response.engine is not None else _ABSENT
     yield "completion_tokens", _Placeholder("%d") if response.engine is not None else _ABSENT
     if response.fallback_model is not None:

@@ -27,6 +27,7 @@ from router.gauge_metrics import GaugeMetrics
 from router.metric_series import BatchHistogram, GenerationSeries, PendingCounter, RequestSeries
 from router.metrics_page import collect, drop_unknown_gauges, hit_ratio, render
 from router.net.redis.pipeline import RedisPipeline
+from router.prefill_metrics import PrefillMetrics, PrefillSeries
 from router.savings_metrics import SavingsMetrics
 from router.upstream.engine import Engine
 from router.usage_counter import UsageCounter
@@ -44,6 +45,8 @@ _SPEED_BUCKETS: Final = (1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1000)
 _FLUSH_INTERVAL: Final = 0.25
 _MAX_SERIES: Final = 4096  # kinds of requests in the look-up table
 
+_Series = RequestSeries | GenerationSeries | PrefillSeries | PendingCounter
+
 
 class Telemetry:
     """All metrics of one router process.
@@ -59,7 +62,7 @@ class Telemetry:
         self._request_series: dict[RequestFacts, RequestSeries] = {}
         self._generation_series: dict[tuple[str, str], GenerationSeries] = {}
         self._write_counters: dict[str, PendingCounter] = {}
-        self._dirty: list[RequestSeries | GenerationSeries | PendingCounter] = []
+        self._dirty: list[_Series] = []
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flush_delay = _FLUSH_INTERVAL
         self._multiprocess_dir = multiprocess_dir
@@ -94,6 +97,7 @@ class Telemetry:
             HistogramExemplars(name, by_cache, _DURATION_BUCKETS)
             for name in ("llm_request_duration_seconds", "llm_time_to_first_token_seconds")
         )
+        self._prefills = PrefillMetrics(registry, _DURATION_BUCKETS)
         self._savings = SavingsMetrics(registry, self._watts_per_request)
         self._tokens = Counter(
             "llm_tokens", "Prompt, generated and saved tokens", ("tenant", "model", "kind"), registry=registry
@@ -208,7 +212,7 @@ class Telemetry:
         self._savings.record_requests(tenant, model, cache, engine, requests, tokens, seconds)
         self._usage.add_requests(tenant, key_id, model, cache, requests, tokens)
 
-    def _schedule_flush(self, series: RequestSeries | GenerationSeries | PendingCounter) -> None:
+    def _schedule_flush(self, series: _Series) -> None:
         if self._flush_timer is None:
             self._flush_timer = asyncio.get_running_loop().call_later(self._flush_delay, self.flush)
         self._dirty.append(series)
@@ -246,6 +250,11 @@ class Telemetry:
         if not series.dirty:
             series.dirty = True
             self._schedule_flush(series)
+        prefills = self._prefills.series(generation)
+        if prefills is not None:
+            if not prefills.dirty:
+                self._schedule_flush(prefills)
+            prefills.add(generation)
         now = time.perf_counter()
         if generation.sent_at is not None:
             seconds = now - generation.sent_at

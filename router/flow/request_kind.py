@@ -35,7 +35,7 @@ ResponseFacts = tuple[
 """The fields of ResponseKind."""
 
 RequestFacts = tuple[
-    ResponseFacts, str, str | None, str, str | None, RequestOutcome, str | None, bool, bool, bool, bool, bool
+    ResponseFacts, str, str | None, str, str | None, RequestOutcome, str | None, bool, bool, bool, bool, bool, bool
 ]
 """The fields of RequestKind, the response's as a tuple."""
 
@@ -70,6 +70,7 @@ class RequestKind(NamedTuple):
     - `has_engine_request_id`: engines got another id than the one that the client sent.
     - `has_generation`: it waited for a generation, its own or another request's.
     - `was_continued`: a second engine went on with the stream of that generation.
+    - `had_choice`: the engine of that generation was chosen by estimates; see RoutedPrompt.
     - For the others, see Exchange.
     """
 
@@ -85,6 +86,7 @@ class RequestKind(NamedTuple):
     has_generation: bool
     has_trace_id: bool
     was_continued: bool
+    had_choice: bool
 
 
 def response_facts(exchange: Exchange) -> ResponseFacts:
@@ -120,6 +122,7 @@ def request_facts(exchange: Exchange) -> RequestFacts:
         generation is not None,
         exchange.trace_id is not None,
         generation is not None and bool(generation.continuations) and bool(generation.continued),
+        generation is not None and generation.prompt.estimate is not None,
     )
 
 

@@ -16,6 +16,7 @@ from router.core.routing.prefill import (
     Prefills,
     SentPrompt,
 )
+from router.core.routing.prefix_tokens import PrefixTokens, compare_prefix
 from router.core.routing.prompt_chain import PromptChain, answered_chain, parse_answer, prompt_chain
 from router.core.routing.ranking import EngineSnapshot
 from router.shared.prompt_records import PromptRecords
@@ -26,9 +27,13 @@ class RoutedPrompt(Protocol):
     """What a generation tells of its prompt. All times are those of time.perf_counter.
 
     - `choice`: why it was sent where it is, in words; empty if there was no choice.
+    - `estimate`: what was expected of the engine that it was sent to; None if there was no choice.
+    - `prefix_tokens`: what that engine held of it; None before its answer, and without an estimate.
     """
 
     choice: str
+    estimate: PrefillEstimate | None
+    prefix_tokens: PrefixTokens | None
 
     def on_sent(self, engine: Engine, now: float) -> None:
         """It is sent to an engine, for the first time or again."""
@@ -45,6 +50,8 @@ class UnroutedPrompt:
     """Of a request that has only one engine."""
 
     choice = ""
+    estimate: PrefillEstimate | None = None
+    prefix_tokens: PrefixTokens | None = None
 
     def on_sent(self, engine: Engine, now: float) -> None:
         pass
@@ -79,6 +86,8 @@ class ChainedPrompt:
         self._number = 0  # of its records
         self._estimates: Mapping[str, PrefillEstimate] = {}  # by URL, those that the engine was chosen by
         self.choice = ""
+        self.estimate: PrefillEstimate | None = None
+        self.prefix_tokens: PrefixTokens | None = None
 
     @cached_property
     def chain(self) -> PromptChain:
@@ -104,6 +113,7 @@ class ChainedPrompt:
         self._sent = self._engine.on_sent(self.chain, self._prefills.seconds_per_token(engine.url, now), now)
         self._number = self._records.on_sent(engine.url, self.chain)
         self.choice = explain_choice(engine.url, self._estimates)
+        self.estimate = self._estimates.get(engine.url)
 
     def on_first_token(self, now: float) -> None:
         if self._engine is not None and self._sent is not None:
@@ -120,6 +130,8 @@ class ChainedPrompt:
             cached_tokens=parsed.cached_tokens,
         )  # fmt: skip
         self._records.on_answered(self._number, self.chain, answered, answer.completion_tokens)
+        if self.estimate is not None:
+            self.prefix_tokens = compare_prefix(self.estimate, answer.prompt_tokens, parsed.cached_tokens)
         self._sent = None
 
     def on_ended(self, now: float) -> None:

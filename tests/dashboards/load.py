@@ -24,7 +24,7 @@ class Load:
 
     async def prepare(self) -> None:
         """The faults that stay for the whole load."""
-        for engine in (self._testbed.chat, self._testbed.code):
+        for engine in (self._testbed.chat, self._testbed.code, self._testbed.code_replica):
             await engine.set_faults({"fault": "status", "code": 500, "match": _FALLBACK})
 
     async def round(self) -> None:

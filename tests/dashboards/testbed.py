@@ -1,4 +1,4 @@
-"""Redis, three simulated engines with drafts, a router and a Prometheus with the rules of deploy/prometheus."""
+"""Redis, four simulated engines with drafts, a router and a Prometheus with the rules of deploy/prometheus."""
 
 import asyncio
 import hashlib
@@ -27,6 +27,7 @@ class Testbed:
     __test__ = False
     chat: SimulatedEngine
     code: SimulatedEngine
+    code_replica: SimulatedEngine
     mistral: SimulatedEngine
     router: RouterProcess
     prometheus: PrometheusServer
@@ -75,10 +76,18 @@ class Testbed:
     async def _start_engines(self, stack: AsyncExitStack) -> None:
         summary = {"per_request_spec_decode_metrics": "summary", "tokens_per_second": 150, "ttft_ms": 20}
         self.chat = SimulatedEngine(LLAMA, draft="d", acceptance=0.8, code_acceptance=0.3, **summary)
-        self.code = SimulatedEngine(LLAMA, draft="d", acceptance=0.2, code_acceptance=0.8, **summary)
+        code = {
+            "draft": "d",
+            "acceptance": 0.2,
+            "code_acceptance": 0.8,
+            "enable_prompt_tokens_details": True,
+            **summary,
+        }
+        # Two replicas, so that there is a choice.
+        self.code, self.code_replica = SimulatedEngine(LLAMA, **code), SimulatedEngine(LLAMA, **code)
         # A draft that never helps, so that the router finds that it does not pay.
         self.mistral = SimulatedEngine(MISTRAL, draft="d", acceptance=0.0, **summary)
-        engines = (self.chat, self.code, self.mistral)
+        engines = (self.chat, self.code, self.code_replica, self.mistral)
         await asyncio.gather(*(stack.enter_async_context(engine) for engine in engines))
 
     def _config(self) -> str:
@@ -90,6 +99,7 @@ class Testbed:
             '[[model]]\nname = "mistral"\nwake = "10m"',
             _engine("llama-chat", "llama", "chat", self.chat, LLAMA, draft="chat-draft"),
             _engine("llama-code", "llama", "code", self.code, LLAMA, draft="code-draft"),
+            _engine("llama-code-2", "llama", "code", self.code_replica, LLAMA, draft="code-draft"),
             _engine(
                 "mistral", "mistral", "any", self.mistral, MISTRAL, draft="useless-draft", rest="max_in_flight = 1"
             ),

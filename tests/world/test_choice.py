@@ -189,6 +189,32 @@ async def _state_is(router: WorldRouter, name: str, state: str) -> bool:
 
 
 @scenario
+async def test_what_was_expected_of_the_engine_is_logged_and_counted_beside_what_it_found(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {**LARGE, "enable_prompt_tokens_details": True}
+    router, _ = await start(world, a=options, b=options)
+    chat = Chat("chat")
+    with caplog.at_level(logging.INFO, "roundhouse.access"):
+        name = await chat.turn(router)
+        assert await chat.turn(router) == name
+        await eventually(lambda: len(caplog.messages) == 2)
+    first, second = (dict(word.partition("=")[::2] for word in line.split()) for line in caplog.messages)
+    assert float(first["prefix"]) == 0
+    assert float(second["prefix"]) == pytest.approx(chat.held, abs=0.01)
+    assert float(first["expected_ttft_ms"]) > float(second["expected_ttft_ms"]) > 0
+    page = (await router.http.get("/metrics")).text
+    tokens = {
+        result: float(value)
+        for result, value in re.findall(
+            rf'^roundhouse_prefix_tokens_total{{engine="{name}",result="(\w+)"}} (.*)$', page, re.MULTILINE
+        )
+    }
+    assert tokens["found"] == pytest.approx(tokens["expected"], rel=0.2)
+    assert tokens["new"] > tokens["expected"] > 0
+
+
+@scenario
 async def test_a_model_with_one_engine_needs_no_reason(world: World) -> None:
     router, _ = await start(world, a={})
     answer = await router.chat(TEXT)

@@ -7,7 +7,7 @@ from grafana_foundation_sdk.models import units
 from tools.dashboards.colours import BAD, BREAKER_STATES, GOOD, WARNING
 from tools.dashboards.description import TOKENS_PER_SECOND, Dashboard, Panel, Query, Row
 from tools.dashboards.promql import Promql
-from tools.dashboards.recording_rules import RESTARTS
+from tools.dashboards.recording_rules import RESTARTS, TTFT
 from tools.dashboards.shared_panels import engine_states, fallbacks
 
 VARIABLES: Final = ("instance", "model", "engine")
@@ -71,6 +71,48 @@ LOAD: Final = Row(
         ),
     ),
 )  # fmt: skip
+
+_PROMPT_TOKENS: Final = _promql.rate("roundhouse_prefix_tokens_total", "engine", 'result=~"expected|new"')
+_HELD_TOKENS: Final = {
+    result: _promql.rate("roundhouse_prefix_tokens_total", "engine", f'result="{result}"')
+    for result in ("expected", "found")
+}
+
+CHOICE: Final = Row(
+    "Choice of an engine",
+    (
+        Panel(
+            title="Prefixes, expected and found",
+            description="Share of prompt tokens that the chosen engine was believed to hold in its prefix cache, and "
+            "that it reports to have had there.",
+            unit=units.PercentUnit,
+            queries=tuple(
+                Query(f"{tokens} / ({_PROMPT_TOKENS} > 0)", f"{{{{engine}}}} {result}")
+                for result, tokens in _HELD_TOKENS.items()
+            ),
+            width=12,
+        ),
+        Panel(
+            title="Time to first token, expected and real",
+            description="Of streams whose engine was chosen by it; the real time is that of all misses of the model.",
+            unit=units.Seconds,
+            queries=(
+                *(
+                    Query(
+                        _promql.quantile_of(q, "roundhouse_expected_ttft_seconds_bucket", "model"),
+                        f"{{{{model}}}} expected p{q * 100:g}",
+                    )
+                    for q in (0.5, 0.95)
+                ),
+                *(
+                    Query(_promql.quantile(q, TTFT, "model", 'cache="MISS"'), f"{{{{model}}}} real p{q * 100:g}")
+                    for q in (0.5, 0.95)
+                ),
+            ),
+            width=12,
+        ),
+    ),
+)
 
 SPECULATION: Final = Row(
     "Speculation",
@@ -187,5 +229,5 @@ ENGINES: Final = Dashboard(
     title="Roundhouse: engines and speculation",
     description="Load, failures and drafts of the engines, and their GPUs.",
     variables=VARIABLES,
-    rows=(LOAD, SPECULATION, FAILURES, GPUS),
+    rows=(LOAD, CHOICE, SPECULATION, FAILURES, GPUS),
 )

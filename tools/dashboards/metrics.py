@@ -34,6 +34,8 @@ LABELS: Final[Mapping[str, tuple[str, ...]]] = {
     "roundhouse_engine_temperature_celsius": ("engine",),
     "roundhouse_engine_tokens_per_second": ("engine", "task"),
     "roundhouse_engine_up": ("engine",),
+    "roundhouse_expected_ttft_seconds_bucket": ("model", "le"),
+    "roundhouse_prefix_tokens_total": ("engine", "result"),
     "roundhouse_redis_up": (),
     "roundhouse_watchdog_restarts_total": ("engine", "reason"),
     "vllm_kv_cache_usage": ("engine",),

@@ -90,6 +90,10 @@ class PrefillEstimate(msgspec.Struct, frozen=True, gc=False):
         return self.prompt_tokens - self.cached_tokens
 
     @property
+    def cached_share(self) -> float:
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
     def ttft(self) -> float:
         """The expected time to the first token in seconds."""
         return self.queue + self.seconds_per_token * self.uncached_tokens

@@ -16,6 +16,7 @@ from router.core.types import CacheStatus
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.request_kind import request_kind
 from router.log_output import ACCESS_LOGGER, set_up_logging
+from tests.support.chosen_prompt import chosen_prompt
 from tests.support.logging_state import logging_as_it_was
 from tests.support.waiting import eventually
 
@@ -53,8 +54,16 @@ def generated_exchange() -> Exchange:
     return facts
 
 
-def coalesced_exchange() -> Exchange:
+def chosen_exchange() -> Exchange:
+    """Its engine was chosen by estimates."""
     facts = generated_exchange()
+    assert facts.generation is not None
+    facts.generation.prompt = chosen_prompt(prompt_tokens=12_000, cached_tokens=11_160, ttft=0.0421)
+    return facts
+
+
+def coalesced_exchange() -> Exchange:
+    facts = chosen_exchange()
     facts.cache_status, facts.miss_reason = CacheStatus.COALESCED, None
     return facts
 
@@ -136,6 +145,15 @@ LINES: Final = [
             "cache=MISS model=m task=chat stream=yes score=0.0474 engine=e attempts=2 prompt_tokens=3 "
             "completion_tokens=4 ttft_ms=500.00 reason=new trace_id=0af7651916cd43dd8448eb211c80319c "
             "key=rh:1:acme:m:0:0:0"
+        ),
+    ),
+    (
+        chosen_exchange(),
+        (
+            "request=r1 tenant=acme key_id=0f786551 path=/v1/chat/completions status=200 outcome=complete ms=1000.00 "
+            "cache=MISS model=m task=chat stream=yes score=0.0474 engine=e attempts=2 prefix=0.93 "
+            "expected_ttft_ms=42.10 prompt_tokens=3 completion_tokens=4 ttft_ms=500.00 reason=new "
+            "trace_id=0af7651916cd43dd8448eb211c80319c key=rh:1:acme:m:0:0:0"
         ),
     ),
     (

@@ -13,11 +13,13 @@ from router.core.endpoints.messages import MESSAGES
 from router.core.types import BypassReason, CacheStatus
 from router.flow.exchange import Continuation, Exchange, GenerationRecord
 from router.flow.request_kind import RequestKind, ResponseKind, request_facts, request_kind, response_kind
+from tests.support.chosen_prompt import chosen_prompt
 
 GENERATION: Final = GenerationRecord(
     request_id="r1", traceparent=None, tenant="default", model="m", task="chat", stream=False, started_at=0.0
 )
 CONTINUED: Final = msgspec.structs.replace(GENERATION, continuations=[Continuation("reset", "continued", "e", 3)])
+CHOSEN: Final = msgspec.structs.replace(GENERATION, prompt=chosen_prompt())
 CHANGES: Final[dict[str, dict[str, Any]]] = {
     "status": {"status": 502},
     "stream": {"stream": True},
@@ -41,6 +43,7 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "key_id": {"key_id": "0a1b2c3d"},
     "has_generation": {"generation": GENERATION},
     "was_continued": {"generation": CONTINUED},
+    "had_choice": {"generation": CHOSEN},
     "has_trace_id": {"trace_id": "0" * 31 + "1"},
     "has_engine_request_id": {"has_client_request_id": True, "engine_request_id": "theirs"},
 }
@@ -65,8 +68,8 @@ def test_every_field_of_a_kind_is_tested() -> None:
 
 @pytest.mark.parametrize("field", sorted(CHANGES))
 def test_a_fact_changes_its_field_alone_and_the_key_of_the_caches(field: str) -> None:
-    # Only what has a generation can be continued.
-    plain = exchange(**CHANGES["has_generation"]) if field == "was_continued" else exchange()
+    # Only what has a generation can be continued, or had a choice.
+    plain = exchange(**CHANGES["has_generation"]) if field in ("was_continued", "had_choice") else exchange()
     changed = exchange(**CHANGES[field])
     before, after = fields_of(request_kind(plain)), fields_of(request_kind(changed))
     assert {name for name in before if before[name] != after[name]} == {field}
