@@ -1,5 +1,6 @@
 """Creates the objects behind /admin and /dashboard, and connects them; app.py creates all others."""
 
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, NamedTuple
@@ -16,6 +17,7 @@ from router.api.event_hub import EventHub
 from router.api.key_admin import KeyAdmin
 from router.api.sessions import Sessions
 from router.api.status import HOUR, StatusAdmin, StatusReader
+from router.core.routing.prefill import PrefixIndexStatus
 from router.dashboard.pages import dashboard_page
 from router.flow.explain import Explainer
 from router.flow.router_snapshot import ProcessLoad, take_snapshot
@@ -68,13 +70,16 @@ def build_admin(
     redis = open_client(settings.redis_url, timeout=ADMIN_REDIS_TIMEOUT)
     drafts = configured_drafts(settings)
 
+    def prefix_status(url: str) -> PrefixIndexStatus:
+        return process_state.prefills.of(url).status(time.perf_counter())
+
     def snapshot() -> RouterSnapshot:
         load = ProcessLoad(
             in_flight=process_state.in_flight(),
             queued=process_state.queue_lengths.total,
             draining=process_state.draining,
         )
-        return take_snapshot(process_state.identity, load, catalog, breakers.state, drafts, clock.now())
+        return take_snapshot(process_state.identity, load, catalog, breakers.state, drafts, prefix_status, clock.now())
 
     reader = StatusReader(
         redis=redis,
@@ -95,7 +100,7 @@ def build_admin(
         access=access,
         redis=redis,
         explainer=explainer(redis),
-        engine_admin=EngineAdmin(catalog, drains),
+        engine_admin=EngineAdmin(catalog, drains, prefix_status),
         key_admin=KeyAdmin(settings, redis),
         adapter_admin=AdapterAdmin(catalog, client, model_lists, redis),
         status_admin=StatusAdmin(reader),

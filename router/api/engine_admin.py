@@ -1,10 +1,12 @@
 """The admin API of the engines: their status, drain and resume."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
+from router.core.routing.prefill import PrefixIndexStatus
 from router.errors import NOT_FOUND, ApiError
 from router.shared.drains import Drains
 from router.upstream.catalog import Catalog
@@ -16,6 +18,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
 
     - `in_flight`: this process's requests to it. `running` and `waiting` are the engine's own latest metrics, so they
       count the requests of all its clients.
+    - `prefixes`: what this process believes of its prefix cache.
     """
 
     name: str
@@ -28,6 +31,7 @@ class EngineStatus(msgspec.Struct, frozen=True):
     running: float | None
     waiting: float | None
     kv_cache_usage: float | None
+    prefixes: PrefixIndexStatus
 
 
 class DrainResult(msgspec.Struct, frozen=True):
@@ -40,21 +44,23 @@ class DrainResult(msgspec.Struct, frozen=True):
 class EngineAdmin:
     """The handlers under /admin/engines; AdminRoutes authenticates their requests."""
 
-    def __init__(self, catalog: Catalog, drains: Drains) -> None:
+    def __init__(self, catalog: Catalog, drains: Drains, prefix_status: Callable[[str], PrefixIndexStatus]) -> None:
+        """`prefix_status`: by the engine's URL."""
         self._catalog = catalog
+        self._prefix_status = prefix_status
         self._drains = drains
 
     async def list_engines(self, _: Request) -> Any:
-        return {"engines": [_engine_status(engine) for engine in self._catalog.engines.values()]}
+        return {"engines": [self._engine_status(engine) for engine in self._catalog.engines.values()]}
 
     async def drain(self, request: Request) -> Any:
         """No new requests for an engine; its running ones continue. Idempotent."""
         engine = self._find_engine(request)
-        return DrainResult(everywhere=await self._drains.drain(engine.name), engine=_engine_status(engine))
+        return DrainResult(everywhere=await self._drains.drain(engine.name), engine=self._engine_status(engine))
 
     async def resume(self, request: Request) -> Any:
         engine = self._find_engine(request)
-        return DrainResult(everywhere=await self._drains.resume(engine.name), engine=_engine_status(engine))
+        return DrainResult(everywhere=await self._drains.resume(engine.name), engine=self._engine_status(engine))
 
     def _find_engine(self, request: Request) -> Engine:
         engine = self._catalog.engines.get(request.path_params["name"])
@@ -62,11 +68,10 @@ class EngineAdmin:
             raise ApiError(404, "This engine is not configured.", kind=NOT_FOUND, code="no_such_engine")
         return engine
 
-
-def _engine_status(engine: Engine) -> EngineStatus:
-    gauges = engine.gauges
-    return EngineStatus(
-        name=engine.name, model=engine.model, task=engine.task, url=engine.url, up=engine.up, drained=engine.drained,
-        in_flight=engine.in_flight, running=gauges.running, waiting=gauges.waiting,
-        kv_cache_usage=gauges.kv_cache_usage,
-    )  # fmt: skip
+    def _engine_status(self, engine: Engine) -> EngineStatus:
+        gauges = engine.gauges
+        return EngineStatus(
+            name=engine.name, model=engine.model, task=engine.task, url=engine.url, up=engine.up,
+            drained=engine.drained, in_flight=engine.in_flight, running=gauges.running, waiting=gauges.waiting,
+            kv_cache_usage=gauges.kv_cache_usage, prefixes=self._prefix_status(engine.url),
+        )  # fmt: skip

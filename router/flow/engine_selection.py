@@ -252,6 +252,7 @@ class EngineSelector:
         for engine in self._catalog.engines.values():
             prefill = self._prefills.of(engine.url)
             prefill.set_capacity_tokens(engine.gauges.kv_cache_tokens)
+            prefill.index.mark(now)
             if engine.up is False:
                 prefill.forget()
         for engine in self._catalog.engines.values():

@@ -10,6 +10,7 @@ import msgspec
 
 from router.build_info import build_version, is_compiled
 from router.core.resilience.breaker import BreakerState
+from router.core.routing.prefill import PrefixIndexStatus
 from router.shared.router_snapshots import PackedEngine, RouterSnapshot
 from router.shared.status_documents import BreakerStateName, ModelRow, RouterRow
 from router.upstream.catalog import Catalog
@@ -58,9 +59,13 @@ def take_snapshot(
     catalog: Catalog,
     breaker_state: Callable[[str], BreakerState],
     drafts: Mapping[str, str],
+    prefix_status: Callable[[str], PrefixIndexStatus],
     now: float,
 ) -> RouterSnapshot:
-    """`drafts`: the configured drafts, by the name of the engine's family. `now`: by Redis' clock."""
+    """`drafts`: the configured drafts, by the name of the engine's family. `prefix_status`: by the engine's URL.
+
+    `now`: by Redis' clock.
+    """
     router = RouterRow(
         **msgspec.structs.asdict(identity), in_flight=load.in_flight, queued=load.queued, draining=load.draining,
         seen=0.0,
@@ -69,14 +74,14 @@ def take_snapshot(
         published_at=round(now, 3),
         router=router,
         engines=tuple(
-            _engine_row(engine, breaker_state(engine.name), drafts.get(engine.family))
+            _engine_row(engine, breaker_state(engine.name), drafts.get(engine.family), prefix_status(engine.url))
             for engine in catalog.engines.values()
         ),
         models=tuple(ModelRow(name=model.name, fallback=model.fallback) for model in catalog.models),
     )
 
 
-def _engine_row(engine: Engine, breaker: BreakerState, draft: str | None) -> PackedEngine:
+def _engine_row(engine: Engine, breaker: BreakerState, draft: str | None, prefixes: PrefixIndexStatus) -> PackedEngine:
     gauges, announced = engine.gauges, engine.announced
     return PackedEngine(
         name=engine.name,
@@ -99,4 +104,9 @@ def _engine_row(engine: Engine, breaker: BreakerState, draft: str | None) -> Pac
         temperature_celsius=None if announced is None else announced.temperature_celsius,
         power_watts=None if announced is None else announced.power_watts,
         announced=announced is not None,
+        prefix_tokens=prefixes.tokens,
+        prefix_capacity_tokens=prefixes.capacity_tokens,
+        prefix_entries=prefixes.entries,
+        prefix_unused_seconds=prefixes.unused_seconds,
+        seconds_per_token=prefixes.seconds_per_token,
     )

@@ -43,6 +43,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     - `in_flight`: requests of all router processes to it; `max_in_flight`: the sum of their limits, None for none.
     - `running`, `waiting`, `kv_cache_usage` to `spec_tokens_per_step`: the engine's own metrics; ratios are 0 to 1.
     - `restarts`: by the watchdog since its launcher started. These, temperature and power: of announced engines only.
+    - `prefix_tokens` to `prefix_unused_seconds`, `seconds_per_token`: see PrefixIndexStatus.
     """
 
     name: str
@@ -65,6 +66,11 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     temperature_celsius: float | None = None
     power_watts: float | None = None
     announced: bool = False
+    prefix_tokens: int | None = None
+    prefix_capacity_tokens: int | None = None
+    prefix_entries: int | None = None
+    prefix_unused_seconds: float | None = None
+    seconds_per_token: float | None = None
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):

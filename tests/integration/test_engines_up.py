@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,7 +62,15 @@ async def test_a_running_router_uses_the_engines_until_they_are_stopped(
     await eventually(lambda: has_extra(True))
     assert (await router.chat("The sea?")).headers["x-engine"] == "extra"
     listed = await run_cli("engines", "list", "-c", str(launcher.config), "--json")
-    assert [(row["name"], row["up"]) for row in listed.json_lines()] == [("extra", True)]
+    (row,) = listed.json_lines()
+    assert (row["name"], row["up"]) == ("extra", True)
+    # It is the router that knows what engines hold.
+    assert row["seen_by"] == f"{socket.gethostname()}:{os.getpid()}"
+    assert 0 < row["prefix_tokens"] < row["prefix_capacity_tokens"]
+    assert row["prefix_entries"] > 0
+    table = await run_cli("engines", "list", "-c", str(launcher.config))
+    assert f"as the router process {row['seen_by']} sees it" in table.stderr
+    assert f" {row['prefix_tokens']:,}/{row['prefix_capacity_tokens']:,} " in table.stdout
     assert launcher.stop() == 0
     await eventually(lambda: has_extra(False))
     assert (await router.chat("The moon?")).headers["x-engine"] == "llama-code"

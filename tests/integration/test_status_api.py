@@ -21,7 +21,8 @@ REST = f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\n'
 ENGINE_FIELDS = [
     "name", "model", "task", "url", "draft", "state", "drained", "breaker", "in_flight", "max_in_flight", "running",
     "waiting", "kv_cache_usage", "prefix_cache_hit_rate", "spec_acceptance_rate", "spec_tokens_per_step", "restarts",
-    "temperature_celsius", "power_watts", "announced",
+    "temperature_celsius", "power_watts", "announced", "prefix_tokens",
+    "prefix_capacity_tokens", "prefix_entries", "prefix_unused_seconds", "seconds_per_token",
 ]  # fmt: skip
 
 

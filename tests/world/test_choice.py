@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 
 from benchmarks.affinity import compare
+from router.core.api_keys import hash_key
 from tests.support.router_server import LLAMA, chat_body, router_config
 from tests.support.waiting import eventually
 from tests.world.http import open_client
@@ -212,6 +213,37 @@ async def test_what_was_expected_of_the_engine_is_logged_and_counted_beside_what
     }
     assert tokens["found"] == pytest.approx(tokens["expected"], rel=0.2)
     assert tokens["new"] > tokens["expected"] > 0
+
+
+@scenario
+async def test_the_status_shows_how_much_of_each_engine_s_cache_is_believed_to_be_used_and_for_how_long(
+    world: World,
+) -> None:
+    admin = {"authorization": "Bearer admin-key"}
+    table = {name: ("llama", "any", (await world.engine(**LARGE)).url) for name in ("a", "b")}
+    keys = f'[auth]\nmode = "open"\nadmin_keys = ["{hash_key(b"admin-key")}"]\n'
+    router = await world.router(router_config(world.redis.url, table, rest=keys))
+    chat = Chat("chat")
+    name = await chat.turn(router)
+    await asyncio.sleep(100)
+
+    async def row() -> Any:
+        status = (await router.http.get("/admin/status", headers=admin)).json()
+        return next(row for row in status["engines"] if row["name"] == name)
+
+    first = await row()
+    assert first["prefix_tokens"] == pytest.approx(2 * len(TEXT) / 4, rel=0.2)
+    assert first["prefix_capacity_tokens"] == 16384 * 16
+    assert first["prefix_entries"] > 4
+    assert first["prefix_unused_seconds"] == pytest.approx(100, abs=5)
+    listed = (await router.http.get("/admin/engines", headers=admin)).json()["engines"]
+    prefixes = next(each["prefixes"] for each in listed if each["name"] == name)
+    assert prefixes["tokens"] == first["prefix_tokens"]
+    await chat.turn(router)  # all of it is used again
+    await asyncio.sleep(10)
+    second = await row()
+    assert second["prefix_entries"] > first["prefix_entries"]
+    assert second["prefix_unused_seconds"] < 15
 
 
 @scenario

@@ -99,6 +99,21 @@ class PrefillEstimate(msgspec.Struct, frozen=True, gc=False):
         return self.queue + self.seconds_per_token * self.uncached_tokens
 
 
+class PrefixIndexStatus(msgspec.Struct, frozen=True, gc=False):
+    """What a router process believes of an engine's prefix cache, for people; None is unknown.
+
+    - `tokens`: that it holds; `capacity_tokens`: that it has room for. `entries`: pieces of prompts.
+    - `unused_seconds`: since the last use of what it would drop first, at least so many.
+    - `seconds_per_token`: that it takes for a token that it does not hold.
+    """
+
+    tokens: int
+    capacity_tokens: int
+    entries: int
+    unused_seconds: float | None
+    seconds_per_token: float | None
+
+
 class SentPrompt(msgspec.Struct, eq=False):
     """A prompt that an engine has. `is_alone`: nothing was before it. `is_done`: nothing of it is left to compute."""
 
@@ -173,6 +188,16 @@ class EnginePrefill:
     @property
     def capacity_tokens(self) -> float:
         return self._reported_capacity_tokens * self._scale
+
+    def status(self, now: float) -> PrefixIndexStatus:
+        oldest, rate = self.index.oldest_use(), self.measured_seconds_per_token
+        return PrefixIndexStatus(
+            tokens=int(self.index.size / self.token_bytes),
+            capacity_tokens=int(self.capacity_tokens),
+            entries=len(self.index),
+            unused_seconds=None if oldest is None else round(max(0.0, now - oldest), 1),
+            seconds_per_token=None if rate is None else round(rate, 9),
+        )
 
     def inflow(self, now: float) -> float:
         """New tokens that it has stored lately; they fade."""

@@ -14,6 +14,9 @@ from router.core.routing.prompt_chain import PIECE, PromptChain
 MIN_WEIGHT: Final = 128
 """Bytes that a piece counts at least, so that clients cannot fill the memory with short messages."""
 
+MAX_MARKS: Final = 64
+"""Each second one is dropped then, so the older a mark is, the further it is from the next."""
+
 _SPARE_SHARE: Final = 1 / 32  # of the capacity; dropping entries in batches makes each cheap
 
 
@@ -21,18 +24,22 @@ class PrefixIndex:
     """The prefixes of one engine; a prefix is as recent as the last prompt that has it.
 
     - `capacity`, `size`: bytes of text.
+
+    How long its oldest prefix has not been used is known without a time for each: from time to time a mark is put among
+    them, which no use moves. What is before a mark was last used before it.
     """
 
-    __slots__ = ("_pieces", "capacity", "size")
+    __slots__ = ("_marks", "_pieces", "capacity", "size")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.size = 0
         # In the order of their last use. A dict, and not an OrderedDict, which needs twice the memory.
         self._pieces: dict[int, int] = {}
+        self._marks: list[int] = []  # keys among the pieces, which no hash can be: the time in ms, negative
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return len(self._pieces) - len(self._marks)
 
     def __contains__(self, hash_: int) -> bool:
         return hash_ in self._pieces
@@ -61,8 +68,32 @@ class PrefixIndex:
         if self.size > self.capacity:
             self._drop_oldest()
 
+    def mark(self, now: float) -> None:
+        """Notes that everything that is held was last used before `now`, in seconds; it only grows."""
+        mark = -1 - int(1000 * now)
+        if mark in self._pieces or next(reversed(self._pieces), -1) < 0:  # nothing was used since the last one
+            return
+        self._pieces[mark] = 0
+        self._marks.append(mark)
+        if len(self._marks) > MAX_MARKS:
+            # Every second one, and not the first, which tells the oldest use.
+            for dropped in self._marks[1::2]:
+                del self._pieces[dropped]
+            self._marks = self._marks[::2]
+
+    def oldest_use(self) -> float | None:
+        """A time after the last use of the prefix that would be forgotten first, by the marks; None is unknown."""
+        holds_older = False
+        for piece in self._pieces:
+            if piece >= 0:
+                holds_older = True
+            elif holds_older:
+                return (-1 - piece) / 1000
+        return None
+
     def clear(self) -> None:
         self._pieces = {}
+        self._marks = []
         self.size = 0
 
     def _drop_oldest(self) -> None:
@@ -76,6 +107,8 @@ class PrefixIndex:
             oldest.append(hash_)
         for hash_ in oldest:
             del self._pieces[hash_]
+        if oldest and self._marks and self._marks[0] not in self._pieces:
+            self._marks = [mark for mark in self._marks if mark in self._pieces]
         self.size = size
 
 

@@ -4,7 +4,7 @@ import { requestJson } from "./api.js";
 import { ShareBar } from "./badges.js";
 import { confirm } from "./dialog.js";
 import { byId, cell, element, KeyedList, setText } from "./dom.js";
-import { count, decimal, percent, UNKNOWN } from "./format.js";
+import { count, decimal, duration, percent, UNKNOWN } from "./format.js";
 import { announce, notify } from "./notices.js";
 
 const HIGH_KV_USAGE = 0.9;
@@ -74,6 +74,7 @@ class EngineRow {
       text("waiting", "Waiting", true),
       cell("KV cache", { class: "bar-cell" }, this.#kv.node),
       text("prefix", "Prefix hits", true),
+      text("held", "Prefixes held", true),
       text("acceptance", "Acceptance", true),
       text("steps", "Tokens/step", true),
       text("breaker", "Breaker"),
@@ -97,6 +98,8 @@ class EngineRow {
     setText(this.#cells.running, count(engine.running));
     setText(this.#cells.waiting, count(engine.waiting));
     setText(this.#cells.prefix, percent(engine.prefix_cache_hit_rate));
+    setText(this.#cells.held, percent(heldShare(engine)));
+    this.#cells.held.title = heldText(engine);
     setText(this.#cells.acceptance, percent(engine.spec_acceptance_rate));
     setText(this.#cells.steps, decimal(engine.spec_tokens_per_step));
     setText(this.#cells.breaker, engine.breaker);
@@ -135,6 +138,24 @@ class EngineRow {
 
 function loadText({ in_flight: inFlight, max_in_flight: most }) {
   return most ? `${count(inFlight)} / ${count(most)}` : count(inFlight);
+}
+
+/** The share of the KV cache that the router believes to hold prefixes. */
+function heldShare({ prefix_tokens: tokens, prefix_capacity_tokens: most }) {
+  return typeof tokens === "number" && most ? tokens / most : null;
+}
+
+function heldText(engine) {
+  if (typeof engine.prefix_tokens !== "number") return "";
+  const unused = engine.prefix_unused_seconds;
+  const rate = engine.seconds_per_token;
+  return [
+    `${count(engine.prefix_tokens)} of ${count(engine.prefix_capacity_tokens)} tokens in ${count(engine.prefix_entries)} pieces, as this router believes`,
+    typeof unused === "number" ? `the oldest unused for ${duration(unused)}` : null,
+    typeof rate === "number" ? `${decimal(1e6 * rate)} µs for a token that is not held` : null,
+  ]
+    .filter(Boolean)
+    .join("; ");
 }
 
 function gpuText({ temperature_celsius: celsius, power_watts: watts }) {

@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 
 from router.core.resilience.breaker import BreakerState
+from router.core.routing.prefill import Prefills
 from router.flow.latest_requests import LatestRequests
 from router.flow.router_snapshot import ProcessLoad, identify_process, take_snapshot
 from router.flow.status_publisher import PendingTraffic, RequestObserver, StatusPublisher
@@ -63,7 +64,11 @@ def publisher_on(pipeline: Pipeline, observers: list[RequestObserver | None]) ->
 
     def snapshot() -> RouterSnapshot:
         load = ProcessLoad(in_flight=0, queued=0, draining=False)
-        return take_snapshot(identity, load, Catalog((), ()), lambda _: BreakerState.CLOSED, {}, 100.0)
+        prefixes = Prefills()
+        return take_snapshot(
+            identity, load, Catalog((), ()), lambda _: BreakerState.CLOSED, {},
+            lambda url: prefixes.of(url).status(100.0), 100.0,
+        )  # fmt: skip
 
     return StatusPublisher(
         pipeline=cast("RedisPipeline", pipeline),

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.routing.prefix_index import MIN_WEIGHT, PrefixIndex
+from router.core.routing.prefix_index import MAX_MARKS, MIN_WEIGHT, PrefixIndex
 from router.core.routing.prompt_chain import PIECE, PromptChain
 
 # A prompt is a path in a tree: pieces are numbers, and a hash stands for all pieces before it.
@@ -72,3 +72,59 @@ def test_a_cleared_index_holds_nothing() -> None:
     index.add(chain([1, 2]))
     index.clear()
     assert (len(index), index.size, index.match(chain([1]).hashes)) == (0, 0, 0)
+
+
+# -- how long the oldest prefix has not been used ---------------------------------------------------------------------
+
+
+def piece(name: int) -> PromptChain:
+    return PromptChain([name], [PIECE])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.booleans()), max_size=200),
+    st.integers(2, 10),
+)
+def test_the_oldest_use_is_known_to_the_next_mark(uses: list[tuple[int, bool]], capacity: int) -> None:
+    index, last_uses, marks = PrefixIndex(capacity * PIECE), dict[int, float](), list[float]()
+    for number, (name, marked) in enumerate(uses):
+        index.add(piece(name))
+        last_uses[name] = float(number)
+        if marked:
+            marks.append(number + 0.5)
+            index.mark(marks[-1])
+        held = [name for name in last_uses if name in index]
+        oldest = min(last_uses[name] for name in held)
+        # While marks are few, none is dropped.
+        expected = next((mark for mark in marks if mark > oldest), None)
+        assert len(index) == len(held)
+        if len(marks) <= MAX_MARKS:
+            assert index.oldest_use() == expected
+        elif expected is not None:
+            found = index.oldest_use()
+            assert found is None or (found in marks and found >= expected)
+
+
+def test_marks_are_few_however_long_an_index_lives() -> None:
+    index = PrefixIndex(100 * PIECE)
+    index.add(piece(0))
+    for number in range(10_000):
+        index.add(piece(1))
+        index.mark(float(number))
+        assert index.match([1]) == 1
+    assert len(index) == 2
+    assert len(index._pieces) <= 2 + MAX_MARKS
+    oldest = index.oldest_use()
+    assert oldest is not None
+    assert oldest == 0
+
+
+def test_a_mark_without_a_use_since_the_last_one_adds_nothing() -> None:
+    index = PrefixIndex(100 * PIECE)
+    index.mark(1.0)
+    index.add(piece(0))
+    index.mark(2.0)
+    index.mark(3.0)
+    assert (index.oldest_use(), len(index._pieces)) == (2.0, 2)
+    index.clear()
+    assert (index.oldest_use(), len(index), len(index._pieces)) == (None, 0, 0)
