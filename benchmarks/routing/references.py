@@ -90,12 +90,13 @@ class BestDraft(Reference):
 class Oracle(Reference):
     """Knows the blocks, the queue and the draft of every replica, and takes the least cost.
 
-    The cost is the time to the first token, where drafts differ also that of the answer, and in addition, in tokens
-    that are computed:
+    The cost is the time to the first token, and in addition, in tokens that are computed:
 
     - `SPREAD` times the new tokens of the request, times how far the replica's inflow is above the mean (0.5: by half).
       Replicas with equal inflow keep blocks equally long, so that their pools together evict as one pool would.
     - `SEAT` for each request in flight, each of which makes the steps of all others longer.
+
+    Where drafts differ, also the time of the answer, and that for which the prompt delays the others there.
     """
 
     name = "oracle"
@@ -118,7 +119,10 @@ class Oracle(Reference):
             excess = inflow[index] / mean - 1 if mean else 0.0
             tokens = self.SPREAD * uncached[index] * excess + self.SEAT * replica.in_flight
             seconds = replica.seconds_to_first_token(uncached[index], now) + tokens * replica.speeds.prefill
-            return seconds + (_answer_seconds(request.sequence, replica) if differ else 0.0)
+            if not differ:
+                return seconds
+            delay = uncached[index] * replica.speeds.prefill * replica.in_flight
+            return seconds + _answer_seconds(request.sequence, replica) + delay
 
         chosen = min(present, key=cost)
         self._inflow[chosen].add(uncached[chosen], now)

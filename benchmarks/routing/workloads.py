@@ -174,8 +174,8 @@ TOKENS_PER_STEP: Final = {"code": {"code": 3.6, "chat": 2.2}, "chat": {"code": 1
 """By task and draft."""
 
 
-def mixed(seed: int, *, conversations: int = 160, within: float = 40.0, turns: int = 6) -> list[Client]:
-    """Conversations about code or not; one turn in five is about the other."""
+def mixed(seed: int, *, conversations: int = 140, within: float = 60.0, turns: int = 6) -> list[Client]:
+    """Conversations about code or not, with documents of very different lengths; 3 in 10 turns are about the other."""
     rng = random.Random(f"mixed {seed}")
     systems = [words(rng, 2000) for _ in range(8)]
     clients = []
@@ -189,8 +189,8 @@ def _mixed_chat(rng: random.Random, system: str, turns: int) -> Script:
     usual, other = rng.sample(list(QUESTIONS), 2)
     messages = [_message("system", system)]
     for _ in range(turns):
-        task = other if rng.random() < 0.2 else usual
-        context = "<context>" + words(rng, _size(rng, 400, 0.9, 20, 4000)) + "</context>"
+        task = other if rng.random() < 0.3 else usual
+        context = "<context>" + words(rng, _size(rng, 600, 1.3, 20, 12_000)) + "</context>"
         messages.append(_message("user", context + QUESTIONS[task]))
         answer = words(rng, _size(rng, 220, 0.6, 20, 800))
         noise = rng.gauss(1.0, 0.2)

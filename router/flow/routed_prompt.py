@@ -18,7 +18,7 @@ from router.core.routing.prefill import (
 )
 from router.core.routing.prefix_tokens import PrefixTokens, compare_prefix
 from router.core.routing.prompt_chain import PromptChain, answered_chain, parse_answer, prompt_chain
-from router.core.routing.ranking import EngineSnapshot
+from router.core.routing.ranking import EngineSnapshot, PromptCost
 from router.shared.prompt_records import PromptRecords
 from router.upstream.engine import Engine
 
@@ -93,14 +93,14 @@ class ChainedPrompt:
     def chain(self) -> PromptChain:
         return prompt_chain(self._request, self._seed)
 
-    def costs(self, engines: Sequence[EngineSnapshot], now: float) -> Sequence[float]:
+    def costs(self, engines: Sequence[EngineSnapshot], now: float) -> Sequence[PromptCost]:
         loads = [self._load(engine) for engine in engines]
         away_tokens = self._records.away_tokens(SESSION_AWAY_TOKENS if self._session_home else AWAY_TOKENS)
         found = self._prefills.estimates(
             self.chain, loads, now, home=self._session_home or self.chain.home, away_tokens=away_tokens
         )
         self._estimates = {**self._estimates, **found}
-        return [found[engine.url].cost for engine in engines]
+        return [PromptCost(found[engine.url].cost, found[engine.url].others_delay) for engine in engines]
 
     def _load(self, engine: EngineSnapshot) -> EngineLoad:
         # The engine's own count of others' requests is as old as the last probe.

@@ -76,7 +76,10 @@ _FIRST_MEAN_UNCACHED: Final = 256.0
 
 
 class PrefillEstimate(msgspec.Struct, frozen=True, gc=False):
-    """What an engine would need for a prompt. `queue`, `cost` in seconds."""
+    """What an engine would need for a prompt. `queue`, `cost` in seconds.
+
+    `others_delay`: the seconds for which it would delay the answers of others there, added up.
+    """
 
     url: str
     prompt_tokens: int
@@ -84,6 +87,7 @@ class PrefillEstimate(msgspec.Struct, frozen=True, gc=False):
     queue: float
     seconds_per_token: float
     cost: float
+    others_delay: float = 0.0
 
     @property
     def uncached_tokens(self) -> int:
@@ -349,7 +353,8 @@ class Prefills:
         # Of all together: the same prompt has as many tokens at each.
         token_bytes = sum(engine.token_bytes for engine in engines) / len(engines)
         tokens = int(chain.size / token_bytes)
-        most_in_flight = LOAD_BOUND * sum(load.in_flight for load in loads) / len(loads) + LOAD_MARGIN
+        mean_in_flight = sum(load.in_flight for load in loads) / len(loads)
+        most_in_flight = LOAD_BOUND * mean_in_flight + LOAD_MARGIN
         inflows = [engine.inflow(now) for engine in engines]
         mean_inflow = sum(inflows) / len(inflows)
         little_inflow = _LITTLE_INFLOW * sum(engine.capacity_tokens for engine in engines) / len(engines)
@@ -367,7 +372,10 @@ class Prefills:
             if home and load.url != home_url:
                 weighted += away_tokens
             queue = engine.queue(now) + engine.others_queue(load.waiting, rate)
-            found[load.url] = PrefillEstimate(load.url, tokens, cached, queue, rate, queue + rate * weighted)
+            # The steps that compute the prompt also generate, and so they all take longer.
+            others_delay = rate * (tokens - cached) * mean_in_flight
+            cost = queue + rate * weighted
+            found[load.url] = PrefillEstimate(load.url, tokens, cached, queue, rate, cost, others_delay)
         return found
 
 

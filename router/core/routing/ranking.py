@@ -7,12 +7,13 @@ The criteria, in order of priority:
 2. Context: engines that certainly have room for the request come first, then those with the largest context. An engine
    that is certainly too small is left out (context_length.py).
 3. Seconds: the cost of the prompt, which is mostly the time to the first token (prefill.py), and the time of the answer
-   (answer_time.py). Replicas differ in the first only.
+   (answer_time.py). Replicas differ in the first only. Engines whose answers take different times are also compared by
+   how long the prompt delays the answers of others there.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -70,12 +71,19 @@ def task_distance(configured: EngineTask, task: Task) -> int:
     return 0 if configured == task else 1 if configured == "any" else 2
 
 
-Costs = Callable[[Sequence[EngineSnapshot]], Sequence[float]]
-"""The costs in seconds of engines whose answers take the same time."""
+class PromptCost(NamedTuple):
+    """What a prompt costs at an engine, in seconds. `others`: for which it delays the answers of others there."""
+
+    own: float
+    others: float = 0.0
 
 
-def loads(engines: Sequence[EngineSnapshot]) -> Sequence[float]:
-    return [engine.load for engine in engines]
+Costs = Callable[[Sequence[EngineSnapshot]], Sequence[PromptCost]]
+"""The costs at engines whose answers take the same time."""
+
+
+def loads(engines: Sequence[EngineSnapshot]) -> Sequence[PromptCost]:
+    return [PromptCost(engine.load) for engine in engines]
 
 
 def rank_engines(
@@ -112,10 +120,11 @@ def _by_seconds(engines: list[EngineSnapshot], costs: Costs) -> list[EngineSnaps
     rows: list[tuple[float, float, str, EngineSnapshot]] = []
     for seconds, group in groupby(sorted(engines, key=_answer_seconds), key=_answer_seconds):
         equals = list(group)
+        found = costs(equals)
+        seconds += min(found).others
         # The name makes the order the same in all processes.
         rows += [
-            (seconds + cost, engine.load, engine.name, engine)
-            for cost, engine in zip(costs(equals), equals, strict=True)
+            (seconds + cost.own, engine.load, engine.name, engine) for cost, engine in zip(found, equals, strict=True)
         ]
     return [row[3] for row in sorted(rows, key=lambda row: row[:3])]
 

@@ -135,6 +135,15 @@ def test_each_request_in_flight_costs_a_little() -> None:
     assert found["a"].cost - found["b"].cost == pytest.approx(2 * IN_FLIGHT_TOKENS * R)
 
 
+def test_a_prompt_delays_each_request_in_flight_by_what_is_computed_of_it() -> None:
+    engines = Engines()
+    engines.serve("a", prompt(1, 2, 3))
+    engines.now += 1
+    found = engines.estimates(prompt(1, 2, 3, 4), in_flight={"a": 3, "b": 5})
+    assert found["a"].others_delay == pytest.approx(R * TOKENS * 4)
+    assert found["b"].others_delay == pytest.approx(R * 4 * TOKENS * 4)
+
+
 def test_a_prefix_that_all_prompts_have_does_not_keep_them_all_at_one_engine() -> None:
     engines = Engines("abcd")
     in_flight = dict.fromkeys("abcd", 0.0)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.routing.context_length import TokenBounds
-from router.core.routing.ranking import Costs, EngineSnapshot, loads, rank_engines
+from router.core.routing.ranking import Costs, EngineSnapshot, PromptCost, loads, rank_engines
 
 ENGINE = st.builds(
     EngineSnapshot,
@@ -112,8 +112,8 @@ def test_every_engine_is_tried_once_and_those_that_are_down_last(engines: list[E
 def test_the_engine_with_the_least_seconds_for_prompt_and_answer_comes_first() -> None:
     prompts = {"good draft": 0.5, "holds the prompt": 0.1, "idle": 0.7}
 
-    def costs(engines: Sequence[EngineSnapshot]) -> list[float]:
-        return [prompts[engine.name] for engine in engines]
+    def costs(engines: Sequence[EngineSnapshot]) -> list[PromptCost]:
+        return [PromptCost(prompts[engine.name]) for engine in engines]
 
     def ranked(gain: float) -> list[str]:
         drafts = {"good draft": 2.0, "holds the prompt": 2.0 + gain, "idle": 2.0 + gain}
@@ -126,13 +126,24 @@ def test_the_engine_with_the_least_seconds_for_prompt_and_answer_comes_first() -
 def test_the_costs_are_compared_among_engines_whose_answers_take_the_same_time() -> None:
     groups: list[set[str]] = []
 
-    def costs(engines: Sequence[EngineSnapshot]) -> list[float]:
+    def costs(engines: Sequence[EngineSnapshot]) -> list[PromptCost]:
         groups.append({engine.name for engine in engines})
-        return [0.0] * len(engines)
+        return [PromptCost(0.0)] * len(engines)
 
     engines = view("a", answer_seconds=1.0), view("b", answer_seconds=2.0), view("c", answer_seconds=1.0)
     rank_engines(engines, costs=costs)
     assert groups == [{"a", "c"}, {"b"}]
+
+
+def test_what_a_prompt_costs_others_decides_only_between_engines_whose_answers_take_different_times() -> None:
+    prompts = {"a1": PromptCost(0.1, 9.0), "a2": PromptCost(0.2, 0.0), "b": PromptCost(0.0, 0.0)}
+
+    def costs(engines: Sequence[EngineSnapshot]) -> list[PromptCost]:
+        return [prompts[engine.name] for engine in engines]
+
+    first, second = view("a1", answer_seconds=1.0), view("a2", answer_seconds=1.0)
+    assert order(first, second, costs=costs) == ["a1", "a2"]
+    assert order(first, second, view("b", answer_seconds=5.0), costs=costs) == ["b", "a1", "a2"]
 
 
 @pytest.mark.parametrize(
