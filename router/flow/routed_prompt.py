@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from types import MappingProxyType
 from typing import Final, Protocol
 
 from router.core.endpoints.endpoint import InferenceRequest
@@ -84,7 +85,9 @@ class ChainedPrompt:
         self._engine: EnginePrefill | None = None
         self._sent: SentPrompt | None = None
         self._number = 0  # of its records
-        self._estimates: Mapping[str, PrefillEstimate] = {}  # by URL, those that the engine was chosen by
+        # By URL, what the engine was chosen by.
+        self._estimates: Mapping[str, PrefillEstimate] = {}
+        self._answer_seconds: dict[str, float] = {}
         self.choice = ""
         self.estimate: PrefillEstimate | None = None
         self.prefix_tokens: PrefixTokens | None = None
@@ -100,19 +103,22 @@ class ChainedPrompt:
             self.chain, loads, now, home=self._session_home or self.chain.home, away_tokens=away_tokens
         )
         self._estimates = {**self._estimates, **found}
+        self._answer_seconds |= {engine.url: engine.answer_seconds for engine in engines}
         return [PromptCost(found[engine.url].cost, found[engine.url].others_delay) for engine in engines]
 
     def _load(self, engine: EngineSnapshot) -> EngineLoad:
         # The engine's own count of others' requests is as old as the last probe.
         in_flight = max(engine.load - 1, engine.in_flight + self._prefills.of(engine.url).remote)
-        return EngineLoad(engine.url, in_flight, engine.waiting)
+        # Those that wait are counted when the engine is probed, and what was sent by this process ends meanwhile.
+        waiting = None if engine.waiting is None else min(engine.waiting, engine.external_load or 0.0)
+        return EngineLoad(engine.url, in_flight, waiting)
 
     def on_sent(self, engine: Engine, now: float) -> None:
         self.on_ended(now)
         self._engine = self._prefills.of(engine.url)
         self._sent = self._engine.on_sent(self.chain, self._prefills.seconds_per_token(engine.url, now), now)
         self._number = self._records.on_sent(engine.url, self.chain)
-        self.choice = explain_choice(engine.url, self._estimates)
+        self.choice = explain_choice(engine.url, self._estimates, self._answer_seconds)
         self.estimate = self._estimates.get(engine.url)
 
     def on_first_token(self, now: float) -> None:
@@ -141,8 +147,13 @@ class ChainedPrompt:
             self._sent = None
 
 
-def explain_choice(url: str, estimates: Mapping[str, PrefillEstimate]) -> str:
-    """Why a prompt went to an engine: what it holds of it, in tokens, its queue, and the best of the others."""
+def explain_choice(
+    url: str, estimates: Mapping[str, PrefillEstimate], answer_seconds: Mapping[str, float] = MappingProxyType({})
+) -> str:
+    """Why a prompt went to an engine: what it holds of it, in tokens, its queue, and the best of the others.
+
+    `answer_seconds`: by URL. They are part of it where they differ.
+    """
     chosen = estimates.get(url)
     if chosen is None:
         return ""
@@ -150,4 +161,7 @@ def explain_choice(url: str, estimates: Mapping[str, PrefillEstimate]) -> str:
     text = f"prefix {chosen.cached_tokens:,} of {chosen.prompt_tokens:,}; queue {chosen.queue:.2f} s"
     if not others:
         return text
-    return f"{text}; first token {chosen.ttft:.2f} s, {pluralize(len(others), 'other')} {min(others):.2f} s"
+    text += f"; first token {chosen.ttft:.2f} s, {pluralize(len(others), 'other')} {min(others):.2f} s"
+    answer = answer_seconds.get(url, 0.0)
+    different = [seconds for seconds in answer_seconds.values() if seconds != answer]
+    return f"{text}; answer {answer:.1f} s, elsewhere {min(different):.1f} s" if different else text

@@ -2,8 +2,11 @@
 
 import pytest
 
-from router.core.routing.prefill import PrefillEstimate
-from router.flow.routed_prompt import explain_choice
+from router.core.routing.prefill import DEFAULT_SECONDS_PER_TOKEN, IN_FLIGHT_TOKENS, PrefillEstimate, Prefills
+from router.core.routing.ranking import EngineSnapshot
+from router.flow.routed_prompt import ChainedPrompt, explain_choice
+from router.shared.prompt_records import PromptRecords
+from tests.support.factories import chat
 
 A = PrefillEstimate("a", 12_100, 11_264, 0.02, 0.0001, 0.2)
 B = PrefillEstimate("b", 12_100, 0, 0.0, 0.0001, 1.3)
@@ -22,3 +25,25 @@ C = PrefillEstimate("c", 12_100, 12_000, 2.5, 0.0001, 2.6)
 )
 def test_a_choice_is_explained_by_what_was_compared(url: str, known: list[PrefillEstimate], text: str) -> None:
     assert explain_choice(url, {estimate.url: estimate for estimate in known}) == text
+
+
+def test_the_time_of_the_answer_is_part_of_it_where_engines_differ_in_it() -> None:
+    estimates = {"a": A, "b": B}
+    text = "prefix 0 of 12,100; queue 0.00 s; first token 1.21 s, 1 other 0.10 s"
+    assert explain_choice("b", estimates, {"a": 4.21, "b": 1.84}) == f"{text}; answer 1.8 s, elsewhere 4.2 s"
+    assert explain_choice("b", estimates, {"a": 1.84, "b": 1.84}) == text
+
+
+@pytest.mark.parametrize(
+    ("waiting", "external", "queue"), [(8.0, 0.0, 0), (8.0, 2.0, 2), (8.0, 20.0, 8), (None, 9.0, 0)]
+)
+def test_requests_that_wait_are_a_queue_only_as_far_as_others_have_sent_them(
+    waiting: float | None, external: float, queue: int
+) -> None:
+    prefills = Prefills()
+    prompt = ChainedPrompt(prefills, PromptRecords(prefills, "p"), chat(), 1, 0)  # too short for a home
+    engines = [EngineSnapshot("a", "any", True, 8, external_load=external, waiting=waiting, url="a")]
+    engines.append(EngineSnapshot("b", "any", True, 0, external_load=0.0, url="b"))
+    crowded, idle = prompt.costs(engines, now=0.0)
+    seconds = 256 * queue + IN_FLIGHT_TOKENS * max(8, 8 + external)
+    assert crowded.own - idle.own == pytest.approx(seconds * DEFAULT_SECONDS_PER_TOKEN)
