@@ -113,14 +113,15 @@ class BlockPool:
         blocks.private += 1
         return True
 
-    def cache_full_block(self, blocks: SequenceBlocks, value: int) -> None:
-        """Marks a private block as full, so that other sequences can share it."""
+    def cache_full_block(self, blocks: SequenceBlocks, value: int) -> bool:
+        """Marks a private block as full, so that other sequences can share it; False if there is such a block."""
         if value in self:
-            return
+            return False
         self._private -= 1
         blocks.private -= 1
         self._references[value] = 1
         blocks.hashed.append(value)
+        return True
 
     def free(self, blocks: SequenceBlocks) -> None:
         # The last blocks become idle first, since they are the least likely to be shared.

@@ -94,8 +94,8 @@ class Scheduler:
             parent = sequence.last_hash if length > BLOCK_SIZE else None
             tokens = sequence.tokens[-BLOCK_SIZE:]
             sequence.last_hash = block_hash(sequence.last_hash, tokens)
-            self.pool.cache_full_block(sequence.blocks, sequence.last_hash)
-            self._events.stored(sequence.origin, parent, [sequence.last_hash], tokens)
+            if self.pool.cache_full_block(sequence.blocks, sequence.last_hash):
+                self._events.stored(sequence.origin, parent, [sequence.last_hash], tokens)
         # The token is the first of a new block.
         elif length % BLOCK_SIZE == 1:
             # A new block is needed. Preempt the newest sequence until a block is free; this one may be the newest.
@@ -125,10 +125,12 @@ class Scheduler:
         self._waiting.popleft()
         sequence.blocks, cached = allocation
         sequence.last_hash = hashes[-1] if hashes else start
-        if (first := cached // BLOCK_SIZE) < len(hashes):
+        # Those that are cached begin the prompt; but its last block is computed again, since its last token always is.
+        first = cached // BLOCK_SIZE
+        if stored := len(sequence.blocks.hashed) - first:
             parent = hashes[first - 1] if first else None
-            tokens = sequence.tokens[cached : len(hashes) * BLOCK_SIZE]
-            self._events.stored(sequence.origin, parent, hashes[first:], tokens)
+            tokens = sequence.tokens[cached : (first + stored) * BLOCK_SIZE]
+            self._events.stored(sequence.origin, parent, hashes[first : first + stored], tokens)
         sequence.uncomputed = len(sequence.tokens) - cached
         if not sequence.queried:
             # vLLM counts the prefix-cache query of a resumed request separately; its metrics show only the first.

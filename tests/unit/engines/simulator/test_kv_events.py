@@ -73,6 +73,15 @@ def test_the_blocks_of_a_prompt_are_stored_in_one_event() -> None:
     assert batch == [1.5, [{**event, **STORED, "extra_keys": [None, None]}], 0]
 
 
+def test_a_block_that_is_computed_again_is_not_stored_again() -> None:
+    """Of a prompt that fills its blocks, the last token is computed each time, and its block with it."""
+    subscriber = Subscriber()
+    subscriber.run(range(48))
+    subscriber.run(range(48))
+    subscriber.run(range(40), range(40, 48))
+    assert len(subscriber.events()) == 1
+
+
 def test_only_what_is_not_cached_is_stored_after_its_parent() -> None:
     subscriber = Subscriber()
     subscriber.run(range(40))
