@@ -36,6 +36,7 @@ from typing import Final
 import msgspec
 
 from router.core.routing.affinity import rendezvous_weight
+from router.core.routing.kv_blocks import NO_BLOCKS, PromptBlocks
 from router.core.routing.prefix_index import PrefixIndex
 from router.core.routing.prompt_chain import PIECE, PromptChain
 from router.core.types import BYTES_PER_TOKEN
@@ -136,6 +137,7 @@ class EnginePrefill:
 
     - `pending_tokens`, `pending`: uncached tokens, and the number of prompts, that were sent and have no first token.
     - `remote`: requests of other processes at the engine, as far as this one hears of them.
+    - `blocks`: what its KV events say, if it has any.
     """
 
     __slots__ = (
@@ -150,6 +152,7 @@ class EnginePrefill:
         "_prompt_tokens",
         "_reported_capacity_tokens",
         "_scale",
+        "blocks",
         "index",
         "pending",
         "pending_tokens",
@@ -168,6 +171,7 @@ class EnginePrefill:
         self._reported_capacity_tokens = DEFAULT_CAPACITY_TOKENS
         self._scale = 1.0  # of the believed capacity
         self.index = PrefixIndex(0)
+        self.blocks: PromptBlocks = NO_BLOCKS
         self._update_capacity()
 
     # -- what is known ------------------------------------------------------------------------------------------------
@@ -301,6 +305,7 @@ class EnginePrefill:
     def forget(self) -> None:
         """It was restarted, so its prefix cache is empty."""
         self.index.clear()
+        self.blocks.forget()
         self._inflow = 0.0
 
     def _add_inflow(self, tokens: int, now: float) -> None:

@@ -6,7 +6,8 @@ search.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice, takewhile
 from typing import Final
 
 from router.core.routing.prompt_chain import PIECE, PromptChain
@@ -95,6 +96,18 @@ class PrefixIndex:
         self._pieces = {}
         self._marks = []
         self.size = 0
+
+    def drop(self, hashes: Iterable[int]) -> None:
+        """The engine does not hold these prefixes any more."""
+        for hash_ in hashes:
+            self.size -= self._pieces.pop(hash_, 0)
+
+    def used_before(self, hash_: int, limit: int) -> Sequence[int]:
+        """What was used before this prefix, the oldest first, `limit` at most; empty if it is not held."""
+        if hash_ not in self._pieces:
+            return ()
+        older = takewhile(lambda each: each != hash_, self._pieces)
+        return list(islice((each for each in older if each >= 0), limit))  # without the marks
 
     def _drop_oldest(self) -> None:
         limit = self.capacity * (1 - _SPARE_SHARE)

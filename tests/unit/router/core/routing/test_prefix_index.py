@@ -11,7 +11,7 @@ PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1
 
 
 def chain(path: list[int], size: int = PIECE) -> PromptChain:
-    hashes = [hash(tuple(path[: end + 1])) for end in range(len(path))]
+    hashes = [hash(tuple(path[: end + 1])) & (2**64 - 1) for end in range(len(path))]
     return PromptChain(hashes, [size * (number + 1) for number in range(len(path))])
 
 
@@ -128,3 +128,16 @@ def test_a_mark_without_a_use_since_the_last_one_adds_nothing() -> None:
     assert (index.oldest_use(), len(index._pieces)) == (2.0, 2)
     index.clear()
     assert (index.oldest_use(), len(index), len(index._pieces)) == (None, 0, 0)
+
+
+def test_what_was_used_before_a_prefix_is_listed_from_the_oldest_on_and_can_be_dropped() -> None:
+    index = PrefixIndex(100 * PIECE)
+    for now, path in enumerate(([1], [2, 2], [3])):
+        index.add(chain(path))
+        index.mark(now)
+    one, two, three = chain([1]).hashes, chain([2, 2]).hashes, chain([3]).hashes
+    assert index.used_before(three[0], 10) == [one[0], two[1], two[0]]
+    assert index.used_before(three[0], 2) == [one[0], two[1]]
+    assert index.used_before(5, 10) == ()
+    index.drop([*one, *two, 5])
+    assert (len(index), index.size, index.match(three)) == (1, PIECE, 1)
