@@ -10,7 +10,7 @@ import msgspec
 from engines.placement.ray_request import RayRequest, describe_resources
 from engines.plan import UpPlan
 from engines.spec import EngineSpec, LaunchSpec
-from engines.vllm_command import listen_options, lora_modules, vllm_argv, vllm_env
+from engines.vllm_command import kv_events_options, listen_options, lora_modules, vllm_argv, vllm_env
 from router.core.types import EngineTask
 
 Program = Literal["vllm", "simulator"]
@@ -102,6 +102,7 @@ def _simulator_argv(spec: EngineSpec, launch: LaunchSpec, draft: str | None) -> 
     argv = [sys.executable, "-m", "engines.simulator", *listen_options(spec)]
     argv += ["--model", launch.target, "--served-model-name", spec.served_model]
     argv += SIMULATED_PACE
+    argv += kv_events_options(spec)
     if launch.lora:
         argv += ["--enable-lora", "--lora-modules", *lora_modules(launch)]
     if spec.max_model_len is not None:

@@ -65,7 +65,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `model` is the public name, `served_model` the name that the engine itself uses, `task` is chat, code or any,
     `max_model_len` the context in tokens (None: the model's own), `max_in_flight` the most requests at a time that
-    routers send, `scheduling` vLLM's --scheduling-policy. `revision` and `fallback` are the model's in the
+    routers send, `scheduling` vLLM's --scheduling-policy, `kv_events` and `kv_events_replay` where
+    routers read its KV events. `revision` and `fallback` are the model's in the
     configuration. Without `launch` the engine is started elsewhere. `url` is empty if the engine is placed by Ray,
     which decides it.
     """
@@ -78,6 +79,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     max_in_flight: int | None = None
     scheduling: Literal["fcfs", "priority"] | None = None
+    kv_events: str | None = None
+    kv_events_replay: str | None = None
     revision: str = ""
     fallback: str | None = None
     launch: LaunchSpec | None = None

@@ -30,6 +30,7 @@ def vllm_argv(spec: EngineSpec, python: str) -> list[str]:
     argv += listen_options(spec)
     argv += _option("--max-model-len", spec.max_model_len)
     argv += _option("--scheduling-policy", spec.scheduling)
+    argv += kv_events_options(spec)
     argv += _launch_options(launch)
     if launch.speculation_method is not None:
         argv += ["--speculative-config", json.dumps(speculative_config(launch, launch.speculation_method))]
@@ -42,6 +43,27 @@ def vllm_argv(spec: EngineSpec, python: str) -> list[str]:
 def listen_options(spec: EngineSpec) -> list[str]:
     """Of an engine on a Ray cluster, its node adds them: only there is known which port is free."""
     return [] if spec.is_placed_by_ray else ["--host", spec.host, "--port", str(spec.port)]
+
+
+def kv_events_options(spec: EngineSpec) -> list[str]:
+    """Where the engine publishes KV events: at the other side of what the router's setting says.
+
+    vLLM binds an endpoint with `*` and one of ipc, and connects to others; of the two sides, one must bind.
+    """
+    if spec.kv_events is None:
+        return []
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": _engine_side(spec.kv_events)}
+    if spec.kv_events_replay is not None:
+        config["replay_endpoint"] = _engine_side(spec.kv_events_replay)
+    return ["--kv-events-config", json.dumps(config)]
+
+
+def _engine_side(endpoint: str) -> str:
+    scheme, _, rest = endpoint.partition("://")
+    host, _, port = rest.rpartition(":")
+    if scheme != "tcp":
+        return endpoint
+    return f"tcp://127.0.0.1:{port}" if host == "*" else f"tcp://*:{port}"
 
 
 def vllm_env(spec: EngineSpec, cpu: bool) -> dict[str, str]:

@@ -59,6 +59,7 @@ from router.tracing.otlp import OpenExporter, open_tracer
 from router.upstream.catalog import Catalog
 from router.upstream.client import EngineClient
 from router.upstream.configured_catalog import build_catalog
+from router.upstream.kv_feeds import Subscribe, configured_feeds
 from router.upstream.model_lists import AdapterRefresh, ModelListReader
 from router.upstream.probe import EngineProbe
 from router.upstream.process_slots import ProcessSlots
@@ -73,18 +74,19 @@ def build(
     place: WorkerPlace | None = None,
     random: Callable[[], float] = random.random,
     open_exporter: OpenExporter | None = None,
+    subscribe: Subscribe | None = None,
 ) -> Application:
     """The router as an ASGI application.
 
     `multiprocess_dir` is the directory in which worker processes share their metrics, and `place` is this worker's
     among them. `random` returns numbers from 0 up to 1; they decide when a request tries another engine than the best.
-    `open_exporter` replaces the collector of [tracing].
+    `open_exporter` replaces the collector of [tracing], and `subscribe` ZMQ for the KV events of engines.
     """
     telemetry = Telemetry(log_format=settings.router.log_format, multiprocess_dir=multiprocess_dir)
     slots = SharedSlots(place) if place is not None else ProcessSlots()
     siblings = SiblingLink(place.directory, place.worker, place.workers) if place is not None else NO_SIBLINGS
     process_state = ProcessState(
-        telemetry, transport or HTTPTransport(), DraftStats(), random, slots, siblings, open_exporter
+        telemetry, transport or HTTPTransport(), DraftStats(), random, slots, siblings, open_exporter, subscribe
     )
     return Application(build_runtime, process_state, settings)
 
@@ -260,6 +262,8 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         event_hub=admin.event_hub,
         status_publisher=admin.status_publisher,
         waking=waking,
+        kv_feeds=process_state.kv_feeds,
+        followed=configured_feeds(settings),
     )
 
 

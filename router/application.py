@@ -230,6 +230,7 @@ class Application:
         await cancel_and_wait(*retiring)
         for runtime in (*retiring.values(), self._runtime):
             await runtime.aclose()
+        await self._process_state.kv_feeds.aclose()
         self._process_state.siblings.stop()
         if isinstance(slots, SharedSlots):
             slots.stop()

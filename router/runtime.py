@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from starlette.applications import Starlette
 
@@ -41,6 +41,7 @@ from router.tracing.otlp import OpenExporter
 from router.tracing.tracer import Tracer
 from router.traffic_counter import TrafficCounter
 from router.upstream.catalog import BreakerStates, Catalog
+from router.upstream.kv_feeds import KvFeed, KvFeeds, Subscribe
 from router.upstream.probe import EngineProbe
 from router.upstream.process_slots import ProcessSlots
 from router.upstream.shared_slots import SharedSlots
@@ -53,7 +54,7 @@ class ProcessState:
     `in_flight` returns the number of requests to the endpoints that generate.
     `open_exporter`: where spans go; None for the collector of the settings.
     `slots`: of the engines that have a limit. `siblings`: the other workers.
-    `suspects`: the requests with which engines died.
+    `suspects`: the requests with which engines died. `kv_feeds`: the KV events of engines.
     """
 
     __slots__ = (
@@ -62,6 +63,7 @@ class ProcessState:
         "draining",
         "identity",
         "in_flight",
+        "kv_feeds",
         "latest_requests",
         "login_limiter",
         "on_fleet_change",
@@ -88,7 +90,9 @@ class ProcessState:
         slots: SharedSlots | ProcessSlots,
         siblings: SiblingLink,
         open_exporter: OpenExporter | None = None,
+        subscribe: Subscribe | None = None,
     ) -> None:
+        """`subscribe`: see KvFeeds."""
         self.slots = slots
         self.suspects = Suspects()
         self.telemetry = telemetry
@@ -101,6 +105,7 @@ class ProcessState:
         is_worker = isinstance(slots, SharedSlots)
         self.identity = identify_process(time.time(), is_worker=is_worker)
         self.prefills = Prefills()
+        self.kv_feeds = KvFeeds(self.prefills, subscribe)
         self.siblings = siblings
         self.prompt_records = PromptRecords(self.prefills, self.identity.id, has_workers=self.siblings.has_others)
         self.latest_requests = LatestRequests(self.identity.id, time.monotonic)
@@ -144,6 +149,8 @@ class Runtime:
         tracer: Tracer | None,
         cors: CorsPolicy | None,
         waking: Waking | None,
+        kv_feeds: KvFeeds,
+        followed: Sequence[KvFeed],
     ) -> None:
         self.settings = settings
         self.catalog = catalog
@@ -166,6 +173,8 @@ class Runtime:
         self._admission = admission
         self._continuation_engines = continuation_engines
         self._waking = waking
+        self._kv_feeds = kv_feeds
+        self._followed = followed
         self._admin_redis = admin_redis
         self._probe_task: asyncio.Task[None] | None = None
         self._background_task: asyncio.Task[None] | None = None
@@ -176,6 +185,7 @@ class Runtime:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._background_services.start())
             group.create_task(self._probe.check())
+        await self._kv_feeds.follow(self._followed)
         loop = asyncio.get_running_loop()
         # The first check is over before the application reports that it has started: it can route at once.
         self._probe_task, self._background_task, self._status_task = (

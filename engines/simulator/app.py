@@ -1,7 +1,7 @@
 """The routes of a simulated engine. Its objects are wired here."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -22,6 +22,7 @@ from engines.simulator.generation import GenerationEndpoint
 from engines.simulator.generation_log import GenerationLog
 from engines.simulator.json_endpoint import JsonApi, JsonEndpoint
 from engines.simulator.kv_events import NO_KV_EVENTS, KvEvents, PublishedKvEvents
+from engines.simulator.kv_events_config import KvEventsConfig
 from engines.simulator.metrics import EngineCollector, MetricsPage
 from engines.simulator.pooled import CLASSIFY_API, POOLING_API
 from engines.simulator.request_log import RequestLog
@@ -33,9 +34,19 @@ from engines.simulator.transcripts import TRANSCRIPT_APIS, TranscriptEndpoint
 _VARY = {"Vary": "Origin"}
 
 
-def create_app(settings: SimulatorSettings) -> Starlette:
+OpenPublisher = Callable[[KvEventsConfig], Callable[[bytes], None]]
+"""Returns what sends the batches of KV events. Raises KvEndpointError."""
+
+
+def open_zmq(config: KvEventsConfig) -> Callable[[bytes], None]:
+    from engines.simulator.kv_publisher import ZmqKvPublisher  # pyzmq is an extra
+
+    return ZmqKvPublisher(config).send
+
+
+def create_app(settings: SimulatorSettings, open_publisher: OpenPublisher = open_zmq) -> Starlette:
     """Raises KvEndpointError if KV events cannot be published."""
-    engine = EngineCore(settings, time.monotonic, _kv_events(settings))
+    engine = EngineCore(settings, time.monotonic, _kv_events(settings, open_publisher))
     fault_registry, request_log = FaultRegistry(), RequestLog()
     generation_log = None if settings.generations is None else GenerationLog(Path(settings.generations), time.monotonic)
     adapters = AdapterRegistry(settings)
@@ -118,12 +129,10 @@ def create_app(settings: SimulatorSettings) -> Starlette:
     )
 
 
-def _kv_events(settings: SimulatorSettings) -> KvEvents:
+def _kv_events(settings: SimulatorSettings, open_publisher: OpenPublisher) -> KvEvents:
     if not settings.kv_events.is_published:
         return NO_KV_EVENTS
-    from engines.simulator.kv_publisher import ZmqKvPublisher  # pyzmq is an extra
-
-    return PublishedKvEvents(ZmqKvPublisher(settings.kv_events).send, time.time)
+    return PublishedKvEvents(open_publisher(settings.kv_events), time.time)
 
 
 def _json_apis(settings: SimulatorSettings) -> list[JsonApi]:

@@ -48,6 +48,8 @@ def build_plan(
                 "max_model_len": engine.max_model_len,
                 "max_in_flight": engine.max_in_flight,
                 "scheduling": engine.scheduling,
+                "kv_events": engine.kv_events,
+                "kv_events_replay": engine.kv_events_replay,
                 "revision": models[engine.model].revision,
                 "fallback": models[engine.model].fallback,
                 "launch": msgspec.to_builtins(engine.launch),

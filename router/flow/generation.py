@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from router.core.endpoints.engine_fields import names_engine_memory
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording import StreamRecorder
 from router.errors import ENGINE_FAILED, ENGINE_LOST, UPSTREAM, ApiError
 from router.flow.continuation import has_survivor, is_exact, run_to_end
 from router.flow.dispatch import Dispatcher
@@ -68,6 +69,8 @@ async def _run_stream(
         reason = NotStoredReason.ERROR if error.reason == "error-frame" else NotStoredReason.INCOMPLETE
         return GenerationResult(complete=False, error=broken_off, error_reason=error.reason, had_data=True), reason
     inflight.record.speculation = recorder.speculation
+    if isinstance(recorder, StreamRecorder) and recorder.token_ids is not None and recorder.token_ids.prompt:
+        inflight.record.prompt.on_tokenized(recorder.token_ids.prompt)
     recorded = recorder.recorded_response(inflight.request)
     stored = recorded if isinstance(recorded, RecordedResponse) else None
     endings = recorder.final_frames(include_usage=False), recorder.final_frames(include_usage=True)

@@ -41,6 +41,9 @@ class RoutedPrompt(Protocol):
 
     def on_first_token(self, now: float) -> None: ...
 
+    def on_tokenized(self, token_ids: bytes) -> None:
+        """The engine has told the ids of the prompt's tokens, as JSON has them, without the brackets."""
+
     def on_answered(self, answer: RecordedResponse, now: float) -> None: ...
 
     def on_ended(self, now: float) -> None:
@@ -58,6 +61,9 @@ class UnroutedPrompt:
         pass
 
     def on_first_token(self, now: float) -> None:
+        pass
+
+    def on_tokenized(self, token_ids: bytes) -> None:
         pass
 
     def on_answered(self, answer: RecordedResponse, now: float) -> None:
@@ -125,6 +131,10 @@ class ChainedPrompt:
         if self._engine is not None and self._sent is not None:
             self._engine.on_first_token(self._sent, now)
             self._records.on_computed(self._number)
+
+    def on_tokenized(self, token_ids: bytes) -> None:
+        if self._engine is not None:
+            self._engine.blocks.learn(self.chain, token_ids)
 
     def on_answered(self, answer: RecordedResponse, now: float) -> None:
         parsed, engine, sent = parse_answer(answer.body), self._engine, self._sent

@@ -11,6 +11,7 @@ from router.core.cache.redis_keys import RESERVED_TENANT_NAMES
 from router.core.types import AUTO
 from router.net.redis import url as redis_address
 from router.settings.access_rules import broken_access
+from router.settings.kv_rules import broken_kv_events
 from router.settings.launch_rules import broken_launch
 from router.settings.mistakes import Mistake, Place, hint, written
 from router.settings.origin_rules import broken_origins
@@ -54,6 +55,7 @@ def broken(settings: Settings) -> Iterator[Mistake]:
     yield from _models(settings.model, {engine.model for engine in settings.engine})
     yield from _engines(settings.engine, [model.name for model in settings.model])
     yield from broken_shares(settings.engine)
+    yield from broken_kv_events(settings.engine, settings.router.workers)
     yield from _breaker(settings.breaker)
     yield from _timeouts(settings.timeouts)
     yield from _watchdog(settings.watchdog)

@@ -55,6 +55,15 @@ KeyHash = Annotated[
 Address = Annotated[str, Meta(extra={SHOWN_IF: r"([a-z]+://)?[a-z0-9.-]+(:[0-9]{1,5})?(/v1)?/?"})]
 """An engine's URL; with a user, a password, another path or a query, no message shows it."""
 
+KvEndpoint = Annotated[
+    str,
+    Meta(
+        pattern=r"^(tcp://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]|\*|\{host\}):[0-9]{1,5}|ipc:///[ -~]{1,100})\Z",
+        description="is not an endpoint of ZMQ such as tcp://127.0.0.1:5557 or ipc:///run/llama.kv",
+    ),
+]
+"""Where an engine publishes KV events; see router.settings.replicas."""
+
 NonEmpty = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=1)]
 Amount = Annotated[int, Meta(ge=1, le=10**12)]  # Redis' scripts calculate in doubles, which are exact up to 2^53
@@ -202,7 +211,7 @@ class LaunchSettings(Strict, frozen=True):
 class EngineSettings(Strict, frozen=True):
     """`kind`, `health`, `stream_usage` and `ends_without_done`: None is found out, see router.upstream.engine_kinds.
 
-    `share`, `revision`: see core.routing.traffic_share.
+    `share`, `revision`: see core.routing.traffic_share. `kv_events`, `kv_events_replay`: see settings.replicas.
     """
 
     name: Name
@@ -224,6 +233,8 @@ class EngineSettings(Strict, frozen=True):
     max_in_flight: Count | None = None
     share: Annotated[int, Meta(ge=0, le=100)] | None = None
     revision: str | None = None
+    kv_events: KvEndpoint | None = None
+    kv_events_replay: KvEndpoint | None = None
     launch: LaunchSettings | None = None
 
     @property
@@ -342,6 +353,8 @@ class Settings(Strict, frozen=True):
 
 def missing_extra(settings: Settings) -> str | None:
     """What has to be installed for these settings, in a sentence; None if nothing is missing."""
+    if any(engine.kv_events is not None for engine in settings.engine) and importlib.util.find_spec("zmq") is None:
+        return "engine.kv_events: needs pyzmq; pip install 'roundhouse-router[kv-events]'"
     if not settings.tracing.enabled:
         return None
     try:

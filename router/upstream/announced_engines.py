@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from router.addresses import base_url, is_engine_url
 from router.settings import EngineSettings, Settings
+from router.settings.replicas import replicas
 from router.settings.tables import ModelSettings
 from router.shared.announcements import AnnouncedEngine, Fleet, ModelRevision
 
@@ -49,9 +50,8 @@ def _is_usable(announced: AnnouncedEngine, configured: Settings, warn: Callable[
 
 
 def _replica_names(configured: Settings) -> set[str]:
-    """See configured_catalog.build_catalog."""
     several = [engine for engine in configured.engine if len(engine.addresses) > 1]
-    return {f"{engine.name}.{number}" for engine in several for number in range(1, len(engine.addresses) + 1)}
+    return {replica.name for engine in several for replica in replicas(engine)}
 
 
 def _merge(configured: EngineSettings, announced: AnnouncedEngine | None) -> EngineSettings:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.settings import Settings
+from router.settings.replicas import replicas
 from router.settings.tables import EngineSettings, LaunchSettings
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine
@@ -53,13 +54,12 @@ def _add_engines(
     revisions = {model.name: model.revision for model in settings.model}
     before = {(each.family, each.url): each for each in old[1].engines.values()} if old is not None else {}
     for engine in settings.engine:
-        many = len(engine.addresses) > 1
         unchanged = (
             old is not None and settings.breaker == old[0].breaker
             and any(_without_addresses(engine) == _without_addresses(each) for each in old[0].engine)
         )  # fmt: skip
-        for number, url in enumerate(engine.addresses, 1):
-            name = f"{engine.name}.{number}" if many else engine.name
+        for replica in replicas(engine):
+            name, url = replica.name, replica.url
             previous = before.get((engine.name, url))
             # Its place among the URLs of its table, and so its name, may be another one.
             if previous is not None and unchanged and previous.name == name:

@@ -21,6 +21,7 @@ from tests.simulation.network import SimulatedNetwork
 from tests.support.router_server import RouterClient, engine_tables
 from tests.support.simulated_engine import EngineControls
 from tests.world.http import PORT, HttpServer, open_client
+from tests.world.kv_events import WorldKvEvents
 
 _TICK: Final = 0.0005  # seconds until one process knows what another one tells it
 
@@ -72,18 +73,21 @@ class WorldEngine(HostedProcess, EngineControls):
     """engines/simulator with these settings. Once killed, it can be started again."""
 
     def __init__(
-        self, loop: VirtualLoop, network: SimulatedNetwork, name: str, settings: SimulatorSettings, port: int = PORT
-    ) -> None:
+        self, loop: VirtualLoop, network: SimulatedNetwork, name: str, settings: SimulatorSettings, port: int = PORT,
+        kv_events: WorldKvEvents | None = None,
+    ) -> None:  # fmt: skip
         EngineControls.__init__(self, open_client(""), settings.model, settings.served_names)
         HostedProcess.__init__(self, loop, network, name, port)
         self._settings = settings
+        self._kv_events = kv_events if kv_events is not None else WorldKvEvents(loop)
 
     async def start(self) -> None:
         self._renew_process()
         await self.run_inside(self._listen())
 
     async def _listen(self) -> None:
-        self._server = HttpServer(self.name, create_app(self._settings), TransportProtocol, self.address[1])
+        app = create_app(self._settings, partial(self._kv_events.publisher, self.name))
+        self._server = HttpServer(self.name, app, TransportProtocol, self.address[1])
         await self._server.listen()
 
 
@@ -108,7 +112,7 @@ class WorldRouter(HostedProcess, RouterClient):
 
     def __init__(
         self, loop: VirtualLoop, network: SimulatedNetwork, name: str, text: str,
-        random: Callable[[], float] = lambda: 0.5, clock: float = 0.0,
+        random: Callable[[], float] = lambda: 0.5, clock: float = 0.0, kv_events: WorldKvEvents | None = None,
     ) -> None:  # fmt: skip
         """`clock`: by how many seconds its wall clock is fast."""
         HostedProcess.__init__(self, loop, network, name)
@@ -116,6 +120,7 @@ class WorldRouter(HostedProcess, RouterClient):
         self._settings = parse(text, {})
         self._random = random
         self._clock = clock
+        self._kv_events = kv_events if kv_events is not None else WorldKvEvents(loop)
         self._messages: asyncio.Queue[dict[str, Any]]
 
     async def start(self) -> None:
@@ -134,7 +139,9 @@ class WorldRouter(HostedProcess, RouterClient):
 
     async def _start(self) -> None:
         settings = self._settings
-        self.application = build(settings, transport=HTTPTransport(), random=self._random)
+        self.application = build(
+            settings, transport=HTTPTransport(), random=self._random, subscribe=self._kv_events.subscribe
+        )
         self._messages = asyncio.Queue()
         self._messages.put_nowait({"type": "lifespan.startup"})
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -33,6 +33,7 @@ from tests.simulation.routers import share_classifier
 from tests.support.router_server import LLAMA, MISTRAL
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.tcp_proxy import TcpProxy
+from tests.world.kv_events import WorldKvEvents
 from tests.world.launcher import WorldLauncher
 from tests.world.processes import HostedProcess, WorldEngine, WorldEngines, WorldRouter
 from tests.world.redis import WorldRedis
@@ -60,6 +61,7 @@ class World:
         self.loop.network = self.network
         self.network.resets_lose = False
         self.redis = WorldRedis(self.loop, self.network, Random(random.random()))
+        self.kv_events = WorldKvEvents(self.loop)
         self.expected_errors: list[str] = []
         """Texts of the errors that the test lets a router log; any other fails it."""
         self._engines: list[WorldEngine] = []
@@ -72,7 +74,9 @@ class World:
     async def engine(self, model: str = LLAMA, *, running: bool = True, **settings: Any) -> WorldEngine:
         """An engine, which is started if it is to be `running`; `settings` are those of the simulator."""
         chosen = SimulatorSettings(model=model, **{"max_model_len": 4096, **settings})
-        engine = WorldEngine(self.loop, self.network, f"engine-{len(self._engines) + 1}", chosen)
+        engine = WorldEngine(
+            self.loop, self.network, f"engine-{len(self._engines) + 1}", chosen, kv_events=self.kv_events
+        )
         self._engines.append(engine)
         if running:
             await engine.start()
@@ -102,7 +106,8 @@ class World:
 
     async def router(self, text: str, **options: Any) -> WorldRouter:
         """Starts a router with this configuration, in TOML."""
-        router = WorldRouter(self.loop, self.network, f"router-{len(self._routers) + 1}", text, **options)
+        name = f"router-{len(self._routers) + 1}"
+        router = WorldRouter(self.loop, self.network, name, text, kv_events=self.kv_events, **options)
         self._routers.append(router)
         await router.start()
         return router

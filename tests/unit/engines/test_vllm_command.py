@@ -203,3 +203,22 @@ def test_the_scheduling_policy_is_passed_only_if_it_is_set() -> None:
     launch = LaunchSpec(target="org/model")
     assert option(vllm_argv(spec(launch, scheduling="priority"), "python"), "--scheduling-policy") == "priority"
     assert "--scheduling-policy" not in vllm_argv(spec(launch), "python")
+
+
+@pytest.mark.parametrize(
+    ("of_router", "of_engine"),
+    [
+        ("tcp://127.0.0.1:5557", "tcp://*:5557"),
+        ("tcp://{host}:5557", "tcp://*:5557"),
+        ("tcp://[fd00::1]:5557", "tcp://*:5557"),
+        ("tcp://*:5557", "tcp://127.0.0.1:5557"),
+        ("ipc:///run/llama.kv", "ipc:///run/llama.kv"),
+    ],
+)
+def test_of_the_router_and_the_engine_one_binds_the_endpoint_of_kv_events(of_router: str, of_engine: str) -> None:
+    launch = LaunchSpec(target="org/model")
+    argv = vllm_argv(spec(launch, kv_events=of_router, kv_events_replay="tcp://h:5558"), "python")
+    assert json.loads(option(argv, "--kv-events-config") or "") == {
+        "enable_kv_cache_events": True, "publisher": "zmq", "endpoint": of_engine, "replay_endpoint": "tcp://*:5558",
+    }  # fmt: skip
+    assert "--kv-events-config" not in vllm_argv(spec(launch), "python")

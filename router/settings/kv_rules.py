@@ -1,0 +1,30 @@
+"""Rules for where KV events of engines are read."""
+
+from collections.abc import Iterator, Sequence
+
+from router.settings.mistakes import Mistake, Place
+from router.settings.replicas import HOST, is_bound_here
+from router.settings.tables import EngineSettings
+
+
+def broken_kv_events(engines: Sequence[EngineSettings], workers: int) -> Iterator[Mistake]:
+    for index, engine in enumerate(engines):
+        place: Place = ("engine", index)
+        events: Place = (*place, "kv_events")
+        if engine.kv_events is None:
+            if engine.kv_events_replay is not None:
+                yield Mistake((*place, "kv_events_replay"), "needs kv_events; set it, too", reads=(events,))
+            continue
+        if is_bound_here(engine.kv_events) and workers > 1:
+            message = (
+                "makes the router bind, which only one process can; start the engine with a `*` in its own endpoint, "
+                "and write its host here"
+            )
+            yield Mistake(events, message, reads=(("router", "workers"),))
+        if len(engine.addresses) > 1:
+            for name, endpoint in (("kv_events", engine.kv_events), ("kv_events_replay", engine.kv_events_replay)):
+                if endpoint is not None and HOST not in endpoint:
+                    message = f"must have {HOST} in place of the host, since each of the urls publishes its own events"
+                    yield Mistake((*place, name), message, reads=((*place, "urls"),))
+        if engine.kv_events_replay is not None and is_bound_here(engine.kv_events_replay):
+            yield Mistake((*place, "kv_events_replay"), "must have the engine's host: vLLM always binds it")
