@@ -66,6 +66,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kv-blocks", type=int, default=4096, help="KV blocks of 16 tokens")
     parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument(
+        "--data-parallel-size", type=int, default=1, help="ranks, each with a KV cache and a queue of its own"
+    )
     parser.add_argument("--runner", default="generate", choices=["generate", "pooling"], help="pooling: no generation")
     parser.add_argument("--pooling-task", default="embed", choices=get_args(PoolingTask), help="of a pooling model")
     parser.add_argument("--num-labels", type=int, default=1, help="classes of a model for classification")
@@ -108,6 +111,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
             seed=options.seed,
             kv_blocks=options.kv_blocks,
             max_num_seqs=options.max_num_seqs,
+            data_parallel_size=options.data_parallel_size,
             auto_tool_choice=options.enable_auto_tool_choice,
             pooling=options.runner == "pooling",
             pooling_task=options.pooling_task,

@@ -25,6 +25,7 @@ from engines.simulator.kv_events import NO_KV_EVENTS, KvEvents, PublishedKvEvent
 from engines.simulator.kv_events_config import KvEventsConfig
 from engines.simulator.metrics import EngineCollector, MetricsPage
 from engines.simulator.pooled import CLASSIFY_API, POOLING_API
+from engines.simulator.ranks import Ranks
 from engines.simulator.request_log import RequestLog
 from engines.simulator.scoring import SCORING_APIS
 from engines.simulator.settings import VLLM_VERSION, SimulatorSettings
@@ -46,7 +47,13 @@ def open_zmq(config: KvEventsConfig) -> Callable[[bytes], None]:
 
 def create_app(settings: SimulatorSettings, open_publisher: OpenPublisher = open_zmq) -> Starlette:
     """Raises KvEndpointError if KV events cannot be published."""
-    engine = EngineCore(settings, time.monotonic, _kv_events(settings, open_publisher))
+    ranks = Ranks(
+        [
+            EngineCore(settings, time.monotonic, _kv_events(settings, rank, open_publisher))
+            for rank in range(settings.data_parallel_size)
+        ]
+    )
+    engine = ranks.cores[0]  # of what generates nothing
     fault_registry, request_log = FaultRegistry(), RequestLog()
     generation_log = None if settings.generations is None else GenerationLog(Path(settings.generations), time.monotonic)
     adapters = AdapterRegistry(settings)
@@ -54,8 +61,11 @@ def create_app(settings: SimulatorSettings, open_publisher: OpenPublisher = open
     def kv_fault() -> Fault | None:
         return fault_registry.engine_fault("kv")
 
-    collector = EngineCollector(settings, engine.scheduler, engine.speculation, engine.counters, kv_fault, time.time())
-    metrics_page = MetricsPage(collector, kv_fault)
+    collectors = [
+        EngineCollector(settings, core.scheduler, core.speculation, core.counters, kv_fault, time.time(), rank)
+        for rank, core in enumerate(ranks.cores)
+    ]
+    metrics_page = MetricsPage(collectors, kv_fault)
 
     async def models(_: Request) -> Response:
         return _json(models_body(settings, adapters.list_adapters(), int(time.time())))
@@ -75,7 +85,8 @@ def create_app(settings: SimulatorSettings, open_publisher: OpenPublisher = open
         return Response(metrics_page.render(), headers={"Content-Type": CONTENT_TYPE_LATEST, **_VARY})
 
     async def reset_prefix_cache(_: Request) -> Response:
-        return _json({"success": engine.reset_prefix_cache()})
+        results = [core.reset_prefix_cache() for core in ranks.cores]  # each of them, whatever the first says
+        return _json({"success": all(results)})
 
     api_routes: list[Route] = []
     if settings.pooling:
@@ -86,7 +97,7 @@ def create_app(settings: SimulatorSettings, open_publisher: OpenPublisher = open
         api_routes += [
             Route(
                 api.path,
-                TranscriptEndpoint(api, engine, adapters, fault_registry, request_log, generation_log, time.time),
+                TranscriptEndpoint(api, ranks, adapters, fault_registry, request_log, generation_log, time.time),
                 methods=["POST"],
             )
             for api in TRANSCRIPT_APIS
@@ -95,7 +106,7 @@ def create_app(settings: SimulatorSettings, open_publisher: OpenPublisher = open
         api_routes += [
             Route(
                 api.path,
-                GenerationEndpoint(api, engine, adapters, fault_registry, request_log, generation_log, time.time),
+                GenerationEndpoint(api, ranks, adapters, fault_registry, request_log, generation_log, time.time),
                 methods=["POST"],
             )
             for api in APIS
@@ -129,10 +140,10 @@ def create_app(settings: SimulatorSettings, open_publisher: OpenPublisher = open
     )
 
 
-def _kv_events(settings: SimulatorSettings, open_publisher: OpenPublisher) -> KvEvents:
+def _kv_events(settings: SimulatorSettings, rank: int, open_publisher: OpenPublisher) -> KvEvents:
     if not settings.kv_events.is_published:
         return NO_KV_EVENTS
-    return PublishedKvEvents(open_publisher(settings.kv_events), time.time)
+    return PublishedKvEvents(open_publisher(settings.kv_events.for_rank(rank)), time.time, rank)
 
 
 def _json_apis(settings: SimulatorSettings) -> list[JsonApi]:

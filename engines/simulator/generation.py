@@ -15,6 +15,7 @@ from engines.simulator.fields import Body
 from engines.simulator.frames import Envelope
 from engines.simulator.generation_log import GenerationLog
 from engines.simulator.prompts import Prompt
+from engines.simulator.ranks import Ranks
 from engines.simulator.rejections import Rejection, engine_failed
 from engines.simulator.request_log import RequestLog
 from engines.simulator.requests import GenerationRequest
@@ -27,7 +28,7 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
     def __init__(
         self,
         api: GenerationApi,
-        engine: EngineCore,
+        ranks: Ranks,
         adapters: AdapterRegistry,
         fault_registry: FaultRegistry,
         request_log: RequestLog,
@@ -36,7 +37,7 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
     ) -> None:
         super().__init__(fault_registry, request_log, generation_log)
         self._api = api
-        self._engine = engine
+        self._ranks = ranks
         self._adapters = adapters
         self._now = now
 
@@ -53,13 +54,20 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
     async def _answer(
         self, request: GenerationRequest, plan: FaultPlan, writer: ResponseWriter, headers: dict[str, str]
     ) -> None:
-        settings = self._engine.settings
+        try:
+            engine = self._ranks.choose(headers)
+        except Rejection as rejection:
+            if request.stream:  # vLLM finds it out when it begins to generate
+                await writer.start_stream()
+            await self._send_failure(request, rejection, plan, writer)
+            return
+        settings = engine.settings
         name = self._api.make_id(request, headers)
         envelope = Envelope(name, int(self._now()), request.served_name, settings.fingerprint)
         send = self._send_stream if request.stream else self._send_json
         try:
             with self._request_log.track_generation():
-                await send(request, plan, writer, envelope)
+                await send(engine, request, plan, writer, envelope)
         except ConnectionDroppedError:
             await writer.drop(reset=plan.drop_reset)
         except EngineFailedError as failure:
@@ -83,8 +91,9 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
         await writer.end()
 
     async def _send_stream(
-        self, request: GenerationRequest, plan: FaultPlan, writer: ResponseWriter, envelope: Envelope
-    ) -> None:
+        self, engine: EngineCore, request: GenerationRequest, plan: FaultPlan, writer: ResponseWriter,
+        envelope: Envelope,
+    ) -> None:  # fmt: skip
         frames = self._api.make_frames(request, envelope, finish=plan.finish)
         drop_before_headers(plan)
         # The head is sent before the first token, as vLLM does.
@@ -94,7 +103,7 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
             for frame in frames.opening_frames():
                 await writer.write(frame)
         hold = ArgumentHold() if plan.hold_arguments else None
-        async with aclosing(self._deltas(request, plan, writer)) as deltas:
+        async with aclosing(self._deltas(engine, request, plan, writer)) as deltas:
             async for generated in deltas:
                 delta = generated if hold is None else hold.feed(generated)
                 if not is_open:
@@ -117,12 +126,13 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
         await writer.end()
 
     async def _send_json(
-        self, request: GenerationRequest, plan: FaultPlan, writer: ResponseWriter, envelope: Envelope
-    ) -> None:
+        self, engine: EngineCore, request: GenerationRequest, plan: FaultPlan, writer: ResponseWriter,
+        envelope: Envelope,
+    ) -> None:  # fmt: skip
         drop_before_headers(plan)
         choices = [ChoiceAccumulator() for _ in range(len(request.prompts) * request.n)]
         try:
-            async with aclosing(self._deltas(request, plan, writer)) as deltas:
+            async with aclosing(self._deltas(engine, request, plan, writer)) as deltas:
                 async for delta in deltas:
                     choices[delta.index].add(delta)
         except ConnectionDroppedError:
@@ -137,11 +147,11 @@ class GenerationEndpoint(SimulatorEndpoint[GenerationRequest]):
         self._request_log.record_tokens_sent(sum(len(choice.texts) for choice in choices))
 
     async def _deltas(
-        self, request: GenerationRequest, plan: FaultPlan, writer: ResponseWriter
+        self, engine: EngineCore, request: GenerationRequest, plan: FaultPlan, writer: ResponseWriter
     ) -> AsyncGenerator[Delta, None]:
         """The engine's deltas, with the faults applied that are due after a number of tokens."""
         count = 0
-        async with aclosing(self._engine.generate(request, plan)) as deltas:
+        async with aclosing(engine.generate(request, plan)) as deltas:
             try:
                 async for delta in deltas:
                     await apply_fault(plan, count, writer)

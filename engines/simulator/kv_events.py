@@ -95,9 +95,10 @@ NO_KV_EVENTS: Final[KvEvents] = NoKvEvents()
 
 
 class PublishedKvEvents:
-    """Collects the events of a step into a batch for `send`. `now` gives Unix seconds."""
+    """Collects the events of a step into a batch for `send`. `now` gives Unix seconds; `rank`: data parallel."""
 
-    def __init__(self, send: Callable[[bytes], None], now: Callable[[], float]) -> None:
+    def __init__(self, send: Callable[[bytes], None], now: Callable[[], float], rank: int = 0) -> None:
+        self._rank = rank
         self._send = send
         self._now = now
         self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
@@ -121,7 +122,7 @@ class PublishedKvEvents:
         if self._events:
             events, self._events = self._events, []
             # vLLM's publisher sets the rank, which is 0 without data parallelism.
-            self._send(self._encoder.encode(EventBatch(self._now(), events, 0)))
+            self._send(self._encoder.encode(EventBatch(self._now(), events, self._rank)))
 
 
 class KvEndpointError(Exception):

@@ -24,6 +24,24 @@ class KvEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_published(self) -> bool:
         return self.enable_kv_cache_events and self.publisher != "null"
 
+    def for_rank(self, rank: int) -> "KvEventsConfig":
+        """That of a data-parallel rank, which is added to the ports. Raises ValueError for endpoints without one."""
+        replay = self.replay_endpoint
+        return msgspec.structs.replace(
+            self,
+            endpoint=_of_rank(self.endpoint, rank),
+            replay_endpoint=None if replay is None else _of_rank(replay, rank),
+        )
+
+
+def _of_rank(endpoint: str, rank: int) -> str:
+    if rank == 0:
+        return endpoint
+    if not endpoint.startswith("tcp:"):
+        raise ValueError("Invalid endpoint: must contain 'inproc' or 'tcp'")
+    address, _, port = endpoint.rpartition(":")
+    return f"{address}:{int(port) + rank}"
+
 
 def parse_kv_events_config(text: str) -> KvEventsConfig:
     """Raises ValueError."""

@@ -2,7 +2,7 @@
 
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -42,7 +42,8 @@ _KV_LINE = re.compile(rb"^(# (?:HELP|TYPE) )?vllm:kv_cache_usage_perc\b.*\n", re
 class EngineCollector(Collector):
     """Converts an engine's counters to metrics.
 
-    `kv_fault` gives the fault that forces the KV usage, if one is set; `started` is the Unix time of the start.
+    `kv_fault` gives the fault that forces the KV usage, if one is set; `started` is the Unix time of the start; `rank`
+    is the data-parallel rank that it is.
     """
 
     def __init__(
@@ -53,14 +54,16 @@ class EngineCollector(Collector):
         engine_counters: EngineCounters,
         kv_fault: Callable[[], Fault | None],
         started: float,
+        rank: int = 0,
     ) -> None:
+        self._rank = str(rank)
         self._settings = settings
         self._scheduler = scheduler
         self._speculation = speculation
         self._engine_counters = engine_counters
         self._kv_fault = kv_fault
         self._started = started
-        self._labels = {"model_name": settings.model_names[0], "engine": "0"}
+        self._labels = {"model_name": settings.model_names[0], "engine": self._rank}
 
     def state(self) -> bytes:
         """Differs from an earlier one if a metric does: all that `collect` reads and that changes."""
@@ -169,7 +172,7 @@ class EngineCollector(Collector):
             "block_size": str(BLOCK_SIZE),
             "cache_dtype": "auto",
             "enable_prefix_caching": "True",
-            "engine": "0",
+            "engine": self._rank,
             "gpu_memory_utilization": "0.92",
             "kv_cache_max_concurrency": str(self._settings.kv_tokens / self._settings.context_length),
             "kv_cache_size_tokens": str(self._settings.kv_tokens),
@@ -216,27 +219,38 @@ class EngineCollector(Collector):
         return family
 
 
+def _merged(ranks: Iterable[EngineCollector]) -> Iterator[Metric]:
+    """Each metric once, with the samples of all ranks."""
+    for families in zip(*(rank.collect() for rank in ranks), strict=True):
+        first = families[0]
+        for family in families[1:]:
+            first.samples += family.samples
+        if first.name == "vllm:admission_rejections":
+            first.samples = families[-1].samples[: len(first.samples) // len(families)]  # they do not name a rank
+        yield first
+
+
 class MetricsPage:
     """The text of /metrics: the metrics of this Python process, and those of the engine.
 
     The latter are formatted only if one has changed: a router asks every 2 s, and formatting takes 1 ms.
     """
 
-    def __init__(self, engine: EngineCollector, kv_fault: Callable[[], Fault | None]) -> None:
+    def __init__(self, ranks: Sequence[EngineCollector], kv_fault: Callable[[], Fault | None]) -> None:
         self._process_registry = CollectorRegistry()
         GCCollector(self._process_registry)
         PlatformCollector(self._process_registry)
         ProcessCollector(registry=self._process_registry)
-        self._engine = engine
+        self._ranks = ranks
         self._kv_fault = kv_fault
-        self._state = b""
+        self._state: list[bytes] = []
         self._engine_text = b""
 
     def render(self) -> bytes:
         """A `kv` fault can remove the usage, or rename it to its name before vLLM 0.10."""
-        state = self._engine.state()
+        state = [rank.state() for rank in self._ranks]
         if state != self._state:
-            self._state, self._engine_text = state, metrics_text(self._engine.collect())
+            self._state, self._engine_text = state, metrics_text(_merged(self._ranks))
         text = generate_latest(self._process_registry) + self._engine_text
         kv_fault = self._kv_fault()
         metric = kv_fault.get("metric") if kv_fault else "new"

@@ -53,6 +53,8 @@ class SimulatorSettings:
     seed: int = 0
     kv_blocks: int = 4096
     max_num_seqs: int = 256
+    data_parallel_size: int = 1
+    """Ranks, with `kv_blocks` and `max_num_seqs` each."""
     auto_tool_choice: bool = False
     pooling: bool = False
     """Serves a pooling model (vLLM's `--runner pooling`), which generates nothing."""
@@ -79,6 +81,8 @@ class SimulatorSettings:
     """Whether adapters can be loaded and unloaded (vLLM's VLLM_ALLOW_RUNTIME_LORA_UPDATING)."""
 
     def __post_init__(self) -> None:
+        if self.data_parallel_size < 1:
+            raise ValueError("data_parallel_size must be at least 1")
         if self.kv_blocks < 2:
             raise ValueError("a KV cache needs at least 2 blocks, since vLLM keeps one for itself")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:

@@ -22,7 +22,7 @@ class Page:
         self.faults = FaultRegistry()
         parts = self.engine.scheduler, self.engine.speculation, self.engine.counters
         self.collector = EngineCollector(settings, *parts, self._kv_fault, 1764338829.25)
-        self._page = MetricsPage(self.collector, self._kv_fault)
+        self._page = MetricsPage([self.collector], self._kv_fault)
 
     def _kv_fault(self) -> Fault | None:
         return self.faults.engine_fault("kv")
