@@ -139,7 +139,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     tenant_limits = TenantLimits(pipeline, tenant_quotas(settings), tenant_budgets(settings), clock=clock.now)
     record_link = RedisRecordLink(pipeline)
     process_state.prompt_records.link = FirstUpLink(record_link, process_state.siblings)
-    process_state.prefills.keep({engine.url for engine in catalog.engines.values()})
+    process_state.prefills.keep({engine.id for engine in catalog.engines.values()})
     selector = EngineSelector(
         catalog,
         process_state.draft_stats,

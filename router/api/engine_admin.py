@@ -73,5 +73,5 @@ class EngineAdmin:
         return EngineStatus(
             name=engine.name, model=engine.model, task=engine.task, url=engine.url, up=engine.up,
             drained=engine.drained, in_flight=engine.in_flight, running=gauges.running, waiting=gauges.waiting,
-            kv_cache_usage=gauges.kv_cache_usage, prefixes=self._prefix_status(engine.url),
+            kv_cache_usage=gauges.kv_cache_usage, prefixes=self._prefix_status(engine.id),
         )  # fmt: skip

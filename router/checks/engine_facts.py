@@ -25,6 +25,7 @@ _NOT_FOUND: Final = 404
 _REFUSED: Final = (401, 403)
 _DRAFTS: Final = "vllm:spec_decode_num_drafts_total"
 _GENERATED: Final = "vllm:generation_tokens_total"
+_RANK: Final = re.compile(r'^vllm:num_requests_running\{[^}]*\bengine="(\d+)"', re.MULTILINE)
 
 
 class Counters(NamedTuple):
@@ -41,6 +42,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     - `problem`: why it cannot be used; then the rest is unknown.
     - `names`: the models that it lists. `root`: what vLLM loaded for the served model.
     - `generates`, `embeds`: whether it has the endpoints for that.
+    - `ranks`: how many data-parallel ranks its metrics name.
     """
 
     engine: EngineSettings
@@ -55,6 +57,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     generates: bool | None = None
     embeds: bool | None = None
     counters: Counters | None = None
+    ranks: int | None = None
 
     @property
     def served(self) -> str:
@@ -105,11 +108,13 @@ async def _ask_vllm(transport: HTTPTransport, facts: EngineFacts, timeout: float
     (chat, _), (embeddings, _), (status, metrics) = await asyncio.gather(
         get(CHAT_PATH), get(EMBEDDINGS_PATH), get("/metrics")
     )
+    page = metrics.decode("utf-8", "replace") if status == _OK else None
     return msgspec.structs.replace(
         facts,
         generates=_exists(chat),
         embeds=_exists(embeddings),
-        counters=_read_counters(metrics.decode("utf-8", "replace")) if status == _OK else None,
+        counters=_read_counters(page) if page is not None else None,
+        ranks=len(set(_RANK.findall(page))) or None if page is not None else None,
     )
 
 

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from router.checks.engine_facts import EngineFacts
 from router.checks.finding import Finding, Level, Problem, wrong
+from router.core.plural import pluralize
 
 _MAX_NAMES: Final = 10
 _LONGEST_NAME: Final = 256
@@ -36,6 +37,7 @@ def judge_engine(facts: EngineFacts, *, may_sleep: bool = False) -> Iterator[Fin
         return
     yield Finding(what, f"serves {facts.served}" + (f" ({facts.kind})" if facts.kind is not None else ""))
     yield from _judge_context(what, facts)
+    yield from _judge_ranks(what, facts)
     yield from _judge_launch(what, facts)
 
 
@@ -45,6 +47,19 @@ def _judge_context(what: str, facts: EngineFacts) -> Iterator[Finding]:
         note = f"takes {own} tokens, but max_model_len is {configured}: it refuses the requests between"
         fix = f"set it to {own}, or remove it: the router asks the engine"
         yield wrong(what, f"{facts.table}.max_model_len", Problem(note, fix))
+
+
+def _judge_ranks(what: str, facts: EngineFacts) -> Iterator[Finding]:
+    configured, own = facts.engine.data_parallel, facts.ranks
+    if own is None or own == configured:
+        return
+    note = f"has {pluralize(own, 'data-parallel rank')}, but data_parallel is {configured}"
+    if own < configured:
+        problem = Problem(f"{note}: it refuses the requests for the others", f"set it to {own}")
+        yield wrong(what, f"{facts.table}.data_parallel", problem)
+    else:
+        problem = Problem(f"{note}: the router does not know which one holds a prompt", f"set it to {own}")
+        yield wrong(what, f"{facts.table}.data_parallel", problem, "warning")
 
 
 def _judge_launch(what: str, facts: EngineFacts) -> Iterator[Finding]:

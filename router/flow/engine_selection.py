@@ -250,7 +250,7 @@ class EngineSelector:
         now = self._clock()
         self._prompt_records.say_hello()
         for engine in self._catalog.engines.values():
-            prefill = self._prefills.of(engine.url)
+            prefill = self._prefills.of(engine.id)
             prefill.set_capacity_tokens(engine.gauges.kv_cache_tokens)
             prefill.index.mark(now)
             if engine.up is False:

@@ -121,11 +121,11 @@ class ChainedPrompt:
 
     def on_sent(self, engine: Engine, now: float) -> None:
         self.on_ended(now)
-        self._engine = self._prefills.of(engine.url)
-        self._sent = self._engine.on_sent(self.chain, self._prefills.seconds_per_token(engine.url, now), now)
-        self._number = self._records.on_sent(engine.url, self.chain)
-        self.choice = explain_choice(engine.url, self._estimates, self._answer_seconds)
-        self.estimate = self._estimates.get(engine.url)
+        self._engine = self._prefills.of(engine.id)
+        self._sent = self._engine.on_sent(self.chain, self._prefills.seconds_per_token(engine.id, now), now)
+        self._number = self._records.on_sent(engine.id, self.chain)
+        self.choice = explain_choice(engine.id, self._estimates, self._answer_seconds)
+        self.estimate = self._estimates.get(engine.id)
 
     def on_first_token(self, now: float) -> None:
         if self._engine is not None and self._sent is not None:

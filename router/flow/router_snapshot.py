@@ -74,7 +74,7 @@ def take_snapshot(
         published_at=round(now, 3),
         router=router,
         engines=tuple(
-            _engine_row(engine, breaker_state(engine.name), drafts.get(engine.family), prefix_status(engine.url))
+            _engine_row(engine, breaker_state(engine.name), drafts.get(engine.family), prefix_status(engine.id))
             for engine in catalog.engines.values()
         ),
         models=tuple(ModelRow(name=model.name, fallback=model.fallback) for model in catalog.models),

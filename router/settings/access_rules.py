@@ -14,7 +14,7 @@ _MAX_HEADERS: Final = 32
 _MAX_VALUE: Final = 8192  # bytes; servers take about as much for a whole head
 _OWN_HEADERS: Final = frozenset(
     ("host", "content-length", "content-type", "transfer-encoding", "connection", "accept-encoding", "x-request-id",
-     "traceparent", "tracestate", "upgrade", "te", "trailer", "expect")
+     "traceparent", "tracestate", "upgrade", "te", "trailer", "expect", "x-data-parallel-rank")
 )  # fmt: skip
 _STARTED_HERE: Final = (
     "cannot be combined with [engine.launch]: roundhouse reaches the engines that it starts without it; remove it"

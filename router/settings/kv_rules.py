@@ -26,5 +26,9 @@ def broken_kv_events(engines: Sequence[EngineSettings], workers: int) -> Iterato
                 if endpoint is not None and HOST not in endpoint:
                     message = f"must have {HOST} in place of the host, since each of the urls publishes its own events"
                     yield Mistake((*place, name), message, reads=((*place, "urls"),))
+        for name, endpoint in (("kv_events", engine.kv_events), ("kv_events_replay", engine.kv_events_replay)):
+            if engine.data_parallel > 1 and endpoint is not None and endpoint.startswith("ipc:"):
+                message = "must be of tcp: vLLM adds the rank to the port, and does not start with ipc"
+                yield Mistake((*place, name), message, reads=((*place, "data_parallel"),))
         if engine.kv_events_replay is not None and is_bound_here(engine.kv_events_replay):
             yield Mistake((*place, "kv_events_replay"), "must have the engine's host: vLLM always binds it")

@@ -174,6 +174,9 @@ def _engines(engines: list[EngineSettings], models: list[str]) -> Iterator[Mista
             message = "needs an engine with one url; add an [[engine]] for each"
             wanting = "launch" if engine.profile is None else "profile"
             yield Mistake((*place, wanting), message, reads=(url, urls))
+        if engine.launch is not None and engine.data_parallel > 1:
+            message = "cannot be combined with [engine.launch]: roundhouse starts no engine with several ranks"
+            yield Mistake((*place, "data_parallel"), message, reads=((*place, "launch"),))
         if engine.launch is not None:
             yield from broken_launch((*place, "launch"), engine.launch, engine.max_model_len)
     yield from _repeated(((("engine", i, "name"), engine.name) for i, engine in enumerate(engines)))

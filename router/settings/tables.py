@@ -211,7 +211,8 @@ class LaunchSettings(Strict, frozen=True):
 class EngineSettings(Strict, frozen=True):
     """`kind`, `health`, `stream_usage` and `ends_without_done`: None is found out, see router.upstream.engine_kinds.
 
-    `share`, `revision`: see core.routing.traffic_share. `kv_events`, `kv_events_replay`: see settings.replicas.
+    `share`, `revision`: see core.routing.traffic_share. `data_parallel`, `kv_events`, `kv_events_replay`: see
+    settings.replicas.
     """
 
     name: Name
@@ -233,6 +234,7 @@ class EngineSettings(Strict, frozen=True):
     max_in_flight: Count | None = None
     share: Annotated[int, Meta(ge=0, le=100)] | None = None
     revision: str | None = None
+    data_parallel: Annotated[int, Meta(ge=1, le=1024)] = 1
     kv_events: KvEndpoint | None = None
     kv_events_replay: KvEndpoint | None = None
     launch: LaunchSettings | None = None

@@ -37,8 +37,8 @@ def _is_usable(announced: AnnouncedEngine, configured: Settings, warn: Callable[
         problem = "its name or its URL is invalid"
     elif announced.model not in {model.name for model in configured.model}:
         problem = "its model is not configured"
-    elif same_name is not None and (len(same_name.addresses) > 1 or same_name.model != announced.model):
-        problem = "the configured engine of that name has several URLs or another model"
+    elif same_name is not None and (len(replicas(same_name)) > 1 or same_name.model != announced.model):
+        problem = "the configured engine of that name has several replicas or another model"
     elif same_name is not None and same_name.request_headers:  # they would be sent to any URL that is in Redis
         problem = "the configured engine of that name has an api_key or headers"
     elif announced.name in _replica_names(configured):
@@ -50,7 +50,7 @@ def _is_usable(announced: AnnouncedEngine, configured: Settings, warn: Callable[
 
 
 def _replica_names(configured: Settings) -> set[str]:
-    several = [engine for engine in configured.engine if len(engine.addresses) > 1]
+    several = [engine for engine in configured.engine if len(replicas(engine)) > 1]
     return {replica.name for engine in several for replica in replicas(engine)}
 
 

@@ -25,10 +25,10 @@ _DRAFT_SETTINGS: Final = (
 def build_catalog(
     settings: Settings, old: tuple[Settings, Catalog] | None = None, slots: SharedSlots | ProcessSlots | None = None
 ) -> Catalog:
-    """The configured models and engines; each URL of an engine with several becomes an engine of its own.
+    """The configured models and engines; each replica becomes an engine of its own.
 
     `slots`: see Engine.
-    An engine is identified by its table and its URL. If its name and its settings are as in `old`, it is the same
+    An engine is identified by its table and its id. If its name and its settings are as in `old`, it is the same
     object, so its in-flight count continues; else it inherits the state of the old one.
     """
     models = [
@@ -52,15 +52,15 @@ def _add_engines(
 ) -> None:  # fmt: skip
     """Adds all to `engines`, and those that did not exist before to `created`, too."""
     revisions = {model.name: model.revision for model in settings.model}
-    before = {(each.family, each.url): each for each in old[1].engines.values()} if old is not None else {}
+    before = {(each.family, each.id): each for each in old[1].engines.values()} if old is not None else {}
     for engine in settings.engine:
         unchanged = (
             old is not None and settings.breaker == old[0].breaker
             and any(_without_addresses(engine) == _without_addresses(each) for each in old[0].engine)
         )  # fmt: skip
         for replica in replicas(engine):
-            name, url = replica.name, replica.url
-            previous = before.get((engine.name, url))
+            name = replica.name
+            previous = before.get((engine.name, replica.id))
             # Its place among the URLs of its table, and so its name, may be another one.
             if previous is not None and unchanged and previous.name == name:
                 previous.baseline = _baseline(engine, settings.engine)
@@ -71,7 +71,8 @@ def _add_engines(
                 name=name,
                 model=engine.model,
                 task=engine.task,
-                url=url,
+                url=replica.url,
+                rank=replica.rank,
                 served_model=engine.served_model or engine.model,
                 max_model_len=engine.max_model_len,
                 family=engine.name,
@@ -79,7 +80,7 @@ def _add_engines(
                 draft=(engine.launch.draft or engine.launch.speculation_method) if engine.launch is not None else None,
                 baseline=_baseline(engine, settings.engine),
                 max_in_flight=engine.max_in_flight,
-                headers=engine.request_headers,
+                headers={**engine.request_headers, **replica.headers},
                 ca_file=engine.ca_file,
                 kind="vllm" if engine.launch is not None else engine.kind,
                 stated_traits=stated_traits(engine),
@@ -96,7 +97,7 @@ def _add_engines(
 
 def _without_addresses(engine: EngineSettings) -> EngineSettings:
     """Replicas come and go without a change of the others."""
-    return msgspec.structs.replace(engine, url=None, urls=[])
+    return msgspec.structs.replace(engine, url=None, urls=[], data_parallel=1)
 
 
 def _own_revision(engine: EngineSettings, revisions: Mapping[str, str]) -> str | None:

@@ -13,6 +13,7 @@ from router.core.routing.counted_steps import SpeculationCounters
 from router.core.routing.ranking import EngineSnapshot
 from router.core.types import EngineTask, Task
 from router.net.client.target import RequestTarget
+from router.settings.replicas import replica_id
 from router.settings.tables import EngineKind
 from router.shared.announcements import AnnouncedEngine
 from router.shared.status_documents import EngineState
@@ -67,6 +68,8 @@ class Engine:
     """One engine process and its state as this router knows it.
 
     - `up`: None before the first check.
+    - `rank`: the data-parallel rank of its server that it is; None if it is all of it.
+    - `id`: what it is identified by, whatever its name: its URL, and its rank.
     - `family`: the engine of the configuration that it is a replica of.
     - `max_model_len`: its context length in tokens, from the configuration or from the engine itself.
     - `in_flight`: requests of this process. `max_in_flight`: the limit of all workers of this router; None for none.
@@ -110,6 +113,7 @@ class Engine:
         "family",
         "gauges",
         "has_draft",
+        "id",
         "in_flight",
         "kind",
         "max_in_flight",
@@ -117,6 +121,7 @@ class Engine:
         "model",
         "name",
         "on_slot_freed",
+        "rank",
         "revision",
         "served_model",
         "share",
@@ -137,6 +142,7 @@ class Engine:
         task: EngineTask,
         url: str,
         served_model: str,
+        rank: int | None = None,
         max_model_len: int | None = None,
         max_in_flight: int | None = None,
         family: str | None = None,
@@ -179,6 +185,8 @@ class Engine:
         self.model = model
         self.task: EngineTask = task
         self.url = url
+        self.rank = rank
+        self.id = replica_id(url, rank)
         self._targets: dict[str, RequestTarget] = {}
         self.served_model = served_model
         self.max_model_len = max_model_len
@@ -436,7 +444,7 @@ class Engine:
         gauges = self.gauges
         return EngineSnapshot(
             self.name, self.task, self.up, self._counted_in_flight, external_load=self.external_load,
-            running=gauges.running, waiting=gauges.waiting, url=self.url,
+            running=gauges.running, waiting=gauges.waiting, url=self.id,
             max_model_len=self.max_model_len, shortens=self.traits.shortens_answers, drained=self.drained,
             answer_seconds=answer_seconds,
         )  # fmt: skip

@@ -53,10 +53,11 @@ _METRIC_NAMES: Final = (
 )
 
 
-def parse_gauges(page: str) -> EngineGauges:
+def parse_gauges(page: str, rank: int | None = None) -> EngineGauges:
     """The gauges of an engine's metrics page; None for a metric that is not on it. Raises ValueError if unparsable.
 
-    Several engine cores behind one address (data parallel) are summed; of their KV caches, the fullest counts.
+    `rank`: the data-parallel rank whose samples count, which vLLM names in the label `engine`. None: several ranks
+    behind one address are summed; of their KV caches, the fullest counts.
     """
     # A page has hundreds of lines; only those in use are parsed.
     metric_lines = "\n".join(line for line in page.splitlines() if line.startswith(_METRIC_NAMES))
@@ -64,6 +65,8 @@ def parse_gauges(page: str) -> EngineGauges:
     kv_cache_tokens = 0
     for family in text_string_to_metric_families(metric_lines + "\n"):
         for sample in family.samples:
+            if rank is not None and sample.labels.get("engine") != str(rank):
+                continue
             if sample.name == "vllm:cache_config_info":
                 kv_cache_tokens += _kv_cache_tokens(sample.labels)
             if isfinite(sample.value):  # an exporter gives NaN for an unknown value

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from math import inf
-from typing import Final
+from typing import Any, Final, TypeVar, cast
 
 from router.core.plural import pluralize
 from router.core.resilience.signs_of_life import CheckResult
@@ -18,6 +18,8 @@ from router.upstream.engine_kinds import MODELS_PATH
 from router.upstream.model_lists import ModelListReader
 
 log = logging.getLogger("roundhouse.engines")
+
+T = TypeVar("T")
 
 MAX_PAGE: Final = 4 << 20
 """Bytes of an engine's page (health, metrics, models) that are read."""
@@ -58,6 +60,7 @@ class EngineProbe:
         self._on_up = on_up
         self.last_check: float | None = None
         self._model_lists = model_lists or ModelListReader(catalog, client, timeout=timeout)
+        self._shared: dict[tuple[str, str], asyncio.Task[Any]] = {}  # by URL and path, what the round has asked for
         self._last_checks: dict[str, tuple[float, bool]] = {}  # when it was, and whether the engine was up
 
     async def run(self) -> None:
@@ -66,6 +69,7 @@ class EngineProbe:
             await asyncio.sleep(self._interval)
 
     async def check(self) -> None:
+        self._shared = {}
         await asyncio.gather(*(self._check_engine(engine) for engine in self._catalog.engines.values()))
         self.last_check = time.time()
         self._on_round()
@@ -129,11 +133,14 @@ class EngineProbe:
                 log.warning("engine %s does not answer its checks; %s it", engine.name, leave)
 
     async def _health_status(self, engine: Engine, deadline: float) -> int:
-        status = await self._health(engine, deadline)
+        status = await self._health_once(engine, deadline)
         if status in _NO_SUCH_PATH and engine.learn(health=MODELS_PATH):  # not every server has /health
-            status = await self._health(engine, deadline)
+            status = await self._health_once(engine, deadline)
         engine.access.on_health(status)
         return status
+
+    async def _health_once(self, engine: Engine, deadline: float) -> int:
+        return await self._once_a_round(engine, engine.traits.health, self._health(engine, deadline))
 
     async def _health(self, engine: Engine, deadline: float) -> int:
         timeout = deadline - time.monotonic()
@@ -144,12 +151,23 @@ class EngineProbe:
     async def _gauges(self, engine: Engine, deadline: float) -> EngineGauges:
         if not engine.traits.has_metrics:
             return EngineGauges()
-        status, page = await self._fetch(engine, "/metrics", deadline)
+        status, page = await self._once_a_round(engine, "/metrics", self._fetch(engine, "/metrics", deadline))
         if status in _NO_SUCH_PATH and not engine.watch.signs.has_had_counters:
             engine.learn(has_metrics=False)
         elif status != _OK:
             raise ValueError(f"status {status}")
-        return parse_gauges(page.decode("utf-8", "replace"))
+        return parse_gauges(page.decode("utf-8", "replace"), engine.rank)
+
+    async def _once_a_round(self, engine: Engine, path: str, read: Coroutine[Any, Any, T]) -> T:
+        """The data-parallel ranks of a server share what it answers."""
+        if engine.rank is None:
+            return await read
+        key = engine.url, path
+        if (task := self._shared.get(key)) is None:
+            task = self._shared[key] = asyncio.get_running_loop().create_task(read)
+        else:
+            read.close()
+        return cast(T, await task)
 
     async def _fetch(self, engine: Engine, path: str, deadline: float) -> tuple[int, bytes]:
         with await self._client.get(engine, path, timeout=deadline - time.monotonic()) as response:

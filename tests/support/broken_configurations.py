@@ -140,6 +140,7 @@ BROKEN: Final[Mapping[str, Callable[[BrokenWorld], str]]] = {
     "the certificate is another host's": lambda w: w.with_engine(w.other_host, f'ca_file = "{w.named_other}"'),
     "https for an engine without TLS": lambda w: w.with_engine(w.engines.chat.url.replace("http", "https")),
     "`max_model_len` is too large": lambda w: w.with_engine(w.engines.chat.url, "max_model_len = 8192"),
+    "the engine has fewer ranks": lambda w: w.with_engine(w.engines.chat.url, "data_parallel = 2"),
     "engines of a model differ in context": _different_lengths,
     "the same engine twice": _same_engine_twice,
     "a chat model falls back on embeddings": lambda w: w.with_models(chat_falls_back=True),

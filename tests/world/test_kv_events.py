@@ -37,9 +37,11 @@ async def ask(router: WorldRouter, prompt: str, *, stream: bool = True) -> tuple
     return answer.headers["x-engine"], int(found.replace(",", ""))
 
 
-async def use(engine: WorldEngine, *prompts: str) -> None:
+async def use(engine: WorldEngine, *prompts: str, rank: int | None = None) -> None:
     """As others do, who do not go through the router."""
     async with open_client(engine.url) as client:
+        if rank is not None:
+            client.headers["x-data-parallel-rank"] = str(rank)
         for prompt in prompts:
             body = {"model": LLAMA, "messages": [{"role": "user", "content": prompt}], "max_tokens": 20}
             (await client.post("/v1/chat/completions", json=body)).raise_for_status()

@@ -58,6 +58,35 @@ def test_each_replica_publishes_at_its_host() -> None:
     assert configured_feeds(parse_config(engine(URLS))) == []
 
 
+def test_each_rank_publishes_at_a_port_of_its_own() -> None:
+    text = engine(URL, "data_parallel = 3", 'kv_events = "tcp://10.0.0.1:5557"', 'kv_events_replay = "tcp://h:5600"')
+    assert [
+        (feed.name, feed.replica, feed.endpoint[-4:], feed.replay_endpoint)
+        for feed in configured_feeds(parse_config(text))
+    ] == [
+        ("e.1", "http://10.0.0.1:8000#0", "5557", "tcp://h:5600"),
+        ("e.2", "http://10.0.0.1:8000#1", "5558", "tcp://h:5601"),
+        ("e.3", "http://10.0.0.1:8000#2", "5559", "tcp://h:5602"),
+    ]
+
+
+def test_ranks_need_endpoints_with_ports_and_an_engine_that_is_started_elsewhere() -> None:
+    assert config_error(engine(URL, "data_parallel = 2", 'kv_events = "ipc:///run/kv"')) == (
+        "engine[0].kv_events: 'ipc:///run/kv' must be of tcp: vLLM adds the rank to the port, and does not start with "
+        "ipc"
+    )
+    assert config_error(engine(URL, "data_parallel = 2", "[engine.launch]", 'target = "m"')) == (
+        "engine[0].data_parallel: 2 cannot be combined with [engine.launch]: roundhouse starts no engine with several "
+        "ranks"
+    )
+    assert (
+        config_error(engine(URL, "data_parallel = 0")) == "engine[0].data_parallel: 0 is not an integer from 1 to 1024"
+    )
+    assert config_error(engine(URL, "data_parallel = 2", 'headers = { X-Data-Parallel-Rank = "1" }')) == (
+        "engine[0].headers.X-Data-Parallel-Rank: is a header that the router sets itself; remove it"
+    )
+
+
 def test_pyzmq_is_needed_only_where_events_are_read() -> None:
     with patch("importlib.util.find_spec", lambda _: None):
         assert missing_extra(parse_config(engine(URL))) is None

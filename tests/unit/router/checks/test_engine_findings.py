@@ -47,6 +47,20 @@ def test_a_draft_that_does_not_speculate_is_found_by_its_counters(counters: Coun
     assert notes(engine(launch=LaunchSettings(target="org/target")), counters=counters) == []
 
 
+@pytest.mark.parametrize(
+    ("ranks", "configured", "note"),
+    [
+        (None, 2, None),
+        (2, 2, None),
+        (1, 1, None),
+        (1, 2, "has 1 data-parallel rank, but data_parallel is 2: it refuses the requests for the others"),
+        (4, 1, "has 4 data-parallel ranks, but data_parallel is 1: the router does not know which one holds a prompt"),
+    ],
+)  # fmt: skip
+def test_the_ranks_of_an_engine_are_those_of_its_metrics(ranks: int | None, configured: int, note: str | None) -> None:
+    assert notes(engine(data_parallel=configured), ranks=ranks) == ([note] if note is not None else [])
+
+
 def test_only_names_of_a_hub_are_compared() -> None:
     assert notes(engine(launch=DRAFTING), root="org/other") == ["runs org/other, but launch.target is org/target"]
     assert notes(engine(launch=DRAFTING), root="/models/target") == []

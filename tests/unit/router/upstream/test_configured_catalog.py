@@ -137,3 +137,28 @@ def test_an_engine_that_is_throttled_stays_so_while_its_settings_change() -> Non
     engine.on_slot_freed = (lambda waited_for: granted.append(waited_for.take_slot()),)  # as for one that waits
     after = build_catalog(new, (old, before), slots).engines["one"]
     assert (after.max_in_flight, any(granted)) == (2, False)
+
+
+def test_each_rank_of_each_address_is_an_engine_of_its_own_that_its_requests_name() -> None:
+    engines = build_catalog(settings(f"{URLS}\ndata_parallel = 2")).engines
+    found = {name: (each.url[-1], each.rank, each.id[-3:], each.family) for name, each in engines.items()}
+    assert found == {
+        "one.1": ("1", 0, "1#0", "one"), "one.2": ("1", 1, "1#1", "one"),
+        "one.3": ("2", 0, "2#0", "one"), "one.4": ("2", 1, "2#1", "one"),
+    }  # fmt: skip
+    heads = [engine.target("/v1/chat/completions").post_prefix.lower() for engine in engines.values()]
+    assert [b"x-data-parallel-rank: %d\r\n" % rank in head for rank, head in zip((0, 1, 0, 1), heads, strict=True)]
+
+
+def test_an_engine_without_ranks_gets_no_rank() -> None:
+    engine = build_catalog(settings(URL)).engines["one"]
+    assert b"rank" not in engine.target("/").post_prefix
+    assert (engine.rank, engine.id) == (None, "http://127.0.0.1:1")
+
+
+def test_a_rank_that_stays_is_the_same_object_when_others_come() -> None:
+    old = settings(f"{URL}\ndata_parallel = 2")
+    before = build_catalog(old)
+    after = reloaded(old, before, settings(f"{URL}\ndata_parallel = 3"))
+    assert list(after.engines) == ["one.1", "one.2", "one.3"]
+    assert after.engines["one.2"] is before.engines["one.2"]

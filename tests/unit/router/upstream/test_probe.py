@@ -221,3 +221,35 @@ async def test_an_engine_whose_counters_cannot_be_read_any_more_is_logged_once_a
         f"engine a: its counters cannot be read from /metrics ({cause})",
         "engine a: its counters can be read from /metrics",
     ]
+
+
+async def test_the_ranks_of_a_server_share_its_pages_and_each_has_its_own_gauges(client: EngineClient) -> None:
+    pages = {
+        b"/health": b"ok",
+        b"/metrics": b'vllm:num_requests_running{engine="0"} 5\nvllm:num_requests_running{engine="1"} 7\n',
+    }
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                path = head.split(b" ")[1]
+                asked.append(path)
+                body = pages.get(path, b"{}")
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    ranks = [
+        Engine(name=f"a.{rank}", model="m", task="any", url=url, served_model="m", rank=rank, kind="vllm")
+        for rank in range(2)
+    ]
+    probe = EngineProbe(Catalog([Model("m", "1")], ranks), client)
+    await probe.check()
+    assert [(rank.up, rank.gauges.running) for rank in ranks] == [(True, 5), (True, 7)]
+    assert (asked.count(b"/health"), asked.count(b"/metrics")) == (1, 1)
+    pages[b"/metrics"] = pages[b"/metrics"].replace(b"7", b"9")
+    await probe.check()
+    assert ranks[1].gauges.running == 9
+    server.close()

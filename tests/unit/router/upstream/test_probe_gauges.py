@@ -94,6 +94,27 @@ def test_a_ratio_needs_both_of_its_counters() -> None:
     assert parse_gauges("vllm:spec_decode_num_drafts_total 5\n").spec_tokens_per_step is None
 
 
+def test_of_several_ranks_only_the_samples_of_one_count() -> None:
+    page = """
+vllm:num_requests_running{engine="0",model_name="m"} 1
+vllm:num_requests_running{engine="1",model_name="m"} 2
+vllm:num_requests_waiting{engine="0",model_name="m"} 3
+vllm:num_requests_waiting{engine="1",model_name="m"} 4
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.9
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.1
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="200"} 1
+vllm:prompt_tokens_total{engine="1",model_name="m"} 7
+"""
+    assert parse_gauges(page, 1) == EngineGauges(
+        kv_cache_usage=0.1, kv_cache_tokens=3200, running=2, waiting=4, progress=(7, 0.1)
+    )
+    assert parse_gauges(page, 0) == EngineGauges(
+        kv_cache_usage=0.9, kv_cache_tokens=1600, running=1, waiting=3, progress=(0.9,)
+    )
+    assert parse_gauges(page, 2) == EngineGauges()
+
+
 def test_engine_cores_behind_one_address_are_summed_and_the_fullest_cache_counts() -> None:
     page = (
         'vllm:num_requests_running{engine="0"} 2\nvllm:num_requests_running{engine="1"} 3\n'
