@@ -20,6 +20,7 @@ from router.api.status import HOUR, StatusAdmin, StatusReader
 from router.core.routing.prefill import PrefixIndexStatus
 from router.dashboard.pages import dashboard_page
 from router.flow.explain import Explainer
+from router.flow.explain_choice import ChoiceExplainer
 from router.flow.router_snapshot import ProcessLoad, take_snapshot
 from router.flow.status_publisher import StatusPublisher
 from router.net.redis.clock import RedisClock
@@ -63,6 +64,7 @@ def build_admin(
     clock: RedisClock,
     stored_keys: StoredKeys,
     explainer: Callable[[RedisClient], Explainer],
+    choice_explainer: ChoiceExplainer,
     client: EngineClient,
     model_lists: ModelListReader,
 ) -> Admin:
@@ -100,7 +102,7 @@ def build_admin(
         access=access,
         redis=redis,
         explainer=explainer(redis),
-        engine_admin=EngineAdmin(catalog, drains, prefix_status),
+        engine_admin=EngineAdmin(catalog, drains, prefix_status, choice_explainer, max_body=settings.router.max_body),
         key_admin=KeyAdmin(settings, redis),
         adapter_admin=AdapterAdmin(catalog, client, model_lists, redis),
         status_admin=StatusAdmin(reader),

@@ -30,6 +30,7 @@ from router.flow.continuation_engines import ContinuationEngines
 from router.flow.engine_health import EngineHealth
 from router.flow.engine_selection import EngineSelector
 from router.flow.explain import Explainer
+from router.flow.explain_choice import ChoiceExplainer
 from router.flow.invalidation import on_drains
 from router.flow.lookup import cache_policy
 from router.flow.probe_round import on_probe_round
@@ -212,6 +213,16 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         clock=clock,
         stored_keys=stored_keys,
         explainer=partial(build_explainer, settings, resolver),
+        choice_explainer=ChoiceExplainer(
+            router=f"{process_state.identity.host}:{process_state.identity.pid}",
+            resolver=resolver,
+            selector=selector,
+            catalog=catalog,
+            rules=rules,
+            tenants=tenants(settings),
+            breaker_state=breakers.state,
+            clock=time.perf_counter,
+        ),
         client=client,
         model_lists=model_lists,
     )

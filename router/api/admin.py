@@ -15,6 +15,7 @@ from router.api.adapter_admin import AdapterAdmin
 from router.api.admin_access import AdminAccess
 from router.api.allowed_methods import FallbackRoute, allowed_methods
 from router.api.engine_admin import EngineAdmin
+from router.api.explained_request import EXPLAIN_OVERHEAD, decode_explained
 from router.api.inference import ClientDisconnectedError, read_body
 from router.api.key_admin import KeyAdmin
 from router.api.query import query_count
@@ -29,7 +30,7 @@ from router.core.cache.entry_filter import (
     text_document_name,
 )
 from router.core.plural import pluralize
-from router.errors import NOT_FOUND, ApiError, bad_request, unavailable
+from router.errors import NOT_FOUND, ApiError, unavailable
 from router.flow.explain import Explainer, ExplainRequest
 from router.net.redis.errors import CommandRefusedError, RedisBackendError, WritesRefusedError
 from router.store.admin.listing import fetch_detail, list_entries
@@ -44,7 +45,6 @@ MAX_FILTER_BYTES: Final = 1 << 20
 """Bytes of a purge request: its filter may name a document by the document's full text."""
 
 _DEFAULT_LIMIT: Final = 100
-_EXPLAIN_OVERHEAD: Final = 4096  # bytes around the request that is to be explained
 _HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 _ALL_METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
@@ -95,6 +95,7 @@ class AdminRoutes:
             ("GET", "/admin/history", self._status_admin.history),
             ("GET", "/admin/requests", self._status_admin.requests),
             ("GET", "/admin/engines", self._engine_admin.list_engines),
+            ("POST", "/admin/engines/explain", self._engine_admin.explain),
             ("POST", "/admin/engines/{name}/drain", self._engine_admin.drain),
             ("POST", "/admin/engines/{name}/resume", self._engine_admin.resume),
             ("GET", "/admin/keys", self._key_admin.list),
@@ -167,12 +168,8 @@ class AdminRoutes:
         return result
 
     async def explain(self, request: Request) -> Any:
-        body = await self._read_body(request, self._max_body + _EXPLAIN_OVERHEAD)
-        try:
-            query = msgspec.json.decode(body, type=ExplainRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise bad_request(f"Invalid request to explain: {error}", code="invalid_question") from None
-        return await self._explainer.explain(query)
+        body = await self._read_body(request, self._max_body + EXPLAIN_OVERHEAD)
+        return await self._explainer.explain(decode_explained(body, ExplainRequest))
 
     async def _not_found(self, request: Request) -> Any:
         raise HTTPException(405 if allowed_methods(request.app.routes, request.scope) else 404)

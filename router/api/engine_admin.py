@@ -6,8 +6,11 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from router.api.explained_request import EXPLAIN_OVERHEAD, decode_explained
+from router.api.inference import read_body
 from router.core.routing.prefill import PrefixIndexStatus
 from router.errors import NOT_FOUND, ApiError
+from router.flow.explain_choice import ChoiceExplainer, ChoiceRequest
 from router.shared.drains import Drains
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
@@ -44,14 +47,25 @@ class DrainResult(msgspec.Struct, frozen=True):
 class EngineAdmin:
     """The handlers under /admin/engines; AdminRoutes authenticates their requests."""
 
-    def __init__(self, catalog: Catalog, drains: Drains, prefix_status: Callable[[str], PrefixIndexStatus]) -> None:
-        """`prefix_status`: by the engine's URL."""
+    def __init__(
+        self, catalog: Catalog, drains: Drains, prefix_status: Callable[[str], PrefixIndexStatus],
+        explainer: ChoiceExplainer, *, max_body: int,
+    ) -> None:  # fmt: skip
+        """`prefix_status`: by the engine's URL. `max_body`: bytes of a request that is explained."""
+        self._explainer = explainer
+        self._max_body = max_body
         self._catalog = catalog
         self._prefix_status = prefix_status
         self._drains = drains
 
     async def list_engines(self, _: Request) -> Any:
         return {"engines": [self._engine_status(engine) for engine in self._catalog.engines.values()]}
+
+    async def explain(self, request: Request) -> Any:
+        """Which engines a request would be sent to now, in their order, and why; nothing is sent."""
+        limit = self._max_body + EXPLAIN_OVERHEAD
+        body = await read_body(request.scope["headers"], request.receive, limit)
+        return self._explainer.explain(decode_explained(body, ChoiceRequest))
 
     async def drain(self, request: Request) -> Any:
         """No new requests for an engine; its running ones continue. Idempotent."""

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from router.commands.console import (
@@ -25,6 +24,7 @@ from router.commands.console import (
 )
 from router.commands.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
 from router.commands.redis import parse_filter, with_redis
+from router.commands.request_body import RequestFile, read_request_body
 from router.commands.savings import savings
 from router.commands.suggestions import command_group
 from router.commands.transfer import export_, import_from
@@ -266,7 +266,7 @@ def _describe_replicas(replicas: "ReplicaAcks | None") -> str:
 
 @app.command()
 def explain(
-    file: Annotated[Path, typer.Argument(help="Request body as JSON; - is standard input.")] = Path("-"),
+    file: RequestFile = Path("-"),
     config: ConfigOption = Path(DEFAULT_PATH),
     tenant: Annotated[str, typer.Option(help="Tenant of the request.")] = DEFAULT_TENANT,
     path: Annotated[str, typer.Option(help="Endpoint path of the request.")] = CHAT.path,
@@ -276,7 +276,7 @@ def explain(
     from router.flow.explain import ExplainRequest
 
     settings = load_settings(config)
-    body = _read_request_body(file, settings.router.max_body)
+    body = read_request_body(file, settings.router.max_body)
     explanation = with_redis(
         settings, config, lambda client: _explain(settings, client, ExplainRequest(body, tenant, path))
     )
@@ -290,22 +290,6 @@ async def _explain(settings: Settings, client: "RedisClient", question: "Explain
     return await build_explainer(settings, build_request_resolver(settings, build_catalog(settings)), client).explain(
         question
     )
-
-
-def _read_request_body(file: Path, limit: int) -> msgspec.Raw:
-    if str(file) == "-":
-        if sys.stdin.isatty():
-            print_err("reading the request body from standard input; end with Ctrl-D")
-        body = sys.stdin.buffer.read(limit + 1)  # one more byte shows that it is too large
-    else:
-        try:
-            with file.open("rb") as stream:
-                body = stream.read(limit + 1)
-        except OSError as error:
-            fail(f"{file}: {error.strerror}", EXIT_USAGE)
-    if len(body) > limit:
-        fail(f"{file}: the body has more than {limit} bytes (router.max_body)", EXIT_USAGE)
-    return msgspec.Raw(body)
 
 
 def _write_explanation(explanation: "Explanation") -> None:

@@ -1,6 +1,6 @@
 """`roundhouse engines`: the engines' status, drain and resume in every router at once, and a check before their start.
 
-The others probe the engines and write to Redis directly, so they need neither a router nor an admin key.
+All but `explain` probe the engines and write to Redis directly, so they need neither a router nor an admin key.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from router.commands.console import (
     write_json,
 )
 from router.commands.engine_access import engine_names, probe_engines, with_announced
+from router.commands.engine_explain import explain
 from router.commands.engine_list import list_command
 from router.commands.logs import logs
 from router.commands.redis import with_redis
@@ -54,7 +55,7 @@ app = command_group(
 )
 app.command(name="list")(list_command)
 app.add_typer(adapters, name="adapters")
-for command in (logs, switch, rollback):
+for command in (explain, logs, switch, rollback):
     app.command()(command)
 
 

@@ -16,9 +16,9 @@ from router.core.routing.answer_time import FamilyLoad
 from router.core.routing.context_length import TokenBounds, check_fit, context_length_error, context_need, token_bounds
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.routing.draft_stats import DraftStats, MeasuredGeneration, unsupported_fields
-from router.core.routing.prefill import Prefills
+from router.core.routing.prefill import PrefillEstimate, Prefills
 from router.core.routing.prompt_chain import chain_seed
-from router.core.routing.ranking import rank_engines, task_distance
+from router.core.routing.ranking import EngineSnapshot, rank_with_seconds, task_distance
 from router.core.routing.score_bins import TASKS, score_bin
 from router.core.routing.step_rates import load_level
 from router.core.routing.traffic_share import REST
@@ -50,6 +50,23 @@ class Selection(msgspec.Struct, frozen=True):
     request: InferenceRequest
     adjusted_fields: tuple[str, ...] = ()
     prompt: RoutedPrompt = UNROUTED
+
+
+class RankedEngine(msgspec.Struct, frozen=True):
+    """An engine as it was ranked. `estimate`: of the prompt there. `total_seconds`: see rank_with_seconds."""
+
+    engine: Engine
+    snapshot: EngineSnapshot
+    total_seconds: float | None
+    estimate: PrefillEstimate | None
+
+
+class ExplainedSelection(msgspec.Struct, frozen=True):
+    """`cohorts`: the engines that would be tried, those of each part in their order; see Selection for the others."""
+
+    cohorts: Sequence[Sequence[RankedEngine]]
+    adjusted_fields: tuple[str, ...]
+    bounds: TokenBounds
 
 
 class EngineSelector:
@@ -87,10 +104,56 @@ class EngineSelector:
         self._prompt_records = prompt_records
         self._affinity_names = affinity_names
 
-    def select(self, parsed: ParsedRequest, tenant: str, session: str | None, models: Sequence[str] = ()) -> Selection:
+    def select(
+        self, parsed: ParsedRequest, tenant: str, session: str | None, models: Sequence[str] = (), *,
+        needs_estimates: bool = False,
+    ) -> Selection:  # fmt: skip
         """The engines of `models` in this order (by default, of the request's model).
 
+        `needs_estimates`: also where there is no choice.
+
         Raises ApiError (400) for a request that exceeds the context length of all of them.
+        """
+        request = parsed.request
+        able, adjusted, max_engines = self._able_engines(parsed, models)
+        # A session stays with its engine, whose prefix cache has the conversation so far.
+        explore = session is None and self._random() < self._exploration_rate
+        deviations = self._draw_deviations(able) if session is None and self._exploration_rate > 0 else {}
+        prompt = self._prompt(parsed, tenant, session)
+        return Selection(
+            lambda: [
+                engine
+                for engines in able
+                for cohort in self._cohorts(engines, parsed)
+                for engine in self._rank(cohort, parsed, prompt, explore, deviations)
+            ][:max_engines],
+            without_fields(request, adjusted) if adjusted else request,
+            adjusted,
+            prompt if needs_estimates or any(len(engines) > 1 for engines in able) else UNROUTED,
+        )
+
+    def explain(
+        self, parsed: ParsedRequest, tenant: str, session: str | None, models: Sequence[str] = ()
+    ) -> ExplainedSelection:
+        """The ranking that `select` would give now, without anything left to chance. Raises ApiError as it does."""
+        able, adjusted, max_engines = self._able_engines(parsed, models)
+        prompt, now = self._prompt(parsed, tenant, session), self._clock()
+        cohorts: list[Sequence[RankedEngine]] = []
+        for cohort in [cohort for engines in able for cohort in self._cohorts(engines, parsed)]:
+            ranked = []
+            for view, seconds in self._ranking(cohort, parsed, prompt, now, {}):
+                engine = self._catalog.engines[view.name]
+                ranked.append(RankedEngine(engine, view, seconds, prompt.estimate_at(engine, now)))
+            cohorts.append(ranked)
+        if max_engines is not None:
+            cohorts = [cohorts[0][:max_engines]]
+        return ExplainedSelection(cohorts, adjusted, token_bounds(parsed.request))
+
+    def _able_engines(
+        self, parsed: ParsedRequest, models: Sequence[str]
+    ) -> tuple[Sequence[Sequence[Engine]], tuple[str, ...], int | None]:
+        """By model, the engines that may be able to serve the request; the fields that are left out for them; and how
+        many of them may be asked (None: all). Raises ApiError.
         """
         request, need = parsed.request, context_need(parsed.request)
         serving = [self._catalog.engines_for(model) for model in models or (parsed.model.name,)]
@@ -119,21 +182,7 @@ class EngineSelector:
                 engine.up is not False and not engine.drained for engine in without_draft[0]
             ):
                 able, adjusted = without_draft, ()
-        # A session stays with its engine, whose prefix cache has the conversation so far.
-        explore = session is None and self._random() < self._exploration_rate
-        deviations = self._draw_deviations(able) if session is None and self._exploration_rate > 0 else {}
-        prompt = self._prompt(parsed, tenant, session)
-        return Selection(
-            lambda: [
-                engine
-                for engines in able
-                for cohort in self._cohorts(engines, parsed)
-                for engine in self._rank(cohort, parsed, prompt, explore, deviations)
-            ][:max_engines],
-            without_fields(request, adjusted) if adjusted else request,
-            adjusted,
-            prompt if any(len(engines) > 1 for engines in able) else UNROUTED,
-        )
+        return able, adjusted, max_engines
 
     def _with_endpoint(self, serving: Sequence[Sequence[Engine]], path: str) -> list[Sequence[Engine]]:
         """Without the engines that are known not to have the endpoint, and without models that have no others."""
@@ -169,16 +218,26 @@ class EngineSelector:
     ) -> Sequence[Engine]:
         if len(engines) < 2:  # the common case needs no ranking
             return [engine for engine in engines if not engine.drained]
-        length_bounds, task = token_bounds(parsed.request), parsed.task
-        now = self._clock()
+        ranking = self._ranking(engines, parsed, prompt, self._clock(), deviations)
+        order = [self._catalog.engines[view.name] for view, _ in ranking]
+        if explore and len(order) > 1:
+            return self._least_known_first(order, parsed.task, token_bounds(parsed.request))
+        return order
+
+    def _ranking(
+        self,
+        engines: Sequence[Engine],
+        parsed: ParsedRequest,
+        prompt: ChainedPrompt,
+        now: float,
+        deviations: Mapping[str, float],
+    ) -> Sequence[tuple[EngineSnapshot, float | None]]:
         seconds = self._answer_seconds(engines, parsed, now, deviations)
-        snapshots = rank_engines(
+        return rank_with_seconds(
             [engine.snapshot(answer_seconds=seconds.get(engine.family, 0.0)) for engine in engines],
-            bounds=length_bounds,
+            bounds=token_bounds(parsed.request),
             costs=partial(prompt.costs, now=now),
         )
-        order = [self._catalog.engines[view.name] for view in snapshots]
-        return self._least_known_first(order, task, length_bounds) if explore and len(order) > 1 else order
 
     def _prompt(self, parsed: ParsedRequest, tenant: str, session: str | None) -> ChainedPrompt:
         adapter = parsed.model.adapter

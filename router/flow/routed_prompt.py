@@ -36,6 +36,9 @@ class RoutedPrompt(Protocol):
     estimate: PrefillEstimate | None
     prefix_tokens: PrefixTokens | None
 
+    def estimate_at(self, engine: Engine, now: float) -> PrefillEstimate | None:
+        """What is expected of an engine; None if nothing is estimated for this prompt."""
+
     def on_sent(self, engine: Engine, now: float) -> None:
         """It is sent to an engine, for the first time or again."""
 
@@ -56,6 +59,9 @@ class UnroutedPrompt:
     choice = ""
     estimate: PrefillEstimate | None = None
     prefix_tokens: PrefixTokens | None = None
+
+    def estimate_at(self, engine: Engine, now: float) -> PrefillEstimate | None:
+        return None
 
     def on_sent(self, engine: Engine, now: float) -> None:
         pass
@@ -111,6 +117,11 @@ class ChainedPrompt:
         self._estimates = {**self._estimates, **found}
         self._answer_seconds |= {engine.url: engine.answer_seconds for engine in engines}
         return [PromptCost(found[engine.url].cost, found[engine.url].others_delay) for engine in engines]
+
+    def estimate_at(self, engine: Engine, now: float) -> PrefillEstimate | None:
+        if engine.id not in self._estimates:  # it was not compared with others
+            self.costs([engine.snapshot()], now)
+        return self._estimates[engine.id]
 
     def _load(self, engine: EngineSnapshot) -> EngineLoad:
         # The engine's own count of others' requests is as old as the last probe.

@@ -1,33 +1,28 @@
 """`roundhouse top`: the routers, engines and latest requests of a deployment, live in a terminal."""
 
 import asyncio
-import getpass
-import os
 import sys
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-from router.addresses import is_http_url
-from router.commands.console import EXIT_USAGE, ConfigOption, JsonOption, fail, load_settings, write_json
+from router.commands.admin_access import (
+    KEY_VARIABLE,
+    KeyFileOption,
+    UrlOption,
+    admin_key,
+    prompted_key,
+    router_url,
+)
+from router.commands.console import ConfigOption, JsonOption, fail, write_json
 from router.settings import DEFAULT_PATH
-
-KEY_VARIABLE: Final = "ROUNDHOUSE_ADMIN_KEY"
-_MAX_KEY_BYTES: Final = 4096
-_DEFAULT_URL: Final = "http://127.0.0.1:8080"
-_ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def top(
     config: ConfigOption = Path(DEFAULT_PATH),
-    url: Annotated[
-        str | None, typer.Option(help="The router's URL; by default that of the configuration file.")
-    ] = None,
-    key_file: Annotated[
-        Path | None,
-        typer.Option(help=f"A file with an admin key; by default the variable {KEY_VARIABLE}, or a prompt."),
-    ] = None,
+    url: UrlOption = None,
+    key_file: KeyFileOption = None,
     interval: Annotated[float, typer.Option(min=0.5, max=3600, help="Seconds between two readings.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit, as without a terminal.")] = False,
     as_json: JsonOption = False,
@@ -35,14 +30,14 @@ def top(
     """Show routers, engines, traffic and the latest requests, live, over HTTP."""
     from router.commands.top import session  # imported here, since it would slow the other commands down
 
-    address, key = _url(url, config), _key(key_file)
+    address, key = router_url(url, config), admin_key(key_file)
     live = sys.stdout.isatty() and not once and not as_json
     try:
         snapshot = asyncio.run(session.read_once(address, key))
     except session.KeyRefusedError as error:
         if not sys.stdin.isatty():
             fail(f"{error} Set {KEY_VARIABLE} or --key-file.")
-        key, snapshot = _prompted_key(), None
+        key, snapshot = prompted_key(), None
     except session.RouterError as error:
         if not live:
             fail(str(error))
@@ -59,38 +54,3 @@ def top(
         write_json(snapshot)
     else:
         session.print_snapshot(address, snapshot)
-
-
-def _url(url: str | None, config: Path) -> str:
-    if url is None:
-        if not config.exists() and config == Path(DEFAULT_PATH):
-            return _DEFAULT_URL
-        router = load_settings(config).router
-        host = _ANY_ADDRESS.get(router.host, router.host)
-        return f"http://{f'[{host}]' if ':' in host else host}:{router.port}"
-    if not is_http_url(url):
-        fail("--url: expected http://HOST:PORT or https://HOST:PORT, without a user and password", EXIT_USAGE)
-    return url.rstrip("/")
-
-
-def _key(key_file: Path | None) -> str | None:
-    if key_file is None:
-        return _checked_key(os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE) if os.environ.get(KEY_VARIABLE) else None
-    try:
-        with key_file.open("rb") as file:
-            raw = file.read(_MAX_KEY_BYTES + 1)
-    except OSError as error:
-        fail(f"--key-file: {key_file}: {error.strerror}", EXIT_USAGE)
-    return _checked_key(raw.decode("utf-8", "surrogateescape"), "--key-file")
-
-
-def _prompted_key() -> str:
-    return _checked_key(getpass.getpass("Admin key: "), "the key")
-
-
-def _checked_key(text: str, place: str) -> str:
-    """A key that can stand in a header; no message repeats it."""
-    key = text.strip()
-    if not key or len(key) > _MAX_KEY_BYTES or not key.isascii() or not key.isprintable() or " " in key:
-        fail(f"{place}: expected one key of at most {_MAX_KEY_BYTES} ASCII characters", EXIT_USAGE)
-    return key

@@ -7,8 +7,8 @@ import time
 from rich.console import Console
 from rich.live import Live
 
-from router.commands.top.client import KeyRefusedError as KeyRefusedError
-from router.commands.top.client import RouterError as RouterError
+from router.commands.admin_client import KeyRefusedError as KeyRefusedError
+from router.commands.admin_client import RouterError as RouterError
 from router.commands.top.client import Snapshot, StatusClient
 from router.commands.top.screen import ScreenEvents, listen
 from router.commands.top.view import View, render

@@ -90,15 +90,33 @@ def rank_engines(
     engines: Iterable[EngineSnapshot], *, bounds: TokenBounds | None = None, costs: Costs = loads
 ) -> list[EngineSnapshot]:
     """The engines in the order in which they are to be tried, without drained ones and those that are too small."""
+    return [engine for engine, _ in rank_with_seconds(engines, bounds=bounds, costs=costs)]
+
+
+def rank_with_seconds(
+    engines: Iterable[EngineSnapshot], *, bounds: TokenBounds | None = None, costs: Costs = loads
+) -> list[tuple[EngineSnapshot, float | None]]:
+    """As rank_engines, each with the seconds by which it was compared; None if it was compared with no other."""
     usable = [
         engine
         for engine in engines
         if not engine.drained
         and (bounds is None or check_fit(bounds, engine.max_model_len, shortens=engine.shortens) is not Fit.TOO_LONG)
     ]
+    fit = fit_key(usable, bounds)
+    ranked: list[tuple[EngineSnapshot, float | None]] = []
+    for _, equally_fit in groupby(sorted(usable, key=fit), key=fit):
+        ranked += _by_seconds(list(equally_fit), costs)
+    return ranked
+
+
+def fit_key(
+    engines: Iterable[EngineSnapshot], bounds: TokenBounds | None
+) -> Callable[[EngineSnapshot], tuple[bool, bool, int]]:
+    """The key of the first criteria: whether an engine is down, whether it may be too small, and how small it is."""
     # An unknown context counts as the smallest known one, so that being unknown decides nothing by itself.
     smallest_context = min(
-        (engine.max_model_len for engine in usable if engine.max_model_len is not None), default=None
+        (engine.max_model_len for engine in engines if engine.max_model_len is not None), default=None
     )
 
     def fit(engine: EngineSnapshot) -> tuple[bool, bool, int]:
@@ -108,15 +126,12 @@ def rank_engines(
         context_rank = 0 if certainly_fits else -(context or 0)
         return engine.up is False, not certainly_fits, context_rank
 
-    ranked: list[EngineSnapshot] = []
-    for _, equally_fit in groupby(sorted(usable, key=fit), key=fit):
-        ranked += _by_seconds(list(equally_fit), costs)
-    return ranked
+    return fit
 
 
-def _by_seconds(engines: list[EngineSnapshot], costs: Costs) -> list[EngineSnapshot]:
+def _by_seconds(engines: list[EngineSnapshot], costs: Costs) -> list[tuple[EngineSnapshot, float | None]]:
     if len(engines) == 1:
-        return engines
+        return [(engines[0], None)]
     rows: list[tuple[float, float, str, EngineSnapshot]] = []
     for seconds, group in groupby(sorted(engines, key=_answer_seconds), key=_answer_seconds):
         equals = list(group)
@@ -126,7 +141,7 @@ def _by_seconds(engines: list[EngineSnapshot], costs: Costs) -> list[EngineSnaps
         rows += [
             (seconds + cost.own, engine.load, engine.name, engine) for cost, engine in zip(found, equals, strict=True)
         ]
-    return [row[3] for row in sorted(rows, key=lambda row: row[:3])]
+    return [(row[3], row[0]) for row in sorted(rows, key=lambda row: row[:3])]
 
 
 def _answer_seconds(engine: EngineSnapshot) -> float:

@@ -1,0 +1,58 @@
+"""Where a running router is, and the administrator's key for it."""
+
+import getpass
+import os
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from router.addresses import is_http_url
+from router.commands.console import EXIT_USAGE, fail, load_settings
+from router.settings import DEFAULT_PATH
+
+KEY_VARIABLE: Final = "ROUNDHOUSE_ADMIN_KEY"
+_MAX_KEY_BYTES: Final = 4096
+_DEFAULT_URL: Final = "http://127.0.0.1:8080"
+_ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+UrlOption = Annotated[str | None, typer.Option(help="The router's URL; by default that of the configuration file.")]
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option(help=f"A file with an admin key; by default the variable {KEY_VARIABLE}, or a prompt."),
+]
+
+
+def router_url(url: str | None, config: Path) -> str:
+    if url is None:
+        if not config.exists() and config == Path(DEFAULT_PATH):
+            return _DEFAULT_URL
+        router = load_settings(config).router
+        host = _ANY_ADDRESS.get(router.host, router.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{router.port}"
+    if not is_http_url(url):
+        fail("--url: expected http://HOST:PORT or https://HOST:PORT, without a user and password", EXIT_USAGE)
+    return url.rstrip("/")
+
+
+def admin_key(key_file: Path | None) -> str | None:
+    if key_file is None:
+        return _checked_key(os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE) if os.environ.get(KEY_VARIABLE) else None
+    try:
+        with key_file.open("rb") as file:
+            raw = file.read(_MAX_KEY_BYTES + 1)
+    except OSError as error:
+        fail(f"--key-file: {key_file}: {error.strerror}", EXIT_USAGE)
+    return _checked_key(raw.decode("utf-8", "surrogateescape"), "--key-file")
+
+
+def prompted_key() -> str:
+    return _checked_key(getpass.getpass("Admin key: "), "the key")
+
+
+def _checked_key(text: str, place: str) -> str:
+    """A key that can stand in a header; no message repeats it."""
+    key = text.strip()
+    if not key or len(key) > _MAX_KEY_BYTES or not key.isascii() or not key.isprintable() or " " in key:
+        fail(f"{place}: expected one key of at most {_MAX_KEY_BYTES} ASCII characters", EXIT_USAGE)
+    return key
