@@ -28,6 +28,9 @@ ENGINE_FAILED: Final = "engine_failed"
 ENGINE_LOST: Final = "engine_lost"
 """The code of the error for a request with which several engines have ended. Its client is asked not to repeat it."""
 
+MAX_TTFT_EXCEEDED: Final = "max_ttft_exceeded"
+"""The code of the error for a request that no engine is expected to answer in the time that it allows."""
+
 CIRCUIT_OPEN: Final = "circuit_open"
 """The code of the error for a model whose engines' breakers let no request pass."""
 

@@ -28,6 +28,7 @@ from router.flow.request_resolver import RequestResolver
 from router.flow.response_storage import ResponseStorage
 from router.flow.seam import ContinuationLimits
 from router.flow.tenant_rules import TenantRules
+from router.flow.ttft_limits import TtftLimits
 from router.flow.waking import Waking
 from router.net.redis.backend import RedisBackend
 from router.net.redis.clock import RedisClock
@@ -161,6 +162,7 @@ def build_gateway(
         record_hit=hit_counter.record_hit,
         clock=clock.now,
         queue_timeout=timeouts.queue,
+        ttft_limits=TtftLimits(readiness=health.readiness, slot_wait=admission.slot_wait),
         waking=waking,
         heartbeats=Heartbeats(ResponseHeaders().render, interval=timeouts.heartbeat, start_wait=timeouts.queue),
     )

@@ -27,7 +27,7 @@ _HEADER_NAMES: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+( ?, ?[A-Za-z0-9
 ALLOWED_METHODS: Final = b"GET, HEAD, POST, OPTIONS"
 ALLOWED_HEADERS: Final = (
     b"authorization", b"cache-control", b"content-type", b"traceparent", b"tracestate", b"x-api-key", b"x-cache-ttl",
-    b"x-request-id", b"x-session-id",
+    b"x-max-ttft", b"x-request-id", b"x-session-id",
 )  # fmt: skip
 """The request headers that the router reads, without X-Tenant-ID: only a proxy may set it."""
 

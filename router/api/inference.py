@@ -16,6 +16,7 @@ from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl, parse_c
 from router.core.endpoints.endpoint import Endpoint, FileUpload
 from router.core.endpoints.error_envelope import BrokenStream
 from router.core.routing.affinity import SESSION_ID
+from router.core.routing.max_ttft import parse_max_ttft
 from router.core.trace_context import traceparent_of, tracestate_of
 from router.errors import ENGINE_LOST, ApiError, internal_error, unavailable
 from router.flow.body_budget import BodyAllocation, BodyBudget
@@ -33,7 +34,7 @@ AsgiScope = MutableMapping[str, Any]
 
 _USED_HEADERS: Final = frozenset((
     b"x-request-id", b"traceparent", b"tracestate", b"x-session-id", b"cache-control", b"x-cache-ttl",
-    b"content-encoding", b"content-length", b"authorization", b"x-api-key", b"x-tenant-id", b"prefer",
+    b"content-encoding", b"content-length", b"authorization", b"x-api-key", b"x-tenant-id", b"prefer", b"x-max-ttft",
 ))  # fmt: skip
 """The request headers that are used here; all others are filtered out once."""
 
@@ -133,6 +134,7 @@ class InferenceEndpoint:
                 headers, allow_x_api_key=self._endpoint.accepts_x_api_key
             )
             cache_control = _parse_cache_control(headers)
+            exchange.max_ttft = _max_ttft(headers)
             if self._limits.has_limits(exchange.tenant):
                 # Before the body is read: an exceeded limit costs no memory.
                 exchange.permit = await self._limits.reserve(exchange.tenant)
@@ -272,6 +274,13 @@ def _parse_cache_control(headers: RawHeaders) -> CacheControl:
         elif name == b"x-cache-ttl" and ttl is None:
             ttl = value
     return parse_cache_control(b",".join(directives), ttl) if directives or ttl is not None else NO_DIRECTIVES
+
+
+def _max_ttft(headers: RawHeaders) -> float | None:
+    for name, value in headers:
+        if name == b"x-max-ttft":
+            return parse_max_ttft(value)
+    return None
 
 
 def choose_request_id(headers: RawHeaders) -> str:

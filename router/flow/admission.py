@@ -132,6 +132,14 @@ class Admission:
                 return Slot(self, engine, tenant)
         return None
 
+    def slot_wait(self, engine: Engine) -> float:
+        """Seconds until a new request would get a slot there, by the ends of the last ones; 0 if they are unknown."""
+        model = self._models[engine.model]
+        if not engine.is_full or not model.finish_times:
+            return 0.0
+        interval = (self._clock() - model.finish_times[0]) / len(model.finish_times)
+        return interval * (len(model.queue) + 1)
+
     def release(self, slot: Slot) -> None:
         engine = slot.engine
         model = self._models[engine.model]

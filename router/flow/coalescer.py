@@ -99,7 +99,8 @@ class Coalescer:
     ) -> InFlightRequest:
         """Starts an in-flight request. It is joinable if it has a key, and stored if there is a `store_response`.
 
-        `order_engines` is called once this process is known to be the leader, and returns the engines to try.
+        `order_engines` is called once this process is known to be the leader, and returns the engines to try. Raises
+        ApiError.
         `replaced_entry_created`: creation time of the stored entry that cannot be served and may be replaced, if any.
         """
         self._last_number += 1
@@ -146,7 +147,7 @@ class Coalescer:
                 result = await self._leadership.wait_for_other_leader(inflight, pending_claim, replaced_entry_created)
             if result is None:
                 inflight.is_leader = True
-                result = await run_generation(self._dispatcher, inflight, order_engines(), store_response)
+                result = await run_generation(self._dispatcher, inflight, order_engines, store_response)
         except Exception:
             # The last line of defence: without a result, the subscribers would wait forever.
             log.exception("an in-flight request failed")

@@ -154,6 +154,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     - `key_id`: identifies the API key that the client sent; see router.api.auth.
     - `body_allocation`: the memory that its body is counted for.
     - `session_id`: the client's X-Session-ID.
+    - `max_ttft`: the client's X-Max-TTFT in seconds.
     - `prefer`: the client's `Prefer`, empty without one and where no request waits for an engine to start.
     - `send`: sends a part of the response, as ASGI's `send`. `heartbeat`: of a stream that is not served from the
       cache; it is to be stopped at the end of the request.
@@ -179,6 +180,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     trace_id: str | None = None
     trace: RequestTrace | None = None
     session_id: str | None = None
+    max_ttft: float | None = None
     prefer: bytes = b""
     send: Callable[[MutableMapping[str, Any]], Awaitable[None]] | None = None
     heartbeat: RunningHeartbeat | None = None

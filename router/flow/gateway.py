@@ -6,6 +6,8 @@ from functools import partial
 from math import floor
 from typing import Final, assert_never
 
+import msgspec
+
 from router.core.cache.cache_control import CacheControl
 from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.policy import REDIS_DOWN, Freshness, decide_caching, evaluate_freshness
@@ -29,6 +31,7 @@ from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.response_storage import ResponseStorage
 from router.flow.routed_prompt import RoutedPrompt
 from router.flow.tenant_rules import TenantRules
+from router.flow.ttft_limits import TtftLimits
 from router.flow.wait_plan import WaitPlan
 from router.flow.waking import Waking
 from router.net.redis.pipeline import RedisDownError
@@ -71,6 +74,7 @@ class Gateway:
         record_hit: Callable[[str], None],
         clock: Callable[[], float],
         queue_timeout: float,
+        ttft_limits: TtftLimits,
         waking: Waking | None = None,
         heartbeats: Heartbeats | None = None,
     ) -> None:
@@ -94,6 +98,7 @@ class Gateway:
         self._record_hit = record_hit
         self._clock = clock
         self._queue_timeout = queue_timeout
+        self._ttft_limits = ttft_limits
         self._waking = waking
         self._heartbeats = heartbeats
 
@@ -266,7 +271,7 @@ class Gateway:
                 if plan is not None and waking is not None and not waking.has_engines(models):
                     selection = Selection(_no_engines, parsed.request)
                 else:
-                    selection = self._selector.select(parsed, exchange.tenant, exchange.session_id, models)
+                    selection = self._select(exchange, parsed, models)
                 exchange.adjusted_fields = selection.adjusted_fields
                 # With fields left out, the response does not match the key: it is neither shared nor stored.
                 exact = not selection.adjusted_fields
@@ -320,6 +325,16 @@ class Gateway:
                 if isinstance(lookup, Bypass):
                     self._record_lookup(exchange, lookup, parsed)
         raise AssertionError("an in-flight request that is not shared never asks for a retry")
+
+    def _select(self, exchange: Exchange, parsed: ParsedRequest, models: Sequence[str]) -> Selection:
+        max_ttft = exchange.max_ttft
+        if max_ttft is None:
+            max_ttft = self._rules.max_ttft.get(exchange.tenant)
+        if max_ttft is None:
+            return self._selector.select(parsed, exchange.tenant, exchange.session_id, models)
+        selection = self._selector.select(parsed, exchange.tenant, exchange.session_id, models, needs_estimates=True)
+        order_engines = partial(self._ttft_limits.order_engines, selection, max_ttft)
+        return msgspec.structs.replace(selection, order_engines=order_engines)
 
     def _candidate_models(self, exchange: Exchange, parsed: ParsedRequest) -> Sequence[str]:
         models = self._brownout.candidate_models(parsed.model.name, parsed.request.endpoint)

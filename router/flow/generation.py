@@ -26,10 +26,17 @@ Redis executes the write before any command that this process sends later.
 
 
 async def run_generation(
-    dispatcher: Dispatcher, inflight: InFlightRequest, engines: Sequence[Engine], store_response: StoreResponse | None
+    dispatcher: Dispatcher,
+    inflight: InFlightRequest,
+    order_engines: Callable[[], Sequence[Engine]],
+    store_response: StoreResponse | None,
 ) -> GenerationResult:
-    """Generates the response; stores it if it is complete and there is a `store_response`. Errors are in the result."""
+    """Generates the response; stores it if it is complete and there is a `store_response`. Errors are in the result.
+
+    `order_engines` returns the engines to try, or raises ApiError.
+    """
     try:
+        engines = order_engines()
         generate = _run_stream if inflight.request.stream else _run_json
         result, recorded = await generate(dispatcher, inflight, engines)
     except ApiError as error:

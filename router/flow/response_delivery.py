@@ -14,7 +14,7 @@ from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.engine_errors import is_refusal
 from router.core.endpoints.error_envelope import BrokenStream
 from router.core.endpoints.replay import replay
-from router.errors import ENGINE_FAILED, ENGINE_LOST, UPSTREAM, ApiError
+from router.errors import ENGINE_FAILED, ENGINE_LOST, MAX_TTFT_EXCEEDED, UPSTREAM, ApiError
 from router.flow.admission import queue_timeout
 from router.flow.exchange import Exchange
 from router.flow.inflight import InFlightRequest, TrySend
@@ -137,6 +137,8 @@ class ResponseDelivery:
             return RetryRequest()
         if self._is_initiator and self._inflight.is_leader:
             return error
+        if error.code == MAX_TTFT_EXCEEDED:  # another client's limit
+            return RetryRequest()
         if error.code == ENGINE_LOST:  # this request has the same key, so it would take down two engines more
             return error
         if not self._inflight.is_leader and error.code in LEADER_LOCAL_ERRORS:

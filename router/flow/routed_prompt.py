@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recorded_response import RecordedResponse
 from router.core.plural import pluralize
+from router.core.routing.max_ttft import UNKNOWN, Forecast
 from router.core.routing.prefill import (
     AWAY_TOKENS,
     SESSION_AWAY_TOKENS,
@@ -39,6 +40,9 @@ class RoutedPrompt(Protocol):
     def estimate_at(self, engine: Engine, now: float) -> PrefillEstimate | None:
         """What is expected of an engine; None if nothing is estimated for this prompt."""
 
+    def forecast_at(self, engine: Engine, now: float, *, slot_wait: float) -> Forecast:
+        """When an engine is expected to begin. `slot_wait`: seconds until it has a slot."""
+
     def on_sent(self, engine: Engine, now: float) -> None:
         """It is sent to an engine, for the first time or again."""
 
@@ -62,6 +66,9 @@ class UnroutedPrompt:
 
     def estimate_at(self, engine: Engine, now: float) -> PrefillEstimate | None:
         return None
+
+    def forecast_at(self, engine: Engine, now: float, *, slot_wait: float) -> Forecast:
+        return UNKNOWN
 
     def on_sent(self, engine: Engine, now: float) -> None:
         pass
@@ -122,6 +129,12 @@ class ChainedPrompt:
         if engine.id not in self._estimates:  # it was not compared with others
             self.costs([engine.snapshot()], now)
         return self._estimates[engine.id]
+
+    def forecast_at(self, engine: Engine, now: float, *, slot_wait: float) -> Forecast:
+        estimate = self.estimate_at(engine, now)
+        if estimate is None or self._prefills.of(engine.id).measured_seconds_per_token is None:
+            return UNKNOWN
+        return Forecast(max(slot_wait, estimate.queue), estimate.seconds_per_token * estimate.uncached_tokens)
 
     def _load(self, engine: EngineSnapshot) -> EngineLoad:
         # The engine's own count of others' requests is as old as the last probe.

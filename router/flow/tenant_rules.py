@@ -1,6 +1,7 @@
 """What each tenant may do: the models that it may use, the fields that it may send, the priority of its requests."""
 
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from router.core.endpoints.cache_salt import derive_salts
@@ -14,14 +15,16 @@ from router.upstream.catalog import Catalog, Model
 class TenantRules:
     """The rules of all tenants; a tenant without one of them may use all models, or has the default priority.
 
-    `access`: by tenant, the models that it may use.
+    - `access`: by tenant, the models that it may use.
+    - `max_ttft`: by tenant, the seconds in which an answer must be expected to begin.
     """
 
-    __slots__ = ("_are_isolated", "_catalog", "_default_priority", "_priorities", "_transferring", "access")
+    __slots__ = ("_are_isolated", "_catalog", "_default_priority", "_priorities", "_transferring", "access", "max_ttft")
 
     def __init__(
         self, catalog: Catalog, access: Mapping[str, ModelAccess], priorities: Mapping[str, PriorityRule],
         transferring: Collection[str] = (), *, are_isolated: bool = False,
+        max_ttft: Mapping[str, float] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """`transferring`: the tenants that may send fields which reach an engine's memory, see engine_fields.
 
@@ -33,6 +36,7 @@ class TenantRules:
         self._priorities = dict(priorities)
         self._default_priority = PriorityRule()
         self._transferring = frozenset(transferring)
+        self.max_ttft = max_ttft
 
     def check_engine_field(self, tenant: str, field: str) -> None:
         """Raises ApiError (400) if the tenant may not send `field`, which find_engine_field has found."""
@@ -76,6 +80,7 @@ def tenant_rules(settings: Settings, catalog: Catalog) -> TenantRules:
         },
         [tenant.name for tenant in settings.tenant if tenant.kv_transfer],
         are_isolated=bool(derive_salts(groups(settings))),
+        max_ttft={tenant.name: tenant.max_ttft for tenant in settings.tenant if tenant.max_ttft is not None},
     )
 
 

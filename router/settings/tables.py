@@ -148,6 +148,7 @@ class TenantSettings(Strict, frozen=True):
     models: list[ModelPattern] | None = None
     highest_priority: Priority | None = None
     priority: Priority | None = None
+    max_ttft: Seconds | None = None
     ttl: Seconds | None = None
     store: StorePolicy | None = None
     log_prompts: bool = True

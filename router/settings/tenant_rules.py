@@ -7,6 +7,7 @@ from router.settings.mistakes import Mistake, Place
 from router.settings.tables import TenantSettings
 
 _MAX_MODELS: Final = 1000
+_NOTHING: Final = "must be greater than 0"
 
 
 def broken_tenant(place: Place, tenant: TenantSettings) -> Iterator[Mistake]:
@@ -17,6 +18,8 @@ def broken_tenant(place: Place, tenant: TenantSettings) -> Iterator[Mistake]:
         yield Mistake((*place, "models"), message, of_value=False)
     if tenant.models is not None and len(tenant.models) > _MAX_MODELS:
         yield Mistake((*place, "models"), f"must have at most {_MAX_MODELS} entries", of_value=False)
+    if tenant.max_ttft is not None and tenant.max_ttft <= 0:
+        yield Mistake((*place, "max_ttft"), _NOTHING)
     highest = tenant.highest_priority if tenant.highest_priority is not None else 0
     if tenant.priority is not None and tenant.priority < highest:
         bound: Place = (*place, "highest_priority")

@@ -424,6 +424,11 @@ class Engine:
         self._update_energy()
 
     @property
+    def is_full(self) -> bool:
+        """Whether all of its slots are taken."""
+        return self.max_in_flight is not None and self._counted_in_flight >= self.max_in_flight
+
+    @property
     def _counted_in_flight(self) -> int:
         """The requests that are counted as they come and go: at an engine with a limit, also those of other workers."""
         return self.in_flight if self._slots is None else self._slots.count()

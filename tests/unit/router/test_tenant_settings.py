@@ -21,6 +21,7 @@ def parse_tenant(lines: str) -> Any:
         ("priority = -1", "is a higher priority than highest_priority allows, which is 0; lower numbers come first"),
         ("highest_priority = 5\npriority = 4", "which is 5"),
         ("tokens_per_day = 0", "tenant[0].tokens_per_day"),
+        ('max_ttft = "0s"', "tenant[0].max_ttft: '0s' must be greater than 0"),
         ("gpu_seconds_per_month = 1.5", "tenant[0].gpu_seconds_per_month"),
     ],
 )
