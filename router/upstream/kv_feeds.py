@@ -81,12 +81,15 @@ class KvFeeds:
         engine = self._prefills.of(feed.replica)
         engine.blocks = blocks = KvBlocks(engine.index, self._pieces[feed.model])
         batches = KvEventBatches(blocks)
+        problem = ""
         while True:
             try:
                 await self._subscription()(feed, batches)
-            except Exception:
+            except Exception as error:
                 # The last line of defence: without its events, an engine is routed to by what it was sent.
-                log.exception("the KV events of engine %s cannot be read; trying again", feed.name)
+                if problem != repr(error):  # else it is logged already
+                    problem = repr(error)
+                    log.exception("the KV events of engine %s cannot be read; trying again", feed.name)
             await asyncio.sleep(_RESTART_DELAY)
 
     def _subscription(self) -> Subscribe:
