@@ -192,6 +192,19 @@ def test_before_anything_is_measured_the_configured_task_decides(first: int, sec
     assert seconds["a"] < 0.9 * seconds["b"]
 
 
+def test_before_a_draft_is_measured_its_task_counts_once() -> None:
+    seen = DraftStats()
+    seconds = answer(seen, drafted("a", distance=0), drafted("b", distance=2))
+    assert seconds["b"] / seconds["a"] == pytest.approx(2 * 0.97 / 0.94, rel=0.001)
+
+
+def test_an_engine_that_may_have_a_draft_counts_as_one_without_as_long_as_that_is_unknown() -> None:
+    seen = DraftStats()
+    unknown = FamilyLoad("unknown", 2, None, 1.0)
+    seconds = answer(seen, drafted("a", distance=0), unknown, plain("plain", distance=2))
+    assert seconds["unknown"] > 1.8 * seconds["plain"]
+
+
 def test_between_equally_fast_engines_the_configured_task_breaks_the_tie() -> None:
     seen = DraftStats()
     for family in "ab":
@@ -211,9 +224,12 @@ def test_drafts_within_3_percent_are_equal() -> None:
 def test_without_chance_an_unknown_draft_counts_as_the_worst_known_one() -> None:
     seen = DraftStats()
     generate(seen, "a", 90, **draft(3))
-    generate(seen, "b", 45, **draft(1.5))
+    generate(seen, "b", 36, **draft(1.2))
     seconds = answer(seen, drafted("a"), drafted("b"), drafted("new"))
     assert seconds["new"] == seconds["b"] > seconds["a"]
+    seconds = answer(seen, drafted("a"), drafted("b"), drafted("new", distance=0))
+    assert seconds["new"] < seconds["b"], "its task breaks the tie"
+    assert seconds["new"] > seconds["a"]
     tried = answer(seen, drafted("a"), drafted("b"), drafted("new"), a=0.0, b=0.0, new=3.0)
     assert tried["new"] < tried["a"]
 
@@ -267,6 +283,8 @@ def test_the_expected_length_of_an_answer_follows_those_before_and_ends_at_max_t
     assert seen.expected_tokens("llama", "code", None) == pytest.approx(100, rel=0.1)
     assert seen.expected_tokens("llama", "chat", None) == seen.expected_tokens("mistral", "code", None) == 256
     assert seen.expected_tokens("llama", "chat", 16) == 16
+    generate(seen, "a", 100, times=900, tokens=1)
+    assert seen.expected_tokens("llama", "code", None) >= 1
 
 
 def test_each_choice_of_an_answer_is_one_of_its_own_length() -> None:
