@@ -5,8 +5,8 @@
 The prompt tells the kind of the answer only in part; what the first tokens of the answer say is certain. This study
 starts the two small llama engines of engines/tiny/roundhouse.toml (`make models`) with vLLM on the CPU. Each prompt is
 streamed from both engines, at temperature 0. A choice is made as the router makes it (DraftStats), from what earlier
-prompts have shown. If after DECIDE_AFTER tokens the draft has yielded clearly less than was expected of it, and the
-rest is expected to take less time at the other engine, the stream is continued there, by token ids, and timed.
+prompts have shown of both. If after DECIDE_AFTER tokens the draft has yielded clearly less than was expected of it, and
+the rest is expected to take less time at the other engine, the stream is continued there, by token ids, and timed.
 
 `stays`: the chosen engine's stream. `moves`: the same up to the decision, and then the other engine's stream, with its
 prefill. `hindsight`: for each prompt the faster of the two streams.
@@ -17,6 +17,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -35,6 +36,9 @@ from router.core.routing.score_bins import score_bin, task_of
 DECIDE_AFTER: Final = 24
 CLEARLY_LESS: Final = 0.8
 """Of the expected tokens per step; with more, a stream does not move."""
+
+MAX_PROMPT: Final = 1500
+"""Characters; the small models have a short context."""
 
 MIN_REST: Final = 48
 """The tokens that a stream is expected to have before it at least; an answer's length is not known."""
@@ -119,7 +123,8 @@ class Study:
             moves.steps += [(begun.seconds + at, number) for at, number in rest.steps]
         hindsight = min(streams.values(), key=lambda each: each.seconds)
         self.outcomes.append(Outcome(streams[chosen], moves, moved, hindsight))
-        self._learn(chosen, streams[chosen], bin_, now)
+        for name, whole in streams.items():  # as if exploration had shown what each is worth
+            self._learn(name, whole, bin_, now)
 
     def _rest_of(self, begun: Stream) -> dict[str, Any]:
         return {"prompt": begun.prompt_ids + begun.ids, "max_tokens": self._max_tokens - len(begun.ids)}
@@ -179,8 +184,8 @@ def read_prompts(path: Path | None, requests: int) -> Iterator[str]:
     if path is None:
         yield from (prompt for _, prompt in mixed_load(requests, 1))
         return
-    for line in path.read_text().splitlines()[:requests]:
-        yield json.loads(line)["prompt"]
+    prompts = (json.loads(line)["prompt"] for line in path.read_text().splitlines())
+    yield from islice((prompt for prompt in prompts if len(prompt) <= MAX_PROMPT), requests)
 
 
 def main() -> None:

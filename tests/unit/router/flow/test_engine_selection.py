@@ -9,6 +9,8 @@ import pytest
 
 from router.core.cache.key import ContextMarkers
 from router.core.endpoints.chat import CHAT
+from router.core.endpoints.embeddings import EMBEDDINGS
+from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.recorded_response import RequestSpeculation
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.routing.draft_stats import DraftStats
@@ -91,13 +93,16 @@ class SelectionHarness:
 
 def chat(task: Task = "code", **fields: Any) -> ParsedRequest:
     """A parsed chat request."""
+    return parsed(CHAT, task, {"messages": [{"role": "user", "content": "Hi"}], **fields})
+
+
+def parsed(endpoint: Endpoint, task: Task, fields: dict[str, Any]) -> ParsedRequest:
     catalog = Catalog([MODEL], [])
     reader = RequestResolver(
         catalog=catalog, log_odds_of=lambda _: LOG_ODDS[task], markers=ContextMarkers(),
         rules=TenantRules(catalog, {}, {}),
     )  # fmt: skip
-    body = {"model": "llama", "messages": [{"role": "user", "content": "Hi"}], **fields}
-    return reader.resolve(CHAT, "acme", json.dumps(body).encode())
+    return reader.resolve(endpoint, "acme", json.dumps({"model": "llama", **fields}).encode())
 
 
 def engine(name: str, *, speculates: bool | None = True, up: bool | None = True, **more: Any) -> Engine:
@@ -274,6 +279,46 @@ def test_a_conversation_moves_to_a_better_draft_if_that_gains_more_than_to_compu
     sent.prompt.on_first_token(harness.now)
     harness.now += 10
     assert harness.order(messages=messages)[0] == first
+
+
+@pytest.mark.parametrize(
+    ("body", "first"), [({}, "better"), ({"max_tokens": 200}, "better"), ({"max_tokens": 8}, "holds")]
+)
+def test_the_shorter_an_answer_can_be_the_less_a_draft_is_worth(body: dict[str, Any], first: str) -> None:
+    harness = SelectionHarness(engine("holds"), engine("better"), explore=0.0)
+    harness.generated("holds", 50, per_step=1.5, times=5)
+    harness.generated("better", 50, per_step=3, times=5)
+    messages = [{"role": "user", "content": "word " * 4000}]
+    sent = harness.chooser.select(chat(messages=messages), "acme", None)
+    sent.prompt.on_sent(harness.engines["holds"], harness.now)
+    sent.prompt.on_first_token(harness.now)
+    harness.now += 10
+    assert harness.order(messages=messages, **body)[0] == first
+
+
+def test_an_embedding_has_no_answer_that_a_draft_could_speed_up() -> None:
+    harness = SelectionHarness(engine("a", task="chat"), engine("b", task="code"), explore=0.0)
+    request = parsed(EMBEDDINGS, "chat", {"input": "Hi"})
+    order = [one.name for one in harness.chooser.select(request, "acme", None).order_engines()]
+    harness.engines[order[0]].in_flight = 500
+    assert [one.name for one in harness.chooser.select(request, "acme", None).order_engines()] == order[::-1]
+    first = harness.order(task="chat")[0]
+    assert first == "a", "a chat waits for the draft of its task"
+
+
+def test_a_family_has_a_backlog_only_if_all_its_engines_have_one() -> None:
+    replicas = [engine(f"code.{number}", family="code", task="code", speculates=None) for number in (1, 2)]
+    harness = SelectionHarness(*replicas, engine("chat", task="chat", speculates=None), explore=0.0)
+    crowded = EngineGauges(running=20, waiting=30)
+    replicas[0].gauges, replicas[0].external_load = crowded, 50.0
+    assert harness.order() == ["code.2", "code.1", "chat"]
+    replicas[1].gauges, replicas[1].external_load = crowded, 50.0
+    assert harness.order()[0] == "chat"
+
+
+def test_among_engines_that_are_all_down_the_configured_task_decides() -> None:
+    harness = SelectionHarness(engine("a", task="chat", up=False), engine("b", task="code", up=False), explore=0.0)
+    assert harness.order() == ["b", "a"]
 
 
 def test_a_draft_of_which_little_is_known_is_tried_by_chance_and_never_without_exploration() -> None:

@@ -129,9 +129,11 @@ def test_an_engine_that_is_clearly_faster_at_a_task_answers_faster_there() -> No
 def test_load_does_not_make_an_engine_without_a_draft_slower_than_another() -> None:
     seen = DraftStats()
     generate(seen, "a", 100, level=1)
+    generate(seen, "a", 50, level=4)
     generate(seen, "b", 50, level=4)
-    seconds = answer(seen, plain("a", load=1), plain("b", load=8))
+    seconds = answer(seen, plain("a", load=1), plain("b", load=15))
     assert seconds["a"] == seconds["b"]
+    assert 2.4 < seconds["a"] < 2.6, "of both at the load of 8 that they have together"
 
 
 def test_a_draft_that_is_better_between_the_tasks_answers_faster_there() -> None:
