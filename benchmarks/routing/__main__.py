@@ -12,7 +12,7 @@ oracle, which knows every block and every queue.
 
 Nothing of the router's own CPU time is measured: virtual time stands still while a request is in the router. Virtual
 time is never faster than the wall clock, so a run with a router takes as long as it simulates: one to three minutes.
-A machine that is busy makes it longer, and delays the router's probes and what its processes tell each other.
+A machine that is busy makes it longer, and delays the router's probes and what its processes send each other.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def parse_options() -> argparse.Namespace:
     add("--routers", type=count, default=1, help="processes that share the Redis, and get requests at random")
     add("--no-redis", action="store_true", help="the routers have no Redis")
     add("--record-delay", type=at_least_zero, default=0.0, metavar="MS", help="from router to router through Redis")
-    add("--told-pool", type=positive, default=1.0, metavar="FACTOR", help="engines state a pool of another size")
+    add("--stated-pool", type=positive, default=1.0, metavar="FACTOR", help="engines state a pool of another size")
     add("--one-table", action="store_true", help="the router takes replicas with different drafts for equal ones")
     add("--slow", type=slow_replica, action="append", default=[], metavar="REPLICA:FACTOR", help="such as 1:2.0")
     add("--trace", type=input_file, metavar="FILE", help="in Mooncake's format, JSON lines, .gz or not")
@@ -93,7 +93,7 @@ async def benchmark(options: argparse.Namespace) -> tuple[list[Figures], dict[st
         routers=options.routers,
         has_redis=not options.no_redis,
         record_delay=options.record_delay / 1000,
-        told=options.told_pool,
+        stated=options.stated_pool,
         is_one_table=options.one_table,
     )
     policies: list[Callable[[], Policy]] = [REFERENCES[name] for name in options.references]

@@ -1,4 +1,4 @@
-"""A TCP proxy that passes bytes on later, so that what routers tell each other through Redis is late."""
+"""A TCP proxy that passes bytes on later, so that what routers send each other through Redis is late."""
 
 import asyncio
 import contextlib

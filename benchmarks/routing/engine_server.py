@@ -24,15 +24,15 @@ MAX_MODEL_LEN: Final = 65_536
 class EngineServer:
     """Listens on a port of the loopback address while its context is entered.
 
-    `stream` gives the events of a chat, from its body. `told`: the size of the pool that the metrics page states,
+    `stream` gives the events of a chat, from its body. `stated`: the size of the pool that the metrics page states,
     relative to the true one. `checks`: how often the metrics were read.
     """
 
     def __init__(
-        self, replica: Replica, stream: Callable[[dict[str, Any]], AsyncIterator[bytes]], *, told: float = 1.0
+        self, replica: Replica, stream: Callable[[dict[str, Any]], AsyncIterator[bytes]], *, stated: float = 1.0
     ) -> None:
         self.checks = 0
-        self._replica, self._stream, self._told = replica, stream, told
+        self._replica, self._stream, self._stated = replica, stream, stated
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=2048)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
 
@@ -64,12 +64,12 @@ class EngineServer:
 
     async def _metrics(self, _: HttpRequest) -> Response:
         self.checks += 1
-        return PlainTextResponse(metrics_page(self._replica, self._told))
+        return PlainTextResponse(metrics_page(self._replica, self._stated))
 
 
-def metrics_page(replica: Replica, told: float) -> str:
+def metrics_page(replica: Replica, stated: float) -> str:
     engine = f'engine="0",model_name="{MODEL}"'
-    blocks = round(replica.speeds.blocks * told)
+    blocks = round(replica.speeds.blocks * stated)
     lines = [
         f'vllm:cache_config_info{{block_size="{BLOCK_SIZE}",engine="0",num_gpu_blocks="{blocks}"}} 1.0',
         f"vllm:num_requests_running{{{engine}}} {len(replica.running)}.0",

@@ -62,9 +62,9 @@ class Routed:
     async def start(self, replicas: Sequence[Replica]) -> None:
         enter = self._stack.enter_async_context
         self._replicas = replicas
-        told = self._deployment.told
+        stated = self._deployment.stated
         self._engines = [
-            await enter(EngineServer(replica, partial(self._serve, index), told=told))
+            await enter(EngineServer(replica, partial(self._serve, index), stated=stated))
             for index, replica in enumerate(replicas)
         ]
         self._routers = await enter(running_routers(self._deployment, self._present_engines()))

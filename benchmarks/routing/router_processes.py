@@ -46,14 +46,14 @@ class Deployment:
     """`record_delay`: the seconds by which what a router writes to Redis reaches another one later.
 
     `is_one_table`: the router takes replicas with different drafts for equal ones.
-    `told`: the size of their pools that engines state, relative to the true one.
+    `stated`: the size of their pools that engines state, relative to the true one.
     """
 
     workers: int = 1
     routers: int = 1
     has_redis: bool = True
     record_delay: float = 0.0
-    told: float = 1.0
+    stated: float = 1.0
     is_one_table: bool = False
 
     @property
@@ -64,7 +64,7 @@ class Deployment:
             "" if self.has_redis else "no Redis",
             f"{self.record_delay * 1000:g} ms late" if self.record_delay else "",
             "drafts unknown" if self.is_one_table else "",
-            f"pools stated x{self.told:g}" if self.told != 1 else "",
+            f"pools stated x{self.stated:g}" if self.stated != 1 else "",
         ]
         return ", ".join(filter(None, parts))
 

@@ -1,4 +1,4 @@
-"""The proxy before Redis that delays what routers tell each other."""
+"""The proxy before Redis that delays what routers send each other."""
 
 import asyncio
 import socket
