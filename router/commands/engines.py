@@ -5,7 +5,6 @@ All but `explain` probe the engines and write to Redis directly, so they need ne
 
 import asyncio
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from router.commands.logs import logs
 from router.commands.redis import with_redis
 from router.commands.suggestions import command_group
 from router.commands.switch import rollback, switch
+from router.commands.termination import Termination
 from router.settings import DEFAULT_PATH, EMBEDDED, Settings
 
 if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
@@ -196,25 +196,6 @@ def restart(
         write_json({"engine": name, "restarted": True, "drained": was_drained})
     else:
         typer.echo(f"{name} is restarted" + ("; it stays drained" if was_drained else " and back in service"))
-
-
-class Termination:
-    """Exits on a signal.
-
-    Python ignores an exception that is raised in a callback of the garbage collector or of an import, and a signal can
-    arrive in one. So `check` exits for a signal that was lost like this.
-    """
-
-    def __init__(self) -> None:
-        self._code: int | None = None
-
-    def on_signal(self, number: int, _: object) -> None:
-        self._code = 128 + number
-        sys.exit(self._code)
-
-    def check(self) -> None:
-        if self._code is not None:
-            sys.exit(self._code)
 
 
 def _send_change(name: str, config: Path, command: "Command") -> Settings:

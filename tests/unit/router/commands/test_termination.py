@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from router.commands.engines import Termination
+from router.commands.termination import Termination
 
 
 def test_a_signal_exits_with_its_number() -> None:
