@@ -1,4 +1,4 @@
-"""Tells the other router processes which prompts this one sends to which engine, and learns of theirs.
+"""Sends the other router processes which prompts this one sends to which engine, and learns of theirs.
 
 Messages on a channel of Redis, PROMPTS_CHANNEL: the version of the chains, the id of the process, and a list of records
 (msgpack). Three for each prompt: it was sent, its first token has come, it was answered. A record names the hashes of a
@@ -10,7 +10,8 @@ nothing else: a prompt whose end is never heard of is forgotten after MAX_AGE, o
 cannot be read, or of another version, is ignored.
 
 A process says every HELLO_INTERVAL that it is there. While it hears of no other, it sends nothing else. While others
-are there and cannot be heard, prompts stay closer to their homes (see `away_tokens`), which are the same in all.
+are there and cannot be heard, prompts stay closer to their homes (see `away_tokens`), which are the same in all. When a
+process first hears of others, it asks one of them for a snapshot of its indexes (prompt_snapshot.py).
 """
 
 import asyncio
@@ -23,6 +24,13 @@ import msgspec
 
 from router.core.routing.prefill import EnginePrefill, Prefills, SentPrompt
 from router.core.routing.prompt_chain import NO_PROMPT, PIECE, PromptChain
+from router.shared.prompt_snapshot import (
+    SnapshotPiece,
+    SnapshotReceiver,
+    SnapshotRequest,
+    SnapshotSender,
+    entry_count,
+)
 
 PROMPTS_CHANNEL: Final = "rh:1:process:prompts"
 
@@ -33,6 +41,10 @@ FLUSH_DELAY: Final = 0.002
 """Seconds for which records are collected."""
 
 HELLO_INTERVAL: Final = 2.0
+ASK_DELAY: Final = 0.1
+"""Seconds from the first message of another process to the request for a snapshot: until all have said how much they
+have."""
+
 PRESENCE: Final = 10.0
 """Seconds since the last message of a process, after which it counts as gone."""
 
@@ -47,6 +59,9 @@ UNHEARD_AWAY_TOKENS: Final = 1000.0
 
 MAX_PIECES: Final = 4096
 """Of a prompt, the first ones that a record names: those of 4 MiB of text."""
+
+MAX_REMOTE_PIECES: Final = 1 << 19
+"""Of all prompts of other processes that are remembered."""
 
 _MAX_REMOTE: Final = 20_000  # prompts of other processes that are remembered
 _MAX_PROCESSES: Final = 1000
@@ -79,10 +94,16 @@ class _Ended(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     more: _Chain = _Chain()
 
 
+_Record = _Sent | _Computed | _Ended | SnapshotRequest | SnapshotPiece
+
+
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`held`: how many entries the indexes of the process have; None if the message does not say it."""
+
     version: int
     process: str
-    records: list[_Sent | _Computed | _Ended]
+    records: list[_Record]
+    held: int | None = None
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -108,6 +129,13 @@ class NoLink:
         pass
 
 
+class _Peer(msgspec.Struct):
+    """Another process. `heard_at`: when its last message came. `held`: as in _Message, as it said last."""
+
+    heard_at: float
+    held: int = 0
+
+
 class _RemotePrompt(msgspec.Struct):
     engine: EnginePrefill
     sent: SentPrompt
@@ -130,37 +158,40 @@ class PromptRecords:
         self._has_workers = has_workers
         self._clock = clock
         self._number = 0
-        self._batch: list[_Sent | _Computed | _Ended] = []
-        self._heard: dict[str, float] = {}  # by process, when
+        self._batch: list[_Record] = []
+        self._peers: dict[str, _Peer] = {}  # by process
         self._remote: dict[tuple[str, int], _RemotePrompt] = {}  # the oldest first
+        self._remote_pieces = 0  # of their chains
+        self._snapshots = SnapshotSender(prefills, lambda piece: self._publish([piece]))
+        self._snapshot = SnapshotReceiver(prefills, lambda process: self._publish([SnapshotRequest(process)]))
 
     # -- of this process ----------------------------------------------------------------------------------------------
 
     def on_sent(self, url: str, chain: PromptChain) -> int:
         """Returns a number, which the later records of the prompt have."""
         self._number += 1
-        if self._has_listeners:
+        if self._reaches_others:
             self._add(_Sent(self._number, url, _pack(chain, 0)))
         return self._number
 
     def on_computed(self, number: int) -> None:
-        if self._has_listeners:
+        if self._reaches_others:
             self._add(_Computed(number))
 
     def on_answered(self, number: int, prompt: PromptChain, answered: PromptChain, completion_tokens: int) -> None:
-        if self._has_listeners:
+        if self._reaches_others:
             kept = _common(prompt, answered)
             self._add(_Ended(number, completion_tokens, kept, _pack(answered, kept)))
 
     def on_ended(self, number: int) -> None:
-        if self._has_listeners:
+        if self._reaches_others:
             self._add(_Ended(number))
 
     @property
-    def _has_listeners(self) -> bool:
-        return bool(self._heard) and self.link.up
+    def _reaches_others(self) -> bool:
+        return bool(self._peers) and self.link.up
 
-    def _add(self, record: _Sent | _Computed | _Ended) -> None:
+    def _add(self, record: _Record) -> None:
         if not self._batch:
             asyncio.get_running_loop().call_later(FLUSH_DELAY, self._flush)
         self._batch.append(record)
@@ -169,9 +200,12 @@ class PromptRecords:
         batch, self._batch = self._batch, []
         self._publish(batch)
 
-    def _publish(self, records: list[_Sent | _Computed | _Ended]) -> None:
+    def _publish(self, records: list[_Record], held: int | None = None) -> None:
         if self.link.up:
-            self.link.publish(_encode(_Message(CHAIN_VERSION, self._process, records)))
+            self.link.publish(_encode(_Message(CHAIN_VERSION, self._process, records, held)))
+
+    def _publish_hello(self) -> None:
+        self._publish([], entry_count(self._prefills))
 
     # -- of other processes -------------------------------------------------------------------------------------------
 
@@ -179,9 +213,10 @@ class PromptRecords:
         """To be called every HELLO_INTERVAL."""
         now = self._clock()
         gone = PRESENCE if self.link.up else MEMORY
-        self._heard = {process: at for process, at in self._heard.items() if now - at < gone}
+        self._peers = {process: peer for process, peer in self._peers.items() if now - peer.heard_at < gone}
         self._drop_old(now)
-        self._publish([])
+        self._publish_hello()
+        self._ask_for_snapshot()
 
     def on_message(self, payload: bytes) -> None:
         try:
@@ -191,26 +226,48 @@ class PromptRecords:
         if message.version != CHAIN_VERSION or message.process == self._process:
             return
         now = self._clock()
-        is_new = message.process not in self._heard
-        if is_new and len(self._heard) >= _MAX_PROCESSES:
-            return
-        self._heard[message.process] = now
-        if is_new:
-            self._publish([])  # so that it need not wait for the next hello
+        peer = self._peers.get(message.process)
+        if peer is None:
+            if len(self._peers) >= _MAX_PROCESSES:
+                return
+            if not self._peers:
+                asyncio.get_running_loop().call_later(ASK_DELAY, self._ask_for_snapshot)
+            peer = self._peers[message.process] = _Peer(now)
+            self._publish_hello()  # so that it need not wait for the next one
+        peer.heard_at = now
+        if message.held is not None:
+            peer.held = message.held
         for record in message.records:
             self._apply(message.process, record, now)
 
-    def _apply(self, process: str, record: _Sent | _Computed | _Ended, now: float) -> None:
+    def _apply(self, process: str, record: _Record, now: float) -> None:
+        if isinstance(record, SnapshotRequest):
+            if record.process == self._process:
+                self._snapshots.start()
+        elif isinstance(record, SnapshotPiece):
+            self._snapshot.on_piece(process, record, now)
+        else:
+            self._apply_to_prompt(process, record, now)
+
+    def _ask_for_snapshot(self) -> None:
+        if self._reaches_others:
+            self._snapshot.on_others({process: peer.held for process, peer in self._peers.items()}, self._clock())
+
+    def _apply_to_prompt(self, process: str, record: _Sent | _Computed | _Ended, now: float) -> None:
         key = process, record.number
         if isinstance(record, _Sent):
             prompt_chain = _unpack(record.chain, NO_PROMPT)
             engine = self._prefills.known(record.url)
             if engine is None or prompt_chain is None or key in self._remote:
                 return
-            if len(self._remote) >= _MAX_REMOTE:
+            count = len(prompt_chain.hashes)
+            while self._remote and (
+                len(self._remote) >= _MAX_REMOTE or self._remote_pieces + count > MAX_REMOTE_PIECES
+            ):
                 self._drop(next(iter(self._remote)), now)
             sent = engine.on_sent(prompt_chain, self._prefills.seconds_per_token(record.url, now), now)
             engine.remote += 1
+            self._remote_pieces += count
             self._remote[key] = _RemotePrompt(engine, sent)
         elif isinstance(record, _Computed):
             if (prompt := self._remote.get(key)) is not None:
@@ -226,24 +283,21 @@ class PromptRecords:
         if prompt is not None:
             prompt.engine.on_ended(prompt.sent, now)
             prompt.engine.remote -= 1
+            self._remote_pieces -= len(prompt.sent.chain.hashes)
         return prompt
 
     def _drop_old(self, now: float) -> None:
         for key, prompt in list(self._remote.items()):
             process, _ = key
-            if process not in self._heard or now - prompt.sent.sent_at > MAX_AGE:  # it died, or the end was lost
+            if process not in self._peers or now - prompt.sent.sent_at > MAX_AGE:  # it died, or the end was lost
                 self._drop(key, now)
 
     # -- what the estimates need --------------------------------------------------------------------------------------
 
     def away_tokens(self, if_heard: float) -> float:
         """What an engine other than the home costs more: `if_heard`, unless others cannot be heard."""
-        is_alone = not self._heard and not self._has_workers
-        return if_heard if is_alone or self._hears else max(if_heard, UNHEARD_AWAY_TOKENS)
-
-    @property
-    def _hears(self) -> bool:
-        return self.link.up and bool(self._heard)
+        is_alone = not self._peers and not self._has_workers
+        return if_heard if is_alone or self._reaches_others else max(if_heard, UNHEARD_AWAY_TOKENS)
 
 
 def _pack(chain: PromptChain, start: int) -> _Chain:

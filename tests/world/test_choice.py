@@ -170,6 +170,23 @@ async def test_two_routers_send_the_turns_of_a_conversation_to_one_engine(world:
 
 
 @scenario
+async def test_a_router_that_starts_knows_what_the_engines_hold_from_another(world: World) -> None:
+    _, pair = await start(world, a=LARGE, b=LARGE)
+    table = {name: ("llama", "any", engine.url) for name, engine in pair.items()}
+    second = await world.router(router_config(world.redis.url, table))
+    await asyncio.sleep(3)  # they have heard of each other
+    chats = [Chat(f"chat {number}") for number in range(6)]
+    used = [{await chat.turn(second), await chat.turn(second)} for chat in chats]
+    await asyncio.sleep(1)
+    second.kill()
+    await second.start()
+    await asyncio.sleep(1)
+    for chat, engines in zip(chats, used, strict=True):
+        assert {await chat.turn(second)} == engines
+        assert chat.held > 0.6
+
+
+@scenario
 async def test_an_engine_that_was_down_holds_nothing(world: World) -> None:
     router, pair = await start(world, a=LARGE, b=LARGE)
     chat = Chat("chat")

@@ -337,6 +337,10 @@ class Prefills:
         """As `of`, for a URL that may not be one of the configuration."""
         return self._engines.get(url)
 
+    def items(self) -> Sequence[tuple[str, EnginePrefill]]:
+        """All engines by their URLs."""
+        return list(self._engines.items())
+
     def keep(self, urls: Collection[str]) -> None:
         """Knows these engines, and forgets all others."""
         self._engines = {url: self.of(url) for url in urls}

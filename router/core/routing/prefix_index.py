@@ -92,6 +92,25 @@ class PrefixIndex:
                 return (-1 - piece) / 1000
         return None
 
+    def entries(self) -> tuple[list[int], list[int]]:
+        """The hashes, and how many bytes each counts, the oldest first."""
+        pieces = self._pieces
+        return [piece for piece in pieces if piece >= 0], [weight for weight in pieces.values() if weight]
+
+    def add_older(self, hashes: Iterable[int], weights: Iterable[int]) -> None:
+        """Adds entries of another index, the oldest first, as if they had come before all that it has."""
+        own = self._pieces
+        pieces = {
+            hash_: _WEIGHTS[min(weight, PIECE)]
+            for hash_, weight in zip(hashes, weights, strict=True)
+            if hash_ not in own
+        }
+        pieces.update(own)
+        self._pieces = pieces
+        self.size = sum(pieces.values())
+        if self.size > self.capacity:
+            self._drop_oldest()
+
     def clear(self) -> None:
         self._pieces = {}
         self._marks = []

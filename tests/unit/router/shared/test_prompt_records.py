@@ -1,4 +1,4 @@
-"""What processes tell each other of prompts: they estimate alike, and nothing that arrives does harm."""
+"""What processes send each other of prompts: they estimate alike, and nothing that arrives does harm."""
 
 import asyncio
 from typing import Any
@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from router.core.routing.prefill import AWAY_TOKENS, SESSION_AWAY_TOKENS, EngineLoad, Prefills
 from router.core.routing.prompt_chain import PIECE, PromptChain
 from router.shared.prompt_records import (
+    ASK_DELAY,
     CHAIN_VERSION,
     MAX_AGE,
     MAX_PIECES,
+    MAX_REMOTE_PIECES,
     MEMORY,
     PRESENCE,
     UNHEARD_AWAY_TOKENS,
     PromptRecords,
 )
+from tests.support.waiting import eventually
 
 URLS = ("http://a", "http://b")
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -207,6 +210,50 @@ async def test_a_url_that_is_not_configured_here_is_ignored() -> None:
     assert other.prefills.known("http://c") is None
 
 
+async def test_the_prompts_of_others_are_bounded_by_their_pieces() -> None:
+    _, one, other = pair()
+    for number in range(MAX_REMOTE_PIECES // MAX_PIECES + 3):
+        hashes = range(MAX_PIECES * number, MAX_PIECES * (number + 1))
+        one.send(URLS[0], PromptChain(hashes, [PIECE * (end + 1) for end in range(MAX_PIECES)]))
+    await flushed()
+    assert other.remote() == [MAX_REMOTE_PIECES // MAX_PIECES, 0]
+    wait_for_all = PRESENCE + 1
+    other.wire.now += wait_for_all
+    other.records.say_hello()
+    assert other.remote() == [0, 0]
+    one.send(URLS[1], prompt(1))
+    one.records.say_hello()
+    await flushed()
+    assert other.remote() == [0, 1]
+
+
+# -- a process that starts --------------------------------------------------------------------------------------------
+
+
+async def test_processes_that_start_get_what_the_one_that_has_most_knows() -> None:
+    wire, one, _ = pair()
+    for number in range(40):
+        one.send(URLS[number % 2], prompt(1, number, 2))
+    await flushed()
+    later = [Process(wire, name) for name in ("later", "latest")]
+    for process in later:
+        process.records.say_hello()
+    for process in later:
+        await eventually(lambda process=process: process.known(prompt(1))[1][0])  # type: ignore[misc]
+        for number in range(40):
+            cached = [cached for cached, _ in process.known(prompt(1, number, 2))]
+            assert cached == [cached for cached, _ in one.known(prompt(1, number, 2))]
+            assert cached[number % 2] == 3 * PIECE // 4
+
+
+async def test_a_snapshot_is_asked_of_others_only_if_they_have_something() -> None:
+    wire, _, _ = pair()
+    later = Process(wire, "later")
+    later.records.say_hello()
+    await asyncio.sleep(1.5 * ASK_DELAY)
+    assert not any(msgspec.msgpack.decode(message)[2] for message in wire.sent)
+
+
 PACKED = st.one_of(st.binary(max_size=40), st.integers(0, 5).map(lambda n: b"\x01" * (8 * n)))
 NUMBERS = st.integers(-(2**63), 2**64 - 1)
 RECORDS = st.lists(
@@ -214,6 +261,8 @@ RECORDS = st.lists(
         st.tuples(st.just(0), NUMBERS, st.sampled_from([*URLS, "x"]), st.tuples(PACKED, PACKED)),
         st.tuples(st.just(1), st.integers(0, 3)),
         st.tuples(st.just(2), st.integers(0, 3), NUMBERS, NUMBERS, st.tuples(PACKED, PACKED)),
+        st.tuples(st.just(3), st.sampled_from(["x", "other"])),
+        st.tuples(st.just(4), st.integers(0, 3), st.sampled_from([*URLS, "x"]), PACKED, PACKED, st.booleans()),
     ),
     max_size=8,
 )

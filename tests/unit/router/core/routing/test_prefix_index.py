@@ -53,6 +53,48 @@ def test_the_oldest_prompt_is_forgotten_from_its_end_and_what_others_share_stays
     assert index.match(chain([1, 2, 2, 3, 4]).hashes) == 5
 
 
+@given(PATHS, PATHS, PATHS, st.integers(1, 40))
+def test_older_entries_are_forgotten_before_its_own_and_in_their_order(
+    older: list[list[int]], own: list[list[int]], later: list[list[int]], capacity: int
+) -> None:
+    """As if all prompts had come to one index, if there is room for them until the entries are added."""
+    other, index, one = PrefixIndex(10**9), PrefixIndex(10**9), PrefixIndex(10**9)
+    for path in older:
+        other.add(chain(path))
+        one.add(chain(path))
+    for path in own:
+        index.add(chain(path))
+        one.add(chain(path))
+    index.add_older(*other.entries())
+    assert (index.entries(), index.size) == (one.entries(), one.size)
+    index.capacity = one.capacity = capacity * PIECE
+    for path in later:
+        index.add(chain(path))
+        one.add(chain(path))
+        assert index.entries() == one.entries()
+
+
+def test_marks_are_no_entries_and_stay_where_they_are_among_them() -> None:
+    index = PrefixIndex(10 * PIECE)
+    index.add(chain([1]))
+    index.mark(5.0)
+    index.add(chain([2]))
+    assert index.entries() == ([*chain([1]).hashes, *chain([2]).hashes], [PIECE, PIECE])
+    index.add_older([7, 8], [PIECE, PIECE])
+    assert (len(index), index.size, index.oldest_use()) == (4, 4 * PIECE, 5.0)
+
+
+def test_older_entries_that_do_not_fit_are_left_out() -> None:
+    other, index = PrefixIndex(10 * PIECE), PrefixIndex(4 * PIECE)
+    other.add(chain([1, 1, 1, 1, 1]))
+    index.add(chain([2, 2]))
+    index.add_older(*other.entries())
+    assert (index.match(chain([2, 2]).hashes), index.match(chain([1, 1, 1]).hashes)) == (2, 1)
+    assert index.size <= index.capacity
+    index.add_older([5], [2**16 - 1])
+    assert index.size <= index.capacity
+
+
 def test_a_use_makes_a_prompt_recent() -> None:
     index = PrefixIndex(8 * PIECE)
     for path in ([1, 1, 1], [2, 2, 2], [1, 1, 1], [3, 3, 3]):
