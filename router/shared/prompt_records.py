@@ -6,8 +6,8 @@ prompt's pieces and no text.
 
 Theory of operation. Each process applies the records of the others to its own Prefills, so all estimate alike. Records
 are sent together after FLUSH_DELAY, and are not awaited. One that is lost, late or doubled makes an estimate worse, and
-nothing else: a prompt whose end is never heard of is forgotten after MAX_AGE, or with its process. A message that
-cannot be read, or of another version, is ignored.
+nothing else: a prompt whose end is lost is forgotten when its process says that all prompts up to it have ended, after
+MAX_AGE, or with its process. A message that cannot be read, or of another version, is ignored.
 
 A process says every HELLO_INTERVAL that it is there. While it hears of no other, it sends nothing else. While others
 are there and cannot be heard, prompts stay closer to their homes (see `away_tokens`), which are the same in all. When a
@@ -94,16 +94,23 @@ class _Ended(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     more: _Chain = _Chain()
 
 
+class _Hello(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`held`: how many entries its indexes have. `open_from`: no prompt with a smaller number is at an engine."""
+
+    held: int = 0
+    open_from: int = 0
+
+
 _Record = _Sent | _Computed | _Ended | SnapshotRequest | SnapshotPiece
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`held`: how many entries the indexes of the process have; None if the message does not say it."""
+    """`hello`: what the process says every HELLO_INTERVAL; a message with records has none."""
 
     version: int
     process: str
     records: list[_Record]
-    held: int | None = None
+    hello: _Hello | None = None
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -130,10 +137,10 @@ class NoLink:
 
 
 class _Peer(msgspec.Struct):
-    """Another process. `heard_at`: when its last message came. `held`: as in _Message, as it said last."""
+    """Another process. `heard_at`: when its last message came. `hello`: the last one."""
 
     heard_at: float
-    held: int = 0
+    hello: _Hello = _Hello()
 
 
 class _RemotePrompt(msgspec.Struct):
@@ -158,6 +165,7 @@ class PromptRecords:
         self._has_workers = has_workers
         self._clock = clock
         self._number = 0
+        self._open: dict[int, None] = {}  # the numbers of prompts that have not ended, the oldest first
         self._batch: list[_Record] = []
         self._peers: dict[str, _Peer] = {}  # by process
         self._remote: dict[tuple[str, int], _RemotePrompt] = {}  # the oldest first
@@ -170,6 +178,7 @@ class PromptRecords:
     def on_sent(self, url: str, chain: PromptChain) -> int:
         """Returns a number, which the later records of the prompt have."""
         self._number += 1
+        self._open[self._number] = None
         if self._reaches_others:
             self._add(_Sent(self._number, url, _pack(chain, 0)))
         return self._number
@@ -179,11 +188,13 @@ class PromptRecords:
             self._add(_Computed(number))
 
     def on_answered(self, number: int, prompt: PromptChain, answered: PromptChain, completion_tokens: int) -> None:
+        self._open.pop(number, None)
         if self._reaches_others:
             kept = _common(prompt, answered)
             self._add(_Ended(number, completion_tokens, kept, _pack(answered, kept)))
 
     def on_ended(self, number: int) -> None:
+        self._open.pop(number, None)
         if self._reaches_others:
             self._add(_Ended(number))
 
@@ -198,14 +209,16 @@ class PromptRecords:
 
     def _flush(self) -> None:
         batch, self._batch = self._batch, []
-        self._publish(batch)
+        if batch:
+            self._publish(batch)
 
-    def _publish(self, records: list[_Record], held: int | None = None) -> None:
+    def _publish(self, records: list[_Record], hello: _Hello | None = None) -> None:
         if self.link.up:
-            self.link.publish(_encode(_Message(CHAIN_VERSION, self._process, records, held)))
+            self.link.publish(_encode(_Message(CHAIN_VERSION, self._process, records, hello)))
 
     def _publish_hello(self) -> None:
-        self._publish([], entry_count(self._prefills))
+        self._flush()  # ends of prompts before it says that they have ended
+        self._publish([], _Hello(entry_count(self._prefills), next(iter(self._open), self._number + 1)))
 
     # -- of other processes -------------------------------------------------------------------------------------------
 
@@ -235,8 +248,8 @@ class PromptRecords:
             peer = self._peers[message.process] = _Peer(now)
             self._publish_hello()  # so that it need not wait for the next one
         peer.heard_at = now
-        if message.held is not None:
-            peer.held = message.held
+        if message.hello is not None:
+            peer.hello = message.hello
         for record in message.records:
             self._apply(message.process, record, now)
 
@@ -251,7 +264,7 @@ class PromptRecords:
 
     def _ask_for_snapshot(self) -> None:
         if self._reaches_others:
-            self._snapshot.on_others({process: peer.held for process, peer in self._peers.items()}, self._clock())
+            self._snapshot.on_others({process: peer.hello.held for process, peer in self._peers.items()}, self._clock())
 
     def _apply_to_prompt(self, process: str, record: _Sent | _Computed | _Ended, now: float) -> None:
         key = process, record.number
@@ -288,8 +301,10 @@ class PromptRecords:
 
     def _drop_old(self, now: float) -> None:
         for key, prompt in list(self._remote.items()):
-            process, _ = key
-            if process not in self._peers or now - prompt.sent.sent_at > MAX_AGE:  # it died, or the end was lost
+            process, number = key
+            peer = self._peers.get(process)
+            # The process has died, or the end was lost.
+            if peer is None or number < peer.hello.open_from or now - prompt.sent.sent_at > MAX_AGE:
                 self._drop(key, now)
 
     # -- what the estimates need --------------------------------------------------------------------------------------

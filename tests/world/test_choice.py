@@ -16,12 +16,14 @@ import pytest
 
 from benchmarks.affinity import compare
 from router.core.api_keys import hash_key
+from router.core.routing.prefill import EnginePrefill
 from tests.support.router_server import LLAMA, chat_body, router_config
 from tests.support.waiting import eventually
 from tests.world.http import open_client
 from tests.world.processes import WorldEngine, WorldRouter
-from tests.world.scenario import World, scenario
+from tests.world.scenario import PROBED, World, scenario
 
+LARGE: dict[str, Any] = {"max_model_len": 65536, "kv_blocks": 16384}
 CODE = "Write a Python function that sorts a list"
 CHAT = "Tell me a story about the sea"
 
@@ -31,6 +33,23 @@ async def start(world: World, **engines: dict[str, Any]) -> tuple[WorldRouter, d
     started = {name: await world.engine(**options) for name, options in engines.items()}
     table = {name: ("llama", "any", engine.url) for name, engine in started.items()}
     return await world.router(router_config(world.redis.url, table)), started
+
+
+async def start_two(world: World) -> tuple[WorldRouter, WorldRouter, dict[str, WorldEngine]]:
+    """Two routers that have heard of each other, with two engines."""
+    first, pair = await start(world, a=LARGE, b=LARGE)
+    table = {name: ("llama", "any", engine.url) for name, engine in pair.items()}
+    second = await world.router(router_config(world.redis.url, table))
+    await asyncio.sleep(3)
+    return first, second, pair
+
+
+def prefills(router: WorldRouter) -> list[EnginePrefill]:
+    return [prefill for _, prefill in router.application._process_state.prefills.items()]
+
+
+def in_flight_of_others(router: WorldRouter) -> list[int]:
+    return [prefill.remote for prefill in prefills(router)]
 
 
 async def engine_of(router: WorldRouter, system: str, question: str, **headers: str) -> str:
@@ -101,20 +120,18 @@ async def test_the_prefix_cache_hits_more_often_than_with_round_robin(world: Wor
 TEXT = "The sea was calm, and the lamp of the harbour was lit. " * 60  # 3 KiB
 
 
-LARGE: dict[str, Any] = {"max_model_len": 65536, "kv_blocks": 16384}
-
-
 class Chat:
     """A conversation that repeats all turns before."""
 
     def __init__(self, name: str) -> None:
         self.messages = [{"role": "system", "content": TEXT}]
         self.name = name
+        self.model = "llama"
 
     async def turn(self, router: WorldRouter, **headers: str) -> str:
         """The engine that answered."""
         self.messages.append({"role": "user", "content": f"{self.name} {len(self.messages)}: {TEXT}"})
-        answer = await router.chat("", messages=list(self.messages), headers=headers, max_tokens=40)
+        answer = await router.chat("", messages=list(self.messages), headers=headers, max_tokens=40, model=self.model)
         assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
         self.messages.append(answer.json()["choices"][0]["message"])
         self.reason = answer.headers["x-engine-reason"]
@@ -155,10 +172,7 @@ async def test_each_conversation_stays_at_the_engine_that_holds_it_and_conversat
 
 @scenario
 async def test_two_routers_send_the_turns_of_a_conversation_to_one_engine(world: World) -> None:
-    first, pair = await start(world, a=LARGE, b=LARGE)
-    table = {name: ("llama", "any", engine.url) for name, engine in pair.items()}
-    second = await world.router(router_config(world.redis.url, table))
-    await asyncio.sleep(3)  # they have heard of each other
+    first, second, _ = await start_two(world)
     for number in range(6):
         chat = Chat(f"chat {number}")
         engines_used = set()
@@ -171,10 +185,7 @@ async def test_two_routers_send_the_turns_of_a_conversation_to_one_engine(world:
 
 @scenario
 async def test_a_router_that_starts_knows_what_the_engines_hold_from_another(world: World) -> None:
-    _, pair = await start(world, a=LARGE, b=LARGE)
-    table = {name: ("llama", "any", engine.url) for name, engine in pair.items()}
-    second = await world.router(router_config(world.redis.url, table))
-    await asyncio.sleep(3)  # they have heard of each other
+    _, second, _ = await start_two(world)
     chats = [Chat(f"chat {number}") for number in range(6)]
     used = [{await chat.turn(second), await chat.turn(second)} for chat in chats]
     await asyncio.sleep(1)
@@ -184,6 +195,68 @@ async def test_a_router_that_starts_knows_what_the_engines_hold_from_another(wor
     for chat, engines in zip(chats, used, strict=True):
         assert {await chat.turn(second)} == engines
         assert chat.held > 0.6
+
+
+@pytest.mark.parametrize("outage", [1.0, 30.0])
+@scenario
+async def test_of_a_prompt_that_was_sent_before_redis_restarted_nothing_is_left_at_the_other_router(
+    world: World, outage: float
+) -> None:
+    """`outage` in seconds, while the engine takes 10: the record of the answer comes, or is lost."""
+    first, second, pair = await start_two(world)
+    chat = Chat("chat")
+    for engine in pair.values():
+        await engine.set_faults({"fault": "ttft", "ms": 10_000, "times": 1})
+    asked = asyncio.ensure_future(chat.turn(first))
+    await asyncio.sleep(1)
+    assert sum(in_flight_of_others(second)) == 1
+    world.redis.stop()
+    await asyncio.sleep(outage)
+    world.redis.start()
+    name = await asked
+    await asyncio.sleep(30)
+    assert in_flight_of_others(second) == [0, 0]
+    assert all(prefill.pending == 0 for prefill in prefills(second))
+    for engine in pair.values():
+        await engine.clear_faults()
+    assert await chat.turn(second) == name
+    assert chat.held > (0.6 if outage < 10 else 0.3)
+
+
+@scenario
+async def test_a_prompt_that_is_in_flight_during_a_reload_is_known_and_ends_at_both_routers(world: World) -> None:
+    first, second, pair = await start_two(world)
+    for engine in pair.values():
+        await engine.set_faults({"fault": "ttft", "ms": 5000, "times": 1})
+    chat = Chat("chat")
+    asked = asyncio.ensure_future(chat.turn(first))
+    await asyncio.sleep(1)
+    text = router_config(world.redis.url, {name: ("llama", "any", engine.url) for name, engine in pair.items()})
+    await first.reload(text)
+    await second.reload(text)
+    await asyncio.sleep(1)
+    assert sum(prefill.pending for prefill in prefills(first)) == sum(in_flight_of_others(second)) == 1
+    name = await asked
+    await asyncio.sleep(1)
+    assert in_flight_of_others(second) == [0, 0]
+    assert not any(prefill.pending for router in (first, second) for prefill in prefills(router))
+    assert await chat.turn(second) == name
+    assert chat.held > 0.6
+
+
+@scenario
+async def test_adapters_of_one_model_share_no_prefix_in_the_choice(world: World) -> None:
+    lora = {"enable_lora": True, "lora_modules": (("sql", "/sql"), ("poems", "/poems"))}
+    router, _ = await start(world, a=LARGE | lora, b=LARGE | lora)
+    await asyncio.sleep(PROBED)
+    chats = [Chat("the same") for _ in range(3)]
+    for chat, model in zip(chats, ("sql", "poems", "llama"), strict=True):
+        chat.model = model
+        await chat.turn(router)
+        assert chat.held == 0
+    for chat in chats:
+        await chat.turn(router)
+        assert chat.held > 0.4
 
 
 @scenario

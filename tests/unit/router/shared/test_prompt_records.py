@@ -165,7 +165,39 @@ async def test_a_message_that_comes_twice_changes_nothing() -> None:
     assert other.remote() == [0, 0]
 
 
-async def test_a_prompt_whose_end_is_lost_is_forgotten_after_a_while() -> None:
+async def test_a_prompt_whose_end_is_lost_is_forgotten_once_its_process_says_that_it_has_ended() -> None:
+    wire, one, other = pair()
+    ended, answered, open_ = (one.send(URLS[0], prompt(number)) for number in range(3))
+    await flushed()
+    wire.loses = True
+    one.records.on_ended(ended)
+    one.records.on_answered(answered, prompt(1), prompt(1), 5)
+    await flushed()
+    wire.loses = False
+    assert other.remote() == [3, 0]
+    one.records.say_hello()
+    other.records.say_hello()
+    assert other.remote() == [1, 0]
+    wire.loses = True
+    one.records.on_ended(open_)
+    await flushed()
+    wire.loses = False
+    one.records.say_hello()
+    other.records.say_hello()
+    assert other.remote() == [0, 0]
+
+
+async def test_a_process_sends_the_ends_of_prompts_before_it_says_that_they_have_ended() -> None:
+    _, one, other = pair()
+    number = one.send(URLS[0], prompt(1))
+    await flushed()
+    one.records.on_answered(number, prompt(1), prompt(1, 2), 5)
+    one.records.say_hello()
+    other.records.say_hello()
+    assert other.prefills.of(URLS[0]).index.match(prompt(1, 2).hashes) == 2
+
+
+async def test_a_prompt_that_does_not_end_is_forgotten_after_a_while() -> None:
     wire, one, other = pair()
     one.send(URLS[0], prompt(1))
     await flushed()
@@ -268,10 +300,14 @@ RECORDS = st.lists(
 )
 
 
-@given(st.one_of(st.binary(max_size=30), RECORDS.map(lambda r: msgspec.msgpack.encode((CHAIN_VERSION, "x", r)))))
+MESSAGES = st.tuples(st.just(CHAIN_VERSION), st.just("x"), RECORDS, st.none() | st.tuples(NUMBERS, NUMBERS))
+
+
+@given(st.one_of(st.binary(max_size=30), MESSAGES.map(msgspec.msgpack.encode)))
 async def test_no_message_raises_an_exception(payload: bytes) -> None:
     _, _, other = pair()
     other.records.on_message(payload)
+    other.records.say_hello()
     other.known(prompt(1))
 
 
