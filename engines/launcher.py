@@ -101,7 +101,7 @@ def engine_command(spec: EngineSpec, program: Program, plan: UpPlan) -> EngineCo
 def _simulator_argv(spec: EngineSpec, launch: LaunchSpec, draft: str | None) -> list[str]:
     argv = [sys.executable, "-m", "engines.simulator", *listen_options(spec)]
     argv += ["--model", launch.target, "--served-model-name", spec.served_model]
-    argv += SIMULATED_PACE
+    argv += [*SIMULATED_PACE, "--enable-prompt-tokens-details"]
     argv += kv_events_options(spec)
     if launch.lora:
         argv += ["--enable-lora", "--lora-modules", *lora_modules(launch)]

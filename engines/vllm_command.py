@@ -36,7 +36,9 @@ def vllm_argv(spec: EngineSpec, python: str) -> list[str]:
         argv += ["--speculative-config", json.dumps(speculative_config(launch, launch.speculation_method))]
         # The router learns from it what the draft is worth; without a draft, vLLM refuses the option.
         argv += ["--per-request-spec-decode-metrics", "summary"]
-    argv += ["--disable-uvicorn-access-log"]
+    # The router compares it with what it believes of the engine's prefix cache. The last of several options counts for
+    # vLLM, so `args` can turn it off.
+    argv += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
     return argv + list(launch.args)
 
 

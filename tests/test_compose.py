@@ -239,7 +239,7 @@ def test_simulated_engines_have_the_models_and_drafts_of_real_ones(compose: Comp
             "--max-model-len": real["--max-model-len"],
             "--draft": draft["model"],
             "--num-speculative-tokens": str(draft["num_speculative_tokens"]),
-            **options(list(SIMULATED_PACE)),
+            **options([*SIMULATED_PACE, "--enable-prompt-tokens-details"]),
         }
 
 

@@ -104,6 +104,8 @@ OPTIONS = [
     Case({}, {"per_request_spec_decode_metrics": "none"}),
     Case({"draft": "DRAFT"}, {"per_request_spec_decode_metrics": "summary"}),
     Case({"speculation": "ngram"}, {"per_request_spec_decode_metrics": "summary"}),
+    Case({}, {"enable_prompt_tokens_details": True}),
+    Case({"args": ["--no-enable-prompt-tokens-details"]}, {"enable_prompt_tokens_details": False}),
     Case({"args": [*RAY_EXECUTOR]}, {"distributed_executor_backend": "ray"}),  # engines.placement.ray_driver adds it
 ]
 

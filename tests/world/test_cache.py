@@ -10,7 +10,7 @@ from router.core.cache.entry_filter import text_document_name
 from router.core.endpoints.stream_encoding import decode_stream
 from tests.support.purge_log import keys_except_log
 from tests.support.router_server import LLAMA_ALIAS, chat_body, router_config
-from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text, parse_events
 from tests.support.waiting import eventually
 from tests.world.defaults import default_router
 from tests.world.scenario import World, scenario
@@ -63,6 +63,27 @@ def _content_fields(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _content_fields(v) for k, v in value.items() if v not in (None, [], {})}
     return [_content_fields(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@scenario
+async def test_a_hit_repeats_the_cached_tokens_of_its_generation(world: World, stream: bool) -> None:
+    engine = await world.engine(enable_prompt_tokens_details=True)
+    router = await world.router(router_config(world.redis.url, {"one": ("llama", "any", engine.url)}))
+    system = {"role": "system", "content": "The harbour and its lamp. " * 20}
+
+    async def usage(question: str, cache: str, *, stream: bool) -> Any:
+        options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        answer = await router.chat("", messages=[system, {"role": "user", "content": question}], **options)
+        assert answer.headers["x-cache"] == cache
+        return (parse_events(answer.content)[-1] if stream else answer.json())["usage"]
+
+    await usage("The sea?", "MISS", stream=stream)
+    generated = await usage("The tide?", "MISS", stream=stream)
+    assert 0 < generated["prompt_tokens_details"]["cached_tokens"] < generated["prompt_tokens"]
+    for other in (False, True):
+        hit = await usage("The tide?", "HIT", stream=other)
+        assert _content_fields(hit) == _content_fields(generated)
 
 
 # -- the key ----------------------------------------------------------------------------------------------------------

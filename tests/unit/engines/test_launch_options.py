@@ -16,6 +16,7 @@ from router.settings.tables import LaunchSettings
 BEFORE = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", "org/Llama-3"]
 BEFORE += ["--served-model-name", "org/M", "--host", "127.0.0.1", "--port", "8001"]
 REPORTED = ["--per-request-spec-decode-metrics", "summary"]
+ALWAYS = {"--enable-prompt-tokens-details", "--disable-uvicorn-access-log"}
 ACCEPTED = ["--acceptance", "0.6", "--code-acceptance", "0.6"]
 
 
@@ -29,8 +30,8 @@ def words(**launch: Any) -> list[str]:
     """What the settings add to the command line."""
     argv = vllm_argv(engine(**launch), "python")
     assert argv[: len(BEFORE)] == BEFORE
-    assert "--disable-uvicorn-access-log" in argv
-    return [word for word in argv[len(BEFORE) :] if word != "--disable-uvicorn-access-log"]
+    assert set(argv) >= ALWAYS
+    return [word for word in argv[len(BEFORE) :] if word not in ALWAYS]
 
 
 def speculation(**launch: Any) -> dict[str, Any]:
@@ -177,6 +178,7 @@ def test_the_requests_of_a_simulated_engine_share_its_time() -> None:
     settings = parse_arguments(argv[argv.index("engines.simulator") + 1 :]).settings
     assert settings.has_time_model
     assert settings.prefill_tokens_per_second == 4000
+    assert settings.enable_prompt_tokens_details
 
 
 def test_a_simulated_engine_serves_the_adapters_of_the_real_one() -> None:
