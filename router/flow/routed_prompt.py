@@ -19,7 +19,13 @@ from router.core.routing.prefill import (
     SentPrompt,
 )
 from router.core.routing.prefix_tokens import PrefixTokens, compare_prefix
-from router.core.routing.prompt_chain import PromptChain, answered_chain, parse_answer, prompt_chain
+from router.core.routing.prompt_chain import (
+    PromptChain,
+    answered_chain,
+    has_several_prompts,
+    parse_answer,
+    prompt_chain,
+)
 from router.core.routing.ranking import EngineSnapshot, PromptCost
 from router.shared.prompt_records import PromptRecords
 from router.upstream.engine import Engine
@@ -165,13 +171,16 @@ class ChainedPrompt:
         if engine is None or sent is None or parsed is None:
             return
         answered = answered_chain(self.chain, self._request, self._seed, parsed)
+        # Of several prompts, the engine reports the sum, and the chain is of the first one.
+        is_counted = not has_several_prompts(self._request)
+        prompt_tokens, cached_tokens = (answer.prompt_tokens, parsed.cached_tokens) if is_counted else (0, None)
         engine.on_answered(
-            sent, answered, now, prompt_tokens=answer.prompt_tokens, completion_tokens=answer.completion_tokens,
-            cached_tokens=parsed.cached_tokens,
+            sent, answered, now, prompt_tokens=prompt_tokens, completion_tokens=answer.completion_tokens,
+            cached_tokens=cached_tokens,
         )  # fmt: skip
         self._records.on_answered(self._number, self.chain, answered, answer.completion_tokens)
         if self.estimate is not None:
-            self.prefix_tokens = compare_prefix(self.estimate, answer.prompt_tokens, parsed.cached_tokens)
+            self.prefix_tokens = compare_prefix(self.estimate, prompt_tokens, cached_tokens)
         self._sent = None
 
     def on_ended(self, now: float) -> None:

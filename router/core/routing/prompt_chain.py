@@ -63,6 +63,13 @@ def prompt_chain(request: InferenceRequest, seed: int) -> PromptChain:
     return _chain(seed, head, rest)
 
 
+def has_several_prompts(request: InferenceRequest) -> bool:
+    """Whether the usage is of several prompts together; the chain is of the first one."""
+    layout = request.endpoint.input
+    value = request.fields.get(layout.field) if isinstance(layout, Prompt) else None
+    return isinstance(value, list) and len(value) > 1 and not isinstance(value[0], int)
+
+
 def answered_chain(chain: PromptChain, request: InferenceRequest, seed: int, answer: "Answer") -> PromptChain:
     """The chain of a prompt with its answer, as the next turn of the conversation repeats both."""
     layout = request.endpoint.input

@@ -1,12 +1,18 @@
-"""What is said of a choice."""
+"""What is said of a choice, and what is learned of an answer."""
+
+import json
+from typing import Any
 
 import pytest
 
+from router.core.endpoints.recorded_response import RecordedResponse
 from router.core.routing.prefill import DEFAULT_SECONDS_PER_TOKEN, IN_FLIGHT_TOKENS, PrefillEstimate, Prefills
 from router.core.routing.ranking import EngineSnapshot
+from router.core.types import BYTES_PER_TOKEN
 from router.flow.routed_prompt import ChainedPrompt, explain_choice
 from router.shared.prompt_records import PromptRecords
-from tests.support.factories import chat
+from router.upstream.engine import Engine
+from tests.support.factories import chat, completion
 
 A = PrefillEstimate("a", 12_100, 11_264, 0.02, 0.0001, 0.2)
 B = PrefillEstimate("b", 12_100, 0, 0.0, 0.0001, 1.3)
@@ -47,3 +53,29 @@ def test_requests_that_wait_are_a_queue_only_as_far_as_others_have_sent_them(
     crowded, idle = prompt.costs(engines, now=0.0)
     seconds = 256 * queue + IN_FLIGHT_TOKENS * max(8, 8 + external)
     assert crowded.own - idle.own == pytest.approx(seconds * DEFAULT_SECONDS_PER_TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "token_bytes"),
+    [
+        ("x" * 4096, 2),
+        (["x" * 4096], 2),
+        ([7] * 1024, 2),
+        (["x" * 4096, "y" * 4096], BYTES_PER_TOKEN),
+        ([[7] * 1024, [8] * 1024], BYTES_PER_TOKEN),
+    ],
+    ids=["text", "one text", "token ids", "texts", "lists of token ids"],
+)
+def test_the_usage_says_how_many_bytes_a_token_has_unless_it_is_of_several_prompts(
+    prompt: Any, token_bytes: float
+) -> None:
+    prefills = Prefills()
+    routed = ChainedPrompt(prefills, PromptRecords(prefills, "p"), completion(prompt=prompt), 1, 0)
+    engine = Engine(name="a", model="llama", task="any", url="http://a", served_model="m")
+    routed.on_sent(engine, 0.0)
+    usage = {"prompt_tokens": 2048, "prompt_tokens_details": {"cached_tokens": 2048}}
+    body = json.dumps({"choices": [{"text": ""}], "usage": usage}).encode()
+    routed.on_answered(RecordedResponse(body=body, stream=None, prompt_tokens=2048, completion_tokens=1), 1.0)
+    prefill, capacity = prefills.of("http://a"), Prefills().of("http://a").capacity_tokens
+    assert prefill.token_bytes == token_bytes
+    assert (prefill.capacity_tokens > capacity) == (token_bytes == 2), "more was cached than had been sent"
