@@ -22,6 +22,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 WORKERS = 2
+PROMPTS = 100
 ANSWER = (ROLE_FRAME + chat_frame(content="one "), chat_frame(content="two", finish="stop") + DONE_FRAME)
 ADMIN = {"authorization": "Bearer admin"}
 REST = f"""
@@ -75,16 +76,22 @@ async def connections(router: RouterProcess, stack: AsyncExitStack) -> list[http
     found: dict[int, httpx.AsyncClient] = {}
 
     async def all_found() -> bool:
-        client = http_client(router.url)
-        stack.push_async_callback(client.aclose)
-        async with client.stream("GET", "/healthz") as answer:
-            await answer.aread()
-            port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
-        found.setdefault(owner_of(router, port), client)
+        worker, client = await connect(router, stack)
+        found.setdefault(worker, client)
         return len(found) == WORKERS
 
     await eventually(all_found)
     return list(found.values())
+
+
+async def connect(router: RouterProcess, stack: AsyncExitStack) -> tuple[int, httpx.AsyncClient]:
+    """A client with a connection, and the worker that has accepted it."""
+    client = http_client(router.url)
+    stack.push_async_callback(client.aclose)
+    async with client.stream("GET", "/healthz") as answer:
+        await answer.aread()
+        port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
+    return owner_of(router, port), client
 
 
 def owner_of(router: RouterProcess, client_port: int) -> int:
@@ -193,3 +200,43 @@ async def test_a_breaker_that_one_worker_opens_is_open_at_both(workers: Workers)
         return all(page["engines"]["one"]["breaker"] == "open" for page in pages)
 
     await eventually(open_at_both)
+
+
+async def test_a_worker_that_is_started_again_learns_from_the_other_what_the_engines_hold_without_redis(
+    tmp_path: Path,
+) -> None:
+    text = "The lamp of the harbour was lit. " * 100  # 3 KiB
+    async with AsyncExitStack() as stack:
+        engines = [ScriptedEngine(*ANSWER), ScriptedEngine(*ANSWER)]
+        for engine in engines:
+            await engine.start()
+            stack.push_async_callback(engine.stop)
+        table = {name: ("llama", "any", engine.url) for name, engine in zip("ab", engines, strict=True)}
+        router = RouterProcess(tmp_path, router_config("redis://127.0.0.1:1", table, router="workers = 2"))
+        router.start()
+        stack.callback(router.kill)
+        await router.wait_until_ready()
+        await eventually(lambda: "ready: Roundhouse serves on" in router.log.read_text())
+        asked, client = await connect(router, stack)
+        for number in range(PROMPTS):
+            await client.post("/v1/chat/completions", json=chat_body(f"{number} {text}", stream=True))
+        await asyncio.sleep(0.1)  # what a worker has not sent dies with it
+        before = router.worker_pids()
+        router.kill_worker(asked)
+        await eventually(lambda: router.worker_pids() - before)
+        (again,) = router.worker_pids() - before
+
+        async def has_connection() -> httpx.AsyncClient | None:
+            worker, client = await connect(router, stack)
+            return client if worker == again else None
+
+        client = await eventually(has_connection)
+        numbers = iter(range(PROMPTS))
+
+        async def knows_a_prompt() -> bool:
+            """Each is asked once: the worker knows its own in any case."""
+            body = chat_body(f"{next(numbers)} {text}", stream=True, max_tokens=7)
+            answer = await client.post("/v1/chat/completions", json=body)
+            return not answer.headers["x-engine-reason"].startswith("prefix 0 ")
+
+        await eventually(knows_a_prompt)
