@@ -1,11 +1,15 @@
 """What is made of recent requests: the order of a warm-up, and the bodies that are replayed."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
+from router.core.endpoints.request import parse_request
+from router.core.endpoints.table import ENDPOINT_BY_PATH
+from router.core.routing.prompt_chain import NO_PROMPT, PromptChain, chain_seed, prompt_chain
+from router.core.routing.warm_up import most_saving_first
+from router.errors import ApiError
 from router.shared.recent_prompts import RecentPrompt
 
 _PREVIEW: Final = 80  # characters
@@ -19,19 +23,9 @@ _LIMIT_BY_PATH: Final = {
 }
 
 
-def most_frequent_first(prompts: Sequence[RecentPrompt]) -> list[RecentPrompt]:
-    """One request of each prefix first, the most frequent prefix before the others; then the rest.
-
-    The prefix is what precedes the last message, or the system prompt: what requests have in common.
-    """
-    prefixes = [_prefix(prompt) for prompt in prompts]
-    counts = Counter(prefixes)
-    seen: Counter[bytes] = Counter()
-    ranked = []
-    for position, (prompt, prefix) in enumerate(zip(prompts, prefixes, strict=True)):
-        ranked.append((seen[prefix], -counts[prefix], position, prompt))
-        seen[prefix] += 1
-    return [prompt for *_, prompt in sorted(ranked, key=lambda rank: rank[:3])]
+def warm_up_order(prompts: Sequence[RecentPrompt]) -> list[RecentPrompt]:
+    """Those first whose prefixes save the most, as far as other recent requests have them too."""
+    return [prompts[position] for position in most_saving_first([_chain(prompt) for prompt in prompts])]
 
 
 def warm_up_body(prompt: RecentPrompt, served_model: str) -> bytes:
@@ -67,15 +61,15 @@ def preview(prompt: RecentPrompt) -> str:
     return text if len(text) <= _PREVIEW else text[: _PREVIEW - 1] + "…"
 
 
-def _prefix(prompt: RecentPrompt) -> bytes:
-    match _fields(prompt):
-        case {"messages": [*earlier, _], **rest}:
-            return msgspec.json.encode([prompt.path, rest.get("system"), earlier, rest.get("cache_salt")])
-        case {"input": [*earlier, _], **rest}:
-            return msgspec.json.encode([prompt.path, rest.get("instructions"), earlier, rest.get("cache_salt")])
-        case fields:
-            shared = [fields.get(name) for name in ("instructions", "cache_salt")]
-            return msgspec.json.encode([prompt.path, *shared])
+def _chain(prompt: RecentPrompt) -> PromptChain:
+    endpoint = ENDPOINT_BY_PATH.get(prompt.path)
+    if endpoint is None:
+        return NO_PROMPT
+    try:
+        request = parse_request(endpoint, bytes(prompt.body))
+    except ApiError:
+        return NO_PROMPT
+    return prompt_chain(request, chain_seed(str(request.fields.get("cache_salt", ""))))
 
 
 def _fields(prompt: RecentPrompt) -> dict[str, Any]:

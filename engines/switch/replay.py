@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from engines.switch.engine_client import EngineHttp
-from engines.switch.prompts import most_frequent_first, replay_body, warm_up_body
+from engines.switch.prompts import replay_body, warm_up_body, warm_up_order
 from engines.switch.shadow_report import Answer
 from router.shared.recent_prompts import RecentPrompt
 
@@ -21,7 +21,7 @@ _REPLAY_TIMEOUT: Final = 120.0  # seconds per request
 
 async def warm_up(engine: EngineHttp, prompts: Sequence[RecentPrompt], timeout: float = WARM_UP_TIMEOUT) -> int:
     """How many requests the engine answered within the time. A request that it refuses counts as not answered."""
-    waiting = iter(most_frequent_first(prompts))
+    waiting = iter(warm_up_order(prompts))
     answered = 0
 
     async def send() -> None:

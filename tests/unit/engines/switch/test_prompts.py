@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engines.switch.prompts import is_deterministic, most_frequent_first, preview, replay_body, warm_up_body
+from engines.switch.prompts import is_deterministic, preview, replay_body, warm_up_body, warm_up_order
 from router.shared.recent_prompts import RecentPrompt
 
 CHAT = "/v1/chat/completions"
@@ -20,15 +20,20 @@ def chat(system: str, question: str, **fields: Any) -> RecentPrompt:
     return prompt(messages=[{"role": "system", "content": system}, {"role": "user", "content": question}], **fields)
 
 
-def test_the_most_frequent_prefixes_come_first_and_each_once_before_any_twice() -> None:
+def test_the_prefixes_that_most_requests_have_come_first_and_each_once_before_any_twice() -> None:
     prompts = [chat("rare", "1"), chat("often", "2"), chat("often", "3"), chat("often", "4"), chat("twice", "5")]
     prompts.append(chat("twice", "6"))
-    assert [preview(one) for one in most_frequent_first(prompts)] == ["2", "5", "1", "3", "6", "4"]
+    assert [preview(one) for one in warm_up_order(prompts)] == ["2", "5", "1", "3", "4", "6"]
+
+
+def test_requests_without_a_prefix_cache_and_of_unknown_form_come_last() -> None:
+    prompts = [prompt("/v1/embeddings", input="a"), prompt("/none", prompt="b"), prompt(messages=5), chat("s", "c")]
+    assert [one.path for one in warm_up_order(prompts)] == [CHAT, "/v1/embeddings", "/none", CHAT]
 
 
 def test_prefixes_of_two_tenants_are_two() -> None:
     prompts = [chat("same", "1", cache_salt="a"), chat("same", "2", cache_salt="b"), chat("same", "3", cache_salt="b")]
-    assert [preview(one) for one in most_frequent_first(prompts)] == ["2", "1", "3"]
+    assert [preview(one) for one in warm_up_order(prompts)] == ["2", "1", "3"]
 
 
 @pytest.mark.parametrize(
