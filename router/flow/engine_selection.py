@@ -116,6 +116,14 @@ class EngineSelector:
         """
         request = parsed.request
         able, adjusted, max_engines = self._able_engines(parsed, models)
+        if adjusted:
+            request = without_fields(request, adjusted)
+        if not needs_estimates and all(len(engines) == 1 for engines in able):  # the common case needs no ranking
+            return Selection(
+                lambda: [engine for engines in able for engine in engines if not engine.drained][:max_engines],
+                request,
+                adjusted,
+            )
         # A session stays with its engine, whose prefix cache has the conversation so far.
         explore = session is None and self._random() < self._exploration_rate
         deviations = self._draw_deviations(able) if session is None and self._exploration_rate > 0 else {}
@@ -127,9 +135,9 @@ class EngineSelector:
                 for cohort in self._cohorts(engines, parsed)
                 for engine in self._rank(cohort, parsed, prompt, explore, deviations)
             ][:max_engines],
-            without_fields(request, adjusted) if adjusted else request,
+            request,
             adjusted,
-            prompt if needs_estimates or any(len(engines) > 1 for engines in able) else UNROUTED,
+            prompt,
         )
 
     def explain(
@@ -216,7 +224,7 @@ class EngineSelector:
         explore: bool,
         deviations: Mapping[str, float],
     ) -> Sequence[Engine]:
-        if len(engines) < 2:  # the common case needs no ranking
+        if len(engines) < 2:
             return [engine for engine in engines if not engine.drained]
         ranking = self._ranking(engines, parsed, prompt, self._clock(), deviations)
         order = [self._catalog.engines[view.name] for view, _ in ranking]
