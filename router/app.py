@@ -140,7 +140,8 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     tenant_limits = TenantLimits(pipeline, tenant_quotas(settings), tenant_budgets(settings), clock=clock.now)
     record_link = RedisRecordLink(pipeline)
     process_state.prompt_records.link = FirstUpLink(record_link, process_state.siblings)
-    process_state.prefills.keep({engine.id for engine in catalog.engines.values()})
+    models = {engine.id: engine.model for engine in catalog.engines.values()}
+    process_state.prefills.keep(models.keys(), models)
     selector = EngineSelector(
         catalog,
         process_state.draft_stats,

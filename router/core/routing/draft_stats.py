@@ -31,7 +31,7 @@ from router.core.routing.answer_time import (
 from router.core.routing.counted_steps import CountedSteps, SpeculationCounters
 from router.core.routing.score_bins import BINS, bins_of, task_of
 from router.core.routing.speeds import MIN_GENERATIONS, DecayingSpeeds, SpeedEstimate
-from router.core.routing.step_rates import CLOSEST_LEVELS, StepRates, load_level
+from router.core.routing.step_rates import CLOSEST_LEVELS, MAX_LEVEL, StepRates, load_level
 from router.core.types import Task
 
 _SPEED_MARGIN: Final = 1.1  # ratio of speeds from which on an engine may be clearly slower than another
@@ -209,22 +209,27 @@ class DraftStats:
             levels = {each.family: load_level(each.load) for each in families}
         else:  # which of them has more load is a matter of the cost
             levels = dict.fromkeys(tokens_per_step, load_level(sum(each.load for each in families) / len(families)))
-        rates = {}
-        for each in families:
-            load = levels[each.family]
-            for level in CLOSEST_LEVELS[load]:
-                found = [
-                    (rate, other)
-                    for other in families
-                    if (rate := self._step_rate(other.family, bin_, level, tokens_per_step[other.family], now))
-                ]
-                if found:
-                    expected = _step_rate_among(each, found, is_above_load=level > load)
-                    break
-            else:
-                expected = DEFAULT_STEPS_PER_SECOND
-            rates[each.family] = StepRate(expected, self._is_measured(each.family, task_of(bin_), now))
-        return rates
+        by_level = {
+            level: self._step_rates_at(level, families, bin_, tokens_per_step, now) for level in range(1, MAX_LEVEL + 1)
+        }
+        task = task_of(bin_)
+        return {
+            each.family: StepRate(
+                _expected_step_rate(each, levels[each.family], families, by_level),
+                self._is_measured(each.family, task, now),
+            )
+            for each in families
+        }
+
+    def _step_rates_at(
+        self, level: int, families: Sequence[FamilyLoad], bin_: int, tokens_per_step: Mapping[str, float], now: float
+    ) -> dict[str, SpeedEstimate]:
+        """By family, those that are known at a load."""
+        rates = {
+            each.family: self._step_rate(each.family, bin_, level, tokens_per_step[each.family], now)
+            for each in families
+        }
+        return {family: rate for family, rate in rates.items() if rate is not None}
 
     def _is_measured(self, family: str, task: Task, now: float) -> bool:
         speeds = self._speeds.get((family, task))
@@ -263,8 +268,8 @@ class DraftStats:
             weights[family] = speeds.count(now) if speeds is not None else 0.0
         if len(weights) < 2 or max(weights.values()) < MIN_GENERATIONS:
             return None
-        family = min(weights, key=lambda family: (weights[family], family))
-        return None if self._has_known_steps(family, task, now) else family
+        unknown = [family for family in weights if not self._has_known_steps(family, task, now)]
+        return min(unknown, key=lambda family: (weights[family], family), default=None)
 
     def _has_known_steps(self, family: str, task: Task, now: float) -> bool:
         per_step = self._acceptance.mean_over(family, bins_of(task), now)
@@ -299,17 +304,35 @@ class DraftStats:
         return self._step_rates.is_faster(family, baseline, per_step, level, now)
 
 
-def _step_rate_among(
-    family: FamilyLoad, found: Sequence[tuple[SpeedEstimate, FamilyLoad]], *, is_above_load: bool
+def _expected_step_rate(
+    family: FamilyLoad, load: int, families: Sequence[FamilyLoad], by_level: Mapping[int, Mapping[str, SpeedEstimate]]
 ) -> float:
-    """The rate of a family, if `found` are the rates that were measured at some load, its own perhaps among them.
+    """The rate of the fastest at the load, times how fast the family was beside the fastest where it was measured.
 
-    `is_above_load`: this load is higher than that of the family.
+    `by_level`: by load and family, the rates that are known.
     """
-    best, fastest = max(found, key=lambda each: each[0].mean)
-    own = next((rate for rate, other in found if other.family == family.family), None)
-    longer: float = MIN_TOKENS_PER_STEP ** (bool(fastest.has_draft) - bool(family.has_draft))
-    # A step with a draft takes longer than one without. By how much grows with the load; see step_rates.
-    if own is None or (is_above_load and longer < 1):
-        return exp(best.mean) * longer
-    return exp((own if best.is_clearly_above(own, _SPEED_MARGIN) else best).mean)
+    closest = CLOSEST_LEVELS[load]
+    near = next((by_level[level] for level in closest if by_level[level]), None)
+    if near is None:
+        return DEFAULT_STEPS_PER_SECOND
+    drafting = {each.family: bool(each.has_draft) for each in families}
+    fastest = _fastest(near)
+    expected = exp(near[fastest].mean)
+    for level in closest:
+        rates = by_level[level]
+        if (own := rates.get(family.family)) is None:
+            continue
+        best = _fastest(rates)
+        if level > load and drafting[family.family] and not drafting[best]:
+            continue  # what a draft costs grows with the load; see step_rates
+        if rates[best].is_clearly_above(own, _SPEED_MARGIN):
+            expected *= exp(own.mean - rates[best].mean)
+        # With more load, no engine is faster.
+        return min(expected, exp(rates[best].mean), exp(own.mean)) if level < load else expected
+    # A step with a draft takes longer than one without.
+    longer: float = MIN_TOKENS_PER_STEP ** (drafting[fastest] - drafting[family.family])
+    return expected * longer
+
+
+def _fastest(rates: Mapping[str, SpeedEstimate]) -> str:
+    return max(rates, key=lambda family: rates[family].mean)

@@ -29,8 +29,9 @@ they will look for the prefix, too.
 `now` is in seconds of one monotonic clock. Sizes of prompts are in bytes where a name has no `tokens`.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import exp
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -137,6 +138,7 @@ class EnginePrefill:
 
     - `pending_tokens`, `pending`: uncached tokens, and the number of prompts, that were sent and have no first token.
     - `remote`: requests of other processes at the engine, as far as this one hears of them.
+    - `model`: what it serves; only engines of one model are compared by their speed.
     - `blocks`: what its KV events say, if it has any.
     """
 
@@ -154,12 +156,14 @@ class EnginePrefill:
         "_scale",
         "blocks",
         "index",
+        "model",
         "pending",
         "pending_tokens",
         "remote",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        self.model = ""
         self.pending = 0
         self.remote = 0
         self.pending_tokens = 0
@@ -341,13 +345,22 @@ class Prefills:
         """All engines by their URLs."""
         return list(self._engines.items())
 
-    def keep(self, urls: Collection[str]) -> None:
-        """Knows these engines, and forgets all others."""
+    def keep(self, urls: Collection[str], models: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Knows these engines, and forgets all others. `models`: by URL, what an engine serves."""
         self._engines = {url: self.of(url) for url in urls}
+        for url, engine in self._engines.items():
+            engine.model = models.get(url, "")
 
     def seconds_per_token(self, url: str, now: float) -> float:
-        """Of one engine; where it is unknown, of the fastest."""
-        return self.of(url).seconds_per_token(_fastest(self._engines.values()), now)
+        """Of one engine; where it is unknown, of the fastest of its model."""
+        engine = self.of(url)
+        return engine.seconds_per_token(self._fastest(engine.model), now)
+
+    def _fastest(self, model: str) -> float:
+        """The least seconds per token; an engine of which nothing is known is tried if it counts as fast."""
+        engines = (engine for engine in self._engines.values() if engine.model == model)
+        measured = (engine.measured_seconds_per_token for engine in engines)
+        return min((rate for rate in measured if rate), default=DEFAULT_SECONDS_PER_TOKEN)
 
     def estimates(
         self, chain: PromptChain, loads: Sequence[EngineLoad], now: float, *, home: int, away_tokens: float
@@ -358,7 +371,8 @@ class Prefills:
         others costs more.
         """
         engines = [self.of(load.url) for load in loads]
-        fastest = _fastest(engines)
+        # Also of those of the model that are not compared here: an engine that was slow once fades to it.
+        fastest = self._fastest(engines[0].model)
         # Of all together: the same prompt has as many tokens at each.
         token_bytes = sum(engine.token_bytes for engine in engines) / len(engines)
         tokens = int(chain.size / token_bytes)
@@ -386,9 +400,3 @@ class Prefills:
             cost = queue + rate * weighted
             found[load.url] = PrefillEstimate(load.url, tokens, cached, queue, rate, cost, others_delay)
         return found
-
-
-def _fastest(engines: Iterable[EnginePrefill]) -> float:
-    """The least seconds per token; an engine of which nothing is known is tried if it counts as fast."""
-    measured = (engine.measured_seconds_per_token for engine in engines)
-    return min((rate for rate in measured if rate), default=DEFAULT_SECONDS_PER_TOKEN)

@@ -81,6 +81,15 @@ def test_the_least_known_engine_is_explored_once_another_is_known() -> None:
     assert seen.least_measured(BOTH, "code", 0) == "a"
 
 
+def test_an_engine_that_is_not_known_is_explored_also_if_another_has_fewer_measurements() -> None:
+    seen = DraftStats()
+    generate(seen, "a", 100, times=40, **draft(4))
+    generate(seen, "b", 100, times=3, **draft(4))
+    generate(seen, "b", 100, bin_=CHAT, **draft(4))
+    generate(seen, "plain", 100, times=4, has_draft=False)
+    assert seen.least_measured([*BOTH, "plain"], "code", 0) == "plain"
+
+
 def test_an_engine_whose_steps_at_the_task_are_known_is_not_explored_until_that_is_forgotten() -> None:
     seen = DraftStats()
     generate(seen, "a", 100, **draft(4))
@@ -164,6 +173,25 @@ def test_a_draft_is_expected_to_be_as_fast_at_a_load_as_it_was_at_the_closest() 
     assert seconds["a"] == pytest.approx(2 * seconds["b"], rel=0.05)
     seconds = answer(seen, drafted("a", load=1), drafted("b", load=1))
     assert seconds["b"] == pytest.approx(1.5 * seconds["a"], rel=0.05)
+
+
+@pytest.mark.parametrize("has_draft", [True, False])
+def test_a_slow_machine_does_not_look_faster_at_a_load_at_which_it_was_not_measured(has_draft: bool) -> None:
+    seen = DraftStats()
+    for level, speed in ((1, 50), (2, 45), (3, 40), (4, 30), (5, 20)):
+        generate(seen, "fast", speed, level=level, has_draft=False)
+    generate(seen, "slow", 5, level=1, times=50, has_draft=False)
+    for load in (1, 3, 20):
+        seconds = answer(seen, FamilyLoad("fast", 1, has_draft, load), plain("slow", load=load))
+        assert seconds["slow"] > 5 * seconds["fast"]
+
+
+def test_no_engine_is_expected_to_be_faster_with_more_load() -> None:
+    seen = DraftStats()
+    generate(seen, "fast", 30, level=4)
+    generate(seen, "slow", 5, level=1)
+    seconds = answer(seen, drafted("fast", load=8), drafted("slow", load=8))
+    assert seconds["slow"] > 5 * seconds["fast"]
 
 
 @pytest.mark.parametrize(("plain_speed", "pays"), [(60, True), (150, False)])

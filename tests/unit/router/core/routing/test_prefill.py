@@ -238,6 +238,26 @@ def test_an_engine_that_was_slow_once_is_tried_again_after_some_minutes() -> Non
     assert rate < 5 * engines.prefills.seconds_per_token("a", engines.now), "the new measurement counts most"
 
 
+def test_an_engine_that_was_slow_once_is_tried_again_also_if_it_is_compared_with_no_other_of_its_model() -> None:
+    engines = Engines()
+    for name, seconds in (("a", 0.2), ("b", 20.0)):  # b compiles at its first request
+        engines.first_token(name, engines.send(name, prompt(1, 2, 3, 4)), seconds)
+    engines.now += 3600
+    alone = engines.prefills.estimates(prompt(9, 8), [EngineLoad("b", 0)], engines.now, home=0, away_tokens=0)
+    assert alone["b"].ttft < 1
+
+
+def test_engines_of_different_models_are_not_compared_by_their_speed() -> None:
+    engines = Engines()
+    engines.prefills.keep("ab", {"a": "large", "b": "small"})
+    for name, seconds in (("a", 1.0), ("b", 0.02)):
+        engines.first_token(name, engines.send(name, prompt(1, 2, 3, 4)), seconds)
+    engines.now += 600
+    assert engines.prefills.seconds_per_token("a", engines.now) == pytest.approx(1.0 / (4 * TOKENS))
+    found = engines.prefills.estimates(prompt(9, 8), [EngineLoad("a", 0)], engines.now, home=0, away_tokens=0)
+    assert found["a"].seconds_per_token == pytest.approx(1.0 / (4 * TOKENS))
+
+
 def test_a_prompt_that_is_mostly_held_says_nothing_of_the_speed() -> None:
     engines = Engines()
     engines.serve("a", prompt(1, 2))
