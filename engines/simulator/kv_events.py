@@ -67,7 +67,7 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class KvEvents(Protocol):
-    """Is told what happens to blocks, and publishes it when a step ends."""
+    """Gets what happens to blocks, and publishes it when a step ends."""
 
     def stored(self, origin: BlockOrigin, parent: int | None, hashes: Sequence[int], tokens: Sequence[int]) -> None:
         """These blocks with these tokens; `parent` is the hash of the block before them."""

@@ -127,6 +127,8 @@ class Admission:
             # Queued requests go first: the engine may have recovered without `recheck` having been called yet.
             self._admit_waiters(engine)
             if engine.take_slot():
+                if not engine.in_flight and model.is_idle:
+                    model.leave_out_pause(self._clock())
                 engine.start_request()
                 model.queue.on_acquired(tenant)
                 return Slot(self, engine, tenant)
@@ -137,7 +139,7 @@ class Admission:
         model = self._models[engine.model]
         if not engine.is_full or not model.finish_times:
             return 0.0
-        interval = (self._clock() - model.finish_times[0]) / len(model.finish_times)
+        interval = (model.busy_time(self._clock()) - model.finish_times[0]) / len(model.finish_times)
         return interval * (len(model.queue) + 1)
 
     def release(self, slot: Slot) -> None:
@@ -145,7 +147,7 @@ class Admission:
         model = self._models[engine.model]
         engine.end_request()
         model.queue.on_released(slot.tenant)
-        model.finish_times.append(self._clock())
+        model.finish_times.append(model.busy_time(self._clock()))
         engine.notify_slot_freed()
 
     def recheck(self) -> None:
@@ -312,7 +314,7 @@ class Admission:
         )  # fmt: skip
 
     def _retry_after(self, model: "_ModelQueue") -> int:
-        now = self._clock()
+        now = model.busy_time(self._clock())
         return estimate_retry_after(len(model.queue), model.finish_times, now, default=self._queue_timeout)
 
 
@@ -344,12 +346,13 @@ class _QueuedRequest:
 
 
 class _ModelQueue:
-    """A model's queue, and the times (in seconds of the Admission's clock) at which its last requests ended.
+    """A model's queue.
 
-    `blocked`: the engines for which the requests that cannot get any other have been taken out of the queue.
+    - `finish_times`: when its last requests ended, in seconds of `busy_time`.
+    - `blocked`: the engines for which the requests that cannot get any other have been taken out of the queue.
     """
 
-    __slots__ = ("blocked", "engines", "finish_times", "name", "queue")
+    __slots__ = ("_idle_seconds", "blocked", "engines", "finish_times", "name", "queue")
 
     def __init__(self, name: str, engines: Sequence[Engine], *, waits_for_start: bool) -> None:
         self.name = name
@@ -361,3 +364,17 @@ class _ModelQueue:
             max_queue_length(slots or UNBOUNDED_IN_FLIGHT if waits_for_start else slots)
         )
         self.finish_times: deque[float] = deque(maxlen=_MAX_FINISH_TIMES)
+        self._idle_seconds = 0.0
+
+    def busy_time(self, now: float) -> float:
+        """The clock without the pauses in which the model had no request: these say nothing of its speed."""
+        return now - self._idle_seconds
+
+    @property
+    def is_idle(self) -> bool:
+        return not any(engine.in_flight for engine in self.engines)
+
+    def leave_out_pause(self, now: float) -> None:
+        """A request begins at `now`, and there was none since the last one ended."""
+        if self.finish_times:
+            self._idle_seconds = now - self.finish_times[-1]

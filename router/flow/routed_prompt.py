@@ -32,7 +32,7 @@ from router.upstream.engine import Engine
 
 
 class RoutedPrompt(Protocol):
-    """What a generation tells of its prompt. All times are those of time.perf_counter.
+    """What a generation reports of its prompt. All times are those of time.perf_counter.
 
     - `choice`: why it was sent where it is, in words; empty if there was no choice.
     - `estimate`: what was expected of the engine that it was sent to; None if there was no choice.
@@ -55,7 +55,7 @@ class RoutedPrompt(Protocol):
     def on_first_token(self, now: float) -> None: ...
 
     def on_tokenized(self, token_ids: bytes) -> None:
-        """The engine has told the ids of the prompt's tokens, as JSON has them, without the brackets."""
+        """The engine has sent the ids of the prompt's tokens, as JSON has them, without the brackets."""
 
     def on_answered(self, answer: RecordedResponse, now: float) -> None: ...
 

@@ -5,8 +5,9 @@ one sends them engine by engine, the oldest first, in pieces of MAX_ENTRIES, one
 other things in between, and the bytes a second are bounded. Pieces go to all processes, as all messages do; one that
 has not asked ignores them.
 
-An engine's entries are added once all of them are there. They count as older than what was added meanwhile: so the
-prefixes are forgotten in the order in which the sender forgets them. Pieces are numbered: one that comes again is
+An engine's entries are added once all of them are there, unless the engine has lost its cache meanwhile. They count as
+older than what was added meanwhile: so the prefixes are forgotten in the order in which the sender forgets them. Of
+more entries than the index has room for, the newest are kept. Pieces are numbered: one that comes again is
 ignored, and after one that is lost, the rest. If nothing comes for TIMEOUT, another process is asked, until ASK_PERIOD
 has passed.
 """
@@ -19,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from router.core.routing.prefill import Prefills
+from router.core.routing.prefill import EnginePrefill, Prefills
 
 MAX_ENTRIES: Final = 2048
 """Of a piece: 20 KB."""
@@ -33,7 +34,6 @@ TIMEOUT: Final = 3.0
 ASK_PERIOD: Final = 10.0
 """Seconds, since others were first heard, in which a process asks."""
 
-_MAX_ENGINE_ENTRIES: Final = 1 << 20
 _LOST: Final = -1
 
 
@@ -107,8 +107,9 @@ class SnapshotReceiver:
         self._sender = ""  # the process that was asked
         self._last_at = 0.0  # when it was asked or sent a piece
         self._next = 0  # the number of the next piece; _LOST: it did not come
-        self._url = ""
-        self._hashes, self._weights = array("Q"), array("H")
+        self._engine: EnginePrefill | None = None  # that of the pieces that come now; None: it is not known here
+        self._clears = 0  # of its index, when its first piece came
+        self._clear()
 
     def on_others(self, held: Mapping[str, int], now: float) -> None:
         """`held`: by process, how many entries its indexes have. To be called every few seconds."""
@@ -138,21 +139,28 @@ class SnapshotReceiver:
         self._last_at, self._next = now, piece.number + 1
         if piece.url != self._url:
             self._add_engine()
-            self._url = piece.url
+            self._begin_engine(piece.url)
         count = len(piece.hashes) // 8
         if count > MAX_ENTRIES or len(piece.hashes) != 8 * count or len(piece.weights) != 2 * count:
             self._next = _LOST
-        elif len(self._hashes) < _MAX_ENGINE_ENTRIES:
+        elif self._engine is not None:
             self._hashes.frombytes(piece.hashes)
             self._weights.frombytes(piece.weights)
+            excess = len(self._hashes) - self._engine.index.max_entries
+            if excess > 0:
+                del self._hashes[:excess], self._weights[:excess]
         if piece.is_last:
             self._end()
             self._asks_until = -inf
 
+    def _begin_engine(self, url: str) -> None:
+        self._url = url
+        self._engine = self._prefills.known(url)
+        self._clears = 0 if self._engine is None else self._engine.index.clears
+
     def _add_engine(self) -> None:
-        engine = self._prefills.known(self._url)
-        if engine is not None:
-            engine.index.add_older(self._hashes, self._weights)
+        if self._engine is not None and self._engine.index.clears == self._clears:
+            self._engine.index.add_older(self._hashes, self._weights)
         self._clear()
 
     def _end(self) -> None:
@@ -161,6 +169,7 @@ class SnapshotReceiver:
 
     def _clear(self) -> None:
         self._url = ""
+        self._engine = None
         self._hashes, self._weights = array("Q"), array("H")
 
 

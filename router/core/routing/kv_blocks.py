@@ -48,7 +48,7 @@ MAX_PIECES: Final = 1 << 18
 
 _T = TypeVar("_T")
 
-_FIRST_BLOCK_SIZE: Final = 16  # until an event tells it: vLLM's on a GPU
+_FIRST_BLOCK_SIZE: Final = 16  # until an event shows it: vLLM's on a GPU
 _UNKNOWN: Final = -1
 _FIRST: Final = -2  # in place of the parent of a first block
 
@@ -132,7 +132,7 @@ class _Computed(msgspec.Struct, frozen=True, gc=False):
 
 
 class PromptBlocks(Protocol):
-    """What an EnginePrefill tells the blocks of its engine."""
+    """What an EnginePrefill passes on to the blocks of its engine."""
 
     def learn(self, chain: PromptChain, token_ids: bytes) -> None:
         """The engine has computed this prompt. `token_ids`: as JSON has them, without the brackets."""

@@ -73,7 +73,7 @@ class Appointments:
         name = min(begins, key=lambda each: (begins[each][0] + begins[each][1], each))
         begin, prompt = begins[name]
         seconds = begin + prompt - max_ttft - now
-        if seconds <= MAX_ADVISED_RETRY_AFTER:  # else its client comes back earlier, and is told again
+        if seconds <= MAX_ADVISED_RETRY_AFTER:  # else its client comes back earlier, and is refused again
             self._booked_until[name] = begin + prompt
         return seconds
 

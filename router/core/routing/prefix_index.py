@@ -25,16 +25,18 @@ class PrefixIndex:
     """The prefixes of one engine; a prefix is as recent as the last prompt that has it.
 
     - `capacity`, `size`: bytes of text.
+    - `clears`: how often the engine has lost all that it held.
 
     How long its oldest prefix has not been used is known without a time for each: from time to time a mark is put among
     them, which no use moves. What is before a mark was last used before it.
     """
 
-    __slots__ = ("_marks", "_pieces", "capacity", "size")
+    __slots__ = ("_marks", "_pieces", "capacity", "clears", "size")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.size = 0
+        self.clears = 0
         # In the order of their last use. A dict, and not an OrderedDict, which needs twice the memory.
         self._pieces: dict[int, int] = {}
         self._marks: list[int] = []  # keys among the pieces, which no hash can be: the time in ms, negative
@@ -45,10 +47,14 @@ class PrefixIndex:
     def __contains__(self, hash_: int) -> bool:
         return hash_ in self._pieces
 
+    @property
+    def max_entries(self) -> int:
+        return max(1, self.capacity // MIN_WEIGHT)
+
     def match(self, hashes: Sequence[int]) -> int:
         """How many of the prefixes of a prompt are held, counted from the shortest."""
         pieces = self._pieces
-        # Most prompts are new or continue what is held, which one look tells.
+        # Most prompts are new or continue what is held, which one look shows.
         if not hashes or hashes[0] not in pieces:
             return 0
         if hashes[-1] in pieces:
@@ -77,7 +83,7 @@ class PrefixIndex:
         self._pieces[mark] = 0
         self._marks.append(mark)
         if len(self._marks) > MAX_MARKS:
-            # Every second one, and not the first, which tells the oldest use.
+            # Every second one, and not the first, which is the oldest use.
             for dropped in self._marks[1::2]:
                 del self._pieces[dropped]
             self._marks = self._marks[::2]
@@ -115,6 +121,7 @@ class PrefixIndex:
         self._pieces = {}
         self._marks = []
         self.size = 0
+        self.clears += 1
 
     def drop(self, hashes: Iterable[int]) -> None:
         """The engine does not hold these prefixes any more."""

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.routing.prefill import Prefills
+from router.core.routing.prefix_index import MIN_WEIGHT
 from router.core.routing.prompt_chain import PIECE, PromptChain
 from router.shared.prompt_snapshot import (
     ASK_PERIOD,
@@ -128,6 +129,30 @@ def test_after_a_lost_piece_a_snapshot_that_begins_again_is_taken() -> None:
     for piece in [*pieces[:1], *pieces[2:], *pieces]:
         receiver.on_piece("sender", piece, 0.0)
     assert entries(known) == entries(sent)
+
+
+def test_an_engine_that_has_lost_its_cache_meanwhile_gets_nothing_of_a_snapshot() -> None:
+    known = prefills()
+    receiver, pieces = asking(known), list(snapshot_pieces(prefills([(url, [1, 2]) for url in URLS]), 1))
+    for number, piece in enumerate(pieces):
+        if number == 1:
+            known.of(URLS[0]).index.clear()
+        receiver.on_piece("sender", piece, 0.0)
+    assert entries(known) == entries(prefills([(url, [1, 2]) for url in URLS[1:]]))
+
+
+def test_of_more_than_an_index_has_room_for_the_newest_entries_are_collected() -> None:
+    known, sent = prefills(), prefills()
+    index = known.of(URLS[0]).index
+    sent.of(URLS[0]).index.capacity = 10**9
+    for number in range(3 * MAX_ENTRIES):
+        sent.of(URLS[0]).index.add(PromptChain([number], [MIN_WEIGHT]))
+    index.capacity = 2 * MAX_ENTRIES * MIN_WEIGHT
+    receiver = asking(known)
+    for piece in snapshot_pieces(sent):
+        receiver.on_piece("sender", piece, 0.0)
+        assert len(receiver._hashes) == len(receiver._weights) <= index.max_entries
+    assert index.entries()[0] == list(range(MAX_ENTRIES, 3 * MAX_ENTRIES))
 
 
 # -- who is asked -----------------------------------------------------------------------------------------------------
