@@ -333,7 +333,7 @@ class Gateway:
         if max_ttft is None:
             return self._selector.select(parsed, exchange.tenant, exchange.session_id, models)
         selection = self._selector.select(parsed, exchange.tenant, exchange.session_id, models, needs_estimates=True)
-        order_engines = partial(self._ttft_limits.order_engines, selection, max_ttft)
+        order_engines = partial(self._ttft_limits.order_engines, selection, exchange.tenant, max_ttft)
         return msgspec.structs.replace(selection, order_engines=order_engines)
 
     def _candidate_models(self, exchange: Exchange, parsed: ParsedRequest) -> Sequence[str]:

@@ -43,6 +43,10 @@ class RoutedPrompt(Protocol):
     estimate: PrefillEstimate | None
     prefix_tokens: PrefixTokens | None
 
+    @property
+    def fingerprint(self) -> int:
+        """The same for the same prompt."""
+
     def estimate_at(self, engine: Engine, now: float) -> PrefillEstimate | None:
         """What is expected of an engine; None if nothing is estimated for this prompt."""
 
@@ -67,6 +71,7 @@ class UnroutedPrompt:
     """Of a request that has only one engine."""
 
     choice = ""
+    fingerprint = 0
     estimate: PrefillEstimate | None = None
     prefix_tokens: PrefixTokens | None = None
 
@@ -120,6 +125,10 @@ class ChainedPrompt:
     @cached_property
     def chain(self) -> PromptChain:
         return prompt_chain(self._request, self._seed)
+
+    @property
+    def fingerprint(self) -> int:
+        return self.chain.hashes[-1] if self.chain.hashes else 0
 
     def costs(self, engines: Sequence[EngineSnapshot], now: float) -> Sequence[PromptCost]:
         loads = [self._load(engine) for engine in engines]

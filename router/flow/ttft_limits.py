@@ -27,7 +27,7 @@ class TtftLimits:
         self._clock = clock
         self._appointments = Appointments()
 
-    def order_engines(self, selection: Selection, max_ttft: float) -> Sequence[Engine]:
+    def order_engines(self, selection: Selection, tenant: str, max_ttft: float) -> Sequence[Engine]:
         """The engines of a selection that are in time. Raises ApiError."""
         order = selection.order_engines()
         now = self._clock()
@@ -40,5 +40,7 @@ class TtftLimits:
         }
         in_time = [engine for engine in ready if forecasts[engine.name].is_in_time(max_ttft)]
         if not in_time:
-            raise too_late(max_ttft, self._appointments.make(forecasts, max_ttft, now))
+            fingerprint = selection.prompt.fingerprint
+            seconds = self._appointments.make(forecasts, max_ttft, now, tenant=tenant, prompt=fingerprint)
+            raise too_late(max_ttft, seconds)
         return in_time

@@ -3,11 +3,29 @@
 from collections.abc import Iterator, Sequence
 
 from router.settings.mistakes import Mistake, Place
-from router.settings.replicas import HOST, is_bound_here
+from router.settings.replicas import HOST, Replica, is_bound_here, kv_endpoint, replicas
 from router.settings.tables import EngineSettings
 
 
 def broken_kv_events(engines: Sequence[EngineSettings], workers: int) -> Iterator[Mistake]:
+    mistakes = list(_broken_endpoints(engines, workers))
+    yield from mistakes or _shared_endpoints(engines)
+
+
+def _shared_endpoints(engines: Sequence[EngineSettings]) -> Iterator[Mistake]:
+    """Each publisher numbers its batches, so those of two cannot be told apart."""
+    publishers: dict[str, Replica] = {}
+    for index, engine in enumerate(engines):
+        for replica in replicas(engine) if engine.kv_events is not None else ():
+            endpoint = kv_endpoint(str(engine.kv_events), replica)
+            first = publishers.setdefault(endpoint, replica)
+            if first.id != replica.id:
+                names = f"{first.name} and {replica.name}"
+                message = f"is where {names} publish ({endpoint}); each needs an endpoint of its own"
+                yield Mistake(("engine", index, "kv_events"), message)
+
+
+def _broken_endpoints(engines: Sequence[EngineSettings], workers: int) -> Iterator[Mistake]:
     for index, engine in enumerate(engines):
         place: Place = ("engine", index)
         events: Place = (*place, "kv_events")

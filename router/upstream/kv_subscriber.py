@@ -11,6 +11,8 @@ An engine that is not there, or goes away, is waited for by ZMQ itself.
 
 import asyncio
 import logging
+import time
+from collections import deque
 from typing import Final
 
 import zmq
@@ -36,6 +38,10 @@ QUIET_INTERVAL: Final = 10.0
 
 MANY_PROMPTS: Final = 3
 """Prompts that an engine has computed, after which it should have published something."""
+
+MANY_RESTARTS: Final = 5
+RESTARTS_PERIOD: Final = 60.0
+"""Seconds in which an engine does not restart MANY_RESTARTS times, but two engines at one endpoint look as if."""
 
 _END: Final = (-1).to_bytes(8, "big", signed=True)
 _NUMBER_BYTES: Final = 8
@@ -117,6 +123,7 @@ class _Report:
         self._feed = feed
         self._batches = batches
         self._restarts = batches.restarts
+        self._restarted_at: deque[float] = deque(maxlen=MANY_RESTARTS)
         self._has_logged: set[str] = set()
 
     def update(self) -> None:
@@ -137,7 +144,18 @@ class _Report:
             self._log_once(logging.WARNING, "engine %s: KV events were lost (%s)", feed.name, remedy)
         if batches.restarts > self._restarts:
             self._restarts = batches.restarts
-            log.info("engine %s: its KV events begin anew, so its prefix cache is empty", feed.name)
+            self._on_restart(time.monotonic())
+
+    def _on_restart(self, now: float) -> None:
+        self._restarted_at.append(now)
+        if len(self._restarted_at) == MANY_RESTARTS and now - self._restarted_at[0] < RESTARTS_PERIOD:
+            self._log_once(
+                logging.WARNING,
+                "engine %s: its KV events begin anew again and again: only one engine may publish at %s",
+                self._feed.name, self._feed.endpoint,
+            )  # fmt: skip
+        else:
+            log.info("engine %s: its KV events begin anew, so its prefix cache is empty", self._feed.name)
 
     def _log_once(self, level: int, text: str, *values: object) -> None:
         if text not in self._has_logged:

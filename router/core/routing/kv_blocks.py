@@ -40,6 +40,9 @@ MAX_ALIKE: Final = 4
 MAX_WAITING: Final = 256
 """Prompts whose blocks the engine has not reported yet; its events may come after its response."""
 
+MAX_WAITING_BLOCKS: Final = 1 << 18
+"""Full blocks of these prompts together; 2 MB."""
+
 MAX_OLDER: Final = 1024
 """Pieces that are looked at, and may be forgotten, when the last block of a prompt is removed."""
 
@@ -170,6 +173,7 @@ class KvBlocks:
         self._blocks: dict[int, tuple[int, int, int]] = {}
         self._recent: dict[int, tuple[int, ...]] = {}  # by the digest of their tokens, the newest first
         self._waiting: dict[int, _Computed] = {}  # by the digest of its last block, the oldest first
+        self._waiting_blocks = 0
         self._block_size = 0
 
     @property
@@ -201,7 +205,7 @@ class KvBlocks:
 
     def _store(self, event: StoredBlocks) -> None:
         size, blocks = event.block_size, self._blocks
-        digests = _digests(_pack(event.token_ids), size)
+        digests: Sequence[int] = _digests(_pack(event.token_ids), size)
         if len(digests) != len(event.hashes):  # an offloaded block may be reported without its tokens
             digests = [_UNKNOWN] * len(event.hashes)
         else:
@@ -224,7 +228,7 @@ class KvBlocks:
             self._index.add(PromptChain(chain.hashes[:count], chain.ends[:count]))
         for digest in self._waiting.keys() & digests if self._waiting else ():
             if self._take(self._waiting[digest]):
-                del self._waiting[digest]
+                self._stop_waiting(digest)
         _shrink(blocks, self._limit)
         _shrink(self._recent, MAX_RECENT)
 
@@ -252,8 +256,16 @@ class KvBlocks:
             return
         computed = _Computed(chain, len(ids), digests, size)
         if not self._take(computed):
+            self._stop_waiting(digests[-1])
             self._waiting[digests[-1]] = computed
-            _shrink(self._waiting, MAX_WAITING)
+            self._waiting_blocks += len(digests)
+            while len(self._waiting) > MAX_WAITING or self._waiting_blocks > MAX_WAITING_BLOCKS:
+                self._stop_waiting(next(iter(self._waiting)))
+
+    def _stop_waiting(self, last: int) -> None:
+        computed = self._waiting.pop(last, None)
+        if computed is not None:
+            self._waiting_blocks -= len(computed.digests)
 
     def _take(self, computed: _Computed) -> bool:
         """Notes which pieces end in which blocks; returns whether the blocks are known."""
@@ -308,10 +320,11 @@ def _pack(token_ids: Sequence[int]) -> bytes:
         return b""
 
 
-def _digests(tokens: bytes, block_size: int) -> list[int]:
+def _digests(tokens: bytes, block_size: int) -> "array[int]":
     """Of each full block."""
     step = block_size * array("I").itemsize
-    return [xxhash.xxh3_64_intdigest(tokens[at : at + step]) for at in range(0, len(tokens) - step + 1, step)]
+    starts = range(0, len(tokens) - step + 1, step)
+    return array("Q", [xxhash.xxh3_64_intdigest(tokens[start : start + step]) for start in starts])
 
 
 def _first(hash_: int, alike: Sequence[int]) -> tuple[int, ...]:

@@ -18,6 +18,9 @@ from router.errors import MAX_TTFT_EXCEEDED, RATE_LIMIT, ApiError, bad_request
 
 MAX_TTFT_HEADER: Final = "X-Max-TTFT"
 
+MAX_APPOINTMENTS: Final = 512
+"""Refused requests that are expected back; further ones are not counted."""
+
 _DURATION: Final = re.compile(rb"\s*([0-9]{1,7}(?:\.[0-9]{1,6})?)(ms|s)\s*")
 
 
@@ -50,31 +53,57 @@ class Forecast(msgspec.Struct, frozen=True):
 UNKNOWN: Final = Forecast(0.0, None)
 
 
+class _Appointment(msgspec.Struct, frozen=True):
+    """The engine is expected to compute the prompt from `begin` to `end`."""
+
+    engine: str
+    begin: float
+    end: float
+
+
 class Appointments:
     """When requests that were refused may come back: each of several gets a time of its own.
 
-    A request that is refused is expected back at its engine, so the next one is sent behind it. Only the advice counts
-    them: whether a request is served depends on what the engines have now.
+    A request that is refused is expected back at its engine, so the next one of its tenant is sent behind it. One that
+    comes back too early keeps its time. Only the advice counts them: whether a request is served depends on what the
+    engines have now.
     """
 
     def __init__(self) -> None:
-        self._booked_until: dict[str, float] = {}  # by engine
+        self._open: dict[tuple[str, int], _Appointment] = {}  # by tenant and prompt, the oldest first
 
-    def make(self, forecasts: Mapping[str, Forecast], max_ttft: float, now: float) -> float | None:
-        """Seconds until one of these engines, which are late, will be in time; None if none of them ever is."""
-        self._booked_until = {name: until for name, until in self._booked_until.items() if until > now}
-        begins = {
-            name: (max(now + forecast.wait, self._booked_until.get(name, now)), forecast.prompt)
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def make(
+        self, forecasts: Mapping[str, Forecast], max_ttft: float, now: float, *, tenant: str, prompt: int
+    ) -> float | None:
+        """Seconds until one of these engines, which are late, will be in time; None if none of them ever is.
+
+        `prompt`: a hash of it.
+        """
+        self._open = {request: each for request, each in self._open.items() if each.end > now}
+        candidates = {
+            name: (forecast.wait, forecast.prompt)
             for name, forecast in forecasts.items()
             if forecast.prompt is not None and forecast.prompt <= max_ttft
         }
-        if not begins:
+        if not candidates:
             return None
-        name = min(begins, key=lambda each: (begins[each][0] + begins[each][1], each))
-        begin, prompt = begins[name]
-        seconds = begin + prompt - max_ttft - now
-        if seconds <= MAX_ADVISED_RETRY_AFTER:  # else its client comes back earlier, and is refused again
-            self._booked_until[name] = begin + prompt
+        own = self._open.get((tenant, prompt))
+        if own is not None and own.engine in candidates:
+            wait, seconds = candidates[own.engine]
+            return max(now + wait, own.begin) + seconds - max_ttft - now
+        booked_until = {each.engine: each.end for (booker, _), each in self._open.items() if booker == tenant}
+        made = [
+            _Appointment(name, begin := max(now + wait, booked_until.get(name, now)), begin + seconds)
+            for name, (wait, seconds) in candidates.items()
+        ]
+        first = min(made, key=lambda each: (each.end, each.engine))
+        seconds = first.end - max_ttft - now
+        # With a longer time than what is advised, its client comes back earlier, and is refused again.
+        if seconds <= MAX_ADVISED_RETRY_AFTER and len(self._open) < MAX_APPOINTMENTS:
+            self._open[tenant, prompt] = first
         return seconds
 
 

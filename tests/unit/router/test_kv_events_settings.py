@@ -39,6 +39,18 @@ def test_replicas_need_the_host_of_each_in_their_endpoint() -> None:
     )
 
 
+def test_each_replica_needs_an_endpoint_of_its_own() -> None:
+    ports = 'urls = ["http://gpu:8000", "http://gpu:8001"]'
+    assert config_error(engine(ports, 'kv_events = "tcp://{host}:5557"')) == (
+        "engine[0].kv_events: 'tcp://{host}:5557' is where e.1 and e.2 publish (tcp://gpu:5557); each needs an "
+        "endpoint of its own"
+    )
+    other = '[[engine]]\nname = "f"\nmodel = "llama"\nurl = "http://127.0.0.1:8001"\nkv_events = "tcp://*:5557"\n'
+    assert config_error(engine(URL, 'kv_events = "tcp://*:5557"') + other) == (
+        "engine[1].kv_events: 'tcp://*:5557' is where e and f publish (tcp://*:5557); each needs an endpoint of its own"
+    )
+
+
 def test_only_one_process_can_bind() -> None:
     of_two = "[router]\nworkers = 2\n"
     assert config_error(engine(URL, 'kv_events = "tcp://*:5557"', router=of_two)) == (

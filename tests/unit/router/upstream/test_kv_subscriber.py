@@ -137,3 +137,18 @@ async def test_the_log_says_if_an_engine_computes_prompts_and_publishes_nothing(
             batches.blocks.learn(PromptChain([1], [64]), ",".join(str(prompt * 100 + n) for n in range(16)).encode())
         await eventually(lambda: "no KV events at tcp://127.0.0.1" in caplog.text)
     assert "exactly one side must bind" in caplog.text
+
+
+async def test_the_log_says_if_two_engines_publish_at_one_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+    endpoint, batches = f"tcp://*:{free_port()}", reader()
+    connected = endpoint.replace("*", "127.0.0.1")
+    with caplog.at_level(logging.INFO, "roundhouse.engines"):
+        async with subscribed(endpoint, batches), publisher(connected) as one, publisher(connected) as two:
+
+            async def is_said() -> bool:
+                for socket in (one, two):
+                    await socket.send_multipart((b"", number(7), EMPTY))
+                return "only one engine may publish at tcp://" in caplog.text
+
+            await eventually(is_said)
+    assert caplog.text.count("only one engine may publish") == 1

@@ -13,6 +13,7 @@ from engines.simulator.scheduler import Sequence as EngineSequence
 from engines.simulator.settings import BLOCK_SIZE
 from router.core.routing.kv_blocks import (
     MAX_WAITING,
+    MAX_WAITING_BLOCKS,
     BlockEvent,
     BlockPieces,
     ClearedBlocks,
@@ -301,6 +302,14 @@ def test_memory_is_bounded_whatever_an_engine_reports() -> None:
         engine.known.learn(chain([n]), ids([5000 + n]))
     assert engine.known.waiting == MAX_WAITING
     assert len(pieces) <= 8
+
+
+def test_the_blocks_of_prompts_that_are_never_reported_are_bounded() -> None:
+    engine, blocks = Engine(), MAX_WAITING_BLOCKS // 4
+    for n in range(6):
+        token_ids = f"{n}," + ",".join(["7"] * (blocks * BLOCK_SIZE - 2)) + f",{n}"
+        engine.known.learn(chain([n]), token_ids.encode())
+    assert engine.known.waiting == 4
 
 
 def test_blocks_in_a_circle_end() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.routing.max_ttft import UNKNOWN, Appointments, Forecast, parse_max_ttft, too_late
+from router.core.routing.max_ttft import MAX_APPOINTMENTS, UNKNOWN, Appointments, Forecast, parse_max_ttft, too_late
 from router.errors import ApiError
 
 
@@ -51,22 +51,61 @@ def test_wait_and_prompt_together_must_be_within_the_limit(forecast: Forecast, i
     ],
 )
 def test_the_first_engine_that_will_be_in_time_counts(forecasts: dict[str, Forecast], seconds: float | None) -> None:
-    assert Appointments().make(forecasts, 2.0, now=100.0) == seconds
+    assert Appointments().make(forecasts, 2.0, 100.0, tenant="acme", prompt=1) == seconds
+
+
+LATE = {"a": Forecast(2.0, 1.0), "b": Forecast(2.0, 1.0)}
 
 
 def test_requests_that_are_refused_together_come_back_one_after_the_other() -> None:
     appointments = Appointments()
-    forecasts = {"a": Forecast(2.0, 1.0), "b": Forecast(2.0, 1.0)}
-    made = [appointments.make(forecasts, 2.5, now=100.0) for _ in range(6)]
+    made = [appointments.make(LATE, 2.5, 100.0, tenant="acme", prompt=prompt) for prompt in range(6)]
     assert made == [0.5, 0.5, 1.5, 1.5, 2.5, 2.5]
     # Those who were told 2.5 s are still expected, the others are over.
-    assert appointments.make({"a": Forecast(0.0, 3.0), "b": Forecast(0.0, 1.0)}, 2.5, now=104.0) == pytest.approx(-0.5)
-    assert appointments.make(forecasts, 2.5, now=200.0) == 0.5
+    later = {"a": Forecast(0.0, 3.0), "b": Forecast(0.0, 1.0)}
+    assert appointments.make(later, 2.5, 104.0, tenant="acme", prompt=7) == pytest.approx(-0.5)
+    assert appointments.make(LATE, 2.5, 200.0, tenant="acme", prompt=8) == 0.5
+
+
+def test_a_request_that_comes_back_too_early_keeps_its_time_and_delays_nobody() -> None:
+    appointments = Appointments()
+    for now in (100.0, 100.1, 100.2):
+        for prompt, seconds in ((1, 0.5), (2, 0.5), (3, 1.5)):
+            waits = {name: Forecast(102.0 - now, 1.0) for name in "ab"}
+            made = appointments.make(waits, 2.5, now, tenant="acme", prompt=prompt)
+            assert made == pytest.approx(100.0 + seconds - now)
+
+
+def test_the_requests_of_a_tenant_delay_no_other_tenant() -> None:
+    appointments = Appointments()
+    for prompt in range(1000):
+        appointments.make(LATE, 2.5, 100.0, tenant="acme", prompt=prompt)
+    assert appointments.make(LATE, 2.5, 100.0, tenant="beta", prompt=1) == 0.5
+
+
+def test_an_engine_that_is_later_than_it_was_expected_postpones_the_time() -> None:
+    appointments = Appointments()
+    assert appointments.make({"a": Forecast(2.0, 1.0)}, 2.5, 100.0, tenant="acme", prompt=1) == 0.5
+    assert appointments.make({"a": Forecast(7.0, 1.0)}, 2.5, 100.5, tenant="acme", prompt=1) == 5.5
+
+
+def test_a_time_at_an_engine_that_does_not_take_work_any_more_is_replaced() -> None:
+    appointments = Appointments()
+    assert appointments.make({"a": Forecast(2.0, 1.0)}, 2.5, 100.0, tenant="acme", prompt=1) == 0.5
+    assert appointments.make({"b": Forecast(4.0, 1.0)}, 2.5, 100.0, tenant="acme", prompt=1) == 2.5
+
+
+def test_the_memory_is_bounded() -> None:
+    appointments = Appointments()
+    short = {"a": Forecast(2.0, 0.001)}
+    for prompt in range(2 * MAX_APPOINTMENTS):
+        appointments.make(short, 0.5, 100.0, tenant=f"tenant {prompt % 7}", prompt=prompt)
+    assert len(appointments) == MAX_APPOINTMENTS
 
 
 @given(
     st.lists(
-        st.tuples(st.floats(0, 5), st.dictionaries(st.sampled_from("abc"), st.builds(
+        st.tuples(st.floats(0, 5), st.integers(0, 5), st.dictionaries(st.sampled_from("abc"), st.builds(
             Forecast, st.floats(0, 100), st.floats(0.1, 4)
         ), min_size=1)),
         max_size=40,
@@ -74,12 +113,12 @@ def test_requests_that_are_refused_together_come_back_one_after_the_other() -> N
     st.floats(0.5, 3),
 )  # fmt: skip
 def test_nobody_is_told_to_come_before_an_engine_is_in_time(
-    refusals: list[tuple[float, dict[str, Forecast]]], max_ttft: float
+    refusals: list[tuple[float, int, dict[str, Forecast]]], max_ttft: float
 ) -> None:
     appointments, now = Appointments(), 100.0
-    for passed, forecasts in refusals:
+    for passed, prompt, forecasts in refusals:
         now += passed
-        seconds = appointments.make(forecasts, max_ttft, now)
+        seconds = appointments.make(forecasts, max_ttft, now, tenant="acme", prompt=prompt)
         reachable = [each for each in forecasts.values() if each.prompt is not None and each.prompt <= max_ttft]
         assert (seconds is None) is (not reachable)
         if seconds is not None:
