@@ -47,7 +47,7 @@ VLLM_UNUSED := torchvision torchaudio torchcodec
 help:
 	@echo 'make run                 install everything and serve on 127.0.0.1:8080 with simulated engines'
 	@echo 'make run ENGINES=vllm    the same with real vLLM on the CPU and small models created locally'
-	@echo 'make lint                linter, format, types, import layers'
+	@echo 'make lint                linter, format, types, import layers, the shape of the code'
 	@echo 'make check               make lint, and the unit tests of the core'
 	@echo 'make test                all tests but those of test-more and test-vllm'
 	@echo 'make compiled            a compiled copy in $(COMPILED), as pip install . builds it'
@@ -78,6 +78,7 @@ lint: $(VENV)/.developed
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python -m tools.shape
 
 check: lint
 	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) tests/unit/router/core tests/test_layers.py
