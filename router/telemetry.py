@@ -256,14 +256,15 @@ class Telemetry:
                 self._schedule_flush(prefills)
             prefills.add(generation)
         now = time.perf_counter()
-        if generation.sent_at is not None:
-            seconds = now - generation.sent_at
-            energy = generation.energy
+        attempt = generation.attempt
+        if attempt.sent_at is not None:
+            seconds = now - attempt.sent_at
+            energy = attempt.energy
             series.add_work(
-                seconds + generation.earlier_seconds, energy.take(now, seconds) if energy is not None else None
+                seconds + attempt.earlier_seconds, energy.take(now, seconds) if energy is not None else None
             )
-        elif generation.earlier_seconds > 0:  # its client left when its engine had failed
-            series.add_work(generation.earlier_seconds, None)
+        elif attempt.earlier_seconds > 0:  # its client left when its engine had failed
+            series.add_work(attempt.earlier_seconds, None)
         series.prompt_tokens += generation.prompt_tokens
         series.completion_tokens += generation.completion_tokens
         # The rate of a stream of two engines is that of neither.

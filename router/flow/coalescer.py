@@ -8,25 +8,24 @@ in-flight request outlives the client that started it.
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key import CacheKey
-from router.core.endpoints.endpoint import InferenceRequest
 from router.errors import internal_error
 from router.flow.abandonment import Abandonment, OnAbandon
 from router.flow.dispatch import Dispatcher
 from router.flow.exchange import GenerationRecord
-from router.flow.generation import StoreResponse, run_generation
+from router.flow.generation import run_generation
 from router.flow.inflight import InFlightRequest
 from router.flow.leadership import Leadership
+from router.flow.new_generation import NewGeneration
 from router.flow.result import GenerationResult, lost_result
 from router.shared.inflight_leases import InFlightLeases, PendingClaim
 from router.shared.purges import PurgePosition, Purges
-from router.upstream.engine import Engine
 
 log = logging.getLogger("roundhouse.flights")
 
@@ -85,31 +84,18 @@ class Coalescer:
     def active(self) -> bool:
         return bool(self._active_by_id)
 
-    def start(
-        self,
-        request: InferenceRequest,
-        key: CacheKey | None,
-        record: GenerationRecord,
-        order_engines: Callable[[], Sequence[Engine]],
-        *,
-        store_response: StoreResponse | None,
-        documents: tuple[str, ...],
-        purge_position: PurgePosition,
-        replaced_entry_created: float | None = None,
-    ) -> InFlightRequest:
-        """Starts an in-flight request. It is joinable if it has a key, and stored if there is a `store_response`.
+    def start(self, new: NewGeneration, key: CacheKey | None, purge_position: PurgePosition) -> InFlightRequest:
+        """Starts an in-flight request, which is joinable if it has a key.
 
-        `order_engines` is called once this process is known to be the leader, and returns the engines to try. Raises
-        ApiError.
-        `replaced_entry_created`: creation time of the stored entry that cannot be served and may be replaced, if any.
+        `purge_position`: the last purge that this process knows.
         """
         self._last_number += 1
         inflight = InFlightRequest(
-            f"{self._id_prefix}.{self._last_number}", request, key, record,
-            documents=documents, purge_position=purge_position, join_limit=self._join_limit,
+            f"{self._id_prefix}.{self._last_number}", key, new,
+            purge_position=purge_position, join_limit=self._join_limit,
             on_not_joinable=self._on_not_joinable,
             on_no_subscribers=partial(
-                self._abandonment.on_no_subscribers, stores_response=store_response is not None
+                self._abandonment.on_no_subscribers, stores_response=new.store_response is not None
             ),
         )  # fmt: skip
         self._active_by_id[inflight.id] = inflight
@@ -118,10 +104,8 @@ class Coalescer:
         # The claim goes out here rather than in the task's first step: it then shares the Redis batch of this event
         # loop iteration, and the first token comes two iterations earlier.
         pending_claim = self._leadership.request_claim(inflight) if self._leadership is not None else None
-        inflight.task = asyncio.get_running_loop().create_task(
-            self._run(inflight, order_engines, store_response, pending_claim, replaced_entry_created)
-        )
-        inflight.task.add_done_callback(partial(self._on_task_done, inflight))
+        inflight.task = asyncio.get_running_loop().create_task(self._run(inflight, new, pending_claim))
+        inflight.task.add_done_callback(partial(self._on_task_done, inflight, new))
         return inflight
 
     async def aclose(self) -> None:
@@ -133,21 +117,16 @@ class Coalescer:
 
     # -- the task of an in-flight request -----------------------------------------------------------------------------
 
-    async def _run(
-        self,
-        inflight: InFlightRequest,
-        order_engines: Callable[[], Sequence[Engine]],
-        store_response: StoreResponse | None,
-        pending_claim: PendingClaim | None,
-        replaced_entry_created: float | None,
-    ) -> None:
+    async def _run(self, inflight: InFlightRequest, new: NewGeneration, pending_claim: PendingClaim | None) -> None:
         result = None
         try:
             if self._leadership is not None and pending_claim is not None:
-                result = await self._leadership.wait_for_other_leader(inflight, pending_claim, replaced_entry_created)
+                result = await self._leadership.wait_for_other_leader(
+                    inflight, pending_claim, new.replaced_entry_created
+                )
             if result is None:
                 inflight.is_leader = True
-                result = await run_generation(self._dispatcher, inflight, order_engines, store_response)
+                result = await run_generation(self._dispatcher, inflight, new)
         except Exception:
             # The last line of defence: without a result, the subscribers would wait forever.
             log.exception("an in-flight request failed")
@@ -157,12 +136,12 @@ class Coalescer:
         finally:
             self._finish(inflight, result)
 
-    def _on_task_done(self, inflight: InFlightRequest, _: "asyncio.Task[None]") -> None:
+    def _on_task_done(self, inflight: InFlightRequest, new: NewGeneration, _: "asyncio.Task[None]") -> None:
         # A task that is cancelled before its first step never reaches its `finally`. Otherwise this does nothing.
         self._finish(inflight, None)
         inflight.task = None
-        if inflight.record.body_allocation is not None:
-            inflight.record.body_allocation.release()
+        if new.body_allocation is not None:
+            new.body_allocation.release()
 
     def _finish(self, inflight: InFlightRequest, result: GenerationResult | None) -> None:
         if self._active_by_id.pop(inflight.id, None) is None:  # `_on_task_done` calls it again

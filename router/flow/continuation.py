@@ -48,7 +48,7 @@ async def run_to_end(
             stream.close()
         failed.append(stream.engine)
         inflight.record.failed_attempts.append((stream.engine.name, failure.reason))
-        await dispatcher.on_failure(inflight.record, inflight.request, stream.engine, failure)
+        await dispatcher.on_failure(inflight, stream.engine, failure)
         next_stream = await _go_on(dispatcher, inflight, engines, failed, recorder, failure)
         if next_stream is None:
             return
@@ -85,19 +85,18 @@ async def _go_on(
     candidates = seam.candidates(able) if not at_limit else []
     if not candidates:
         _give_up(record, broken, failure, "limit" if at_limit else "no-engine")
-    before = (record.engine, record.fallback_model, record.sent_at, record.energy, record.earlier_seconds)
-    if record.sent_at is not None:  # before the wait: its client may leave at any time, and its tenant pays for these
-        record.earlier_seconds += max(0.0, time.perf_counter() - record.sent_at)
-        record.sent_at = None
+    before = record.attempt
+    # Before the wait: the client may leave at any time, and its tenant pays for the seconds so far.
+    record.attempt = before.broke_off(time.perf_counter())
     if record.trace is not None:
         record.trace.end_attempt(failure.reason)
     try:
-        stream = await dispatcher.continue_stream(record, seam, candidates, inflight)
+        stream = await dispatcher.continue_stream(inflight, seam, candidates)
     except asyncio.CancelledError:  # every client has left, or the router stops
         record.continuations.append(Continuation(failure.reason, "cancelled"))
         raise
     except ApiError as refusal:
-        record.engine, record.fallback_model, record.sent_at, record.energy, record.earlier_seconds = before
+        record.attempt = before
         _give_up(record, broken, failure, refusal.reason)
     record.prompt.on_first_token(time.perf_counter())  # what the in-flight request publishes is not its first any more
     so_far = seam.so_far

@@ -8,18 +8,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, TypeVar
 
 from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.continuation import asks_token_ids
-from router.core.endpoints.endpoint import InferenceRequest, Recorder
-from router.core.endpoints.engine_errors import (
-    answer_too_large,
-    unsupported_endpoint,
-)
+from router.core.endpoints.endpoint import Recorder
+from router.core.endpoints.engine_errors import answer_too_large
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.recording import StreamRecorder
 from router.core.endpoints.token_ids import TokenIdCutter
@@ -30,12 +25,13 @@ from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
 from router.flow.admission import Admission, NoSlotError, Slot
 from router.flow.continuation_engines import ContinuationEngines
-from router.flow.dispatch_errors import check_unreadable, client_error, engine_timeout
+from router.flow.dispatch_errors import Failures, check_unreadable, engine_timeout
 from router.flow.engine_health import EngineHealth
 from router.flow.engine_losses import EngineLosses
 from router.flow.engine_request import EngineRequests, lacks_endpoint
 from router.flow.engine_stream import EngineStream, Publisher
-from router.flow.exchange import GenerationRecord
+from router.flow.exchange import AttemptFacts, GenerationRecord
+from router.flow.inflight import InFlightRequest
 from router.flow.seam import ContinuationLimits, Seam
 from router.flow.seam_turns import SeamTurns
 from router.flow.waking import Waking
@@ -47,6 +43,9 @@ from router.upstream.engine import Engine
 log = logging.getLogger("roundhouse.dispatch")
 
 T = TypeVar("T")
+
+SendAttempt = Callable[[Slot, InFlightRequest], Awaitable[T]]
+"""One attempt at the engine of a slot. Raises EngineError, or ApiError for a refusal."""
 
 _NO_CONTINUATIONS: Final = ContinuationLimits(0)
 
@@ -106,159 +105,131 @@ class Dispatcher:
         self.losses = EngineLosses(client, suspects if suspects is not None else Suspects())
         self.seam_turns = SeamTurns()
 
-    def start_stream(
-        self, record: GenerationRecord, request: InferenceRequest, engines: Sequence[Engine], publisher: Publisher
-    ) -> Awaitable[EngineStream]:
+    def start_stream(self, inflight: InFlightRequest, engines: Sequence[Engine]) -> Awaitable[EngineStream]:
         """A stream whose first token has been published. Raises ApiError; nothing has been published then."""
-        return self._dispatch(partial(self._attempt_stream, publisher), record, request, engines)
+        return self._dispatch(self._attempt_stream, inflight, engines)
 
     def continue_stream(
-        self, record: GenerationRecord, seam: Seam, engines: Sequence[Engine], publisher: Publisher
+        self, inflight: InFlightRequest, seam: Seam, engines: Sequence[Engine]
     ) -> Awaitable[EngineStream]:
         """As `start_stream`, for the rest of a stream that an engine has broken off."""
-        attempt = partial(self._attempt_rest, publisher, seam)
-        return self._first_success(attempt, record, seam.request, engines, failure=seam.error)
+        return self._first_success(partial(self._attempt_rest, seam), inflight, engines, broken_off=seam.error)
 
     def generate_json(
-        self, record: GenerationRecord, request: InferenceRequest, engines: Sequence[Engine]
+        self, inflight: InFlightRequest, engines: Sequence[Engine]
     ) -> Awaitable[tuple[bytes, RecordedResponse | NotStoredReason]]:
         """The JSON response, and what can be stored of it or why nothing can. Raises ApiError."""
-        return self._dispatch(self._attempt_json, record, request, engines)
+        return self._dispatch(self._attempt_json, inflight, engines)
 
-    def _dispatch(
-        self,
-        attempt: Callable[[Slot, GenerationRecord, InferenceRequest], Awaitable[T]],
-        record: GenerationRecord,
-        request: InferenceRequest,
-        engines: Sequence[Engine],
-    ) -> Awaitable[T]:
-        if record.wait_plan is None or self._waking is None:
-            return self._first_success(attempt, record, request, engines)
-        send = partial(self._first_success, attempt, record, request)
-        return self._waking.send(record, record.wait_plan, engines, send)
+    def _dispatch(self, attempt: SendAttempt[T], inflight: InFlightRequest, engines: Sequence[Engine]) -> Awaitable[T]:
+        if inflight.wait_plan is None or self._waking is None:
+            return self._first_success(attempt, inflight, engines)
+        send = partial(self._first_success, attempt, inflight)
+        return self._waking.send(inflight.record, inflight.wait_plan, engines, send)
 
     # -- the loop over attempts ---------------------------------------------------------------------------------------
 
     async def _first_success(
-        self,
-        attempt: Callable[[Slot, GenerationRecord, InferenceRequest], Awaitable[T]],
-        record: GenerationRecord,
-        request: InferenceRequest,
-        engines: Sequence[Engine],
-        *,
-        failure: EngineError | None = None,
-    ) -> T:
+        self, attempt: SendAttempt[T], inflight: InFlightRequest, engines: Sequence[Engine],
+        granted: Slot | None = None, *, broken_off: EngineError | None = None,
+    ) -> T:  # fmt: skip
         """The result of the first attempt that succeeds. That attempt owns the slot from then on.
 
-        `failure`: of the engine that broke the stream off; then the first attempt uses the budget of continuations.
+        `granted`: a slot for the first attempt. `broken_off`: the failure of the engine whose stream is continued.
         """
-        # Which of them the client gets is decided at the end.
-        last_error: EngineError | None = failure
-        not_served: Exception | None = None
-        no_room: NoSlotError | None = None
-        trace = record.trace
-        require_allowed = partial(self.losses.require_allowed, record.tenant, request)
-        if failure is None:
-            self._health.record_request()
-        for _, group in groupby(engines, key=attrgetter("model")):  # the model itself, then its fallbacks
-            attempts = self._health.attempts_for(list(group), require_allowed)
-            while (next_attempt := attempts.next_attempt()) is not None:
-                if next_attempt.wait > 0:
-                    await asyncio.sleep(next_attempt.wait)
-                    require_allowed()
-                candidates = next_attempt.engines
-                try:
-                    slot = record.slot
-                    if slot is not None:  # it has waited for this engine to start
-                        record.slot = None
-                    else:
-                        # A free slot is taken without a coroutine, which is the common case.
-                        slot = self._admission.try_acquire(record.tenant, candidates) or await self._wait_for_slot(
-                            record, candidates, require_allowed
-                        )
-                except NoSlotError as full:
-                    no_room = full
-                    break  # the engines of the next model may have room
-                if slot is None:
-                    continue  # these were blocked while it waited; from now on, `next_attempt` leaves them out
-                engine = slot.engine
-                attempts.mark_tried(engine)
-                try:
-                    continues = failure is not None and last_error is failure
-                    permit = self._health.permit(engine, previous_error=last_error, continues=continues)
-                    if permit is not None and (not permit.probe or await permit.claim_probe()):
-                        record.attempts += 1
-                        record.engine = engine.name
-                        requested = record.model if record.adapter is None else record.adapter.base
-                        record.fallback_model = engine.model if engine.model != requested else None
-                        record.has_other_revision = not engine.answers_as(record.engine_revision, record.adapter)
-                        record.sent_at = now = time.perf_counter()
-                        record.energy = engine.energy.start(now) if engine.announced is not None else None
-                        record.dispatched_at = record.dispatched_at or now  # of the first attempt
-                        record.prompt.on_sent(engine, now)
-                        if trace is not None:
-                            record.traceparent = trace.start_attempt(engine)
-                        with permit:
-                            return await self._counting_losses(attempt, slot, record, request)
-                except EngineError as error:
-                    record.sent_at = None
-                    record.prompt.on_ended(time.perf_counter())
-                    if trace is not None:
-                        trace.end_attempt(error.reason)
-                    if error.refusal is not None:
-                        not_served = not_served or (
-                            unsupported_endpoint(record.model, request.endpoint.path)
-                            if lacks_endpoint(error)
-                            else error.refusal
-                        )
-                        if record.adapter is not None:
-                            self._on_adapter_not_served()
-                    else:
-                        last_error = error
-                    attempts.record_failure(engine, error)
-                    if error.reason == "local":  # the engine was not reached, so it gets no blame
-                        record.engine = record.fallback_model = None
-                    else:
-                        record.failed_attempts.append((engine.name, error.reason))
-                    if not lacks_endpoint(error):  # which is logged once for each engine
-                        log.warning(
-                            "request %s: engine %s: %s (%s)",
-                            record.request_id, engine.name, error.full_message, error.reason,
-                        )  # fmt: skip
-                except BaseException as cause:
-                    # A refusal (ApiError) or a cancellation ends all attempts, so this path releases the slot as well.
-                    slot.release()
-                    if trace is not None:
-                        trace.end_attempt("refused" if isinstance(cause, ApiError) else "cancelled")
-                    raise
-                # The attempt failed or was not permitted. A successful one has returned above and keeps its slot.
+        record, health = inflight.record, self._health
+        failures = Failures(broken_off)
+        require_allowed = partial(self.losses.require_allowed, record.tenant, inflight.request)
+        if broken_off is None:
+            health.record_request()
+        attempts = health.attempts(engines)
+        while True:
+            require_allowed()
+            upcoming = attempts.next(health.clock(), health.rng())
+            if upcoming is None:
+                raise failures.outcome(engines, health)
+            if upcoming.wait > 0:
+                await asyncio.sleep(upcoming.wait)
+                require_allowed()
+            try:
+                # A free slot is taken without a coroutine, which is the common case.
+                slot = (
+                    granted
+                    or self._admission.try_acquire(record.tenant, upcoming.engines)
+                    or await self._wait_for_slot(record, upcoming.engines, require_allowed)
+                )
+            except NoSlotError as full:
+                failures.no_room = full
+                attempts.leave_model()
+                continue
+            if slot is None:
+                continue  # these were blocked while it waited; from now on, they are left out
+            granted = None
+            attempts.tried(slot.engine)
+            try:
+                permit = health.permit(slot.engine, previous_error=failures.last, continues=failures.is_seam)
+                if permit is not None and (not permit.probe or await permit.claim_probe()):
+                    self._begin_attempt(record, slot.engine)
+                    with permit:
+                        return await self._counting_losses(attempt, slot, inflight)
+            except EngineError as error:
+                self._on_failed_attempt(inflight, slot.engine, error)
+                failures.add(error, record.model, inflight.request)
+                attempts.failed(slot.engine, error.reason, error.retry_after, health.clock())
+            except BaseException as cause:
+                # A refusal (ApiError) or a cancellation ends all attempts, so this path releases the slot as well.
                 slot.release()
-        # An engine that failed otherwise, is full, or has an open breaker may well serve the request. So the client
-        # gets "not served", which means a permanent error to it, only if there is no such engine.
-        if last_error is None and not_served is not None and not any(map(self._health.is_open, engines)):
-            raise no_room or not_served
-        raise no_room or client_error(last_error, engines, self._health)
+                if record.trace is not None:
+                    record.trace.end_attempt("refused" if isinstance(cause, ApiError) else "cancelled")
+                raise
+            # The attempt failed or was not permitted. A successful one has returned above and keeps its slot.
+            slot.release()
 
-    async def _counting_losses(
-        self,
-        attempt: Callable[[Slot, GenerationRecord, InferenceRequest], Awaitable[T]],
-        slot: Slot,
-        record: GenerationRecord,
-        request: InferenceRequest,
-    ) -> T:
+    def _begin_attempt(self, record: GenerationRecord, engine: Engine) -> None:
+        requested = record.model if record.adapter is None else record.adapter.base
+        now = time.perf_counter()
+        record.attempts += 1
+        record.attempt = AttemptFacts(
+            engine=engine.name,
+            fallback_model=engine.model if engine.model != requested else None,
+            has_other_revision=not engine.answers_as(record.engine_revision, record.adapter),
+            sent_at=now,
+            energy=engine.energy.start(now) if engine.announced is not None else None,
+            earlier_seconds=record.attempt.earlier_seconds,
+        )
+        record.dispatched_at = record.dispatched_at or now  # of the first attempt
+        record.prompt.on_sent(engine, now)
+        if record.trace is not None:
+            record.traceparent = record.trace.start_attempt(engine)
+
+    def _on_failed_attempt(self, inflight: InFlightRequest, engine: Engine, error: EngineError) -> None:
+        record, was_reached = inflight.record, error.reason != "local"
+        record.attempt = record.attempt.gave_up(was_reached=was_reached)
+        record.prompt.on_ended(time.perf_counter())
+        if record.trace is not None:
+            record.trace.end_attempt(error.reason)
+        if was_reached:  # else it gets no blame
+            record.failed_attempts.append((engine.name, error.reason))
+        if error.refusal is not None and record.adapter is not None:
+            self._on_adapter_not_served()
+        if not lacks_endpoint(error):  # which is logged once for each engine
+            log.warning(
+                "request %s: engine %s: %s (%s)", record.request_id, engine.name, error.full_message, error.reason
+            )
+
+    async def _counting_losses(self, attempt: SendAttempt[T], slot: Slot, inflight: InFlightRequest) -> T:
         try:
-            return await attempt(slot, record, request)
+            return await attempt(slot, inflight)
         except EngineError as error:
-            await self.on_failure(record, request, slot.engine, error)
+            await self.on_failure(inflight, slot.engine, error)
             raise error  # noqa: TRY201 - compiled, a `raise` without it can lose the error after an `await`
 
-    async def on_failure(
-        self, record: GenerationRecord, request: InferenceRequest, engine: Engine, error: EngineError
-    ) -> None:
-        """An attempt failed, before its first token or after it. `request`: the client's."""
-        if record.wait_plan is None and record.sent_at is not None:  # an engine that starts may end connections
-            age = time.perf_counter() - record.sent_at
-            await self.losses.on_failure(record.request_id, record.tenant, request, engine, error, age)
+    async def on_failure(self, inflight: InFlightRequest, engine: Engine, error: EngineError) -> None:
+        """An attempt failed, before its first token or after it."""
+        record, sent_at = inflight.record, inflight.record.attempt.sent_at
+        if inflight.wait_plan is None and sent_at is not None:  # an engine that starts may end connections
+            age = time.perf_counter() - sent_at
+            await self.losses.on_failure(record.request_id, record.tenant, inflight.request, engine, error, age)
 
     async def _wait_for_slot(
         self, record: GenerationRecord, engines: Sequence[Engine], require_allowed: Callable[[], None]
@@ -288,9 +259,8 @@ class Dispatcher:
 
     # -- one attempt ------------------------------------------------------------------------------------------------
 
-    async def _attempt_stream(
-        self, publisher: Publisher, slot: Slot, record: GenerationRecord, request: InferenceRequest
-    ) -> EngineStream:
+    async def _attempt_stream(self, slot: Slot, inflight: InFlightRequest) -> EngineStream:
+        record, request = inflight.record, inflight.request
         engine = slot.engine
         token_ids = engine.traits.token_ids and self.continuations.allows(engine.model) and asks_token_ids(request)
         response = await self._requests.post(engine, record, request, self._timeouts.first_token, token_ids=token_ids)
@@ -298,11 +268,9 @@ class Dispatcher:
         recorder = request.endpoint.streaming.make_recorder(self._max_entry, self._shapes)
         if token_ids and isinstance(recorder, StreamRecorder):
             recorder.token_ids = TokenIdCutter()
-        return await self._start(slot, response, recorder, publisher)
+        return await self._start(slot, response, recorder, inflight)
 
-    async def _attempt_rest(
-        self, publisher: Publisher, seam: Seam, slot: Slot, record: GenerationRecord, _: InferenceRequest
-    ) -> EngineStream:
+    async def _attempt_rest(self, seam: Seam, slot: Slot, inflight: InFlightRequest) -> EngineStream:
         request = seam.request_for(slot.engine)
         if request is None:  # it could go on, but not any more after what another engine said
             raise EngineError("diverged", "the engine cannot go on with the response")
@@ -313,11 +281,11 @@ class Dispatcher:
         if total < _LEAST_TIME:
             raise engine_timeout()
         response = await self._requests.post(
-            slot.engine, record, request, min(self._timeouts.first_token, total),
+            slot.engine, inflight.record, request, min(self._timeouts.first_token, total),
             token_ids=seam.asks_token_ids(slot.engine), total=total,
         )  # fmt: skip
         try:
-            return await self._start(slot, response, recorder, publisher)
+            return await self._start(slot, response, recorder, inflight)
         except EngineError as error:
             seam.on_failure(error)
             raise
@@ -337,8 +305,9 @@ class Dispatcher:
         return stream
 
     async def _attempt_json(
-        self, slot: Slot, record: GenerationRecord, request: InferenceRequest
+        self, slot: Slot, inflight: InFlightRequest
     ) -> tuple[bytes, RecordedResponse | NotStoredReason]:
+        record, request = inflight.record, inflight.request
         with await self._requests.post(slot.engine, record, request, None) as response:
             if request.form is not None:
                 record.media_type = media_type(response.content_type)

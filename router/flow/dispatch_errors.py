@@ -5,17 +5,59 @@ from math import ceil
 from typing import Final
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.engine_errors import is_error_body, parse_reported_error
+from router.core.endpoints.engine_errors import is_error_body, parse_reported_error, unsupported_endpoint
 from router.core.endpoints.engine_message import MAX_ERROR_BODY
 from router.core.endpoints.json_repair import repaired
 from router.core.endpoints.recorded_response import NotStoredReason
 from router.core.resilience.retry import CREDENTIAL_REASONS
 from router.errors import CIRCUIT_OPEN, ENGINE_FAILED, NO_ENGINE, UPSTREAM, ApiError, unavailable
+from router.flow.admission import NoSlotError
 from router.flow.engine_health import EngineHealth
+from router.flow.engine_request import lacks_endpoint
 from router.net.client.errors import EngineError
 from router.upstream.engine import Engine
 
 _TOLD_BY_STATUS: Final = (401, 403, 407, 429, 529)  # these concern the engine otherwise than a failure of it
+
+
+class Failures:
+    """What has failed so far in the attempts of one request.
+
+    - `last`: of the last attempt that failed otherwise than with "not served".
+    - `no_room`: why it has not waited for a slot, or not longer.
+    """
+
+    __slots__ = ("_broken_off", "_not_served", "last", "no_room")
+
+    def __init__(self, broken_off: EngineError | None) -> None:
+        """`broken_off`: of the engine that has broken the stream off which is to be continued."""
+        self._broken_off = broken_off
+        self._not_served: Exception | None = None
+        self.last = broken_off
+        self.no_room: NoSlotError | None = None
+
+    @property
+    def is_seam(self) -> bool:
+        """Whether the next attempt is the first one that continues a stream."""
+        return self.last is not None and self.last is self._broken_off
+
+    def add(self, error: EngineError, model: str, request: InferenceRequest) -> None:
+        """`model`: the name that the client knows."""
+        if error.refusal is None:
+            self.last = error
+        elif self._not_served is None:
+            lacks = lacks_endpoint(error)
+            self._not_served = unsupported_endpoint(model, request.endpoint.path) if lacks else error.refusal
+
+    def outcome(self, engines: Sequence[Engine], health: EngineHealth) -> Exception:
+        """What the client gets if no attempt is left."""
+        if self.no_room is not None:
+            return self.no_room
+        # An engine that failed otherwise, is full, or has an open breaker may well serve the request. So the client
+        # gets "not served", which means a permanent error to it, only if there is no such engine.
+        if self.last is None and self._not_served is not None and not any(map(health.is_open, engines)):
+            return self._not_served
+        return client_error(self.last, engines, health)
 
 
 def client_error(error: EngineError | None, engines: Sequence[Engine], health: EngineHealth) -> ApiError:

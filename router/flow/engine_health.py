@@ -4,17 +4,18 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from types import TracebackType
 from typing import Final
 
+from router.core.resilience.attempts import Attempts
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness, engine_readiness
 from router.core.resilience.retry import (
     CONTINUATIONS_PER_SECOND,
     CREDENTIAL_REASONS,
-    Attempt,
     RetryBudget,
-    RetrySchedule,
     classify_failure,
 )
 from router.net.client.errors import EngineError, describe_cause
@@ -41,24 +42,31 @@ class EngineHealth:
     ) -> None:  # fmt: skip
         """`clock` returns seconds, `rng` numbers from 0 to 1 (jitter of the backoff)."""
         self.breakers = breakers
-        self._clock = clock
-        self._rng = rng
+        self.clock = clock
+        self.rng = rng
         self._retry_budget = RetryBudget(clock())
         self._continuation_budget = RetryBudget(clock(), CONTINUATIONS_PER_SECOND)
         self._busy_until: dict[str, float] = {}
 
     def record_request(self) -> None:
-        now = self._clock()
+        now = self.clock()
         self._retry_budget.on_request(now)
         self._continuation_budget.on_request(now)
 
-    def attempts_for(self, engines: Sequence[Engine], require_allowed: Callable[[], None]) -> "EngineAttempts":
-        """`require_allowed` is called before each attempt, and raises ApiError if there may be no other."""
-        if len(engines) > 1:
-            # Stable: the order of selection stays among engines of the same rank.
-            now = self._clock()
-            engines = sorted(engines, key=lambda engine: self._rank(engine, now))
-        return EngineAttempts(self, engines, require_allowed, self._clock, self._rng)
+    def attempts(self, engines: Sequence[Engine]) -> Attempts[Engine]:
+        """Those of a request; the engines of each model stand together."""
+        models = (list(group) for _, group in groupby(engines, key=attrgetter("model")))
+        return Attempts(models, self._ranked, self._is_blocked)
+
+    def _ranked(self, engines: Sequence[Engine]) -> Sequence[Engine]:
+        if len(engines) < 2:
+            return engines
+        now = self.clock()
+        # Stable: the order of selection stays among engines of the same rank.
+        return sorted(engines, key=lambda engine: self._rank(engine, now))
+
+    def _is_blocked(self, engine: Engine) -> bool:
+        return self.readiness(engine) is Readiness.BLOCKED
 
     def readiness(self, engine: Engine) -> Readiness:
         state = self.breakers.state(engine.name)
@@ -98,7 +106,7 @@ class EngineHealth:
         if (
             previous_error is not None
             and classify_failure(previous_error.reason, previous_error.retry_after).uses_retry_budget
-            and not (self._continuation_budget if continues else self._retry_budget).try_acquire(self._clock())
+            and not (self._continuation_budget if continues else self._retry_budget).try_acquire(self.clock())
         ):
             log.warning("engine %s: no retry, the retry budget is used up", engine.name)
             return None
@@ -111,7 +119,7 @@ class EngineHealth:
         if failure.counts_for_breaker:
             self.breakers.on_failure(engine.name, probe=probe)
         if failure.engine_busy:
-            self._busy_until[engine.name] = self._clock() + (error.retry_after or _DEFAULT_BUSY_TIME)
+            self._busy_until[engine.name] = self.clock() + (error.retry_after or _DEFAULT_BUSY_TIME)
         if error.reason == "connect":
             engine.update_status(up=False, cause=describe_cause(error))  # until the next probe finds it up
         elif error.reason in CREDENTIAL_REASONS:
@@ -120,41 +128,6 @@ class EngineHealth:
     def record_success(self, engine: Engine, *, probe: bool = False) -> None:
         self.breakers.on_success(engine.name, probe=probe)
         self._busy_until.pop(engine.name, None)
-
-
-class EngineAttempts:
-    """A RetrySchedule that skips engines that get no request, since they are drained or their breaker is open."""
-
-    __slots__ = ("_clock", "_health", "_require_allowed", "_rng", "_schedule")
-
-    def __init__(
-        self, health: EngineHealth, engines: Sequence[Engine], require_allowed: Callable[[], None],
-        clock: Callable[[], float], rng: Callable[[], float],
-    ) -> None:  # fmt: skip
-        self._health = health
-        self._require_allowed = require_allowed
-        self._schedule = RetrySchedule(engines)
-        self._clock = clock
-        self._rng = rng
-
-    def next_attempt(self) -> Attempt[Engine] | None:
-        """The engines for the next attempt, the best first, and the wait before it. None: no attempt is left."""
-        self._require_allowed()
-        while (attempt := self._schedule.next_attempt(self._clock(), self._rng())) is not None:
-            blocked = [engine for engine in attempt.engines if self._health.readiness(engine) is Readiness.BLOCKED]
-            if not blocked:
-                return attempt
-            for engine in blocked:
-                self._schedule.mark_tried(engine)  # else the schedule would return it again
-            if len(blocked) < len(attempt.engines):
-                return Attempt(tuple(engine for engine in attempt.engines if engine not in blocked), attempt.wait)
-        return None
-
-    def mark_tried(self, engine: Engine) -> None:
-        self._schedule.mark_tried(engine)
-
-    def record_failure(self, engine: Engine, error: EngineError) -> None:
-        self._schedule.on_failure(engine, error.reason, error.retry_after, self._clock())
 
 
 class AttemptPermit:

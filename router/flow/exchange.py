@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from random import getrandbits
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -11,12 +11,10 @@ from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.error_envelope import BrokenStream
 from router.core.endpoints.recorded_response import NotStoredReason, RequestSpeculation
 from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Task
-from router.flow.admission import Slot
 from router.flow.body_budget import BodyAllocation
 from router.flow.request_trace import GenerationTrace, RequestTrace
 from router.flow.result import LOST
 from router.flow.routed_prompt import UNROUTED, RoutedPrompt
-from router.flow.wait_plan import WaitPlan
 from router.shared.rate_limits import Reservation
 from router.upstream.adapters import Adapter
 from router.upstream.energy import EnergyReading
@@ -54,6 +52,44 @@ class Continuation(NamedTuple):
     exact: bool = False
 
 
+class AttemptFacts(msgspec.Struct, kw_only=True, frozen=True, eq=False):
+    """The facts of one attempt of a generation; times are those of time.perf_counter.
+
+    - `engine`: None before the first attempt, and after one that did not reach its engine.
+    - `fallback_model`: the model of `engine`, if it is not the requested one.
+    - `has_other_revision`: `engine` has another revision than the request is for, or another path of the adapter.
+    - `sent_at`: None after it has failed, and for the engine of another process. `energy`: the engine's meter then.
+    - `earlier_seconds`: for how long other engines were busy with the generation before.
+    """
+
+    engine: str | None = None
+    fallback_model: str | None = None
+    has_other_revision: bool = False
+    sent_at: float | None = None
+    energy: EnergyReading | None = None
+    earlier_seconds: float = 0.0
+
+    def gave_up(self, *, was_reached: bool) -> "AttemptFacts":
+        """It failed before its first token. `was_reached`: whether its engine got the request."""
+        return AttemptFacts(
+            engine=self.engine if was_reached else None,
+            fallback_model=self.fallback_model if was_reached else None,
+            has_other_revision=self.has_other_revision,
+            energy=self.energy,
+            earlier_seconds=self.earlier_seconds,
+        )
+
+    def broke_off(self, now: float) -> "AttemptFacts":
+        """It failed after its first token, at `now`."""
+        if self.sent_at is None:
+            return self
+        seconds = self.earlier_seconds + max(0.0, now - self.sent_at)
+        return msgspec.structs.replace(self, sent_at=None, earlier_seconds=seconds)
+
+
+NO_ATTEMPT: Final = AttemptFacts()
+
+
 class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     """The facts of one generation, which several requests may share. Times are those of time.perf_counter.
 
@@ -61,24 +97,17 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     - `traceparent`, `tracestate`: for the engine; see router.core.trace_context. `trace`: None if it is not traced.
     - `leader_traceparent`: of the request in another process that started it, if that is traced.
     - `key_id`: of the API key of that request; see Exchange. `priority`: see router.core.quota.priority.
-    - `attempts`: those at engines, so far. `failed_attempts`: as (engine, reason).
-    - `dispatched_at`: when the first attempt was sent. `sent_at`: when the one that is at `engine` was sent; None while
-      there is none, and after it has failed. `energy`: the engine's meter at that time.
+    - `attempt`: the last one. `attempts`: those at engines, so far. `failed_attempts`: as (engine, reason).
+    - `dispatched_at`: when the first attempt was sent.
     - `model`: the name in metrics. `adapter`: None for a model of the configuration.
-    - `fallback_model`: the model of `engine`, if it is not the requested one.
-    - `engine_revision`: see ParsedRequest. `has_other_revision`: `engine` has another one, or
-      another path of the adapter.
+    - `engine_revision`: see ParsedRequest.
     - `error_reason`: None if the generation succeeded.
-    - `body_allocation`: the memory of the request's body, which is released when the generation ends.
     - `log_odds`: the classifier's score of the prompt, whose sign gives `task`.
     - `speculation`: its steps with a draft, if the engine reported them.
     - `media_type`: as in Exchange.
     - `choices`: the number that the request asks for; an engine generates them at the same time.
-    - `continuations`: where an engine broke the stream off. `earlier_seconds`: for how long the engines before `engine`
-      were busy with it.
+    - `continuations`: where an engine broke the stream off.
     - `estimated_tokens`: estimated usage, if the engine reported none; see `total_tokens`.
-    - `wait_plan`: how it waits for an engine to start; None if it does not. `slot`: what it got by waiting, until the
-      first attempt takes it.
     """
 
     request_id: str
@@ -93,21 +122,15 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     model: str
     adapter: Adapter | None = None
     engine_revision: str | None = None
-    has_other_revision: bool = False
     task: Task
     log_odds: float = 0.0
     stream: bool
     started_at: float
-    body_allocation: BodyAllocation | None = None
-    engine: str | None = None
-    fallback_model: str | None = None
+    attempt: AttemptFacts = NO_ATTEMPT
     attempts: int = 0
     failed_attempts: list[tuple[str, str]] = msgspec.field(default_factory=list)
     continuations: list[Continuation] = msgspec.field(default_factory=list)
-    earlier_seconds: float = 0.0
     dispatched_at: float | None = None
-    sent_at: float | None = None
-    energy: EnergyReading | None = None
     first_token_at: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -117,9 +140,12 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     media_type: str | None = None
     not_stored_reason: NotStoredReason | None = None
     error_reason: str | None = None
-    wait_plan: WaitPlan | None = None
-    slot: Slot | None = None
     prompt: RoutedPrompt = UNROUTED
+
+    @property
+    def engine(self) -> str | None:
+        """The one that works on it, or has done so last."""
+        return self.attempt.engine
 
     @property
     def total_tokens(self) -> int:
@@ -128,13 +154,15 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
 
     def gpu_seconds(self, now: float) -> float:
         """Seconds for which an engine was busy with it; 0 if no engine has worked on it, as far as is known."""
-        if self.sent_at is None or (self.first_token_at is None and self.error_reason != LOST):
-            return self.earlier_seconds
-        return self.earlier_seconds + max(0.0, now - self.sent_at)
+        sent_at, earlier = self.attempt.sent_at, self.attempt.earlier_seconds
+        if sent_at is None or (self.first_token_at is None and self.error_reason != LOST):
+            return earlier
+        return earlier + max(0.0, now - sent_at)
 
     def generation_ms(self, now: float) -> int:
         """Milliseconds that the engine has worked on the response; 0 if it has not."""
-        return round(1000 * (self.earlier_seconds + now - self.sent_at)) if self.sent_at is not None else 0
+        sent_at = self.attempt.sent_at
+        return round(1000 * (self.attempt.earlier_seconds + now - sent_at)) if sent_at is not None else 0
 
     @property
     def continued(self) -> str:

@@ -16,14 +16,15 @@ from router.core.endpoints.endpoint import Prompt
 from router.core.resilience.wait_preference import parse_wait
 from router.core.types import BypassReason, CacheStatus
 from router.errors import ApiError, not_cached
+from router.flow.body_budget import BodyAllocation
 from router.flow.brownout import Brownout
 from router.flow.coalescer import Coalescer
 from router.flow.engine_selection import EngineSelector, Selection
 from router.flow.exchange import Exchange, GenerationRecord, new_request_id
-from router.flow.generation import StoreResponse
 from router.flow.heartbeat import ClientOfRequest, Heartbeats
 from router.flow.inflight import InFlightRequest
 from router.flow.lookup import Bypass, CachePolicy, FullResponse, Hit, Lookup, Miss, Stale
+from router.flow.new_generation import NewGeneration, StoreResponse
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
 from router.flow.request_trace import GenerationTrace, RequestTrace
@@ -275,15 +276,18 @@ class Gateway:
                 exchange.adjusted_fields = selection.adjusted_fields
                 # With fields left out, the response does not match the key: it is neither shared nor stored.
                 exact = not selection.adjusted_fields
-                inflight = self._coalescer.start(
-                    selection.request,
-                    parsed.key if share and exact else None,
-                    self._new_record(exchange, parsed, plan, selection.prompt),
-                    selection.order_engines,
+                new = NewGeneration(
+                    request=selection.request,
+                    record=self._new_record(exchange, parsed, selection.prompt),
+                    order_engines=selection.order_engines,
                     store_response=store_response if exact else None,
                     documents=parsed.parts.document_names(),
-                    purge_position=self._purges.last_position,
+                    wait_plan=plan,
+                    body_allocation=_retained(exchange.body_allocation),
                     replaced_entry_created=_created_of(lookup),
+                )
+                inflight = self._coalescer.start(
+                    new, parsed.key if share and exact else None, self._purges.last_position
                 )
             exchange.dispatched_at = now = time.perf_counter()
             must_wait = plan is not None and waking is not None and waking.must_wait(plan)
@@ -348,17 +352,12 @@ class Gateway:
     def _order_engines_now(self, exchange: Exchange, parsed: ParsedRequest, models: Sequence[str]) -> Sequence[Engine]:
         return self._selector.select(parsed, exchange.tenant, exchange.session_id, models).order_engines()
 
-    def _new_record(
-        self, exchange: Exchange, parsed: ParsedRequest, plan: WaitPlan | None, prompt: RoutedPrompt
-    ) -> GenerationRecord:
+    def _new_record(self, exchange: Exchange, parsed: ParsedRequest, prompt: RoutedPrompt) -> GenerationRecord:
         # Engines get the request id only if the router has made it and no earlier attempt of this request has used it.
         # A client's id never goes to engines, because some connectors of vLLM read addresses out of request ids.
         is_ours = exchange.engine_request_id is None and not exchange.has_client_request_id
         exchange.engine_request_id = exchange.request_id if is_ours else new_request_id()
-        if exchange.body_allocation is not None:
-            exchange.body_allocation.retain()  # the generation may outlive the request; the coalescer releases it
         return GenerationRecord(
-            body_allocation=exchange.body_allocation,
             request_id=exchange.request_id,
             engine_request_id=exchange.engine_request_id,
             traceparent=exchange.traceparent,
@@ -378,7 +377,6 @@ class Gateway:
             choices=choice_count(
                 parsed.request.fields, takes_prompt_list=isinstance(parsed.request.endpoint.input, Prompt)
             ),
-            wait_plan=plan,
         )
 
 
@@ -391,8 +389,14 @@ def _waits_for_start(waking: Waking, plan: WaitPlan, inflight: InFlightRequest, 
         return True
     if not inflight.is_leader:  # of another process, which says nothing of that
         return waking.must_wait(plan)
-    leader_plan = inflight.record.wait_plan
-    return leader_plan is not None and leader_plan.deadline is not None
+    return inflight.wait_plan is not None and inflight.wait_plan.deadline is not None
+
+
+def _retained(allocation: BodyAllocation | None) -> BodyAllocation | None:
+    """For a generation, which may outlive its request; the coalescer releases it."""
+    if allocation is not None:
+        allocation.retain()
+    return allocation
 
 
 def _no_engines() -> Sequence[Engine]:

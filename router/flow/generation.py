@@ -13,30 +13,17 @@ from router.flow.dispatch_errors import shown_message
 from router.flow.engine_selection import EngineSelector
 from router.flow.exchange import GenerationRecord
 from router.flow.inflight import InFlightRequest
+from router.flow.new_generation import NewGeneration
 from router.flow.result import LOST, GenerationResult
 from router.net.client.errors import EngineError
 from router.shared.rate_limits import TenantLimits
 from router.upstream.engine import Engine
 
-StoreResponse = Callable[[RecordedResponse | NotStoredReason, GenerationRecord], None]
-"""Stores a response without waiting, or gets why it is not to be stored.
 
-Redis executes the write before any command that this process sends later.
-"""
-
-
-async def run_generation(
-    dispatcher: Dispatcher,
-    inflight: InFlightRequest,
-    order_engines: Callable[[], Sequence[Engine]],
-    store_response: StoreResponse | None,
-) -> GenerationResult:
-    """Generates the response; stores it if it is complete and there is a `store_response`. Errors are in the result.
-
-    `order_engines` returns the engines to try, or raises ApiError.
-    """
+async def run_generation(dispatcher: Dispatcher, inflight: InFlightRequest, new: NewGeneration) -> GenerationResult:
+    """Generates the response, and stores it if it is complete. Errors are in the result."""
     try:
-        engines = order_engines()
+        engines = new.order_engines()
         generate = _run_stream if inflight.request.stream else _run_json
         result, recorded = await generate(dispatcher, inflight, engines)
     except ApiError as error:
@@ -45,9 +32,9 @@ async def run_generation(
         inflight.record.prompt.on_answered(result.recorded_response, time.perf_counter())
     if result.complete and has_survivor(inflight.record):
         dispatcher.losses.on_success(inflight.record.tenant, inflight.request)
-    if inflight.record.fallback_model is not None and isinstance(recorded, RecordedResponse):
+    if inflight.record.attempt.fallback_model is not None and isinstance(recorded, RecordedResponse):
         recorded = NotStoredReason.FALLBACK  # the key stands for the requested model's response
-    if inflight.record.has_other_revision and isinstance(recorded, RecordedResponse):
+    if inflight.record.attempt.has_other_revision and isinstance(recorded, RecordedResponse):
         recorded = NotStoredReason.REVISION
     if isinstance(recorded, RecordedResponse) and result.is_private:
         recorded = NotStoredReason.ENGINE_MEMORY
@@ -55,15 +42,15 @@ async def run_generation(
         recorded = NotStoredReason.CONTINUED
     if isinstance(recorded, NotStoredReason):
         inflight.record.not_stored_reason = recorded
-    if recorded is not None and store_response is not None:
-        store_response(recorded, inflight.record)
+    if recorded is not None and new.store_response is not None:
+        new.store_response(recorded, inflight.record)
     return result
 
 
 async def _run_stream(
     dispatcher: Dispatcher, inflight: InFlightRequest, engines: Sequence[Engine]
 ) -> tuple[GenerationResult, RecordedResponse | NotStoredReason | None]:
-    stream = await dispatcher.start_stream(inflight.record, inflight.request, engines, inflight)
+    stream = await dispatcher.start_stream(inflight, engines)
     recorder = stream.recorder
     try:
         await run_to_end(dispatcher, inflight, engines, stream)
@@ -96,7 +83,7 @@ async def _run_stream(
 async def _run_json(
     dispatcher: Dispatcher, inflight: InFlightRequest, engines: Sequence[Engine]
 ) -> tuple[GenerationResult, RecordedResponse | NotStoredReason | None]:
-    body, recorded = await dispatcher.generate_json(inflight.record, inflight.request, engines)
+    body, recorded = await dispatcher.generate_json(inflight, engines)
     inflight.record.first_token_at = now = time.perf_counter()
     stored = recorded if isinstance(recorded, RecordedResponse) else None
     inflight.record.speculation = stored.speculation if stored is not None else None

@@ -14,10 +14,9 @@ from collections.abc import Callable
 from typing import Final
 
 from router.core.cache.key import CacheKey
-from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.sse import is_comment
 from router.core.quota.rate_limit import estimate_tokens
-from router.flow.exchange import GenerationRecord
+from router.flow.new_generation import NewGeneration
 from router.flow.result import LOST, GenerationResult
 from router.shared.purges import PurgePosition
 
@@ -59,11 +58,11 @@ class InFlightRequest:
         "started_at",
         "subscribers",
         "task",
+        "wait_plan",
     )  # fmt: skip
 
     def __init__(
-        self, id_: str, request: InferenceRequest, key: CacheKey | None, record: GenerationRecord, *,
-        documents: tuple[str, ...], purge_position: PurgePosition, join_limit: int,
+        self, id_: str, key: CacheKey | None, new: NewGeneration, *, purge_position: PurgePosition, join_limit: int,
         on_no_subscribers: "Callable[[InFlightRequest], None]", on_not_joinable: "Callable[[InFlightRequest], None]",
     ) -> None:  # fmt: skip
         """`key`: None if the response is not shared with other requests.
@@ -71,10 +70,11 @@ class InFlightRequest:
         `purge_position`: the last purge that this process knew at the start. `join_limit` in bytes.
         """
         self.id = id_
-        self.request = request
         self.key = key
-        self.record = record
-        self.documents = documents
+        self.request = new.request
+        self.record = new.record
+        self.documents = new.documents
+        self.wait_plan = new.wait_plan
         self.purge_position = purge_position
         self.started_at = asyncio.get_running_loop().time()
         self.is_leader = True

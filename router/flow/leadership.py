@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from router.core.cache.key import CacheKey
-from router.flow.exchange import GenerationRecord
+from router.flow.exchange import NO_ATTEMPT, AttemptFacts, GenerationRecord
 from router.flow.inflight import InFlightRequest
 from router.flow.outcome_codec import decode_result, encode_result
 from router.flow.result import GenerationResult, lost_result
@@ -92,8 +92,7 @@ class Leadership:
             async with contextlib.aclosing(self._leases.follow(key.text, claim)) as stream:
                 async for received in stream:
                     if received.producer.engine is not None:
-                        record.engine, record.fallback_model = received.producer.engine, received.producer.fallback
-                        record.leader_traceparent = received.producer.traceparent
+                        _note_leader(record, received.producer)
                     if received.frames:
                         inflight.publish(received.frames)
                     if received.outcome is not None:
@@ -108,7 +107,7 @@ class Leadership:
     ) -> Claim | Literal["stored"] | None:
         """Takes over another process' claim. None if this process now leads; else as InFlightLeases.finish_claim."""
         record = inflight.record
-        record.engine = record.fallback_model = record.leader_traceparent = None  # they were the lost leader's
+        record.attempt, record.leader_traceparent = NO_ATTEMPT, None  # they were the lost leader's
         try:
             new_claim = await self._leases.take_over(
                 key.text, claim, inflight.id, inflight.purge_position, replaced_entry_created
@@ -142,7 +141,13 @@ class Leadership:
 
 
 def _producer(record: GenerationRecord, traceparent: str | None) -> Producer:
-    return Producer(record.engine, record.fallback_model, traceparent)
+    return Producer(record.engine, record.attempt.fallback_model, traceparent)
+
+
+def _note_leader(record: GenerationRecord, producer: Producer) -> None:
+    if producer.engine != record.engine:
+        record.attempt = AttemptFacts(engine=producer.engine, fallback_model=producer.fallback)
+        record.leader_traceparent = producer.traceparent
 
 
 def _traceparent(record: GenerationRecord) -> str | None:

@@ -82,7 +82,8 @@ class ResponseDelivery:
             # It waits for the end, and the frames have grown beyond what is buffered for it. A retry does not join.
             raise RetryRequest
         record, exchange = inflight.record, self._exchange
-        exchange.engine, exchange.fallback_model, exchange.task = record.engine, record.fallback_model, record.task
+        exchange.engine, exchange.fallback_model = record.attempt.engine, record.attempt.fallback_model
+        exchange.task = record.task
         exchange.media_type = record.media_type
         exchange.first_token_at = time.perf_counter()
         if inflight.result is None:

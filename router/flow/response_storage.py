@@ -8,8 +8,8 @@ from router.core.cache.miss_reason import PartHashes, SeenKeys
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.types import Entry
 from router.flow.exchange import Exchange, GenerationRecord
-from router.flow.generation import StoreResponse
 from router.flow.lookup import CachePolicy
+from router.flow.new_generation import StoreResponse
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_trace import GenerationTrace
 from router.shared.purges import Purges

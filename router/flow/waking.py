@@ -39,6 +39,9 @@ _LOST: Final = ("broken-off", "reset", "lost")  # EngineError.reason of a connec
 WakeResult = Literal["started", "timeout", "declined", "full", "left", "stopped", "fallback"]
 """What became of a request that found its model asleep; `declined`: its client does not wait (any longer)."""
 
+SendToEngines = Callable[[Sequence[Engine], Slot | None], Awaitable[T]]
+"""Tries engines; the slot is for the first attempt. Raises ApiError."""
+
 RecordWake = Callable[[str, WakeResult, float], None]
 """Gets a model, a result, and the seconds that the request waited."""
 
@@ -114,34 +117,34 @@ class Waking:
         record: GenerationRecord,
         plan: WaitPlan,
         engines: Sequence[Engine],
-        attempt: Callable[[Sequence[Engine]], Awaitable[T]],
+        attempt: SendToEngines[T],
     ) -> T:
-        """The result of `attempt`, which gets the engines to try, after a wait where that is needed. Raises ApiError.
-
-        The slot that the wait has given is in `record.slot`; `attempt` takes it from there.
-        """
+        """The result of `attempt`, after a wait where that is needed. Raises ApiError."""
         if self.is_asleep(plan.model) and not self.must_wait(plan):
             self._record(plan.model, "fallback", 0.0)
             # Without the engines that are down: the address of one that does not exist can cost a connection timeout.
-            return await attempt([engine for engine in engines if engine.model in plan.fallbacks])
+            return await attempt([engine for engine in engines if engine.model in plan.fallbacks], None)
         must_wait = self.must_wait(plan)
         while True:
+            slot: Slot | None = None
             try:
                 if must_wait:
                     try:
-                        record.slot = await self._wait(record, plan)
+                        slot = await self._wait(record, plan)
                         engines = plan.order_engines()
                     except NoSlotError as no_slot:
                         return await _ask_fallbacks(plan, attempt, no_slot)
-                return await attempt(engines)
-            except ApiError as error:
-                if plan.deadline_passed(self._clock()) or not self._may_wait_again(record, plan, error):
+                return await attempt(engines, slot)
+            except BaseException as error:
+                if slot is not None:  # the attempt may have released it
+                    slot.release()
+                if (
+                    not isinstance(error, ApiError)
+                    or plan.deadline_passed(self._clock())
+                    or not self._may_wait_again(record, plan, error)
+                ):
                     raise
                 must_wait = True
-            finally:
-                slot, record.slot = record.slot, None
-                if slot is not None:  # the attempt has not taken it
-                    slot.release()
 
     def _may_wait_again(self, record: GenerationRecord, plan: WaitPlan, error: ApiError) -> bool:
         if plan.deadline is None:  # an engine has gone that was up a moment ago
@@ -265,15 +268,13 @@ def _has_model(catalog: Catalog, model: str) -> bool:
     return configured is not None and configured.name == model  # else it is only an alias now
 
 
-async def _ask_fallbacks(
-    plan: WaitPlan, attempt: Callable[[Sequence[Engine]], Awaitable[T]], no_slot: NoSlotError
-) -> T:
+async def _ask_fallbacks(plan: WaitPlan, attempt: SendToEngines[T], no_slot: NoSlotError) -> T:
     """For a request that does not wait (any longer), for this reason, which it gets if the fallbacks are down, too."""
     engines = [engine for engine in _engines(plan) if engine.model in plan.fallbacks]
     if not engines:
         raise no_slot
     try:
-        return await attempt(engines)
+        return await attempt(engines, None)
     except ApiError as error:
         if error.code != NO_ENGINE:
             raise

@@ -97,7 +97,9 @@ class Generation(Protocol):
 
     tenant: str
     model: str
-    engine: str | None
+
+    @property
+    def engine(self) -> str | None: ...
 
 
 class RecentPrompts:

@@ -6,6 +6,7 @@ from router.core.cache.key import CacheKey
 from router.core.endpoints.endpoint import InferenceRequest
 from router.flow.exchange import GenerationRecord
 from router.flow.inflight import InFlightRequest
+from router.flow.new_generation import NewGeneration
 from router.shared.purges import BEGINNING
 from tests.support.factories import chat
 
@@ -27,7 +28,8 @@ def in_flight_request(
     on_no_subscribers: Callable[[InFlightRequest], None] = lambda _: None,
     on_not_joinable: Callable[[InFlightRequest], None] = lambda _: None,
 ) -> InFlightRequest:  # fmt: skip
+    new = NewGeneration(request=request or chat(), record=record or generation_record(), order_engines=lambda: ())
     return InFlightRequest(
-        id_, request or chat(), key, record or generation_record(), documents=(), purge_position=BEGINNING,
-        join_limit=join_limit, on_no_subscribers=on_no_subscribers, on_not_joinable=on_not_joinable,
+        id_, key, new, purge_position=BEGINNING, join_limit=join_limit, on_no_subscribers=on_no_subscribers,
+        on_not_joinable=on_not_joinable,
     )  # fmt: skip

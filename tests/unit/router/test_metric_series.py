@@ -14,7 +14,7 @@ from router.announced_metrics import announced_families
 from router.core.endpoints.chat import CHAT
 from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
-from router.flow.exchange import Exchange, GenerationRecord
+from router.flow.exchange import AttemptFacts, Exchange, GenerationRecord
 from router.metric_series import BatchHistogram
 from router.shared.announcements import AnnouncedEngine
 from router.telemetry import Telemetry
@@ -162,12 +162,14 @@ async def test_gpu_seconds_count_from_sending_to_the_engine_that_answered() -> N
     telemetry = Telemetry(log_format="text")
     spent = {"tenant": "acme", "model": "m", "kind": "spent"}
     refused = work()
-    refused.first_token_at, refused.sent_at = None, time.perf_counter() - 100
+    refused.first_token_at, refused.attempt = None, AttemptFacts(sent_at=time.perf_counter() - 100)
     telemetry.record_generation(refused)
     assert sample(telemetry, "llm_gpu_seconds_total", **spent) is None, "an engine that refuses does not work"
     done, lost = work(), work()
-    done.dispatched_at, done.sent_at = time.perf_counter() - 100, time.perf_counter() - 3  # after a failed attempt
-    lost.first_token_at, lost.sent_at, lost.error_reason = None, time.perf_counter() - 5, "lost"  # all clients left
+    now = time.perf_counter()
+    done.dispatched_at, done.attempt = now - 100, AttemptFacts(sent_at=now - 3)  # after a failed attempt
+    lost.first_token_at, lost.attempt = None, AttemptFacts(sent_at=now - 5)
+    lost.error_reason = "lost"  # all clients left
     for one in (done, lost):
         telemetry.record_generation(one)
     assert sample(telemetry, "llm_gpu_seconds_total", **spent) == pytest.approx(3 + 5, abs=0.1)
@@ -187,7 +189,7 @@ async def test_the_energy_of_a_generation_counts_where_the_power_of_its_engine_i
     engine.start_request()
     engine.start_request()
     now, done = time.perf_counter(), work()
-    done.sent_at, done.energy = now, engine.energy.start(now)
+    done.attempt = AttemptFacts(sent_at=now, energy=engine.energy.start(now))
     telemetry.record_generation(done)
     seconds = sample(telemetry, "llm_gpu_seconds_total", tenant="acme", model="m", kind="spent")
     joules = sample(telemetry, "llm_energy_joules_total", tenant="acme", model="m", kind="spent")

@@ -3,7 +3,7 @@
 import time
 
 from router.core.routing.prefix_tokens import PrefixTokens
-from router.flow.exchange import GenerationRecord
+from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.flow.routed_prompt import UNROUTED, RoutedPrompt
 from router.telemetry import Telemetry
 from tests.support.chosen_prompt import chosen_prompt
@@ -13,7 +13,7 @@ def generation(prompt: RoutedPrompt, *, engine: str = "a", stream: bool = True) 
     now = time.perf_counter()
     return GenerationRecord(
         request_id="r", traceparent=None, tenant="acme", model="m", task="chat", stream=stream, started_at=now,
-        engine=engine, first_token_at=now, prompt=prompt,
+        attempt=AttemptFacts(engine=engine), first_token_at=now, prompt=prompt,
     )  # fmt: skip
 
 

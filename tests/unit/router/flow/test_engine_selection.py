@@ -20,7 +20,7 @@ from router.core.routing.traffic_share import REST
 from router.core.types import Task
 from router.errors import ApiError
 from router.flow.engine_selection import EngineSelector
-from router.flow.exchange import GenerationRecord
+from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
 from router.flow.tenant_rules import TenantRules
@@ -78,7 +78,8 @@ class SelectionHarness:
                 request_id="r", traceparent=None, tenant="acme", model="llama", task=task, stream=True, started_at=0.0,
                 log_odds=LOG_ODDS[task],
             )  # fmt: skip
-            work.engine, work.completion_tokens, work.dispatched_at = engine, 60, self.now - 60 / speed
+            work.attempt, work.completion_tokens = AttemptFacts(engine=engine), 60
+            work.dispatched_at = self.now - 60 / speed
             if per_step is not None:
                 steps = round(60 / per_step)
                 work.speculation = RequestSpeculation(steps, 60 - steps)

@@ -4,7 +4,7 @@ import pytest
 
 from router.flow.continuation import has_survivor
 from router.flow.engine_selection import EngineSelector
-from router.flow.exchange import Continuation, GenerationRecord
+from router.flow.exchange import AttemptFacts, Continuation, GenerationRecord
 from router.flow.generation import record_generation
 from router.flow.result import LOST
 from router.shared.rate_limits import TenantLimits
@@ -42,14 +42,14 @@ def test_a_generation_is_counted_and_measured_and_its_tenant_pays_for_its_tokens
 def test_milliseconds_of_a_generation_are_rounded_since_their_sum_is_a_saving() -> None:
     record = generation_record("acme")
     assert record.generation_ms(2.0) == 0  # it was not sent
-    record.sent_at = 1.0
+    record.attempt = AttemptFacts(sent_at=1.0)
     assert [record.generation_ms(now) for now in (1.0044, 1.0047)] == [4, 5]
 
 
 def test_gpu_seconds_are_those_of_the_attempt_at_the_engine_that_worked_on_it() -> None:
     record = generation_record("acme")
     assert record.gpu_seconds(2.0) == 0.0, "it was not sent"
-    record.sent_at = 1.0
+    record.attempt = AttemptFacts(sent_at=1.0)
     assert record.gpu_seconds(2.0) == 0.0, "no token came, so the engine may have refused it"
     record.error_reason = LOST
     assert record.gpu_seconds(2.0) == 1.0, "it was cancelled while the engine worked on it"

@@ -20,6 +20,7 @@ from router.flow.dispatch import Dispatcher
 from router.flow.engine_health import EngineHealth
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.inflight import InFlightRequest
+from router.flow.new_generation import NewGeneration
 from router.flow.outcome_codec import decode_result
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.result import GenerationResult
@@ -227,4 +228,4 @@ def launch(flights: Coalescer, key: CacheKey) -> InFlightRequest:
     work = GenerationRecord(
         request_id="1", traceparent=None, tenant="default", model="llama", task="chat", stream=False, started_at=0.0
     )
-    return flights.start(REQUEST, key, work, list, store_response=None, documents=(), purge_position=BEGINNING)
+    return flights.start(NewGeneration(request=REQUEST, record=work, order_engines=list), key, BEGINNING)

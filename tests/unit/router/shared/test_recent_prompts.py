@@ -11,7 +11,7 @@ from router.core.cache.redis_keys import EMPTY_HASH, entry_key, prompt_key, prom
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.request import parse_request
 from router.core.endpoints.table import ENDPOINTS
-from router.flow.exchange import GenerationRecord
+from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError
 from router.shared.recent_prompts import (
@@ -61,7 +61,7 @@ def request(question: str = "The sea?") -> InferenceRequest:
 def generation(model: str = "llama", engine: str | None = "e0") -> GenerationRecord:
     return GenerationRecord(
         request_id="r", traceparent=None, tenant="acme", model=model, task="chat", stream=False, started_at=0.0,
-        engine=engine,
+        attempt=AttemptFacts(engine=engine),
     )  # fmt: skip
 
 
