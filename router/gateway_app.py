@@ -14,6 +14,8 @@ from router.flow.abandonment import abandon_limits
 from router.flow.admission import Admission
 from router.flow.background import BackgroundServices
 from router.flow.brownout import Brownout
+from router.flow.cache_lookup import CacheLookup
+from router.flow.candidates import Candidates
 from router.flow.coalescer import Coalescer
 from router.flow.continuation_engines import ContinuationEngines
 from router.flow.dispatch import Dispatcher
@@ -149,20 +151,18 @@ def build_gateway(
     )  # fmt: skip
     gateway = Gateway(
         resolver=resolver,
-        selector=selector,
-        store=store,
-        local_cache=local,
+        cache=CacheLookup(store, local, coalescer, seen_keys, policy, clock=clock.now),
+        candidates=Candidates(
+            selector,
+            Brownout(catalog, breakers, health.readiness),
+            rules,
+            TtftLimits(readiness=health.readiness, slot_wait=admission.slot_wait),
+        ),
         coalescer=coalescer,
         purges=purges,
-        seen_keys=seen_keys,
-        cache_policy=policy,
-        brownout=Brownout(catalog, breakers, health.readiness),
         storage=storage,
-        rules=rules,
         record_hit=hit_counter.record_hit,
-        clock=clock.now,
         queue_timeout=timeouts.queue,
-        ttft_limits=TtftLimits(readiness=health.readiness, slot_wait=admission.slot_wait),
         waking=waking,
         heartbeats=Heartbeats(ResponseHeaders().render, interval=timeouts.heartbeat, start_wait=timeouts.queue),
     )

@@ -20,6 +20,7 @@ from router.core.routing.max_ttft import parse_max_ttft
 from router.core.trace_context import traceparent_of, tracestate_of
 from router.errors import ENGINE_LOST, ApiError, internal_error, unavailable
 from router.flow.body_budget import BodyAllocation, BodyBudget
+from router.flow.caller import Caller
 from router.flow.exchange import Exchange, new_request_id
 from router.flow.gateway import Gateway
 from router.flow.response_delivery import ResponseDelivery
@@ -84,25 +85,24 @@ class InferenceEndpoint:
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
         headers: RawHeaders = [header for header in scope["headers"] if header[0] in _USED_HEADERS]
         sent_id, traceparent, session = _correlation_ids(headers)
-        allocation = BodyAllocation(self._body_budget, self._max_bodies)
         exchange = Exchange(
             endpoint=self._endpoint, request_id=sent_id or new_request_id(), has_client_request_id=sent_id is not None,
-            started_at=time.perf_counter(), traceparent=traceparent,
-            session_id=session, body_allocation=allocation,
+            started_at=time.perf_counter(), traceparent=traceparent, session_id=session,
         )  # fmt: skip
         if traceparent is not None:
             exchange.trace_id, exchange.tracestate = traceparent[3:35], _tracestate(headers)
         if self._takes_form:
             exchange.form_type = b",".join([value for name, value in scope["headers"] if name == b"content-type"])
+        client: ClientConnection = scope["extensions"][CLIENT_EXTENSION]
+        allocation = BodyAllocation(self._body_budget, self._max_bodies)
+        caller = Caller(connection=client, send=send, body_allocation=allocation)
         if self._waits_for_start:
-            exchange.prefer = b",".join([value for name, value in headers if name == b"prefer"])
-        exchange.send = send
+            caller.prefer = b",".join([value for name, value in headers if name == b"prefer"])
         tracer = self._tracer
         if tracer is not None:
             tracer.start(exchange)
-        client: ClientConnection = scope["extensions"][CLIENT_EXTENSION]
         try:
-            await self._handle(exchange, headers, client, receive, send)
+            await self._handle(exchange, headers, caller, client, receive)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             # The cancellation is handled here; the task goes on to send the end of the response.
@@ -115,10 +115,8 @@ class InferenceEndpoint:
                 await self._abort_on_shutdown(exchange, client, send)
         finally:
             # Every end of a request passes here. The generation holds the body separately, since it may outlive this.
-            if exchange.heartbeat is not None:
-                exchange.heartbeat.stop()
-                exchange.heartbeat = None  # which refers to the exchange
-            allocation.release()
+            caller.heartbeat.stop()
+            caller.body_allocation.release()
             if exchange.permit is not None:
                 exchange.permit.release()
             ended_at = time.perf_counter()
@@ -127,20 +125,21 @@ class InferenceEndpoint:
                 tracer.finish(exchange, ended_at)
 
     async def _handle(
-        self, exchange: Exchange, headers: RawHeaders, client: ClientConnection, receive: AsgiReceive, send: AsgiSend
+        self, exchange: Exchange, headers: RawHeaders, caller: Caller, client: ClientConnection, receive: AsgiReceive
     ) -> None:
+        send = caller.send
         try:
             exchange.tenant, exchange.key_id = self._auth.authenticate(
                 headers, allow_x_api_key=self._endpoint.accepts_x_api_key
             )
             cache_control = _parse_cache_control(headers)
-            exchange.max_ttft = _max_ttft(headers)
+            caller.max_ttft = _max_ttft(headers)
             if self._limits.has_limits(exchange.tenant):
                 # Before the body is read: an exceeded limit costs no memory.
                 exchange.permit = await self._limits.reserve(exchange.tenant)
                 exchange.permit.raise_if_exceeded()
-            body = await read_body(headers, receive, self._max_body, exchange.body_allocation)
-            response = await self._gateway.handle(exchange, cache_control, body, client)
+            body = await read_body(headers, receive, self._max_body, caller.body_allocation)
+            response = await self._gateway.handle(exchange, cache_control, body, caller)
         except ApiError as refusal:
             client.ignore_disconnect()
             await self._send_api_error(exchange, refusal, client, send)
@@ -154,7 +153,7 @@ class InferenceEndpoint:
         else:
             is_started, exchange.status = exchange.status != 0, 200
             if isinstance(response, ResponseDelivery):
-                await self._send_stream(exchange, response, client, send, is_started=is_started)
+                await self._send_stream(exchange, response, caller, client, is_started=is_started)
             elif is_started:
                 await send({"type": "http.response.body", "body": response.body})
             else:
@@ -192,17 +191,16 @@ class InferenceEndpoint:
             await send({"type": "http.response.body", "body": self._endpoint.errors.frame(error, stream)})
 
     async def _send_stream(
-        self, exchange: Exchange, delivery: ResponseDelivery, client: ClientConnection, send: AsgiSend,
-        *, is_started: bool,
+        self, exchange: Exchange, delivery: ResponseDelivery, caller: Caller, client: ClientConnection, *,
+        is_started: bool,
     ) -> None:  # fmt: skip
         try:
             if not is_started:
                 client.start_response(200, self._response_headers.render(exchange), None)
-            if exchange.heartbeat is not None:
-                exchange.heartbeat.follow(delivery.position)
+            caller.heartbeat.follow(delivery.position)
             while not delivery.finished:
                 data = await delivery.read(client.try_send)
-                await send({"type": "http.response.body", "body": data, "more_body": not delivery.finished})
+                await caller.send({"type": "http.response.body", "body": data, "more_body": not delivery.finished})
         finally:
             # Also after a cancellation: a generation without subscribers is abandoned, not orphaned.
             delivery.close()

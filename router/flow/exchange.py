@@ -1,8 +1,7 @@
 """The facts of a request and of a generation. The flow records them; telemetry reports them once, at the end."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
 from random import getrandbits
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -11,7 +10,6 @@ from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.error_envelope import BrokenStream
 from router.core.endpoints.recorded_response import NotStoredReason, RequestSpeculation
 from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Task
-from router.flow.body_budget import BodyAllocation
 from router.flow.request_trace import GenerationTrace, RequestTrace
 from router.flow.result import LOST
 from router.flow.routed_prompt import UNROUTED, RoutedPrompt
@@ -21,15 +19,6 @@ from router.upstream.energy import EnergyReading
 
 RequestOutcome = Literal["complete", "refused", "failed", "left"]
 """`refused`: an error before the response started; `failed`: one after that; `left`: the client disconnected early."""
-
-
-class RunningHeartbeat(Protocol):
-    """See router.flow.heartbeat."""
-
-    def expect_start(self, model: str, waits: Callable[[], bool]) -> None: ...
-    def pass_comments(self, comments: bytes) -> None: ...
-    def follow(self, position: Callable[[], int]) -> None: ...
-    def stop(self) -> None: ...
 
 
 def new_request_id() -> str:
@@ -180,12 +169,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
       there is neither.
     - `trace`: None if it is not traced.
     - `key_id`: identifies the API key that the client sent; see router.api.auth.
-    - `body_allocation`: the memory that its body is counted for.
     - `session_id`: the client's X-Session-ID.
-    - `max_ttft`: the client's X-Max-TTFT in seconds.
-    - `prefer`: the client's `Prefer`, empty without one and where no request waits for an engine to start.
-    - `send`: sends a part of the response, as ASGI's `send`. `heartbeat`: of a stream that is not served from the
-      cache; it is to be stopped at the end of the request.
     - `form_type`: the request's Content-Type at an endpoint that takes a form; None at the others.
     - `media_type`: the Content-Type of a response that is neither JSON nor a stream; else None.
     - `permit`: the reservation of a tenant with limits.
@@ -202,16 +186,11 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     started_at: float
     has_client_request_id: bool = False
     engine_request_id: str | None = None
-    body_allocation: BodyAllocation | None = None
     traceparent: str | None = None
     tracestate: str | None = None
     trace_id: str | None = None
     trace: RequestTrace | None = None
     session_id: str | None = None
-    max_ttft: float | None = None
-    prefer: bytes = b""
-    send: Callable[[MutableMapping[str, Any]], Awaitable[None]] | None = None
-    heartbeat: RunningHeartbeat | None = None
     form_type: bytes | None = None
     media_type: str | None = None
     tenant: str = DEFAULT_TENANT

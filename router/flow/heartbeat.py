@@ -8,10 +8,11 @@ after that is an event in the stream.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Final
 
+from router.flow.caller import NO_HEARTBEAT, Caller, RunningHeartbeat
 from router.flow.exchange import Exchange
 
 START_COMMENT_INTERVAL: Final = 5.0
@@ -20,22 +21,6 @@ START_COMMENT_INTERVAL: Final = 5.0
 HEARTBEAT: Final = b": heartbeat\n\n"
 
 _TOLERANCE: Final = 0.001  # seconds; a timer may be early by the resolution of the clock
-
-
-class ClientOfRequest(Protocol):
-    """The part of a ClientConnection that the flow needs."""
-
-    def cancel_on_disconnect(self) -> None:
-        """From now on, the request's task is cancelled when the client disconnects."""
-
-    def start_response(self, status: int, header_bytes: bytes, content_length: int | None) -> None:
-        """Starts the response; see ClientConnection."""
-
-    def try_send(self, data: bytes) -> bool:
-        """Sends a part of a started response; False if it cannot be sent now. See ClientConnection."""
-
-
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Heartbeats:
@@ -51,10 +36,9 @@ class Heartbeats:
         self.interval = interval
         self.start_wait = start_wait
 
-    def start(self, exchange: Exchange, client: ClientOfRequest) -> None:
-        """`exchange.heartbeat` is to be stopped at the end of the request."""
-        if exchange.stream and exchange.send is not None:
-            exchange.heartbeat = Heartbeat(self, exchange, client, exchange.send)
+    def start(self, exchange: Exchange, caller: Caller) -> RunningHeartbeat:
+        """To be stopped at the end of the request."""
+        return Heartbeat(self, exchange, caller) if exchange.stream else NO_HEARTBEAT
 
     def render(self, exchange: Exchange) -> bytes:
         return self._render_headers(exchange)
@@ -77,11 +61,11 @@ class Heartbeat:
         "_waits",
     )  # fmt: skip
 
-    def __init__(self, shared: Heartbeats, exchange: Exchange, client: ClientOfRequest, send: Send) -> None:
+    def __init__(self, shared: Heartbeats, exchange: Exchange, caller: Caller) -> None:
         self._shared = shared
         self._exchange = exchange
-        self._client = client
-        self._send = send
+        self._client = caller.connection
+        self._send = caller.send
         self._model = ""
         self._waits: Callable[[], bool] | None = None
         self._position: Callable[[], int] | None = None

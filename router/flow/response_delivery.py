@@ -8,6 +8,7 @@ an error event, an ApiError, or another attempt. The facts about it go into the 
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Final
 
 from router.core.endpoints.endpoint import InferenceRequest
@@ -52,12 +53,14 @@ class ResponseDelivery:
 
     def __init__(
         self, inflight: InFlightRequest, request: InferenceRequest, exchange: Exchange, *, is_initiator: bool = False,
-        queue_time: float | None = None, retry_after: int = 1,
+        queue_time: float | None = None, retry_after: int = 1, pass_comments: Callable[[bytes], None] | None = None,
     ) -> None:  # fmt: skip
         """`is_initiator`: the in-flight request was started for this client, so it gets the leader's error as it is.
 
         `queue_time`: seconds that are left of the client's time in queues; then `start` raises `queue_timeout`, unless
         an engine has the request. None: the queue sees to that. `retry_after`: of that error, in seconds.
+
+        `pass_comments` gets the comments of the engine before its first token.
         """
         self._inflight = inflight
         self._request = request
@@ -67,8 +70,7 @@ class ResponseDelivery:
         self._queue_time = queue_time
         self._retry_after = retry_after
         self._subscriber = inflight.subscribe()
-        if exchange.heartbeat is not None:
-            self._subscriber.on_comments = exchange.heartbeat.pass_comments
+        self._subscriber.on_comments = pass_comments
         self.finished = False
 
     async def start(self) -> bytes | None:

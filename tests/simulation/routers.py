@@ -138,7 +138,7 @@ class SimulatedRouter:
             "claims": leases._claims,
             "broadcasts": leases._writers,
             "followed": leases._stream_events,
-            "fetches": gateway._local_cache._fetches,
+            "fetches": gateway._cache._local_cache._fetches,
             "places": {name: engine.in_flight for name, engine in runtime.catalog.engines.items() if engine.in_flight},
             "permits": {
                 name: tenant._running_requests for name, tenant in limits._tenants.items() if tenant._running_requests

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from router.core.endpoints.chat import CHAT
+from router.flow.body_budget import BodyAllocation, BodyBudget
+from router.flow.caller import NO_HEARTBEAT, Caller
 from router.flow.exchange import Exchange
 from router.flow.heartbeat import HEARTBEAT, Heartbeats
 from tests.simulation.clock import CLOCK
@@ -20,7 +22,9 @@ class Client:
         self.loop = loop
         self.got: list[tuple[float, str]] = []
         self.started = False
-        self.exchange = Exchange(endpoint=CHAT, request_id="1", started_at=0.0, stream=True, send=self.send)
+        self.exchange = Exchange(endpoint=CHAT, request_id="1", started_at=0.0, stream=True)
+        allocation = BodyAllocation(BodyBudget(), 0)
+        self.caller = Caller(connection=self, send=self.send, body_allocation=allocation)
 
     def cancel_on_disconnect(self) -> None:
         pass
@@ -43,7 +47,8 @@ class Client:
         self.got.append((round(CLOCK.now, 2), text.partition(" for")[0].strip()))
 
     def begin(self, interval: float = 15.0, start_wait: float = 10.0) -> None:
-        Heartbeats(lambda _: b"headers", interval=interval, start_wait=start_wait).start(self.exchange, self)
+        shared = Heartbeats(lambda _: b"headers", interval=interval, start_wait=start_wait)
+        self.caller.heartbeat = shared.start(self.exchange, self.caller)
 
     def at(self, when: float, callback: Callable[..., object]) -> None:
         self.loop.deliver(self.loop.world, when, callback)
@@ -78,8 +83,7 @@ def test_nothing_is_sent_after_the_end_and_where_it_is_turned_off(client: Client
     client.at(0.0, lambda: off.begin(interval=0.0))
 
     def stop() -> None:
-        assert client.exchange.heartbeat is not None
-        client.exchange.heartbeat.stop()
+        client.caller.heartbeat.stop()
 
     client.at(14.9, stop)
     assert run(client, 60, client.begin) == off.got == []
@@ -88,7 +92,7 @@ def test_nothing_is_sent_after_the_end_and_where_it_is_turned_off(client: Client
 def test_a_request_for_json_gets_no_comment(client: Client) -> None:
     client.exchange.stream = False
     run(client, 60, client.begin)
-    assert client.exchange.heartbeat is None
+    assert client.caller.heartbeat is NO_HEARTBEAT
 
 
 def test_a_first_token_that_comes_before_the_task_of_the_comment_runs_begins_the_response(client: Client) -> None:
@@ -115,8 +119,7 @@ def test_after_the_first_token_silence_is_noticed_without_any_cost_for_a_chunk(c
     def first_token() -> None:
         client.exchange.status, client.started = 200, True
         chunk()
-        assert client.exchange.heartbeat is not None
-        client.exchange.heartbeat.follow(lambda: chunks)
+        client.caller.heartbeat.follow(lambda: chunks)
 
     for at in (2, 3, 14, 29, 44):
         client.at(at, first_token if at == 2 else chunk)
@@ -130,8 +133,7 @@ def test_while_an_engine_starts_comments_are_more_frequent_and_say_so(client: Cl
 
     def begin() -> None:
         client.begin(interval)
-        assert client.exchange.heartbeat is not None
-        client.exchange.heartbeat.expect_start("llama", lambda: asleep)
+        client.caller.heartbeat.expect_start("llama", lambda: asleep)
 
     def started() -> None:
         nonlocal asleep

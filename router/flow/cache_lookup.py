@@ -1,0 +1,108 @@
+"""Looks a request up in the cache: first in this process's memory, then in Redis."""
+
+import time
+from collections.abc import Callable
+
+from router.core.cache.cache_control import CacheControl
+from router.core.cache.miss_reason import SeenKeys
+from router.core.cache.policy import REDIS_DOWN, Freshness, decide_caching, evaluate_freshness
+from router.flow.coalescer import Coalescer
+from router.flow.lookup import Bypass, CachePolicy, Hit, Lookup, Miss, Stale
+from router.flow.parsed_request import ParsedRequest
+from router.flow.request_trace import RequestTrace
+from router.net.redis.pipeline import RedisDownError
+from router.store.cached_entry import CachedEntry
+from router.store.entry_store import EntryStore
+from router.store.local_cache import LocalCache
+
+
+class CacheLookup:
+    """What the cache has for a request, and what its policy says of it."""
+
+    def __init__(
+        self, store: EntryStore, local_cache: LocalCache, coalescer: Coalescer, seen_keys: SeenKeys,
+        policy: CachePolicy, *, clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        """`clock` returns seconds since the epoch, the same in every process."""
+        self._store = store
+        self._local_cache = local_cache
+        self._coalescer = coalescer
+        self._seen_keys = seen_keys
+        self._policy = policy
+        self._clock = clock
+
+    def decide(self, parsed: ParsedRequest, control: CacheControl, tenant: str) -> tuple[Bypass | None, bool]:
+        """Why there is to be no lookup, None if there is; and whether the response may be stored."""
+        return decide_caching(
+            parsed.request, control, self._policy.tenants[tenant].store_policy, self._policy.remote_content,
+            texts_only=parsed.parts.texts_only,
+        )  # fmt: skip
+
+    def in_memory(self, parsed: ParsedRequest) -> Hit | Stale | Miss | None:
+        """None if this process has no entry; Redis may have one."""
+        cached_entry = self._local_cache.get(parsed.key.text)
+        return self._evaluate(parsed, cached_entry, from_local_cache=True) if cached_entry is not None else None
+
+    async def in_redis(self, parsed: ParsedRequest) -> Lookup:
+        inflight = self._coalescer.find(parsed.key)
+        if inflight is not None and inflight.is_leader:
+            # This process is generating it, so it is not stored yet. Another process' generation may be stored already.
+            return self._miss(parsed)
+        return await self.stored(parsed)
+
+    async def stored(self, parsed: ParsedRequest) -> Lookup:
+        try:
+            entry = await self._store.get(parsed.key.text)
+        except RedisDownError:  # no lookup, but the request may still share a generation in this process
+            return REDIS_DOWN
+        if entry is None:
+            return self._miss(parsed)
+        return self._evaluate(parsed, CachedEntry(entry), from_local_cache=False)
+
+    async def again(self, parsed: ParsedRequest, trace: RequestTrace | None) -> Lookup:
+        """After a request that it has joined had no response for it: another process may have stored one."""
+        started_at = time.perf_counter()
+        lookup = self.in_memory(parsed) or await self.in_redis(parsed)
+        if trace is not None:
+            trace.add_lookup(started_at, lookup)
+        return lookup
+
+    async def after_failure(
+        self, parsed: ParsedRequest, lookup: Lookup, trace: RequestTrace | None
+    ) -> Hit | Stale | None:
+        """The entry to serve in place of an error of the engines, if there is one. `lookup`: the first one."""
+        if isinstance(lookup, Miss) and lookup.replaced_entry_created is None:
+            # There may be an entry by now: a request that joins an in-flight request makes no lookup.
+            started_at = time.perf_counter()
+            lookup = await self.stored(parsed)
+            if trace is not None:
+                trace.add_lookup(started_at, lookup)
+        return lookup if isinstance(lookup, Hit | Stale) else None
+
+    def _miss(self, parsed: ParsedRequest) -> Miss:
+        return Miss(self._seen_keys.miss_reason(parsed.part_hashes))
+
+    def _evaluate(
+        self, parsed: ParsedRequest, cached_entry: CachedEntry, *, from_local_cache: bool
+    ) -> Hit | Stale | Miss:
+        entry = cached_entry.entry
+        age = self._clock() - entry.created
+        if age < 0:  # Redis' clock was set back, or a failover went to a server whose clock is behind
+            age = 0.0
+        if cached_entry.matches(parsed.key):  # else it belongs to another request with the same hashes
+            freshness = evaluate_freshness(
+                age, entry.ttl, parsed.control, min(entry.stale, self._policy.stale_if_error)
+            )
+            body = cached_entry.replay(parsed.request) if freshness is not Freshness.UNUSABLE else None
+            if body is not None:  # else the entry has no form such as the request asks for (stream or JSON)
+                if freshness is Freshness.FRESH:
+                    return Hit(entry, body, age, from_local_cache)
+                return Stale(entry, body, age, from_local_cache, freshness is Freshness.STALE_IF_ERROR)
+        return Miss("expired", replaced_entry_created=entry.created)
+
+
+def entry_created(lookup: Lookup) -> float | None:
+    """When the entry that was found was written, if one was found; in seconds since the epoch."""
+    if isinstance(lookup, Hit | Stale):
+        return lookup.entry.created
+    return lookup.replaced_entry_created if isinstance(lookup, Miss) else None

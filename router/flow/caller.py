@@ -1,0 +1,67 @@
+"""The client of a request: how it is reached, and what it asks for besides the body."""
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from router.flow.body_budget import BodyAllocation
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+"""Sends a part of the response, as ASGI's `send`."""
+
+
+class ClientOfRequest(Protocol):
+    """The part of a ClientConnection that the flow needs."""
+
+    def cancel_on_disconnect(self) -> None:
+        """From now on, the request's task is cancelled when the client disconnects."""
+
+    def start_response(self, status: int, header_bytes: bytes, content_length: int | None) -> None:
+        """Starts the response; see ClientConnection."""
+
+    def try_send(self, data: bytes) -> bool:
+        """Sends a part of a started response; False if it cannot be sent now. See ClientConnection."""
+
+
+class RunningHeartbeat(Protocol):
+    """See router.flow.heartbeat."""
+
+    def expect_start(self, model: str, waits: Callable[[], bool]) -> None: ...
+    def pass_comments(self, comments: bytes) -> None: ...
+    def follow(self, position: Callable[[], int]) -> None: ...
+    def stop(self) -> None: ...
+
+
+class NoHeartbeat:
+    """Of a response that is no stream, or comes from the cache."""
+
+    def expect_start(self, model: str, waits: Callable[[], bool]) -> None:
+        pass
+
+    def pass_comments(self, comments: bytes) -> None:
+        pass
+
+    def follow(self, position: Callable[[], int]) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+NO_HEARTBEAT: Final[RunningHeartbeat] = NoHeartbeat()
+
+
+class Caller(msgspec.Struct, kw_only=True, eq=False):
+    """- `body_allocation`: the memory that the body is counted for.
+    - `max_ttft`: its X-Max-TTFT in seconds.
+    - `prefer`: its `Prefer`, empty without one and where no request waits for an engine to start.
+    - `heartbeat`: of a stream that is not served from the cache; to be stopped at the end of the request.
+    """
+
+    connection: ClientOfRequest
+    send: Send
+    body_allocation: BodyAllocation
+    max_ttft: float | None = None
+    prefer: bytes = b""
+    heartbeat: RunningHeartbeat = NO_HEARTBEAT
