@@ -101,7 +101,7 @@ def count_yardstick() -> float:
 
 
 def is_compiled() -> bool:
-    found = importlib.util.find_spec("router.flow.dispatch")
+    found = importlib.util.find_spec("router.flow.attempts.dispatch")
     return found is not None and (found.origin or "").endswith(".so")
 
 

@@ -21,8 +21,8 @@ from router.core.routing.prefill import PrefixIndexStatus
 from router.dashboard.pages import dashboard_page
 from router.flow.explain import Explainer
 from router.flow.explain_choice import ChoiceExplainer
-from router.flow.router_snapshot import ProcessLoad, take_snapshot
-from router.flow.status_publisher import StatusPublisher
+from router.flow.replicas.router_snapshot import ProcessLoad, take_snapshot
+from router.flow.replicas.status_publisher import StatusPublisher
 from router.net.redis.clock import RedisClock
 from router.net.redis.connect import open_client
 from router.net.redis.pipeline import RedisPipeline

@@ -24,19 +24,19 @@ from router.core.resilience.breaker import BreakerPolicy
 from router.core.routing.classify import Classifier
 from router.core.routing.draft_stats import DraftStats
 from router.errors import ApiError
-from router.flow.admission import Admission
+from router.flow.attempts.admission import Admission
+from router.flow.attempts.continuation_engines import ContinuationEngines
+from router.flow.attempts.engine_health import EngineHealth
+from router.flow.attempts.engine_selection import EngineSelector
+from router.flow.attempts.waking import WakeResult, Waking
 from router.flow.brownout import PressureMonitor
-from router.flow.continuation_engines import ContinuationEngines
-from router.flow.engine_health import EngineHealth
-from router.flow.engine_selection import EngineSelector
 from router.flow.explain import Explainer
 from router.flow.explain_choice import ChoiceExplainer
-from router.flow.invalidation import on_drains
 from router.flow.lookup import cache_policy
-from router.flow.probe_round import on_probe_round
+from router.flow.replicas.invalidation import on_drains
+from router.flow.replicas.probe_round import on_probe_round
 from router.flow.request_resolver import RequestResolver
 from router.flow.tenant_rules import tenant_rules
-from router.flow.waking import WakeResult, Waking
 from router.gateway_app import build_gateway
 from router.net.client.transport import HTTPTransport
 from router.net.redis.clock import RedisClock

@@ -14,16 +14,16 @@ from router.api.prompt_log import AsgiEndpoint
 from router.core.resilience.engine_losses import Suspects
 from router.core.routing.draft_stats import DraftStats
 from router.core.routing.prefill import Prefills
-from router.flow.admission import Admission
-from router.flow.background import BackgroundServices
+from router.flow.attempts.admission import Admission
+from router.flow.attempts.continuation_engines import ContinuationEngines
+from router.flow.attempts.waking import Waking
 from router.flow.body_budget import BodyBudget
-from router.flow.coalescer import Coalescer
-from router.flow.continuation_engines import ContinuationEngines
-from router.flow.latest_requests import LatestRequests
-from router.flow.queue_lengths import QueueLengths
-from router.flow.router_snapshot import identify_process
-from router.flow.status_publisher import PendingTraffic, StatusPublisher
-from router.flow.waking import Waking
+from router.flow.replicas.background import BackgroundServices
+from router.flow.replicas.latest_requests import LatestRequests
+from router.flow.replicas.queue_lengths import QueueLengths
+from router.flow.replicas.router_snapshot import identify_process
+from router.flow.replicas.status_publisher import PendingTraffic, StatusPublisher
+from router.flow.sharing.coalescer import Coalescer
 from router.net.client.transport import HTTPTransport
 from router.net.tasks import cancel_and_wait
 from router.settings import Settings

@@ -20,9 +20,9 @@ from router.core.types import CacheStatus
 from router.draft_metrics import draft_families
 from router.exemplars import HistogramExemplars
 from router.flow.exchange import Exchange, GenerationRecord
+from router.flow.replicas.status_publisher import RequestObserver
 from router.flow.request_kind import RequestFacts, RequestKind, request_facts, request_kind
 from router.flow.result import LOST
-from router.flow.status_publisher import RequestObserver
 from router.gauge_metrics import GaugeMetrics
 from router.metric_series import BatchHistogram, GenerationSeries, PendingCounter, RequestSeries
 from router.metrics_page import collect, drop_unknown_gauges, hit_ratio, render

@@ -1,6 +1,7 @@
 """The queue and the choice of an engine in one router process, with the router's own decisions.
 
-This uses router.core.quota.fair_queue, router.core.routing.ranking and the queue's length of router.flow.admission.
+This uses router.core.quota.fair_queue, router.core.routing.ranking, and the queue's length of
+router.flow.attempts.admission.
 Left out: prefixes, priorities, breakers, fallbacks, and engines that are down.
 """
 
@@ -12,7 +13,7 @@ from lab.scale.batch_engine import BatchEngine
 from lab.scale.event_loop import EventLoop
 from router.core.quota.fair_queue import FairQueue, estimate_retry_after
 from router.core.routing.ranking import EngineSnapshot, rank_engines
-from router.flow.admission import max_queue_length
+from router.flow.attempts.admission import max_queue_length
 
 _MAX_FINISH_TIMES: Final = 64
 _MIN_QUEUE_TIME: Final = 0.1  # seconds, as in router.flow.gateway

@@ -13,7 +13,7 @@ PROBE_INTERVAL = 2.0
 
 PROBE_REQUESTS = 2
 ANNOUNCEMENTS_INTERVAL = 2.0
-"""Seconds between two reads of all announced engines, see router.flow.background."""
+"""Seconds between two reads of all announced engines, see router.flow.replicas.background."""
 
 ANNOUNCED_BYTES = 400
 """About the bytes of an announced engine in the hash that every router process reads."""

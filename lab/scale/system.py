@@ -253,7 +253,7 @@ class System:
         def on_end(succeeded: bool) -> None:
             if succeeded or not remote:
                 cpu.submit(0.0, self._finish, request, FOLLOWER if succeeded else "leader_refused")
-            else:  # another process' queue refused it: this process takes over, as router.flow.leadership does
+            else:  # another process' queue refused it: this process takes over, as router.flow.sharing.leadership does
                 self._ask_redis(request, self._costs.redis_lookup, self._on_lookup)
 
         if generation.first is not None and generation.ended is not None:  # of a stationary cache: it is known

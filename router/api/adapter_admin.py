@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from router.api.inference import read_body
 from router.errors import bad_request
-from router.flow.adapter_publication import publish_change
+from router.flow.replicas.adapter_publication import publish_change
 from router.store.admin.scan import RedisClient
 from router.upstream.adapter_changes import (
     MAX_REQUEST,

@@ -137,7 +137,7 @@ def _change(config: Path, request: "AdapterRequest", *, as_json: bool, loads: bo
 async def _change_at_engines(
     settings: Settings, model: str, request: "AdapterRequest", redis: "RedisClient", loads: bool
 ) -> ChangeResult:
-    from router.flow.adapter_publication import publish_change
+    from router.flow.replicas.adapter_publication import publish_change
     from router.net.client.transport import HTTPTransport
     from router.upstream.adapter_changes import load_adapter, unload_adapter
     from router.upstream.client import EngineClient

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from router.core.cache.cache_control import CacheControl
 from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.policy import REDIS_DOWN, Freshness, decide_caching, evaluate_freshness
-from router.flow.coalescer import Coalescer
 from router.flow.lookup import Bypass, CachePolicy, Hit, Lookup, Miss, Stale
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_trace import RequestTrace
+from router.flow.sharing.coalescer import Coalescer
 from router.net.redis.pipeline import RedisDownError
 from router.store.cached_entry import CachedEntry
 from router.store.entry_store import EntryStore

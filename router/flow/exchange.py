@@ -10,9 +10,9 @@ from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.error_envelope import BrokenStream
 from router.core.endpoints.recorded_response import NotStoredReason, RequestSpeculation
 from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Task
+from router.flow.attempts.routed_prompt import UNROUTED, RoutedPrompt
 from router.flow.request_trace import GenerationTrace, RequestTrace
 from router.flow.result import LOST
-from router.flow.routed_prompt import UNROUTED, RoutedPrompt
 from router.shared.rate_limits import Reservation
 from router.upstream.adapters import Adapter
 from router.upstream.energy import EnergyReading

@@ -14,7 +14,7 @@ from router.core.routing.draft_stats import unsupported_fields
 from router.core.routing.ranking_criteria import Criterion, deciding_criteria
 from router.core.types import DEFAULT_TENANT, Task
 from router.errors import bad_request
-from router.flow.engine_selection import EngineSelector, ExplainedSelection, RankedEngine
+from router.flow.attempts.engine_selection import EngineSelector, ExplainedSelection, RankedEngine
 from router.flow.request_resolver import RequestResolver
 from router.flow.tenant_rules import TenantRules
 from router.upstream.catalog import Catalog

@@ -12,24 +12,24 @@ from router.core.endpoints.endpoint import Prompt
 from router.core.resilience.wait_preference import parse_wait
 from router.core.types import BypassReason, CacheStatus
 from router.errors import ApiError, not_cached
+from router.flow.attempts.candidates import Candidates
+from router.flow.attempts.engine_selection import Selection
+from router.flow.attempts.model_start import NO_START, AwaitedStart, ModelStart
+from router.flow.attempts.routed_prompt import RoutedPrompt
+from router.flow.attempts.waking import Waking
 from router.flow.cache_lookup import CacheLookup, entry_created
 from router.flow.caller import Caller
-from router.flow.candidates import Candidates
-from router.flow.coalescer import Coalescer
-from router.flow.engine_selection import Selection
 from router.flow.exchange import Exchange, GenerationRecord, new_request_id
 from router.flow.heartbeat import Heartbeats
-from router.flow.inflight import InFlightRequest
 from router.flow.lookup import Bypass, FullResponse, Hit, Lookup, Miss, Stale
-from router.flow.model_start import NO_START, AwaitedStart, ModelStart
-from router.flow.new_generation import NewGeneration, StoreResponse
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
 from router.flow.request_trace import GenerationTrace
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.response_storage import ResponseStorage
-from router.flow.routed_prompt import RoutedPrompt
-from router.flow.waking import Waking
+from router.flow.sharing.coalescer import Coalescer
+from router.flow.sharing.inflight import InFlightRequest
+from router.flow.sharing.new_generation import NewGeneration, StoreResponse
 from router.shared.purges import Purges
 from router.upstream.engine import Engine
 

@@ -7,14 +7,14 @@ from router.core.endpoints.engine_fields import names_engine_memory
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.recording import StreamRecorder
 from router.errors import ENGINE_FAILED, ENGINE_LOST, UPSTREAM, ApiError
-from router.flow.continuation import has_survivor, is_exact, run_to_end
-from router.flow.dispatch import Dispatcher
-from router.flow.dispatch_errors import shown_message
-from router.flow.engine_selection import EngineSelector
+from router.flow.attempts.continuation import has_survivor, is_exact, run_to_end
+from router.flow.attempts.dispatch import Dispatcher
+from router.flow.attempts.dispatch_errors import shown_message
+from router.flow.attempts.engine_selection import EngineSelector
 from router.flow.exchange import GenerationRecord
-from router.flow.inflight import InFlightRequest
-from router.flow.new_generation import NewGeneration
 from router.flow.result import LOST, GenerationResult
+from router.flow.sharing.inflight import InFlightRequest
+from router.flow.sharing.new_generation import NewGeneration
 from router.net.client.errors import EngineError
 from router.shared.rate_limits import TenantLimits
 from router.upstream.engine import Engine

@@ -15,7 +15,7 @@ from router.core.routing.classify import task_for
 from router.core.routing.traffic_share import request_point
 from router.core.types import AUTO
 from router.errors import unknown_model
-from router.flow.cohorts import pick_cohort
+from router.flow.attempts.cohorts import pick_cohort
 from router.flow.parsed_request import ParsedRequest
 from router.flow.tenant_rules import TenantRules
 from router.upstream.catalog import Catalog

@@ -16,10 +16,10 @@ from router.core.endpoints.engine_errors import is_refusal
 from router.core.endpoints.error_envelope import BrokenStream
 from router.core.endpoints.replay import replay
 from router.errors import ENGINE_FAILED, ENGINE_LOST, MAX_TTFT_EXCEEDED, UPSTREAM, ApiError
-from router.flow.admission import queue_timeout
+from router.flow.attempts.admission import queue_timeout
 from router.flow.exchange import Exchange
-from router.flow.inflight import InFlightRequest, TrySend
 from router.flow.result import GenerationResult
+from router.flow.sharing.inflight import InFlightRequest, TrySend
 
 QUEUE_ERRORS: Final = ("queue_timeout", "queue_full", "tenant_queue_full")
 LEADER_LOCAL_ERRORS: Final = (*QUEUE_ERRORS, "out_of_resources", "stopping")

@@ -9,9 +9,9 @@ from router.core.endpoints.recorded_response import NotStoredReason, RecordedRes
 from router.core.types import Entry
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.lookup import CachePolicy
-from router.flow.new_generation import StoreResponse
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_trace import GenerationTrace
+from router.flow.sharing.new_generation import StoreResponse
 from router.shared.purges import Purges
 from router.shared.recent_prompts import PromptSample, RecentPrompts
 from router.shared.retention import WorthRetention

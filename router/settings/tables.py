@@ -156,7 +156,7 @@ class TenantSettings(Strict, frozen=True):
 
 
 class ModelSettings(Strict, frozen=True):
-    """`wake`: how long a request waits for an engine to start; None is not at all, see router.flow.waking."""
+    """`wake`: how long a request waits for an engine to start; None is not at all, see router.flow.attempts.waking."""
 
     name: Name
     aliases: list[str] = []

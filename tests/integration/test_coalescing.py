@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from router.flow import inflight as flight_module
+from router.flow.sharing import inflight as flight_module
 from tests.support.router_server import ScriptedRouter, chat_body
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text

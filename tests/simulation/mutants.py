@@ -15,10 +15,10 @@ from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.continued_stream import ContinuedStream
 from router.core.resilience import engine_losses
 from router.core.types import Entry
-from router.flow.coalescer import Coalescer
-from router.flow.engine_losses import EngineLosses
-from router.flow.inflight import InFlightRequest
-from router.flow.seam import Seam
+from router.flow.attempts.engine_losses import EngineLosses
+from router.flow.attempts.seam import Seam
+from router.flow.sharing.coalescer import Coalescer
+from router.flow.sharing.inflight import InFlightRequest
 from router.shared.purges import Purges
 from router.shared.stream_writer import RedisStreamWriter
 from router.store import entry_store as store

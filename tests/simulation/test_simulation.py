@@ -56,7 +56,7 @@ def test_a_seed_is_printed_with_its_events_and_their_times() -> None:
 
 
 def is_compiled() -> bool:
-    found = importlib.util.find_spec("router.flow.coalescer")
+    found = importlib.util.find_spec("router.flow.sharing.coalescer")
     return found is not None and found.origin is not None and not found.origin.endswith(".py")
 
 

@@ -2,7 +2,7 @@
 
 from router.core.routing.prefill import PrefillEstimate
 from router.core.routing.prefix_tokens import PrefixTokens
-from router.flow.routed_prompt import UnroutedPrompt
+from router.flow.attempts.routed_prompt import UnroutedPrompt
 
 
 def chosen_prompt(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from router.core.cache.key import CacheKey
 from router.core.endpoints.endpoint import InferenceRequest
 from router.flow.exchange import GenerationRecord
-from router.flow.inflight import InFlightRequest
-from router.flow.new_generation import NewGeneration
+from router.flow.sharing.inflight import InFlightRequest
+from router.flow.sharing.new_generation import NewGeneration
 from router.shared.purges import BEGINNING
 from tests.support.factories import chat
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from router.api.auth import hash_key
-from router.flow.admission import max_queue_length
+from router.flow.attempts.admission import max_queue_length
 from tests.support.router_server import LLAMA, MISTRAL, router_config, with_fallback
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from router.flow.abandonment import _FOLLOWER_TIMEOUT, Abandonment, OnAbandon, abandon_limits
-from router.flow.inflight import InFlightRequest
+from router.flow.sharing.abandonment import _FOLLOWER_TIMEOUT, Abandonment, OnAbandon, abandon_limits
+from router.flow.sharing.inflight import InFlightRequest
 from router.settings import parse
 from tests.support.inflight_factory import generation_record, in_flight_request
 from tests.support.router_server import router_config

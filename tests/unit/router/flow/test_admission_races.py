@@ -8,7 +8,7 @@ import pytest
 
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness, engine_readiness
-from router.flow.admission import Admission, NoSlotError, Slot
+from router.flow.attempts.admission import Admission, NoSlotError, Slot
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine
 

@@ -4,7 +4,7 @@ import asyncio
 
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness, engine_readiness
-from router.flow.admission import Admission
+from router.flow.attempts.admission import Admission
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine
 

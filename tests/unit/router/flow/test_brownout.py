@@ -12,8 +12,8 @@ from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.table import ENDPOINTS, UPLOAD_ENDPOINTS
 from router.core.resilience.breaker import BreakerPolicy
+from router.flow.attempts.engine_health import EngineHealth
 from router.flow.brownout import Brownout
-from router.flow.engine_health import EngineHealth
 from router.net.redis.clock import RedisClock
 from router.shared.breakers import Breakers
 from router.upstream.catalog import Catalog, Model

@@ -4,7 +4,7 @@ from typing import Any
 
 from router.core.resilience.breaker import BreakerPolicy
 from router.core.resilience.retry import CONTINUATIONS_PER_SECOND, RetryBudget
-from router.flow.engine_health import EngineHealth
+from router.flow.attempts.engine_health import EngineHealth
 from router.net.client.errors import EngineError
 from router.net.redis.clock import RedisClock
 from router.shared.breakers import Breakers

@@ -10,7 +10,7 @@ from router.core.endpoints.chat import CHAT
 from router.core.endpoints.request import parse_request
 from router.core.resilience.engine_losses import Suspects
 from router.errors import ApiError
-from router.flow.engine_losses import EngineLosses
+from router.flow.attempts.engine_losses import EngineLosses
 from router.net.client.errors import EngineError, connection_reset, timed_out, unreachable
 from router.upstream.engine import Engine
 from tests.support.waiting import eventually

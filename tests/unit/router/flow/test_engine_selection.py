@@ -19,7 +19,7 @@ from router.core.routing.speeds import MIN_GENERATIONS
 from router.core.routing.traffic_share import REST
 from router.core.types import Task
 from router.errors import ApiError
-from router.flow.engine_selection import EngineSelector
+from router.flow.attempts.engine_selection import EngineSelector
 from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver

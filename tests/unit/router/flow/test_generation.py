@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.flow.continuation import has_survivor
-from router.flow.engine_selection import EngineSelector
+from router.flow.attempts.continuation import has_survivor
+from router.flow.attempts.engine_selection import EngineSelector
 from router.flow.exchange import AttemptFacts, Continuation, GenerationRecord
 from router.flow.generation import record_generation
 from router.flow.result import LOST

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from router.flow.inflight import MAX_LAG, InFlightRequest, Subscriber
 from router.flow.result import GenerationResult, lost_result
+from router.flow.sharing.inflight import MAX_LAG, InFlightRequest, Subscriber
 from tests.support.inflight_factory import in_flight_request
 
 

@@ -14,16 +14,16 @@ from router.core.endpoints.request import parse_request
 from router.core.resilience.readiness import Readiness
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
-from router.flow.admission import Admission
-from router.flow.coalescer import Coalescer
-from router.flow.dispatch import Dispatcher
-from router.flow.engine_health import EngineHealth
+from router.flow.attempts.admission import Admission
+from router.flow.attempts.dispatch import Dispatcher
+from router.flow.attempts.engine_health import EngineHealth
 from router.flow.exchange import Exchange, GenerationRecord
-from router.flow.inflight import InFlightRequest
-from router.flow.new_generation import NewGeneration
-from router.flow.outcome_codec import decode_result
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.result import GenerationResult
+from router.flow.sharing.coalescer import Coalescer
+from router.flow.sharing.inflight import InFlightRequest
+from router.flow.sharing.new_generation import NewGeneration
+from router.flow.sharing.outcome_codec import decode_result
 from router.net.client.transport import HTTPTransport
 from router.net.tasks import cancel_and_wait
 from router.shared.claim import Claim

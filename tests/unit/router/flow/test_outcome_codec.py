@@ -5,8 +5,8 @@ import pytest
 
 from router.core.endpoints.recorded_response import RecordedResponse
 from router.errors import ApiError
-from router.flow.outcome_codec import decode_result, encode_result
 from router.flow.result import GenerationResult, lost_result
+from router.flow.sharing.outcome_codec import decode_result, encode_result
 from router.shared.stream_writer import MAX_UNSENT_BYTES
 from tests.support.sse_answers import DONE_FRAME
 

@@ -6,11 +6,11 @@ from typing import Any
 from router.core.resilience.breaker import BreakerPolicy, BreakerState
 from router.core.routing.draft_stats import DraftStats
 from router.core.routing.prefill import Prefills
-from router.flow.admission import Admission
+from router.flow.attempts.admission import Admission
+from router.flow.attempts.engine_health import EngineHealth
+from router.flow.attempts.engine_selection import EngineSelector
 from router.flow.brownout import PressureMonitor
-from router.flow.engine_health import EngineHealth
-from router.flow.engine_selection import EngineSelector
-from router.flow.probe_round import on_probe_round
+from router.flow.replicas.probe_round import on_probe_round
 from router.net.redis.clock import RedisClock
 from router.net.redis.pipeline import RedisDownError
 from router.shared.breakers import Breakers

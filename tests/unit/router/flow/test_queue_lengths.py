@@ -1,6 +1,6 @@
 """The length of a model's queues, over the configurations that are in use."""
 
-from router.flow.queue_lengths import QueueLengths
+from router.flow.replicas.queue_lengths import QueueLengths
 
 
 def test_a_new_configuration_does_not_hide_the_requests_that_wait_in_an_earlier_one() -> None:

@@ -9,9 +9,9 @@ from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recorded_response import RecordedResponse
 from router.errors import ApiError
 from router.flow.exchange import AttemptFacts, Exchange
-from router.flow.inflight import MAX_LAG, InFlightRequest
 from router.flow.response_delivery import LEADER_LOCAL_ERRORS, ResponseDelivery, RetryRequest
 from router.flow.result import GenerationResult, lost_result
+from router.flow.sharing.inflight import MAX_LAG, InFlightRequest
 from tests.support.factories import chat
 from tests.support.inflight_factory import in_flight_request
 

@@ -2,7 +2,7 @@
 
 from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.continuation import MAX_LITERAL_EVENTS
-from router.flow.seam import Seam
+from router.flow.attempts.seam import Seam
 from router.net.client.errors import EngineError
 from router.upstream.engine import Engine
 from tests.support.endpoints import choices_recorder

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.flow.seam_turns import SeamTurns
+from router.flow.attempts.seam_turns import SeamTurns
 
 
 @pytest.mark.asyncio

@@ -7,9 +7,9 @@ import pytest
 
 from router.core.resilience.breaker import BreakerState
 from router.core.routing.prefill import Prefills
-from router.flow.latest_requests import LatestRequests
-from router.flow.router_snapshot import ProcessLoad, identify_process, take_snapshot
-from router.flow.status_publisher import PendingTraffic, RequestObserver, StatusPublisher
+from router.flow.replicas.latest_requests import LatestRequests
+from router.flow.replicas.router_snapshot import ProcessLoad, identify_process, take_snapshot
+from router.flow.replicas.status_publisher import PendingTraffic, RequestObserver, StatusPublisher
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.shared.router_snapshots import RouterSnapshot
 from router.shared.traffic import MAX_MINUTES

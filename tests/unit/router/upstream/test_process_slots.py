@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from router.core.resilience.readiness import Readiness
-from router.flow.admission import Admission, Slot
+from router.flow.attempts.admission import Admission, Slot
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine
 from router.upstream.process_slots import ProcessSlots

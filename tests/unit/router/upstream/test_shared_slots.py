@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.core.resilience.readiness import Readiness
-from router.flow.admission import Admission, Slot
+from router.flow.attempts.admission import Admission, Slot
 from router.settings import parse
 from router.shared.announcements import AnnouncedEngine
 from router.upstream.catalog import Catalog, Model

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from router.flow.admission import Admission
+from router.flow.attempts.admission import Admission
+from router.flow.attempts.engine_selection import EngineSelector
 from router.flow.brownout import PressureMonitor
-from router.flow.engine_selection import EngineSelector
 
 
 def on_probe_round(

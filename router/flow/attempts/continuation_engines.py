@@ -7,7 +7,7 @@ from router.core.endpoints.endpoint import InferenceRequest
 from router.core.resilience.breaker import BreakerState
 from router.core.routing.context_length import context_need
 from router.core.routing.draft_stats import unsupported_fields
-from router.flow.admission import Admission
+from router.flow.attempts.admission import Admission
 from router.upstream.catalog import BreakerStates, Catalog
 from router.upstream.engine import Engine
 
@@ -57,7 +57,7 @@ class ContinuationEngines:
 
 
 def _can_serve(engine: Engine, request: InferenceRequest) -> bool:
-    """Whether it could have been selected; see router.flow.engine_selection."""
+    """Whether it could have been selected; see router.flow.attempts.engine_selection."""
     return (
         engine.up is True
         and engine.has_room_for(context_need(request))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
 
-from router.flow.coalescer import Coalescer
-from router.flow.invalidation import InvalidationHandler
+from router.flow.replicas.invalidation import InvalidationHandler
+from router.flow.sharing.coalescer import Coalescer
 from router.net.redis.commands import Command
 from router.net.redis.listener import Listener
 from router.net.redis.pipeline import RedisDownError, RedisPipeline

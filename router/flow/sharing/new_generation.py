@@ -6,9 +6,9 @@ import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.flow.attempts.wait_plan import WaitPlan
 from router.flow.body_budget import BodyAllocation
 from router.flow.exchange import GenerationRecord
-from router.flow.wait_plan import WaitPlan
 from router.upstream.engine import Engine
 
 StoreResponse = Callable[[RecordedResponse | NotStoredReason, GenerationRecord], None]

@@ -11,9 +11,9 @@ from router.core.endpoints.json_repair import repaired
 from router.core.endpoints.recorded_response import NotStoredReason
 from router.core.resilience.retry import CREDENTIAL_REASONS
 from router.errors import CIRCUIT_OPEN, ENGINE_FAILED, NO_ENGINE, UPSTREAM, ApiError, unavailable
-from router.flow.admission import NoSlotError
-from router.flow.engine_health import EngineHealth
-from router.flow.engine_request import lacks_endpoint
+from router.flow.attempts.admission import NoSlotError
+from router.flow.attempts.engine_health import EngineHealth
+from router.flow.attempts.engine_request import lacks_endpoint
 from router.net.client.errors import EngineError
 from router.upstream.engine import Engine
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from router.flow.exchange import Exchange
-from router.flow.latest_requests import LatestRequests
+from router.flow.replicas.latest_requests import LatestRequests
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.shared import latest_requests, router_snapshots, traffic

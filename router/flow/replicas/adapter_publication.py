@@ -27,7 +27,7 @@ async def publish_change(
     if request.load_inplace:  # before the message: the next request must not find an old entry
         purged = (await purge(redis, EntryFilter(model=adapter_name(model, request.lora_name)))).entries
     with contextlib.suppress(RedisBackendError):
-        # The value is for people; the write itself is the message, see router.flow.invalidation.
+        # The value is for people; the write itself is the message, see router.flow.replicas.invalidation.
         await execute_commands(redis, [("SET", ADAPTERS_KEY, int(time.time()))])
         return True, purged
     return False, purged

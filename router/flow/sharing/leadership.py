@@ -14,9 +14,9 @@ import msgspec
 
 from router.core.cache.key import CacheKey
 from router.flow.exchange import NO_ATTEMPT, AttemptFacts, GenerationRecord
-from router.flow.inflight import InFlightRequest
-from router.flow.outcome_codec import decode_result, encode_result
 from router.flow.result import GenerationResult, lost_result
+from router.flow.sharing.inflight import InFlightRequest
+from router.flow.sharing.outcome_codec import decode_result, encode_result
 from router.net.redis.pipeline import RedisDownError
 from router.shared.claim import Claim
 from router.shared.inflight_leases import InFlightLeases, PendingClaim

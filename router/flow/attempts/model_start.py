@@ -1,13 +1,13 @@
-"""What it means for a request that it may wait for an engine of its model to start; see router.flow.waking."""
+"""What it means for a request that it may wait for an engine of its model to start; see router.flow.attempts.waking."""
 
 from collections.abc import Sequence
 from functools import partial
 from typing import Final, Protocol
 
+from router.flow.attempts.wait_plan import WaitPlan
+from router.flow.attempts.waking import Waking
 from router.flow.caller import RunningHeartbeat
-from router.flow.inflight import InFlightRequest
-from router.flow.wait_plan import WaitPlan
-from router.flow.waking import Waking
+from router.flow.sharing.inflight import InFlightRequest
 
 
 class ModelStart(Protocol):

@@ -23,9 +23,9 @@ from router.core.resilience.asleep import StartWait, start_retry_after
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness
 from router.errors import CIRCUIT_OPEN, ENGINE_FAILED, NO_ENGINE, UNAVAILABLE, ApiError, unavailable, unknown_model
-from router.flow.admission import ENGINE_STARTING, Admission, NoSlotError, Slot
+from router.flow.attempts.admission import ENGINE_STARTING, Admission, NoSlotError, Slot
+from router.flow.attempts.wait_plan import WaitPlan
 from router.flow.exchange import GenerationRecord
-from router.flow.wait_plan import WaitPlan
 from router.shared.start_times import StartTimes
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine

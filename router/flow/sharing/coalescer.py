@@ -16,14 +16,14 @@ from typing import Final
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key import CacheKey
 from router.errors import internal_error
-from router.flow.abandonment import Abandonment, OnAbandon
-from router.flow.dispatch import Dispatcher
+from router.flow.attempts.dispatch import Dispatcher
 from router.flow.exchange import GenerationRecord
 from router.flow.generation import run_generation
-from router.flow.inflight import InFlightRequest
-from router.flow.leadership import Leadership
-from router.flow.new_generation import NewGeneration
 from router.flow.result import GenerationResult, lost_result
+from router.flow.sharing.abandonment import Abandonment, OnAbandon
+from router.flow.sharing.inflight import InFlightRequest
+from router.flow.sharing.leadership import Leadership
+from router.flow.sharing.new_generation import NewGeneration
 from router.shared.inflight_leases import InFlightLeases, PendingClaim
 from router.shared.purges import PurgePosition, Purges
 

@@ -1,4 +1,4 @@
-"""How a request waits if all engines of its model are down; see router.flow.waking."""
+"""How a request waits if all engines of its model are down; see router.flow.attempts.waking."""
 
 from collections.abc import Callable, Sequence
 

@@ -24,10 +24,10 @@ from router.core.routing.step_rates import load_level
 from router.core.routing.traffic_share import REST
 from router.core.types import Task
 from router.errors import unknown_model
-from router.flow.cohorts import split_by_cohort
+from router.flow.attempts.cohorts import split_by_cohort
+from router.flow.attempts.routed_prompt import UNROUTED, ChainedPrompt, RoutedPrompt
 from router.flow.exchange import GenerationRecord
 from router.flow.parsed_request import ParsedRequest
-from router.flow.routed_prompt import UNROUTED, ChainedPrompt, RoutedPrompt
 from router.shared.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog
 from router.upstream.engine import DraftStatus, Engine

@@ -8,9 +8,9 @@ from router.core.endpoints.endpoint import Recorder
 from router.core.endpoints.engine_errors import answer_too_large
 from router.core.endpoints.recording import ABORTED, EVENT_TOO_LONG, MAX_EVENT_SIZE
 from router.core.endpoints.sse import split_comments
-from router.flow.admission import Slot
-from router.flow.dispatch_errors import reported_error
-from router.flow.engine_health import EngineHealth
+from router.flow.attempts.admission import Slot
+from router.flow.attempts.dispatch_errors import reported_error
+from router.flow.attempts.engine_health import EngineHealth
 from router.net.client.errors import EngineError, broken_off
 from router.net.client.response import EngineResponse
 from router.upstream.engine import Engine

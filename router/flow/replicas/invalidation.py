@@ -23,8 +23,8 @@ from router.core.cache.redis_keys import (
     is_entry_key,
     is_flight_key,
 )
-from router.flow.admission import Admission
-from router.flow.coalescer import Coalescer
+from router.flow.attempts.admission import Admission
+from router.flow.sharing.coalescer import Coalescer
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.tasks import cancel_and_wait
 from router.shared.announcements import Announcements

@@ -5,11 +5,11 @@ from functools import partial
 
 import msgspec
 
+from router.flow.attempts.engine_selection import EngineSelector, Selection
+from router.flow.attempts.ttft_limits import TtftLimits
 from router.flow.brownout import Brownout
-from router.flow.engine_selection import EngineSelector, Selection
 from router.flow.parsed_request import ParsedRequest
 from router.flow.tenant_rules import TenantRules
-from router.flow.ttft_limits import TtftLimits
 from router.upstream.engine import Engine
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Final, Literal
 
-from router.flow.inflight import InFlightRequest
+from router.flow.sharing.inflight import InFlightRequest
 from router.settings import Settings
 from router.shared.claim import LEASE_DURATION
 from router.shared.stream_reader import FOLLOW_INTERVAL

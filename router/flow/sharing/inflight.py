@@ -16,8 +16,8 @@ from typing import Final
 from router.core.cache.key import CacheKey
 from router.core.endpoints.sse import is_comment
 from router.core.quota.rate_limit import estimate_tokens
-from router.flow.new_generation import NewGeneration
 from router.flow.result import LOST, GenerationResult
+from router.flow.sharing.new_generation import NewGeneration
 from router.shared.purges import PurgePosition
 
 TrySend = Callable[[bytes], bool]

@@ -23,18 +23,18 @@ from router.core.endpoints.workload import workload
 from router.core.resilience.engine_losses import Suspects
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
-from router.flow.admission import Admission, NoSlotError, Slot
-from router.flow.continuation_engines import ContinuationEngines
-from router.flow.dispatch_errors import Failures, check_unreadable, engine_timeout
-from router.flow.engine_health import EngineHealth
-from router.flow.engine_losses import EngineLosses
-from router.flow.engine_request import EngineRequests, lacks_endpoint
-from router.flow.engine_stream import EngineStream, Publisher
+from router.flow.attempts.admission import Admission, NoSlotError, Slot
+from router.flow.attempts.continuation_engines import ContinuationEngines
+from router.flow.attempts.dispatch_errors import Failures, check_unreadable, engine_timeout
+from router.flow.attempts.engine_health import EngineHealth
+from router.flow.attempts.engine_losses import EngineLosses
+from router.flow.attempts.engine_request import EngineRequests, lacks_endpoint
+from router.flow.attempts.engine_stream import EngineStream, Publisher
+from router.flow.attempts.seam import ContinuationLimits, Seam
+from router.flow.attempts.seam_turns import SeamTurns
+from router.flow.attempts.waking import Waking
 from router.flow.exchange import AttemptFacts, GenerationRecord
-from router.flow.inflight import InFlightRequest
-from router.flow.seam import ContinuationLimits, Seam
-from router.flow.seam_turns import SeamTurns
-from router.flow.waking import Waking
+from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError
 from router.net.client.response import EngineResponse
 from router.upstream.client import EngineClient
