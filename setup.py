@@ -53,6 +53,7 @@ MODULES: Final = {
         "admission",
         "candidates",
         "dispatch",
+        "engine_attempts",
         "engine_health",
         "engine_request",
         "engine_stream",

@@ -9,17 +9,15 @@ from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.redis_keys import tracked_prefixes
 from router.core.endpoints.cache_salt import derive_salts
 from router.core.resilience.engine_losses import Suspects
-from router.core.resilience.timeouts import EngineTimeouts
 from router.flow.attempts.admission import Admission
-from router.flow.attempts.candidates import Candidates
+from router.flow.attempts.candidates import build_candidates
 from router.flow.attempts.continuation_engines import ContinuationEngines
-from router.flow.attempts.dispatch import Dispatcher
+from router.flow.attempts.dispatch import build_dispatcher
 from router.flow.attempts.engine_health import EngineHealth
+from router.flow.attempts.engine_losses import EngineLosses
+from router.flow.attempts.engine_request import EngineRequests, engine_timeouts
 from router.flow.attempts.engine_selection import EngineSelector
-from router.flow.attempts.seam import ContinuationLimits
-from router.flow.attempts.ttft_limits import TtftLimits
 from router.flow.attempts.waking import Waking
-from router.flow.brownout import Brownout
 from router.flow.cache_lookup import CacheLookup
 from router.flow.gateway import Gateway
 from router.flow.generation import record_generation
@@ -100,25 +98,17 @@ def build_gateway(
     cache, timeouts = settings.cache, settings.timeouts
     retention = WorthRetention(pipeline) if cache.retention == "worth" else None
     seen_keys = SeenKeys()
-    cache_salts = derive_salts(groups(settings))
-
+    engine_requests = EngineRequests(client, engine_timeouts(settings), derive_salts(groups(settings)))
     coalescer = Coalescer(
-        Dispatcher(
-            client,
+        build_dispatcher(
+            settings,
+            engine_requests,
+            EngineLosses(client, suspects),
             admission,
-            EngineTimeouts(timeouts.first_token, timeouts.between_tokens, timeouts.min_tokens_per_second),
             health,
-            max_entry=cache.max_entry,
-            continuations=ContinuationLimits(
-                settings.retry.continuations,
-                frozenset(model.name for model in settings.model if not model.resume),
-                {one.name: one.default_max_tokens for one in settings.model if one.default_max_tokens is not None},
-            ),
-            cache_salts=cache_salts,
+            continuation_engines,
             on_adapter_not_served=adapter_refresh.request,
-            continuation_engines=continuation_engines,
             waking=waking,
-            suspects=suspects,
         ),
         on_abandon=cache.on_abandon,
         abandon_timeout=cache.abandon,
@@ -142,7 +132,7 @@ def build_gateway(
         pipeline,
         kept=cache.recent_prompts,
         served_models={engine.name: engine.served_model for engine in catalog.engines.values()},
-        cache_salts=cache_salts,
+        cache_salts=engine_requests.cache_salts,
         clock=time.monotonic,
     )
     storage = ResponseStorage(
@@ -152,12 +142,7 @@ def build_gateway(
     gateway = Gateway(
         resolver=resolver,
         cache=CacheLookup(store, local, coalescer, seen_keys, policy, clock=clock.now),
-        candidates=Candidates(
-            selector,
-            Brownout(catalog, breakers, health.readiness),
-            rules,
-            TtftLimits(readiness=health.readiness, slot_wait=admission.slot_wait),
-        ),
+        candidates=build_candidates(selector, catalog, breakers, health, admission, rules),
         coalescer=coalescer,
         purges=purges,
         storage=storage,

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from router.api.auth import hash_key
@@ -124,7 +125,8 @@ async def test_a_client_that_leaves_at_the_seam_leaves_nothing(world: World) -> 
         await stream.read_until_text("The")
         assert await claims(world)
         record = record_of(router)
-        record.sent_at -= 50.0
+        assert record.attempt.sent_at is not None
+        record.attempt = msgspec.structs.replace(record.attempt, sent_at=record.attempt.sent_at - 50.0)
         first.may_break.set()
         await second.stalled.wait()
     await second.engine.client_disconnected.wait()

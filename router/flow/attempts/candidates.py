@@ -5,11 +5,15 @@ from functools import partial
 
 import msgspec
 
+from router.flow.attempts.admission import Admission
+from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_selection import EngineSelector, Selection
 from router.flow.attempts.ttft_limits import TtftLimits
 from router.flow.brownout import Brownout
 from router.flow.parsed_request import ParsedRequest
 from router.flow.tenant_rules import TenantRules
+from router.shared.breakers import Breakers
+from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
 
 
@@ -53,3 +57,12 @@ class Candidates:
 
     def priority(self, parsed: ParsedRequest, tenant: str) -> int:
         return self._rules.priority(tenant, parsed.request.priority)
+
+
+def build_candidates(
+    selector: EngineSelector, catalog: Catalog, breakers: Breakers, health: EngineHealth, admission: Admission,
+    rules: TenantRules,
+) -> Candidates:  # fmt: skip
+    brownout = Brownout(catalog, breakers, health.readiness)
+    ttft_limits = TtftLimits(readiness=health.readiness, slot_wait=admission.slot_wait)
+    return Candidates(selector, brownout, rules, ttft_limits)

@@ -6,38 +6,27 @@ Nothing is sent to the client before that. So until then, another engine can tak
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import TypeVar
 
-from router.core.endpoints.answer_shapes import AnswerShapes
-from router.core.endpoints.continuation import asks_token_ids
-from router.core.endpoints.endpoint import Recorder
-from router.core.endpoints.engine_errors import answer_too_large
 from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recording import StreamRecorder
-from router.core.endpoints.token_ids import TokenIdCutter
-from router.core.endpoints.upload import media_type
-from router.core.endpoints.workload import workload
-from router.core.resilience.engine_losses import Suspects
-from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
 from router.flow.attempts.admission import Admission, NoSlotError, Slot
 from router.flow.attempts.continuation_engines import ContinuationEngines
-from router.flow.attempts.dispatch_errors import Failures, check_unreadable, engine_timeout
+from router.flow.attempts.dispatch_errors import Failures
+from router.flow.attempts.engine_attempts import EngineAttempts
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_losses import EngineLosses
 from router.flow.attempts.engine_request import EngineRequests, lacks_endpoint
-from router.flow.attempts.engine_stream import EngineStream, Publisher
-from router.flow.attempts.seam import ContinuationLimits, Seam
+from router.flow.attempts.engine_stream import EngineStream
+from router.flow.attempts.seam import NO_CONTINUATIONS, ContinuationLimits, Seam, continuation_limits
 from router.flow.attempts.seam_turns import SeamTurns
 from router.flow.attempts.waking import Waking
 from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError
-from router.net.client.response import EngineResponse
-from router.upstream.client import EngineClient
+from router.settings import Settings
 from router.upstream.engine import Engine
 
 log = logging.getLogger("roundhouse.dispatch")
@@ -46,13 +35,6 @@ T = TypeVar("T")
 
 SendAttempt = Callable[[Slot, InFlightRequest], Awaitable[T]]
 """One attempt at the engine of a slot. Raises EngineError, or ApiError for a refusal."""
-
-_NO_CONTINUATIONS: Final = ContinuationLimits(0)
-
-_LEAST_TIME: Final = 0.1  # seconds; with less for the rest of a stream, an engine would fail that is healthy
-
-MAX_RESPONSE: Final = 256 << 20
-"""Maximum bytes of a JSON response; a longer one is an error."""
 
 
 class Dispatcher:
@@ -66,60 +48,41 @@ class Dispatcher:
     """
 
     def __init__(
-        self,
-        client: EngineClient,
-        admission: Admission,
-        timeouts: EngineTimeouts,
-        health: EngineHealth,
-        *,
-        max_entry: int,
-        continuations: ContinuationLimits = _NO_CONTINUATIONS,
-        continuation_engines: ContinuationEngines | None = None,
-        cache_salts: Mapping[str, str] = MappingProxyType({}),
-        on_adapter_not_served: Callable[[], None] = lambda: None,
-        waking: Waking | None = None,
-        suspects: Suspects | None = None,
-    ) -> None:
-        """`max_entry`: bytes of an entry at most; a larger response is not recorded.
-
-        `continuation_engines`: None if no stream is continued.
+        self, admission: Admission, health: EngineHealth, attempts: EngineAttempts, losses: EngineLosses, *,
+        continuations: ContinuationLimits = NO_CONTINUATIONS, continuation_engines: ContinuationEngines | None = None,
+        on_adapter_not_served: Callable[[], None] = lambda: None, waking: Waking | None = None,
+    ) -> None:  # fmt: skip
+        """`continuation_engines`: None if no stream is continued.
 
         `waking`: None if no request waits for an engine to start.
 
-        `suspects`: the requests with which engines died, as far as they are known already.
-
         `on_adapter_not_served` is called when an engine does not have the adapter that it has listed.
-
-        `cache_salts`: by tenant, the salt of its prompts in the engines' prefix caches; see core.endpoints.cache_salt.
         """
-        self._requests = EngineRequests(client, timeouts, cache_salts)
         self._admission = admission
-        self._timeouts = timeouts
         self._health = health
-        self._max_entry = max_entry
-        self._shapes = AnswerShapes()
+        self._attempts = attempts
+        self.losses = losses
         self.continuations = continuations
         self.continuation_engines = continuation_engines
         self._on_adapter_not_served = on_adapter_not_served
         self._waking = waking
-        self.losses = EngineLosses(client, suspects if suspects is not None else Suspects())
         self.seam_turns = SeamTurns()
 
     def start_stream(self, inflight: InFlightRequest, engines: Sequence[Engine]) -> Awaitable[EngineStream]:
         """A stream whose first token has been published. Raises ApiError; nothing has been published then."""
-        return self._dispatch(self._attempt_stream, inflight, engines)
+        return self._dispatch(self._attempts.stream, inflight, engines)
 
     def continue_stream(
         self, inflight: InFlightRequest, seam: Seam, engines: Sequence[Engine]
     ) -> Awaitable[EngineStream]:
         """As `start_stream`, for the rest of a stream that an engine has broken off."""
-        return self._first_success(partial(self._attempt_rest, seam), inflight, engines, broken_off=seam.error)
+        return self._first_success(partial(self._attempts.rest, seam), inflight, engines, broken_off=seam.error)
 
     def generate_json(
         self, inflight: InFlightRequest, engines: Sequence[Engine]
     ) -> Awaitable[tuple[bytes, RecordedResponse | NotStoredReason]]:
         """The JSON response, and what can be stored of it or why nothing can. Raises ApiError."""
-        return self._dispatch(self._attempt_json, inflight, engines)
+        return self._dispatch(self._attempts.json, inflight, engines)
 
     def _dispatch(self, attempt: SendAttempt[T], inflight: InFlightRequest, engines: Sequence[Engine]) -> Awaitable[T]:
         if inflight.wait_plan is None or self._waking is None:
@@ -257,66 +220,20 @@ class Dispatcher:
         finally:
             record.trace.add_queue_wait(started_at, error_type or None)
 
-    # -- one attempt ------------------------------------------------------------------------------------------------
 
-    async def _attempt_stream(self, slot: Slot, inflight: InFlightRequest) -> EngineStream:
-        record, request = inflight.record, inflight.request
-        engine = slot.engine
-        token_ids = engine.traits.token_ids and self.continuations.allows(engine.model) and asks_token_ids(request)
-        response = await self._requests.post(engine, record, request, self._timeouts.first_token, token_ids=token_ids)
-        assert request.endpoint.streaming is not None  # else the request would not be for a stream
-        recorder = request.endpoint.streaming.make_recorder(self._max_entry, self._shapes)
-        if token_ids and isinstance(recorder, StreamRecorder):
-            recorder.token_ids = TokenIdCutter()
-        return await self._start(slot, response, recorder, inflight)
-
-    async def _attempt_rest(self, seam: Seam, slot: Slot, inflight: InFlightRequest) -> EngineStream:
-        request = seam.request_for(slot.engine)
-        if request is None:  # it could go on, but not any more after what another engine said
-            raise EngineError("diverged", "the engine cannot go on with the response")
-        recorder = seam.new_recorder()
-        # By the client's request: `request` is for the rest, but the time that the tokens before it took counts too.
-        whole = self._timeouts.total(workload(seam.request), slot.engine.max_model_len)
-        total = whole - seam.elapsed(time.perf_counter())
-        if total < _LEAST_TIME:
-            raise engine_timeout()
-        response = await self._requests.post(
-            slot.engine, inflight.record, request, min(self._timeouts.first_token, total),
-            token_ids=seam.asks_token_ids(slot.engine), total=total,
-        )  # fmt: skip
-        try:
-            return await self._start(slot, response, recorder, inflight)
-        except EngineError as error:
-            seam.on_failure(error)
-            raise
-
-    async def _start(
-        self, slot: Slot, response: EngineResponse, recorder: Recorder, publisher: Publisher
-    ) -> EngineStream:
-        stream = EngineStream(
-            slot, response, recorder, self._health, publisher,
-            first_timeout=self._timeouts.first_token, chunk_timeout=self._timeouts.between_tokens,
-        )  # fmt: skip
-        try:
-            await stream.wait_first_token()
-        except BaseException:
-            stream.close_response()  # without the slot, which `_first_success` releases
-            raise
-        return stream
-
-    async def _attempt_json(
-        self, slot: Slot, inflight: InFlightRequest
-    ) -> tuple[bytes, RecordedResponse | NotStoredReason]:
-        record, request = inflight.record, inflight.request
-        with await self._requests.post(slot.engine, record, request, None) as response:
-            if request.form is not None:
-                record.media_type = media_type(response.content_type)
-            body, complete = await response.read_up_to(MAX_RESPONSE)
-        if not complete:
-            raise answer_too_large("The response", MAX_RESPONSE)
-        recorded = request.endpoint.record_body(request, body, self._max_entry)
-        if recorded is NotStoredReason.ERROR:
-            recorded = check_unreadable(request, body, slot.engine)
-        self._health.record_success(slot.engine)
-        slot.release()  # here, because the response is complete; a stream keeps the slot until `EngineStream.close`
-        return body, recorded
+def build_dispatcher(
+    settings: Settings, requests: EngineRequests, losses: EngineLosses, admission: Admission, health: EngineHealth,
+    continuation_engines: ContinuationEngines, *, on_adapter_not_served: Callable[[], None], waking: Waking | None,
+) -> Dispatcher:  # fmt: skip
+    """See Dispatcher."""
+    continuations = continuation_limits(settings)
+    return Dispatcher(
+        admission,
+        health,
+        EngineAttempts(requests, health, continuations, max_entry=settings.cache.max_entry),
+        losses,
+        continuations=continuations,
+        continuation_engines=continuation_engines,
+        on_adapter_not_served=on_adapter_not_served,
+        waking=waking,
+    )

@@ -21,18 +21,19 @@ from router.errors import ApiError
 from router.flow.exchange import GenerationRecord
 from router.net.client.errors import EngineError
 from router.net.client.response import EngineResponse
+from router.settings import Settings
 from router.upstream.client import EngineClient
 from router.upstream.engine import Engine
 
 
 class EngineRequests:
-    """Sends the requests of clients to engines, as each engine understands them."""
+    """Sends the requests of clients to engines, as each engine understands them, with these timeouts."""
 
     def __init__(self, client: EngineClient, timeouts: EngineTimeouts, cache_salts: Mapping[str, str]) -> None:
         """`cache_salts`: by tenant, the salt of its prompts in the engines' prefix caches; see cache_salt."""
         self._client = client
-        self._timeouts = timeouts
-        self._cache_salts = cache_salts
+        self.timeouts = timeouts
+        self.cache_salts = cache_salts
 
     async def post(
         self, engine: Engine, record: GenerationRecord, request: InferenceRequest, head_timeout: float | None, *,
@@ -47,7 +48,7 @@ class EngineRequests:
         if total is None:
             # An engine cuts a long file into pieces, so its context does not bound the response.
             context = engine.max_model_len if request.form is None else None
-            total = self._timeouts.total(workload(request), context)
+            total = self.timeouts.total(workload(request), context)
         head_timeout = total if head_timeout is None else head_timeout
         stream_usage = engine.traits.stream_usage
         started_at = time.monotonic()
@@ -83,7 +84,7 @@ class EngineRequests:
         # Each attempt has its own id, because an engine may still hold the previous attempt under that one's.
         number = len(record.failed_attempts) + 1
         attempt_id = record.engine_request_id if number == 1 else f"{record.engine_request_id}-{number}"
-        salt = self._cache_salts.get(record.tenant) if engine.traits.cache_salt else None
+        salt = self.cache_salts.get(record.tenant) if engine.traits.cache_salt else None
         priority = record.priority if engine.traits.priority else None
         model = engine.served_model if record.adapter is None else record.adapter.id
         if request.form is None:
@@ -113,7 +114,7 @@ class EngineRequests:
             retry_after = parse_retry_after(response.retry_after, time.time())
             response.unwatch()  # whatever the engine does for others, a message that does not come is not needed
             try:
-                error_body, complete = await response.read_up_to(MAX_ERROR_BODY, self._timeouts.between_tokens)
+                error_body, complete = await response.read_up_to(MAX_ERROR_BODY, self.timeouts.between_tokens)
             except EngineError:  # the status is enough to go on
                 error_body, complete = b"", False
         refusal = None
@@ -123,6 +124,11 @@ class EngineRequests:
         detail = summary(engine.without_secrets(error_body), engine.address)
         message = f"the engine returned status {status}"
         return EngineError(f"status-{status}", message, retry_after, refusal, detail), error_body
+
+
+def engine_timeouts(settings: Settings) -> EngineTimeouts:
+    of = settings.timeouts
+    return EngineTimeouts(of.first_token, of.between_tokens, of.min_tokens_per_second)
 
 
 def lacks_endpoint(error: EngineError) -> bool:

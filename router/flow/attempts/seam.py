@@ -21,6 +21,7 @@ from router.core.endpoints.continuation_body import remaining_tokens, request_by
 from router.core.endpoints.continued_stream import ContinuedStream, end_locally
 from router.core.endpoints.endpoint import InferenceRequest, Recorder
 from router.net.client.errors import EngineError
+from router.settings import Settings
 from router.upstream.adapters import Adapter
 from router.upstream.engine import Engine
 from router.upstream.engine_kinds import UNLIMITED
@@ -49,6 +50,17 @@ class ContinuationLimits(msgspec.Struct, frozen=True):
         if request.endpoint.path == COMPLETIONS.path:
             return first.traits.completion_limit
         return self.chat_tokens.get(first.model, UNLIMITED)
+
+
+def continuation_limits(settings: Settings) -> ContinuationLimits:
+    return ContinuationLimits(
+        settings.retry.continuations,
+        frozenset(model.name for model in settings.model if not model.resume),
+        {model.name: model.default_max_tokens for model in settings.model if model.default_max_tokens is not None},
+    )
+
+
+NO_CONTINUATIONS: Final = ContinuationLimits(0)
 
 
 class Seam:

@@ -11,12 +11,17 @@ from router.core.cache.key import CacheKey
 from router.core.cache.redis_keys import claim_key
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.request import parse_request
+from router.core.resilience.engine_losses import Suspects
 from router.core.resilience.readiness import Readiness
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
 from router.flow.attempts.admission import Admission
 from router.flow.attempts.dispatch import Dispatcher
+from router.flow.attempts.engine_attempts import EngineAttempts
 from router.flow.attempts.engine_health import EngineHealth
+from router.flow.attempts.engine_losses import EngineLosses
+from router.flow.attempts.engine_request import EngineRequests
+from router.flow.attempts.seam import NO_CONTINUATIONS
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.result import GenerationResult
@@ -217,11 +222,13 @@ REQUEST = parse_request(CHAT, json.dumps(chat_body("x")).encode())
 def idle_dispatcher() -> Dispatcher:
     """A dispatcher without engines."""
     nothing: Any = SimpleNamespace(engines={}, models=[])
-    return Dispatcher(
-        EngineClient(HTTPTransport(), connect_timeout=1.0),
-        Admission(nothing, readiness=lambda _: Readiness.DOWN, queue_timeout=1.0, set_queue_length=lambda _, __: None),
-        EngineTimeouts(1.0, 1.0, 1.0), EngineHealth(nothing), max_entry=1000,
-    )  # fmt: skip
+    client, health = EngineClient(HTTPTransport(), connect_timeout=1.0), EngineHealth(nothing)
+    admission = Admission(
+        nothing, readiness=lambda _: Readiness.DOWN, queue_timeout=1.0, set_queue_length=lambda _, __: None
+    )
+    requests = EngineRequests(client, EngineTimeouts(1.0, 1.0, 1.0), {})
+    attempts = EngineAttempts(requests, health, NO_CONTINUATIONS, max_entry=1000)
+    return Dispatcher(admission, health, attempts, EngineLosses(client, Suspects()))
 
 
 def launch(flights: Coalescer, key: CacheKey) -> InFlightRequest:

@@ -1,0 +1,106 @@
+"""One attempt at one engine: a stream, the rest of a stream, or a JSON response."""
+
+import time
+from typing import Final
+
+from router.core.endpoints.answer_shapes import AnswerShapes
+from router.core.endpoints.continuation import asks_token_ids
+from router.core.endpoints.endpoint import Recorder
+from router.core.endpoints.engine_errors import answer_too_large
+from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording import StreamRecorder
+from router.core.endpoints.token_ids import TokenIdCutter
+from router.core.endpoints.upload import media_type
+from router.core.endpoints.workload import workload
+from router.flow.attempts.admission import Slot
+from router.flow.attempts.dispatch_errors import check_unreadable, engine_timeout
+from router.flow.attempts.engine_health import EngineHealth
+from router.flow.attempts.engine_request import EngineRequests
+from router.flow.attempts.engine_stream import EngineStream, Publisher
+from router.flow.attempts.seam import ContinuationLimits, Seam
+from router.flow.sharing.inflight import InFlightRequest
+from router.net.client.errors import EngineError
+from router.net.client.response import EngineResponse
+
+_LEAST_TIME: Final = 0.1  # seconds; with less for the rest of a stream, an engine would fail that is healthy
+
+MAX_RESPONSE: Final = 256 << 20
+"""Maximum bytes of a JSON response; a longer one is an error."""
+
+
+class EngineAttempts:
+    """Each attempt is at the engine of a slot, which it owns if it succeeds.
+
+    Raises EngineError, or ApiError for a refusal of the request itself.
+    """
+
+    def __init__(
+        self, requests: EngineRequests, health: EngineHealth, continuations: ContinuationLimits, *, max_entry: int
+    ) -> None:
+        """`max_entry`: bytes of an entry at most; a larger response is not recorded."""
+        self._requests = requests
+        self._timeouts = requests.timeouts
+        self._health = health
+        self._continuations = continuations
+        self._max_entry = max_entry
+        self._shapes = AnswerShapes()
+
+    async def stream(self, slot: Slot, inflight: InFlightRequest) -> EngineStream:
+        record, request = inflight.record, inflight.request
+        engine = slot.engine
+        token_ids = engine.traits.token_ids and self._continuations.allows(engine.model) and asks_token_ids(request)
+        response = await self._requests.post(engine, record, request, self._timeouts.first_token, token_ids=token_ids)
+        assert request.endpoint.streaming is not None  # else the request would not be for a stream
+        recorder = request.endpoint.streaming.make_recorder(self._max_entry, self._shapes)
+        if token_ids and isinstance(recorder, StreamRecorder):
+            recorder.token_ids = TokenIdCutter()
+        return await self._start(slot, response, recorder, inflight)
+
+    async def rest(self, seam: Seam, slot: Slot, inflight: InFlightRequest) -> EngineStream:
+        request = seam.request_for(slot.engine)
+        if request is None:  # it could go on, but not any more after what another engine said
+            raise EngineError("diverged", "the engine cannot go on with the response")
+        recorder = seam.new_recorder()
+        # By the client's request: `request` is for the rest, but the time that the tokens before it took counts too.
+        whole = self._timeouts.total(workload(seam.request), slot.engine.max_model_len)
+        total = whole - seam.elapsed(time.perf_counter())
+        if total < _LEAST_TIME:
+            raise engine_timeout()
+        response = await self._requests.post(
+            slot.engine, inflight.record, request, min(self._timeouts.first_token, total),
+            token_ids=seam.asks_token_ids(slot.engine), total=total,
+        )  # fmt: skip
+        try:
+            return await self._start(slot, response, recorder, inflight)
+        except EngineError as error:
+            seam.on_failure(error)
+            raise
+
+    async def _start(
+        self, slot: Slot, response: EngineResponse, recorder: Recorder, publisher: Publisher
+    ) -> EngineStream:
+        stream = EngineStream(
+            slot, response, recorder, self._health, publisher,
+            first_timeout=self._timeouts.first_token, chunk_timeout=self._timeouts.between_tokens,
+        )  # fmt: skip
+        try:
+            await stream.wait_first_token()
+        except BaseException:
+            stream.close_response()  # without the slot, which the dispatcher releases
+            raise
+        return stream
+
+    async def json(self, slot: Slot, inflight: InFlightRequest) -> tuple[bytes, RecordedResponse | NotStoredReason]:
+        record, request = inflight.record, inflight.request
+        with await self._requests.post(slot.engine, record, request, None) as response:
+            if request.form is not None:
+                record.media_type = media_type(response.content_type)
+            body, complete = await response.read_up_to(MAX_RESPONSE)
+        if not complete:
+            raise answer_too_large("The response", MAX_RESPONSE)
+        recorded = request.endpoint.record_body(request, body, self._max_entry)
+        if recorded is NotStoredReason.ERROR:
+            recorded = check_unreadable(request, body, slot.engine)
+        self._health.record_success(slot.engine)
+        slot.release()  # here, because the response is complete; a stream keeps the slot until `EngineStream.close`
+        return body, recorded
