@@ -1,0 +1,98 @@
+"""The words that users see and write down: a change of one breaks a dashboard, a script or a configuration.
+
+`python -m tests.support.public_words` writes them to tests/data/public_words.txt.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import typer
+
+from router import cli
+from router.settings import Settings
+from tests.support.paths import ROOT
+
+FILE: Final = ROOT / "tests" / "data" / "public_words.txt"
+
+_METRIC: Final = re.compile(r"(llm|roundhouse)_[a-z0-9_]+")
+_HEADER: Final = re.compile(r"x-[a-z-]+", re.IGNORECASE)
+_KEY: Final = re.compile(r"^ +(rh:1:\S+)", re.MULTILINE)
+
+
+def public_words() -> set[str]:
+    """Each with its kind: `metric llm_requests_total`."""
+    words = {*_settings(Settings, "setting "), *_commands(typer.main.get_command(cli.app), "command roundhouse")}
+    for path in sorted((ROOT / "router").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            words |= set(_words_of_node(node))
+        if path.name == "access_log.py":
+            words |= set(_log_fields(tree))
+    errors = ast.parse((ROOT / "router" / "errors.py").read_text())
+    words |= {f"error {value}" for value in _constants(errors)}
+    keys = (ROOT / "router" / "core" / "cache" / "redis_keys.py").read_text()
+    return words | {f"key {key}" for key in _KEY.findall(keys)}
+
+
+def read_words() -> set[str]:
+    return set(FILE.read_text().splitlines())
+
+
+def _settings(table: type[msgspec.Struct], prefix: str) -> Iterator[str]:
+    for field in msgspec.structs.fields(table):
+        yield f"{prefix}{field.encode_name}"
+        for nested in _tables_in(field.type):
+            yield from _settings(nested, f"{prefix}{field.encode_name}.")
+
+
+def _tables_in(type_: Any) -> Iterator[type[msgspec.Struct]]:
+    if isinstance(type_, type) and issubclass(type_, msgspec.Struct):
+        yield type_
+    for argument in getattr(type_, "__args__", ()):
+        yield from _tables_in(argument)
+
+
+def _commands(command: Any, name: str) -> Iterator[str]:
+    """`command`: one of typer, which has a click of its own."""
+    yield name
+    for parameter in command.params:
+        for option in (*parameter.opts, *parameter.secondary_opts):
+            yield f"{name} {option}"
+    for child in getattr(command, "commands", {}).values():
+        yield from _commands(child, f"{name} {child.name}")
+
+
+def _words_of_node(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.keyword) and node.arg == "code" and (code := _text(node.value)) is not None:
+        yield f"error {code}"
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+        text = node.value if isinstance(node.value, str) else node.value.decode("latin-1")
+        if _METRIC.fullmatch(text):
+            yield f"metric {text}"
+        if _HEADER.fullmatch(text):
+            yield f"header {text.lower()}"
+
+
+def _log_fields(tree: ast.Module) -> Iterator[str]:
+    facts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple)]
+    return (f"log {name}" for fact in facts if (name := _text(fact.elts[0])) is not None)
+
+
+def _constants(tree: ast.Module) -> Iterator[str]:
+    values = [_text(node.value) for node in tree.body if isinstance(node, ast.AnnAssign)]
+    return (value for value in values if value is not None)
+
+
+def _text(node: ast.AST | None) -> str | None:
+    """The value of a constant string."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
+    target.write_text("".join(f"{word}\n" for word in sorted(public_words())))
