@@ -15,12 +15,13 @@ from router.api.response_headers import JSON_CONTENT_TYPE, RawHeaders, ResponseH
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl, parse_cache_control
 from router.core.endpoints.endpoint import Endpoint, FileUpload
 from router.core.endpoints.error_envelope import BrokenStream
+from router.core.quota.rate_limit import rate_limit_headers
 from router.core.routing.affinity import SESSION_ID
 from router.core.routing.max_ttft import parse_max_ttft
 from router.core.trace_context import traceparent_of, tracestate_of
 from router.errors import ENGINE_LOST, ApiError, internal_error, unavailable
 from router.flow.body_budget import BodyAllocation, BodyBudget
-from router.flow.caller import Caller
+from router.flow.caller import NO_HEARTBEAT, Caller
 from router.flow.exchange import Exchange, new_request_id
 from router.flow.gateway import Gateway
 from router.flow.response_delivery import ResponseDelivery
@@ -112,13 +113,13 @@ class InferenceEndpoint:
                 exchange.outcome = "left"
             else:  # uvicorn cancels what is left at the end of the grace period
                 client.ignore_disconnect()
-                await self._abort_on_shutdown(exchange, client, send)
+                await self._abort_on_shutdown(exchange, caller, client)
         finally:
             # Every end of a request passes here. The generation holds the body separately, since it may outlive this.
             caller.heartbeat.stop()
+            caller.heartbeat = NO_HEARTBEAT  # it refers to the caller
             caller.body_allocation.release()
-            if exchange.permit is not None:
-                exchange.permit.release()
+            caller.reservation.release()
             ended_at = time.perf_counter()
             self._telemetry.record(exchange, ended_at)
             if tracer is not None:
@@ -136,35 +137,37 @@ class InferenceEndpoint:
             caller.max_ttft = _max_ttft(headers)
             if self._limits.has_limits(exchange.tenant):
                 # Before the body is read: an exceeded limit costs no memory.
-                exchange.permit = await self._limits.reserve(exchange.tenant)
-                exchange.permit.raise_if_exceeded()
+                caller.reservation = reservation = await self._limits.reserve(exchange.tenant)
+                exchange.limit_headers = header_lines(rate_limit_headers(reservation.quota, reservation.status))
+                reservation.raise_if_exceeded()
             body = await read_body(headers, receive, self._max_body, caller.body_allocation)
             response = await self._gateway.handle(exchange, cache_control, body, caller)
         except ApiError as refusal:
             client.ignore_disconnect()
-            await self._send_api_error(exchange, refusal, client, send)
+            await self._send_api_error(exchange, refusal, caller, client)
         except ClientDisconnectedError:
             exchange.outcome = "left"
         except Exception as error:
             # The last line of defence: the server logs it, and the client gets an error without a traceback.
             client.ignore_disconnect()
-            await self._send_api_error(exchange, internal_error(), client, send)
+            await self._send_api_error(exchange, internal_error(), caller, client)
             raise error  # noqa: TRY201 - compiled, a `raise` without it can lose the error after an `await`
         else:
-            is_started, exchange.status = exchange.status != 0, 200
+            exchange.status = 200
             if isinstance(response, ResponseDelivery):
-                await self._send_stream(exchange, response, caller, client, is_started=is_started)
-            elif is_started:
+                await self._send_stream(exchange, response, caller, client)
+            elif caller.has_begun:
                 await send({"type": "http.response.body", "body": response.body})
             else:
                 client.start_response(200, self._response_headers.render(exchange), len(response.body))
+                caller.has_begun = True
                 await send({"type": "http.response.body", "body": response.body})
 
     async def _send_api_error(
-        self, exchange: Exchange, error: ApiError, client: ClientConnection, send: AsgiSend
+        self, exchange: Exchange, error: ApiError, caller: Caller, client: ClientConnection
     ) -> None:
-        if exchange.status != 0:  # it has been waiting in a stream
-            await self._send_error_event(exchange, error, send)
+        if caller.has_begun:  # it has been waiting in a stream
+            await self._send_error_event(exchange, error, caller.send)
             return
         exchange.status = error.status
         exchange.outcome = "refused"
@@ -173,14 +176,15 @@ class InferenceEndpoint:
         client.start_response(
             error.status, self._response_headers.render(exchange) + header_lines(_error_headers(error)), len(body)
         )
-        await send({"type": "http.response.body", "body": body})
+        caller.has_begun = True
+        await caller.send({"type": "http.response.body", "body": body})
 
-    async def _abort_on_shutdown(self, exchange: Exchange, client: ClientConnection, send: AsgiSend) -> None:
+    async def _abort_on_shutdown(self, exchange: Exchange, caller: Caller, client: ClientConnection) -> None:
         """Sends the end of the response if there is room for it; see _SHUTDOWN_SEND_TIMEOUT."""
         error = unavailable("The router is shutting down.", code="stopping")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SHUTDOWN_SEND_TIMEOUT):
-                await self._send_api_error(exchange, error, client, send)
+                await self._send_api_error(exchange, error, caller, client)
 
     async def _send_error_event(self, exchange: Exchange, error: ApiError, send: AsgiSend) -> None:
         """Ends a response that has begun."""
@@ -191,12 +195,12 @@ class InferenceEndpoint:
             await send({"type": "http.response.body", "body": self._endpoint.errors.frame(error, stream)})
 
     async def _send_stream(
-        self, exchange: Exchange, delivery: ResponseDelivery, caller: Caller, client: ClientConnection, *,
-        is_started: bool,
-    ) -> None:  # fmt: skip
+        self, exchange: Exchange, delivery: ResponseDelivery, caller: Caller, client: ClientConnection
+    ) -> None:
         try:
-            if not is_started:
+            if not caller.has_begun:
                 client.start_response(200, self._response_headers.render(exchange), None)
+                caller.has_begun = True
             caller.heartbeat.follow(delivery.position)
             while not delivery.finished:
                 data = await delivery.read(client.try_send)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Final
 
-from router.core.quota.rate_limit import rate_limit_headers as limit_headers
 from router.core.types import CacheStatus
 from router.flow.exchange import Exchange
 from router.flow.request_kind import ResponseKind, response_facts, response_kind
@@ -48,9 +47,7 @@ class ResponseHeaders:
         if exchange.age is not None:
             values += (exchange.ttl, exchange.age)
         lines = template % values
-        if exchange.permit is not None:
-            # These numbers differ for every response, so they are in no template.
-            lines += header_lines(limit_headers(exchange.permit.quota, exchange.permit.status))
+        lines += exchange.limit_headers  # they differ for every response, so they are in no template
         # Of a hit, `generation` is None; of a failure, `engine` is.
         if exchange.generation is not None and exchange.engine is not None and exchange.generation.prompt.choice:
             lines += b"x-engine-reason: %b\r\n" % exchange.generation.prompt.choice.encode()

@@ -6,6 +6,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from router.flow.body_budget import BodyAllocation
+from router.shared.rate_limits import NO_RESERVATION, Reservation
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 """Sends a part of the response, as ASGI's `send`."""
@@ -57,6 +58,8 @@ class Caller(msgspec.Struct, kw_only=True, eq=False):
     - `max_ttft`: its X-Max-TTFT in seconds.
     - `prefer`: its `Prefer`, empty without one and where no request waits for an engine to start.
     - `heartbeat`: of a stream that is not served from the cache; to be stopped at the end of the request.
+    - `reservation`: of a tenant with limits; to be released at the end of the request.
+    - `has_begun`: it has got the head of the response.
     """
 
     connection: ClientOfRequest
@@ -65,3 +68,5 @@ class Caller(msgspec.Struct, kw_only=True, eq=False):
     max_ttft: float | None = None
     prefer: bytes = b""
     heartbeat: RunningHeartbeat = NO_HEARTBEAT
+    reservation: Reservation = NO_RESERVATION
+    has_begun: bool = False

@@ -13,7 +13,6 @@ from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Task
 from router.flow.attempts.routed_prompt import UNROUTED, RoutedPrompt
 from router.flow.request_trace import GenerationTrace, RequestTrace
 from router.flow.result import LOST
-from router.shared.rate_limits import Reservation
 from router.upstream.adapters import Adapter
 from router.upstream.energy import EnergyReading
 
@@ -172,7 +171,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     - `session_id`: the client's X-Session-ID.
     - `form_type`: the request's Content-Type at an endpoint that takes a form; None at the others.
     - `media_type`: the Content-Type of a response that is neither JSON nor a stream; else None.
-    - `permit`: the reservation of a tenant with limits.
+    - `limit_headers`: the header lines of a tenant with limits.
     - `generation_ms`: how long the engine took for the response, which may not have been generated for this request.
     - `age`, and `ttl` (the remaining time to live), are in whole seconds.
     - `generation`: the last one that it waited for, its own or another request's.
@@ -195,7 +194,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     media_type: str | None = None
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None
-    permit: Reservation | None = None
+    limit_headers: bytes = b""
     model: str | None = None
     task: Task | None = None
     engine: str | None = None

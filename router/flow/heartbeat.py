@@ -57,15 +57,13 @@ class Heartbeat:
     """
 
     __slots__ = (
-        "_client", "_exchange", "_model", "_position", "_seen", "_send", "_sent_at", "_shared", "_task", "_timer",
-        "_waits",
+        "_caller", "_exchange", "_model", "_position", "_seen", "_sent_at", "_shared", "_task", "_timer", "_waits",
     )  # fmt: skip
 
     def __init__(self, shared: Heartbeats, exchange: Exchange, caller: Caller) -> None:
         self._shared = shared
         self._exchange = exchange
-        self._client = caller.connection
-        self._send = caller.send
+        self._caller = caller
         self._model = ""
         self._waits: Callable[[], bool] | None = None
         self._position: Callable[[], int] | None = None
@@ -91,8 +89,8 @@ class Heartbeat:
 
     def pass_comments(self, comments: bytes) -> None:
         """Of an engine; the stream has no token yet. They are dropped if the response has not begun."""
-        if self._exchange.status:
-            self._client.try_send(comments)
+        if self._caller.has_begun:
+            self._caller.connection.try_send(comments)
             self._sent_at = asyncio.get_running_loop().time()
 
     def stop(self) -> None:
@@ -130,15 +128,15 @@ class Heartbeat:
 
     def _beat(self, comment: bytes, now: float) -> None:
         self._sent_at = now
-        if self._exchange.status:
+        if self._caller.has_begun:
             # A client that does not read has bytes to read: then nothing is sent.
-            self._client.try_send(comment)
+            self._caller.connection.try_send(comment)
         elif self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._start_response(comment))
 
     async def _start_response(self, comment: bytes) -> None:
-        exchange = self._exchange
-        if exchange.status == 0:  # else the response has begun since the task was created
-            exchange.status = 200
-            self._client.start_response(200, self._shared.render(exchange), None)
-            await self._send({"type": "http.response.body", "body": comment, "more_body": True})
+        exchange, caller = self._exchange, self._caller
+        if not caller.has_begun:  # else the response has begun since the task was created
+            exchange.status, caller.has_begun = 200, True
+            caller.connection.start_response(200, self._shared.render(exchange), None)
+            await caller.send({"type": "http.response.body", "body": comment, "more_body": True})

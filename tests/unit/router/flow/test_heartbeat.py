@@ -101,7 +101,7 @@ def test_a_first_token_that_comes_before_the_task_of_the_comment_runs_begins_the
         create_task = client.loop.create_task
 
         def create_late(task: Any, **options: Any) -> Any:
-            client.exchange.status = 200  # what the request's task does at the first token
+            client.caller.has_begun = True  # what the request's task does at the first token
             return create_task(task, **options)
 
         client.loop.create_task = create_late  # type: ignore[method-assign, assignment]  # has what is used
@@ -117,7 +117,7 @@ def test_after_the_first_token_silence_is_noticed_without_any_cost_for_a_chunk(c
         chunks += 1
 
     def first_token() -> None:
-        client.exchange.status, client.started = 200, True
+        client.caller.has_begun = client.started = True
         chunk()
         client.caller.heartbeat.follow(lambda: chunks)
 
