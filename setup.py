@@ -41,6 +41,7 @@ MODULES: Final = {
     "router/flow": [
         "body_budget",
         "cache_lookup",
+        "caller",
         "gateway",
         "generation",
         "heartbeat",
@@ -53,6 +54,7 @@ MODULES: Final = {
         "admission",
         "candidates",
         "dispatch",
+        "dispatch_errors",
         "engine_attempts",
         "engine_health",
         "engine_request",

@@ -96,7 +96,7 @@ class InferenceEndpoint:
             exchange.form_type = b",".join([value for name, value in scope["headers"] if name == b"content-type"])
         client: ClientConnection = scope["extensions"][CLIENT_EXTENSION]
         allocation = BodyAllocation(self._body_budget, self._max_bodies)
-        caller = Caller(connection=client, send=send, body_allocation=allocation)
+        caller = Caller(client, send, allocation)
         if self._waits_for_start:
             caller.prefer = b",".join([value for name, value in headers if name == b"prefer"])
         tracer = self._tracer

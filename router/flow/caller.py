@@ -3,10 +3,8 @@
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Protocol
 
-import msgspec
-
 from router.flow.body_budget import BodyAllocation
-from router.shared.rate_limits import NO_RESERVATION, Reservation
+from router.shared.rate_limits import NO_RESERVATION
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 """Sends a part of the response, as ASGI's `send`."""
@@ -25,17 +23,10 @@ class ClientOfRequest(Protocol):
         """Sends a part of a started response; False if it cannot be sent now. See ClientConnection."""
 
 
-class RunningHeartbeat(Protocol):
-    """See router.flow.heartbeat."""
+class RunningHeartbeat:
+    """Of a response that is no stream, or comes from the cache: it does nothing. See router.flow.heartbeat."""
 
-    def expect_start(self, model: str, waits: Callable[[], bool]) -> None: ...
-    def pass_comments(self, comments: bytes) -> None: ...
-    def follow(self, position: Callable[[], int]) -> None: ...
-    def stop(self) -> None: ...
-
-
-class NoHeartbeat:
-    """Of a response that is no stream, or comes from the cache."""
+    __slots__ = ()
 
     def expect_start(self, model: str, waits: Callable[[], bool]) -> None:
         pass
@@ -50,23 +41,28 @@ class NoHeartbeat:
         pass
 
 
-NO_HEARTBEAT: Final[RunningHeartbeat] = NoHeartbeat()
+NO_HEARTBEAT: Final = RunningHeartbeat()
 
 
-class Caller(msgspec.Struct, kw_only=True, eq=False):
-    """- `body_allocation`: the memory that the body is counted for.
-    - `max_ttft`: its X-Max-TTFT in seconds.
+class Caller:
+    """- `max_ttft`: its X-Max-TTFT in seconds.
     - `prefer`: its `Prefer`, empty without one and where no request waits for an engine to start.
     - `heartbeat`: of a stream that is not served from the cache; to be stopped at the end of the request.
     - `reservation`: of a tenant with limits; to be released at the end of the request.
     - `has_begun`: it has got the head of the response.
     """
 
-    connection: ClientOfRequest
-    send: Send
-    body_allocation: BodyAllocation
-    max_ttft: float | None = None
-    prefer: bytes = b""
-    heartbeat: RunningHeartbeat = NO_HEARTBEAT
-    reservation: Reservation = NO_RESERVATION
-    has_begun: bool = False
+    __slots__ = (
+        "body_allocation", "connection", "has_begun", "heartbeat", "max_ttft", "prefer", "reservation", "send",
+    )  # fmt: skip
+
+    def __init__(self, connection: ClientOfRequest, send: Send, body_allocation: BodyAllocation) -> None:
+        """`body_allocation`: the memory that the body is counted for."""
+        self.connection = connection
+        self.send = send
+        self.body_allocation = body_allocation
+        self.max_ttft: float | None = None
+        self.prefer = b""
+        self.heartbeat = NO_HEARTBEAT
+        self.reservation = NO_RESERVATION
+        self.has_begun = False

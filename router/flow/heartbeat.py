@@ -44,7 +44,7 @@ class Heartbeats:
         return self._render_headers(exchange)
 
 
-class Heartbeat:
+class Heartbeat(RunningHeartbeat):
     """Sends comments to the client of one stream.
 
     - Before the first token, one after each `interval` of silence. From the first on, the exchange has its status.

@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from types import TracebackType
@@ -55,7 +55,9 @@ class EngineHealth:
 
     def attempts(self, engines: Sequence[Engine]) -> Attempts[Engine]:
         """Those of a request; the engines of each model stand together."""
-        models = (list(group) for _, group in groupby(engines, key=attrgetter("model")))
+        models: Iterable[Sequence[Engine]] = (engines,)
+        if engines and engines[0].model != engines[-1].model:
+            models = (list(group) for _, group in groupby(engines, key=attrgetter("model")))
         return Attempts(models, self._ranked, self._is_blocked)
 
     def _ranked(self, engines: Sequence[Engine]) -> Sequence[Engine]:

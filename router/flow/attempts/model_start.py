@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from router.flow.attempts.wait_plan import WaitPlan
 from router.flow.attempts.waking import Waking
@@ -10,52 +10,41 @@ from router.flow.caller import RunningHeartbeat
 from router.flow.sharing.inflight import InFlightRequest
 
 
-class ModelStart(Protocol):
-    """- `plan`: how the request waits; None if it does not.
-    - `is_shareable`: whether it may wait together with equal requests.
+class ModelStart:
+    """Of a request that does not wait.
+
+    - `plan`: how the request waits; None if it does not.
     """
 
-    plan: WaitPlan | None
+    plan: WaitPlan | None = None
 
     @property
-    def is_shareable(self) -> bool: ...
+    def is_shareable(self) -> bool:
+        """Whether it may wait together with equal requests."""
+        return True
 
     def has_engines(self, models: Sequence[str]) -> bool:
         """False: none of these models has an engine yet, and one may come."""
+        return True
 
     def must_wait(self) -> bool:
         """Whether only the start of an engine lets the request be answered as it should be, now."""
+        return False
 
     def show_in(self, heartbeat: RunningHeartbeat, inflight: InFlightRequest, *, must_wait: bool) -> None:
         """Lets the comments of a stream say that it waits. `must_wait`: as of now."""
 
 
-class NoStart:
-    """Of a request that does not wait."""
-
-    plan: WaitPlan | None = None
-    is_shareable = True
-
-    def has_engines(self, models: Sequence[str]) -> bool:
-        return True
-
-    def must_wait(self) -> bool:
-        return False
-
-    def show_in(self, heartbeat: RunningHeartbeat, inflight: InFlightRequest, *, must_wait: bool) -> None:
-        pass
+NO_START: Final = ModelStart()
 
 
-NO_START: Final = NoStart()
-
-
-class AwaitedStart:
+class AwaitedStart(ModelStart):
     """Of a request that may wait, by its plan."""
 
     def __init__(self, waking: Waking, plan: WaitPlan) -> None:
         self._waking = waking
         self._plan = plan
-        self.plan: WaitPlan | None = plan
+        self.plan = plan
 
     @property
     def is_shareable(self) -> bool:

@@ -24,7 +24,7 @@ class Client:
         self.started = False
         self.exchange = Exchange(endpoint=CHAT, request_id="1", started_at=0.0, stream=True)
         allocation = BodyAllocation(BodyBudget(), 0)
-        self.caller = Caller(connection=self, send=self.send, body_allocation=allocation)
+        self.caller = Caller(self, self.send, allocation)
 
     def cancel_on_disconnect(self) -> None:
         pass
