@@ -167,7 +167,7 @@ class Gateway:
             )  # fmt: skip
             start.show_in(caller.heartbeat, inflight, must_wait=must_wait)
             try:
-                return await self._deliver(exchange, parsed, inflight, delivery, is_new=is_new)
+                return self._response(exchange, inflight, delivery, await delivery.start(), is_new=is_new)
             except RetryRequest as retry:
                 retry_after = retry.retry_after or retry_after
             if share and not isinstance(lookup, Bypass):
@@ -218,16 +218,11 @@ class Gateway:
             return None
         return max(_MIN_QUEUE_TIME, self._queue_timeout - (time.perf_counter() - started_at))
 
-    async def _deliver(
-        self, exchange: Exchange, parsed: ParsedRequest, inflight: InFlightRequest, delivery: ResponseDelivery, *,
+    def _response(
+        self, exchange: Exchange, inflight: InFlightRequest, delivery: ResponseDelivery, body: bytes | None, *,
         is_new: bool,
     ) -> GatewayResponse:  # fmt: skip
-        """Raises ApiError or RetryRequest."""
-        try:
-            body = await delivery.start()
-        except BaseException:
-            delivery.close()
-            raise
+        """`body`: the full response, None if it is a stream in progress."""
         # Another process may lead it although this request started it here.
         if not (is_new and inflight.is_leader):
             exchange.cache_status, exchange.miss_reason = CacheStatus.COALESCED, None
@@ -236,7 +231,7 @@ class Gateway:
         if body is None:
             return delivery
         delivery.close()
-        return FullResponse(body, parsed.request.stream)
+        return FullResponse(body, exchange.stream)
 
     def _new_record(self, exchange: Exchange, parsed: ParsedRequest, prompt: RoutedPrompt) -> GenerationRecord:
         # Engines get the request id only if the router has made it and no earlier attempt of this request has used it.

@@ -41,7 +41,7 @@ class ResponseDelivery:
     """The response of an in-flight request to one client.
 
     - `start` waits for the first token, or for the end where the client wants JSON. It returns the full response if
-      there is one. Raises the ApiError with which the generation ended, or RetryRequest.
+      there is one. Raises the ApiError with which the generation ended, or RetryRequest; then it is closed.
     - `read` then returns the stream piece by piece; with the last piece, `finished` is set. A generation that fails
       after its first token ends with one error event and no `[DONE]`. For `try_send`, see Subscriber.
     - `close` must be called when the client needs nothing more; when the last client leaves, the engine is freed.
@@ -74,12 +74,21 @@ class ResponseDelivery:
         self.finished = False
 
     async def start(self) -> bytes | None:
+        try:
+            if self._queue_time is not None:
+                await self._wait_in_queue(self._queue_time)
+            await self._subscriber.wait_until_started(needs_end=not self._request.stream)
+            return self._beginning()
+        except BaseException:
+            self.close()
+            raise
+
+    def _beginning(self) -> bytes | None:
+        """What `start` returns or raises once there is data or a result, which shows the form of the response.
+
+        Another process may lead it for a JSON client, and then there are no frames, only a result.
+        """
         inflight = self._inflight
-        # The form of the response is known once there is data or a result: another process may lead it for a JSON
-        # client, and then there are no frames, only a result.
-        if self._queue_time is not None:
-            await self._wait_in_queue(self._queue_time)
-        await self._subscriber.wait_until_started(needs_end=not self._request.stream)
         if self._subscriber.overrun and inflight.result is None and not self._request.stream:
             # It waits for the end, and the frames have grown beyond what is buffered for it. A retry does not join.
             raise RetryRequest
