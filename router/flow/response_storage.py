@@ -52,13 +52,14 @@ class ResponseStorage:
             if isinstance(recorded, NotStoredReason):
                 self._seen_keys.add_not_stored(parsed.part_hashes)
                 return
-            assert record.engine is not None
+            engine = record.attempt.engine
+            assert engine is not None
             entry = Entry(
                 digest=parsed.key.digest,
                 body=recorded.body,
                 stream=recorded.stream,
                 model=parsed.model.name,
-                engine=record.engine,
+                engine=engine,
                 task=record.task,
                 created=int(1000 * self._clock()) / 1000,
                 ttl=lifetime,

@@ -236,3 +236,14 @@ async def test_a_pause_without_requests_says_nothing_of_when_a_slot_will_be_free
     assert waiting.status == 200
     assert waiting.ttft < 30
     assert (await busy).status == 200
+
+
+@scenario
+async def test_an_engine_that_was_slow_once_is_tried_again_after_minutes(world: World) -> None:
+    router, engines = await start(world, a="llama")
+    await engines["a"].set_faults({"fault": "ttft", "ms": 8000, "times": 1})
+    await learn(router, 1)
+    assert (await ask(router, text("sea"), "3s")).status == 429
+    await asyncio.sleep(240)
+    assert (await ask(router, text("sea"), "3s")).status == 200
+    assert (await ask(router, text("river"), "3s")).status == 200

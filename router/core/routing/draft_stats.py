@@ -30,7 +30,7 @@ from router.core.routing.answer_time import (
 )
 from router.core.routing.counted_steps import CountedSteps, SpeculationCounters
 from router.core.routing.score_bins import BINS, bins_of, task_of
-from router.core.routing.speeds import MIN_GENERATIONS, DecayingSpeeds, SpeedEstimate
+from router.core.routing.speeds import MAX_GAP, MIN_GENERATIONS, DecayingSpeeds, SpeedEstimate
 from router.core.routing.step_rates import CLOSEST_LEVELS, MAX_LEVEL, StepRates, load_level
 from router.core.types import Task
 
@@ -137,7 +137,8 @@ class DraftStats:
         if done.tokens >= _MIN_ANSWER_TOKENS and done.seconds > 0 and done.choices == 1:
             key = done.family, task_of(done.bin_)
             self._speeds.setdefault(key, DecayingSpeeds()).add(done.tokens / done.seconds, now)
-            self._speeds_by_level.setdefault((*key, done.level), DecayingSpeeds()).add(done.tokens / done.seconds, now)
+            at_level = self._speeds_by_level.setdefault((*key, done.level), DecayingSpeeds(max_gap=MAX_GAP))
+            at_level.add(done.tokens / done.seconds, now)
             if done.steps is not None:
                 self._step_rates.add(done.family, done.level, done.steps / done.seconds, now)
 

@@ -190,6 +190,11 @@ class EnginePrefill:
             return fastest
         return fastest + (measured - fastest) * exp(min(0.0, self._measured_at - now) / _RATE_FADING)
 
+    def forecast_rate(self, rate: float, now: float) -> float:
+        """The seconds per token for a promise. What was measured fades: a refused request measures nothing."""
+        share = exp(min(0.0, self._measured_at - now) / _RATE_FADING)
+        return min(rate, DEFAULT_SECONDS_PER_TOKEN + (rate - DEFAULT_SECONDS_PER_TOKEN) * share)
+
     @property
     def token_bytes(self) -> float:
         if not self._prompt_tokens:

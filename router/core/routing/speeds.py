@@ -1,6 +1,6 @@
 """Estimates speeds by the clock: decaying geometric means with standard errors."""
 
-from math import hypot, log, sqrt
+from math import hypot, inf, log, sqrt
 from typing import Final, NamedTuple
 
 HALF_LIFE: Final = 600.0
@@ -8,6 +8,13 @@ HALF_LIFE: Final = 600.0
 
 MIN_GENERATIONS: Final = 12.0
 """Total weight of generations from which on a speed is known; a new generation has weight 1."""
+
+MAX_GAP: Final = 300.0
+"""Seconds without a measurement after which a speed by which engines are chosen is unknown.
+
+An engine that was slow gets no requests that could show that it is not any more; the weight of thousands of them lasts
+for more than an hour.
+"""
 
 _STANDARD_ERRORS: Final = 2.0  # by how many standard errors speeds must differ, so that it is not chance
 
@@ -32,13 +39,15 @@ class SpeedEstimate(NamedTuple):
 class DecayingSpeeds:
     """Decaying statistics of speeds, as logarithms: a stalled generation must not outweigh all others.
 
-    `now` is in seconds of one monotonic clock, and `half_life` in seconds.
+    `now` is in seconds of one monotonic clock, and so are `half_life` and `max_gap`: without a measurement for longer,
+    all earlier ones are forgotten.
     """
 
-    __slots__ = ("_count", "_half_life", "_squares", "_sum", "_updated_at")
+    __slots__ = ("_count", "_half_life", "_max_gap", "_squares", "_sum", "_updated_at")
 
-    def __init__(self, half_life: float = HALF_LIFE) -> None:
+    def __init__(self, half_life: float = HALF_LIFE, max_gap: float = inf) -> None:
         self._half_life = half_life
+        self._max_gap = max_gap
         self._count = self._sum = self._squares = 0.0
         self._updated_at = 0.0
 
@@ -61,4 +70,5 @@ class DecayingSpeeds:
         return SpeedEstimate(mean, sqrt(max(0.0, self._squares / self._count - mean * mean) / count))
 
     def _remaining_share(self, now: float) -> float:
-        return float(0.5 ** (max(0.0, now - self._updated_at) / self._half_life))
+        gap = max(0.0, now - self._updated_at)
+        return float(0.5 ** (gap / self._half_life)) if gap <= self._max_gap else 0.0

@@ -11,7 +11,7 @@ does also pays at a lower one.
 from typing import Final
 
 from router.core.routing.acceptance import TokensPerStep
-from router.core.routing.speeds import DecayingSpeeds, SpeedEstimate
+from router.core.routing.speeds import MAX_GAP, DecayingSpeeds, SpeedEstimate
 
 MAX_LEVEL: Final = 10
 """The level of all loads from 512 on."""
@@ -40,7 +40,8 @@ class StepRates:
 
     def add(self, family: str, level: int, steps_per_second: float, now: float) -> None:
         self._rates.setdefault(family, DecayingSpeeds()).add(steps_per_second, now)
-        self._recent_rates_by_level.setdefault((family, level), DecayingSpeeds()).add(steps_per_second, now)
+        recent = self._recent_rates_by_level.setdefault((family, level), DecayingSpeeds(max_gap=MAX_GAP))
+        recent.add(steps_per_second, now)
         at_level = self._rates_by_level.setdefault((family, level), DecayingSpeeds(_HALF_LIFE_AT_A_LOAD))
         at_level.add(steps_per_second, now)
 

@@ -291,11 +291,12 @@ class EngineSelector:
     # -- measurements -------------------------------------------------------------------------------------------------
 
     def record_generation(self, record: GenerationRecord) -> None:
-        if record.engine is None or record.error_reason is not None or record.dispatched_at is None:
+        name = record.attempt.engine
+        if name is None or record.error_reason is not None or record.dispatched_at is None:
             return
         if record.failed_attempts:
             return  # its duration includes the failed attempts at other engines
-        engine, now, speculation = self._catalog.engines[record.engine], self._clock(), record.speculation
+        engine, now, speculation = self._catalog.engines[name], self._clock(), record.speculation
         self._draft_stats.record_generation(
             MeasuredGeneration(
                 engine=engine.name,

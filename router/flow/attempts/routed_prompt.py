@@ -146,10 +146,11 @@ class ChainedPrompt:
         return self._estimates[engine.id]
 
     def forecast_at(self, engine: Engine, now: float, *, slot_wait: float) -> Forecast:
-        estimate = self.estimate_at(engine, now)
-        if estimate is None or self._prefills.of(engine.id).measured_seconds_per_token is None:
+        estimate, prefill = self.estimate_at(engine, now), self._prefills.of(engine.id)
+        if estimate is None or prefill.measured_seconds_per_token is None:
             return UNKNOWN
-        return Forecast(max(slot_wait, estimate.queue), estimate.seconds_per_token * estimate.uncached_tokens)
+        rate = prefill.forecast_rate(estimate.seconds_per_token, now)
+        return Forecast(max(slot_wait, estimate.queue), rate * estimate.uncached_tokens)
 
     def _load(self, engine: EngineSnapshot) -> EngineLoad:
         # The engine's own count of others' requests is as old as the last probe.

@@ -8,7 +8,7 @@ from router.core.endpoints.endpoint import InferenceRequest
 from router.core.routing.answer_time import FamilyLoad
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.routing.draft_stats import DraftStats, MeasuredGeneration, unsupported_fields
-from router.core.routing.speeds import HALF_LIFE, MIN_GENERATIONS
+from router.core.routing.speeds import HALF_LIFE, MAX_GAP, MIN_GENERATIONS
 from router.core.types import Task
 from tests.support.factories import chat, completion, embeddings, messages, responses
 
@@ -192,6 +192,24 @@ def test_no_engine_is_expected_to_be_faster_with_more_load() -> None:
     generate(seen, "slow", 5, level=1)
     seconds = answer(seen, drafted("fast", load=8), drafted("slow", load=8))
     assert seconds["slow"] > 5 * seconds["fast"]
+
+
+def test_a_better_draft_that_was_slow_at_many_requests_is_tried_again_after_minutes_and_is_then_what_it_is() -> None:
+    seen = DraftStats()
+    generate(seen, "a", 40, level=3, times=2000, **draft(3))
+    generate(seen, "b", 100, level=3, times=2000, **draft(2.5))
+
+    def others_keep_using_b(now: float) -> dict[str, float]:
+        generate(seen, "b", 100, level=3, now=now, **draft(2.5))
+        return answer(seen, drafted("a"), drafted("b", load=5), now=now)
+
+    seconds = others_keep_using_b(MAX_GAP)
+    assert seconds["a"] > seconds["b"]
+    seconds = others_keep_using_b(MAX_GAP + 1)
+    assert seconds["a"] <= seconds["b"]
+    generate(seen, "a", 120, level=1, times=int(MIN_GENERATIONS), now=MAX_GAP + 2, **draft(3))
+    seconds = others_keep_using_b(MAX_GAP + 3)
+    assert seconds["a"] < 0.9 * seconds["b"]
 
 
 @pytest.mark.parametrize(("plain_speed", "pays"), [(60, True), (150, False)])
