@@ -28,9 +28,10 @@ def write_plot(path: Path, results: Sequence[Figures], changes: dict[str, Sequen
             panel.plot(list(line), [share * 100 for share in line.values()], label=policy)
         for change in changes.get(workload, ()):
             panel.axvline(change.at, color="grey", linestyle=":")
-            panel.annotate(change.label.partition(" at ")[0], (change.at, 2), rotation=90, fontsize=7)
-        panel.set(title=workload, xlabel="seconds", ylabel="prompt tokens found (%)", ylim=(0, 100))
-        panel.legend(fontsize=7)
+            label = change.label.partition(" at ")[0]
+            panel.annotate(label, (change.at, 2), (3, 0), textcoords="offset points", rotation=90, fontsize=7)
+        panel.set(title=workload, xlabel="seconds", ylabel="prompt tokens found (%)", xlim=(0, None), ylim=(0, 100))
+        panel.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))  # beside the lines, not on them
     figure.savefig(path, dpi=120)
 
 
