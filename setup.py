@@ -19,9 +19,9 @@ MODULES: Final = {
     "router/api": ["auth", "inference", "response_headers"],
     "router/core": ["json_values"],
     "router/core/cache": ["key_derivation", "miss_reason", "redis_keys"],
-    "router/core/endpoints": [
+    "router/core/endpoints": ["chat_body"],
+    "router/core/endpoints/recording": [
         "answer_shapes",
-        "chat_body",
         "choices",
         "choices_recorder",
         "delta_merge",
@@ -34,8 +34,8 @@ MODULES: Final = {
         "stream_encoding",
         "token_ids",
         "typed_events",
-        "workload",
     ],
+    "router/core/endpoints/requests": ["workload"],
     "router/core/quota": ["fair_queue"],
     "router/core/resilience": ["attempts"],
     "router/flow": [

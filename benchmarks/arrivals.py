@@ -11,7 +11,7 @@ from itertools import accumulate
 from random import Random
 from typing import Final, NamedTuple
 
-from router.units import Seconds, parse_quantity
+from router.settings.units import Seconds, parse_quantity
 
 MAX_PROMPTS: Final = 10_000_000
 """Different prompts of a Zipf distribution; each takes 8 bytes."""

@@ -4,7 +4,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Final
 
-from router.core.endpoints import sse
+from router.core.endpoints.recording import sse
 
 DISTRIBUTION: Final = "roundhouse-router"
 """Its name on a package index; the command and the import packages have shorter ones."""

@@ -82,7 +82,7 @@ def up(
 @app.command()
 def check(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False) -> None:
     """Read the configuration, connect to everything in it, and report what is wrong."""
-    from router.check import check_all
+    from router.checks.check import check_all
     from router.checks.finding import Finding, Problem, report_json, wrong
 
     def write_mistakes(mistakes: Sequence[str]) -> None:

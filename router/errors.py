@@ -1,4 +1,4 @@
-"""Errors in the shape of OpenAI's API. An endpoint of another API has a form of its own: core.endpoints.error_envelope.
+"""Errors in the shape of OpenAI's API. An endpoint of another API has a form of its own: see error_envelope.
 
 Source: https://platform.openai.com/docs/guides/error-codes; vLLM's `ErrorResponse` has the same fields.
 """

@@ -25,12 +25,12 @@ GROUPS: Final[dict[str, Group]] = {
     "chaos": Group(("tests/chaos/test_chaos.py",), ("router/", "engines/", "tests/chaos/")),
     "proxies": Group(
         ("tests/integration/test_behind_proxies.py",),
-        ("router/net/", "router/server.py", "router/serve.py", "router/supervisor.py", "router/application.py",
-         "docs/behind-a-proxy.md", "tests/support/proxies.py"),
+        ("router/net/", "router/process/server.py", "router/process/serve.py", "router/process/supervisor.py",
+         "router/process/application.py",         "docs/behind-a-proxy.md", "tests/support/proxies.py"),
     ),
     "browser": Group(
         ("tests/browser",),
-        ("router/dashboard/", "router/api/", "router/admin_app.py", "router/shared/router_snapshots.py",
+        ("router/dashboard/", "router/api/", "router/process/admin_app.py", "router/shared/router_snapshots.py",
          "tests/support/browser.py"),
     ),
     "wheels": Group(

@@ -9,11 +9,11 @@ import msgspec
 
 from router.core.cache.fingerprint import MissReason
 from router.core.cache.key_derivation import IGNORED_FIELDS
-from router.core.endpoints.recorded_response import NotStoredReason
+from router.core.endpoints.recording.recorded_response import NotStoredReason
 from router.core.types import BypassReason, CacheStatus
 from router.settings import Settings, Strict, parse
 from router.store.entry_store import WriteResult
-from router.telemetry import Telemetry
+from router.telemetry.telemetry import Telemetry
 from tests.support.offenders import assert_none
 from tests.support.paths import PAGES, ROOT
 from tests.support.redis_deployments import MINIMAL_ACL, SENTINEL_ACL

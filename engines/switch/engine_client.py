@@ -8,7 +8,7 @@ import msgspec
 
 from engines.switch.request import SwitchFailedError
 from engines.switch.shadow_report import Answer
-from router.core.endpoints.answer_text import answer_text
+from router.core.endpoints.recording.answer_text import answer_text
 
 _CHECK_TIMEOUT: Final = 60.0  # seconds; the first completion of an engine may compile kernels
 _PROBE_TIMEOUT: Final = 5.0

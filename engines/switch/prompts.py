@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.request import parse_request
+from router.core.endpoints.requests.request import parse_request
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.core.routing.prompt_chain import NO_PROMPT, PromptChain, chain_seed, prompt_chain
 from router.core.routing.warm_up import most_saving_first

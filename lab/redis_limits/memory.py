@@ -31,8 +31,8 @@ from lab.redis_limits.replay_client import count_commands, read_replies
 from lab.redis_limits.usage import cores, pin, read_usage
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.redis_keys import PURGE_LOG_KEY, hits_key
-from router.core.endpoints.recorded_response import NotStoredReason
-from router.core.endpoints.request import parse_request
+from router.core.endpoints.recording.recorded_response import NotStoredReason
+from router.core.endpoints.requests.request import parse_request
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.core.types import DEFAULT_TENANT, Entry
 from router.net.redis.commands import encode_command

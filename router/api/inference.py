@@ -14,7 +14,7 @@ from router.api.auth import Authenticator
 from router.api.response_headers import JSON_CONTENT_TYPE, RawHeaders, ResponseHeaders
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl, parse_cache_control
 from router.core.endpoints.endpoint import Endpoint, FileUpload
-from router.core.endpoints.error_envelope import BrokenStream
+from router.core.endpoints.errors.error_envelope import BrokenStream
 from router.core.quota.rate_limit import rate_limit_headers
 from router.core.routing.affinity import SESSION_ID
 from router.core.routing.max_ttft import parse_max_ttft
@@ -28,8 +28,8 @@ from router.flow.response_delivery import ResponseDelivery
 from router.net.server.client_connection import CLIENT_EXTENSION, AsgiReceive, ClientConnection
 from router.net.server.cycle import header_lines
 from router.shared.rate_limits import TenantLimits
-from router.telemetry import Telemetry
-from router.tracing.tracer import Tracer
+from router.telemetry.telemetry import Telemetry
+from router.telemetry.tracing.tracer import Tracer
 
 AsgiSend = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiScope = MutableMapping[str, Any]

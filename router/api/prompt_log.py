@@ -14,15 +14,15 @@ import msgspec
 from router.api.auth import Authenticator
 from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import split_parts
-from router.core.endpoints.answer_text import answer_text
 from router.core.endpoints.endpoint import EncodedInput, Endpoint, InferenceRequest, ScoredInput, TokenizedInput
-from router.core.endpoints.request import parse_request
-from router.core.endpoints.stream_text import stream_text
+from router.core.endpoints.recording.answer_text import answer_text
+from router.core.endpoints.recording.stream_text import stream_text
+from router.core.endpoints.requests.request import parse_request
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.errors import ApiError
-from router.log_output import with_facts
 from router.net.server.client_connection import CLIENT_EXTENSION, AsgiReceive, ClientConnection
 from router.settings import Settings
+from router.telemetry.log_output import with_facts
 
 PROMPT_LOGGER: Final = "roundhouse.prompts"
 

@@ -9,7 +9,7 @@ from router.net.client.errors import EngineError
 from router.net.client.target import RequestTarget
 from router.net.client.transport import HTTPTransport
 from router.settings import TracingSettings
-from router.tracing.otlp import traces_url
+from router.telemetry.tracing.otlp import traces_url
 
 _SETTING: Final = "tracing.endpoint"
 _REFUSED: Final = (401, 403)

@@ -7,9 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from router.addresses import is_http_url
 from router.commands.console import EXIT_USAGE, fail, load_settings
 from router.settings import DEFAULT_PATH
+from router.settings.addresses import is_http_url
 
 KEY_VARIABLE: Final = "ROUNDHOUSE_ADMIN_KEY"
 _MAX_KEY_BYTES: Final = 4096

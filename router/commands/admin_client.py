@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 import httpx
 import msgspec
 
-from router.log_output import one_line
+from router.telemetry.log_output import one_line
 
 TIMEOUT: Final = 5.0
 """Seconds for each response."""

@@ -7,9 +7,9 @@ from typing import Annotated, Final
 
 import typer
 
-from router.addresses import base_url, is_engine_url
 from router.commands.console import EXIT_USAGE, fail
 from router.settings.access_rules import is_header_value
+from router.settings.addresses import base_url, is_engine_url
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -8,7 +8,6 @@ from typing import Annotated, Final
 
 import typer
 
-from router.addresses import base_url, is_engine_url
 from router.commands.console import EXIT_USAGE, fail, print_err
 from router.commands.first_options import (
     ApiKeyEnvOption,
@@ -24,6 +23,7 @@ from router.discovery.configuration_text import DEFAULT_REDIS, configuration_tex
 from router.discovery.plan import Answer, Plan, plan
 from router.net.redis.url import find_url_problems, parse_redis_url
 from router.settings import DEFAULT_PATH, EMBEDDED
+from router.settings.addresses import base_url, is_engine_url
 from router.shared.redis import ask_server
 
 _DEFAULT_ENGINE: Final = "http://127.0.0.1:8000"

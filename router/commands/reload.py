@@ -12,8 +12,8 @@ from typing import Annotated, Final
 import typer
 
 from router.commands.console import EXIT_USAGE, ConfigOption, JsonOption, fail, load_settings, print_err, write_json
-from router.pid_file import pid_file_path, running_pid, running_routers
-from router.reloading import read_outcome
+from router.process.pid_file import pid_file_path, running_pid, running_routers
+from router.process.reloading import read_outcome
 from router.settings import DEFAULT_PATH
 
 _POLL_INTERVAL: Final = 0.05  # seconds

@@ -14,8 +14,8 @@ from router.commands.first_options import (
     check_api_key_env,
     check_engine_urls,
 )
-from router.serve_options import ServeOptions, exec_serve
 from router.settings import DEFAULT_PATH
+from router.settings.serve_options import ServeOptions, exec_serve
 
 
 def serve(

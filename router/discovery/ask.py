@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from router.addresses import base_url
 from router.checks.pages import CHECK_TIMEOUT, explain_failure, get_page
 from router.checks.words import Fixes
 from router.discovery.models import read_models
@@ -15,6 +14,7 @@ from router.discovery.plan import Answer
 from router.net.client.errors import EngineError
 from router.net.client.target import RequestTarget
 from router.net.client.transport import HTTPTransport
+from router.settings.addresses import base_url
 from router.upstream.engine_kinds import MODELS_PATH
 
 _INTERVAL: Final = 1.0  # seconds between two questions to an engine that is not up

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from router.discovery.ask import wait_for_engines
 from router.discovery.configuration_text import DEFAULT_REDIS, configuration_text
 from router.discovery.plan import plan
-from router.serve_options import ServeOptions
 from router.settings import Settings, parse
+from router.settings.serve_options import ServeOptions
 
 
 class DiscoveryError(Exception):

@@ -7,8 +7,8 @@ import msgspec
 
 from router.core.cache.fingerprint import MissReason
 from router.core.endpoints.endpoint import Endpoint
-from router.core.endpoints.error_envelope import BrokenStream
-from router.core.endpoints.recorded_response import NotStoredReason, RequestSpeculation
+from router.core.endpoints.errors.error_envelope import BrokenStream
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RequestSpeculation
 from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Task
 from router.flow.attempts.routed_prompt import UNROUTED, RoutedPrompt
 from router.flow.request_trace import GenerationTrace, RequestTrace

@@ -11,7 +11,7 @@ from router.core.cache.policy import RemoteContentPolicy, decide_caching
 from router.core.cache.policy import StorePolicy as StorePolicy
 from router.core.cache.redis_keys import EMPTY_HASH
 from router.core.endpoints.chat import CHAT
-from router.core.endpoints.replay import replay
+from router.core.endpoints.recording.replay import replay
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.core.types import DEFAULT_TENANT, CacheStatus, Task
 from router.errors import bad_request

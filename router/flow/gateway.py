@@ -7,8 +7,8 @@ from math import floor
 from typing import Final, assert_never
 
 from router.core.cache.cache_control import CacheControl
-from router.core.endpoints.choices import choice_count
 from router.core.endpoints.endpoint import Prompt
+from router.core.endpoints.recording.choices import choice_count
 from router.core.resilience.wait_preference import parse_wait
 from router.core.types import BypassReason, CacheStatus
 from router.errors import ApiError, not_cached

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable, Sequence
 
-from router.core.endpoints.engine_fields import names_engine_memory
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recording import StreamRecorder
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.recording import StreamRecorder
+from router.core.endpoints.requests.engine_fields import names_engine_memory
 from router.errors import ENGINE_FAILED, ENGINE_LOST, UPSTREAM, ApiError
 from router.flow.attempts.continuation import has_survivor, is_exact, run_to_end
 from router.flow.attempts.dispatch import Dispatcher

@@ -8,9 +8,9 @@ from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
 from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.endpoints.endpoint import Endpoint
-from router.core.endpoints.engine_fields import find_engine_field, has_engine_field
-from router.core.endpoints.request import parse_request, with_fields_once
-from router.core.endpoints.upload import parse_upload
+from router.core.endpoints.requests.engine_fields import find_engine_field, has_engine_field
+from router.core.endpoints.requests.request import parse_request, with_fields_once
+from router.core.endpoints.requests.upload import parse_upload
 from router.core.routing.classify import task_for
 from router.core.routing.traffic_share import request_point
 from router.core.types import AUTO

@@ -1,4 +1,4 @@
-"""What the flow records about a request that is traced: instants, names and ids. See router.tracing.
+"""What the flow records about a request that is traced: instants, names and ids. See router.telemetry.tracing.
 
 Theory of operation. A request that is not traced has no RequestTrace, so it costs one test. That of a traced request
 makes no spans: the flow notes facts, and what has ended is submitted once; another thread makes spans of it. The ids of

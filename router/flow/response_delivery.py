@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.engine_errors import is_refusal
-from router.core.endpoints.error_envelope import BrokenStream
-from router.core.endpoints.replay import replay
+from router.core.endpoints.errors.engine_errors import is_refusal
+from router.core.endpoints.errors.error_envelope import BrokenStream
+from router.core.endpoints.recording.replay import replay
 from router.errors import ENGINE_FAILED, ENGINE_LOST, MAX_TTFT_EXCEEDED, UPSTREAM, ApiError
 from router.flow.attempts.admission import queue_timeout
 from router.flow.exchange import Exchange

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from router.core.cache.miss_reason import PartHashes, SeenKeys
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from router.core.types import Entry
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.lookup import CachePolicy

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from router.core.endpoints.recorded_response import RecordedResponse
+from router.core.endpoints.recording.recorded_response import RecordedResponse
 from router.errors import UPSTREAM, ApiError
 
 LOST: Final = "lost"

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from router.core.endpoints.cache_salt import derive_salts
-from router.core.endpoints.engine_fields import cached_media_error, engine_field_error, names_cached_media
+from router.core.endpoints.requests.cache_salt import derive_salts
+from router.core.endpoints.requests.engine_fields import cached_media_error, engine_field_error, names_cached_media
 from router.core.quota.model_access import ModelAccess
 from router.core.quota.priority import PriorityRule, priority_rule
 from router.settings import Settings, groups

@@ -6,11 +6,11 @@ from typing import Final
 
 from msgspec.structs import asdict
 
-from router.addresses import is_engine_url, is_http_url
 from router.core.cache.redis_keys import RESERVED_TENANT_NAMES
 from router.core.types import AUTO
 from router.net.redis import url as redis_address
 from router.settings.access_rules import broken_access
+from router.settings.addresses import is_engine_url, is_http_url
 from router.settings.kv_rules import broken_kv_events
 from router.settings.launch_rules import broken_launch
 from router.settings.mistakes import Mistake, Place, hint, written

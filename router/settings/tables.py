@@ -15,15 +15,15 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from router.addresses import base_url
 from router.core.cache.key import ContextMarkers
 from router.core.cache.policy import RemoteContentPolicy, StorePolicy
 from router.core.cache.retention import Retention
 from router.core.quota.priority import MAX_PRIORITY, MIN_PRIORITY
 from router.core.types import DEFAULT_TENANT, EngineTask, Task
+from router.settings.addresses import base_url
 from router.settings.profiles import ProfileName
+from router.settings.units import Bytes, Seconds
 from router.settings.wording import SHOWN_IF
-from router.units import Bytes, Seconds
 
 DEFAULT_PATH: Final = "roundhouse.toml"
 EMBEDDED: Final = "embedded"
@@ -129,10 +129,10 @@ class AuthSettings(Strict, frozen=True):
 
 
 class TenantSettings(Strict, frozen=True):
-    """The limits: core.quota.rate_limit and core.quota.budget; `group`: core.endpoints.cache_salt.
+    """The limits: core.quota.rate_limit and core.quota.budget; `group`: core.endpoints.requests.cache_salt.
 
-    `kv_transfer`: core.endpoints.engine_fields. `models`: core.quota.model_access. `highest_priority`, `priority`:
-    core.quota.priority.
+    `kv_transfer`: core.endpoints.requests.engine_fields. `models`: core.quota.model_access. `highest_priority` and
+    `priority`: core.quota.priority.
     """
 
     name: Name
@@ -271,7 +271,7 @@ class TimeoutSettings(Strict, frozen=True):
 
 
 class RetrySettings(Strict, frozen=True):
-    """`continuations` of one stream by other engines; see router.core.endpoints.continuation."""
+    """`continuations` of one stream by other engines; see router.core.endpoints.continuation.continuation."""
 
     continuations: Annotated[int, Meta(ge=0, le=10)] = 2
 

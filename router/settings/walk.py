@@ -13,8 +13,8 @@ from typing import Any, Final, Union, get_args, get_origin
 import msgspec
 
 from router.settings.mistakes import Mistake, Place, hint, overlap, show
+from router.settings.units import parse_quantity
 from router.settings.wording import is_text, rule, shown_if
-from router.units import parse_quantity
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 

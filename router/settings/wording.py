@@ -32,7 +32,7 @@ def rule(kind: Any, value: Any, raw: Any, error: msgspec.ValidationError, variab
             return f"is not a number{_bounds(info)}{_remedy(value, raw, variable)}"
         case inspect.BoolType():
             return "is not true or false" + (" (without quotes)" if variable is None else _remedy(value, raw, variable))
-    return str(error)  # a type of router.units, whose message is complete
+    return str(error)  # a type of router.settings.units, whose message is complete
 
 
 def shown_if(kind: Any) -> str | None:

@@ -22,7 +22,7 @@ import xxhash
 from router.core.cache.purge_index import PurgePosition
 from router.core.cache.redis_keys import prompt_key, prompts_key
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.request import engine_body
+from router.core.endpoints.requests.request import engine_body
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 

@@ -4,7 +4,7 @@ from typing import ClassVar, Final
 
 from router.core.cache.key import CacheKey
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.replay import replay
+from router.core.endpoints.recording.replay import replay
 from router.core.types import Entry
 
 MAX_CANONICAL_SIZE: Final = 4096

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from router.core.endpoints.engine_errors import parse_refusal
+from router.core.endpoints.errors.engine_errors import parse_refusal
 from router.errors import INVALID_REQUEST, NOT_FOUND, UPSTREAM, ApiError, bad_request
 from router.net.client.errors import EngineError
 from router.upstream.adapters import MAX_ID_LENGTH, MAX_ROOT_LENGTH, ListedAdapter, is_valid

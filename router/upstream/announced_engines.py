@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from router.addresses import base_url, is_engine_url
 from router.settings import EngineSettings, Settings
+from router.settings.addresses import base_url, is_engine_url
 from router.settings.replicas import replicas
 from router.settings.tables import ModelSettings
 from router.shared.announcements import AnnouncedEngine, Fleet, ModelRevision

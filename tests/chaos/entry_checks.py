@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.stream_encoding import STREAM_DECODE_ERRORS, decode_stream, is_lossless
+from router.core.endpoints.recording.stream_encoding import STREAM_DECODE_ERRORS, decode_stream, is_lossless
 from router.store.codec import checksum
 from tests.chaos.answer_reader import ParsedAnswer, always_sends_usage, parse_events, parse_json_answer
 from tests.chaos.generation_store import GenerationIndex, LoggedGeneration

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from router.core.endpoints.delta_template import StreamParts
-from router.core.endpoints.stream_encoding import encode_stream
+from router.core.endpoints.recording.delta_template import StreamParts
+from router.core.endpoints.recording.stream_encoding import encode_stream
 from router.store.codec import checksum
 from tests.chaos.entry_checks import entry_flaws, entry_generation
 from tests.chaos.test_oracle import ENGINE, ORIGIN, OTHER_ORIGINS, STORED, answer, events, generation_index

@@ -18,7 +18,7 @@ import msgspec
 from engines.simulator.generation_log import PLACEHOLDER
 from router.core.cache.key import CacheKey, ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
-from router.core.endpoints.request import parse_request
+from router.core.endpoints.requests.request import parse_request
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 
 

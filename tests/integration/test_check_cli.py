@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from router.check import check_all
+from router.checks.check import check_all
 from router.core.api_keys import KeyRecord, encode_record, hash_key
 from router.settings import parse
 from tests.support.cli_helpers import run_cli

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.check import check_all
+from router.checks.check import check_all
 from router.checks.pages import CHECK_TIMEOUT
 from router.net.client.errors import unreachable
 from router.net.client.transport import HTTPTransport

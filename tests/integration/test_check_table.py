@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 import pytest_asyncio
 
-from router.check import check_all
+from router.checks.check import check_all
 from router.checks.finding import Finding
 from router.settings import parse
 from tests.support.broken_configurations import BROKEN, BrokenWorld

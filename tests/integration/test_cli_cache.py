@@ -9,7 +9,7 @@ import pytest
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.redis_keys import hits_key
-from router.core.endpoints.stream_encoding import decode_stream
+from router.core.endpoints.recording.stream_encoding import decode_stream
 from tests.support.cli_helpers import CommandResult, run_cli, run_cli_in_terminal, run_cli_process
 from tests.support.entry_factory import entry_key, make_entry, make_streamed_entry, redis_fields_format_1, store_entry
 from tests.support.purge_log import NO_REPLICAS, logged_scopes

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from router.pid_file import running_pid
-from router.reloading import ReloadOutcome, read_outcome
+from router.process.pid_file import running_pid
+from router.process.reloading import ReloadOutcome, read_outcome
 from tests.support.cli_helpers import CommandResult, run_cli
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client

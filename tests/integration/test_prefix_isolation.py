@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from router.api.auth import hash_key
-from router.core.endpoints.cache_salt import derive_salts
+from router.core.endpoints.requests.cache_salt import derive_salts
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine

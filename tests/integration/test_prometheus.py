@@ -14,7 +14,7 @@ import pytest_asyncio
 from router.core.endpoints.chat import CHAT
 from router.core.types import CacheStatus
 from router.flow.exchange import Exchange
-from router.telemetry import Telemetry
+from router.telemetry.telemetry import Telemetry
 from tests.support.prometheus_process import PrometheusServer, needs_prometheus
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import RouterServer, chat_body

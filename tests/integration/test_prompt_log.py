@@ -7,8 +7,8 @@ import pytest
 
 from router.api.auth import hash_key
 from router.api.prompt_log import PROMPT_LOGGER, prompt_log_warning, with_prompt_log
-from router.log_output import TextFormatter
 from router.settings import parse
+from router.telemetry.log_output import TextFormatter
 from tests.support.configurations import MINIMAL
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, router_config

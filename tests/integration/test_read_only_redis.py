@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from router.api.auth import hash_key
-from router.check import check_all
+from router.checks.check import check_all
 from router.net.redis.errors import RedisBackendError
 from router.settings import parse
 from router.shared.redis import open_backend

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.api.auth import hash_key
-from router.check import check_all
+from router.checks.check import check_all
 from router.settings import parse
 from tests.support.redis_deployments import Cluster, Deployment, SentinelGroup, StartDeployment
 from tests.support.redis_process import RedisServer

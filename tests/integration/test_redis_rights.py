@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 
 from router.api.auth import hash_key
-from router.check import check_all
+from router.checks.check import check_all
 from router.core.cache.redis_keys import hits_key
 from router.settings import parse
 from router.shared.redis import open_backend

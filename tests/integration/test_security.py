@@ -12,10 +12,10 @@ from starlette.routing import Route
 
 from engines.redis_server import redis_argv
 from router.api.auth import hash_key
-from router.app import build
-from router.application import Application
 from router.core.cache.key_derivation import MAX_DOCUMENTS, MAX_PARTS
-from router.core.endpoints.request import MAX_CONTAINERS, MAX_FIELDS
+from router.core.endpoints.requests.request import MAX_CONTAINERS, MAX_FIELDS
+from router.process.app import build
+from router.process.application import Application
 from router.settings import ConfigurationError, Settings, parse
 from tests.support.paths import ROOT
 from tests.support.raw_http import CRLF, chunked_body, connect, http_request

@@ -13,7 +13,7 @@ import pytest
 
 from router.discovery import ask
 from router.discovery.start import settings_of_engines
-from router.serve_options import ServeOptions
+from router.settings.serve_options import ServeOptions
 from tests.support.cli_helpers import run_cli
 from tests.support.first_steps import engine_of, models_page
 from tests.support.foreign_script import ForeignScript

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from router.serve_options import PROGRAM, ServeOptions, from_arguments, to_arguments
+from router.settings.serve_options import PROGRAM, ServeOptions, from_arguments, to_arguments
 
 UNWANTED = ("typer", "rich", "pygments", "httpx", "pydantic", "router.cli", "router.commands")
 
 
 def test_it_has_no_library_of_the_command_line() -> None:
-    program = f"import sys, router.serve; print([name for name in {UNWANTED!r} if name in sys.modules])"
+    program = f"import sys, router.process.serve; print([name for name in {UNWANTED!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

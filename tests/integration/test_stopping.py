@@ -148,11 +148,11 @@ async def test_a_worker_that_dies_or_is_frozen_is_replaced_and_workers_end_with_
 _IMPATIENT = """
 import os, sys, tempfile
 from pathlib import Path
-from router.log_output import set_up_logging
-from router.reloading import Reloader
-from router.serve import METRICS_DIR_VARIABLE, listen
+from router.telemetry.log_output import set_up_logging
+from router.process.reloading import Reloader
+from router.process.serve import METRICS_DIR_VARIABLE, listen
 from router.settings import load
-from router.supervisor import Supervisor
+from router.process.supervisor import Supervisor
 
 if __name__ == "__main__":
     settings = load(Path(sys.argv[1]))

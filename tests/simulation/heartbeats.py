@@ -15,7 +15,7 @@ from tests.simulation import clock
 
 clock.install()  # before the router is imported
 
-from router.units import Seconds  # noqa: E402 - see above
+from router.settings.units import Seconds  # noqa: E402 - see above
 from tests.simulation.clients import PATH, SimulatedRequest  # noqa: E402 - see above
 from tests.simulation.clock import CLOCK  # noqa: E402 - see above
 from tests.simulation.engine_answers import EngineRequest  # noqa: E402 - see above

@@ -10,9 +10,9 @@ from typing import Any, Final
 import msgspec
 
 from router.core.cache.key import CacheKey
-from router.core.endpoints import continuation_body
-from router.core.endpoints.choices_recorder import ChoicesRecorder
-from router.core.endpoints.continued_stream import ContinuedStream
+from router.core.endpoints.continuation import continuation_body
+from router.core.endpoints.continuation.continued_stream import ContinuedStream
+from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
 from router.core.resilience import engine_losses
 from router.core.types import Entry
 from router.flow.attempts.engine_losses import EngineLosses

@@ -1,4 +1,4 @@
-"""A router as a simulated process: the application from `router.app.build`, and the operations on it."""
+"""A router as a simulated process: the application from `router.process.app.build`, and the operations on it."""
 
 import asyncio
 from collections.abc import Callable, MutableMapping
@@ -9,11 +9,11 @@ from typing import Any, Final
 import msgspec
 
 from router.api.inference import InferenceEndpoint
-from router.app import build
-from router.application import Application
 from router.core.routing.classify import Classifier
 from router.net.client.transport import HTTPTransport
 from router.net.server.eager import EagerRunner
+from router.process.app import build
+from router.process.application import Application
 from router.settings import Settings, parse
 from tests.simulation.clients import SimulatedRequest
 from tests.simulation.clock import CLOCK

@@ -3,7 +3,7 @@ import msgspec
 from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.endpoints.chat import CHAT
-from router.core.endpoints.request import parse_request
+from router.core.endpoints.requests.request import parse_request
 from router.core.routing.traffic_share import request_point
 from tests.simulation.clients import request_body
 from tests.simulation.plan import MAX_QUESTIONS

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from engines import dry_run
 from engines.plan import UpPlan
 from engines.preflight import command as preflight
-from router import serve
 from router.cli import app
+from router.process import serve
 from tests.support.logging_state import logging_as_it_was
 from tests.support.waiting import TEST_TIMEOUT
 
@@ -91,7 +91,7 @@ async def _in_daemon_thread(function: Callable[[], CommandResult]) -> CommandRes
 def _call_in_place(_: str, argv: list[str]) -> NoReturn:
     """What os.execv would start, of `python -m MODULE ARGUMENTS`."""
     module, *arguments = argv[2:]
-    if module == "router.serve":
+    if module == "router.process.serve":
         raise SystemExit(serve.main(arguments))
     command, *options = arguments
     with os.fdopen(int(options[-1]), "rb", closefd=False) as file:

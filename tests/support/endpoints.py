@@ -1,12 +1,12 @@
 """The functions of an endpoint, for tests that do not know the endpoint of a request."""
 
-from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.chat import CHAT, CHAT_CHOICES
-from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.completions import COMPLETIONS, COMPLETIONS_CHOICES
 from router.core.endpoints.endpoint import Endpoint, InferenceRequest, Recorder
-from router.core.endpoints.error_envelope import BrokenStream
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.errors.error_envelope import BrokenStream
+from router.core.endpoints.recording.answer_shapes import AnswerShapes
+from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from router.errors import ApiError
 
 

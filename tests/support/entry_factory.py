@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import hiredis
 
-from router.core.endpoints.delta_template import StreamParts
-from router.core.endpoints.stream_encoding import encode_stream
+from router.core.endpoints.recording.delta_template import StreamParts
+from router.core.endpoints.recording.stream_encoding import encode_stream
 from router.core.types import Entry
 from router.store.admin.purge_record import last_record_id
 from router.store.codec import encode_entry

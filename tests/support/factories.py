@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 
 from router.core.cache.key import CacheKey, ContextMarkers, RequestParts
 from router.core.cache.key_derivation import derive_cache_key, split_parts
-from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.chat import CHAT
-from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.classify import CLASSIFY
 from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.count_tokens import COUNT_TOKENS
@@ -18,13 +16,15 @@ from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.endpoints.endpoint import Endpoint, InferenceRequest, Recorder
 from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.pooling import POOLING
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.request import parse_request
+from router.core.endpoints.recording.answer_shapes import AnswerShapes
+from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.sse import DONE, payload, split_events
+from router.core.endpoints.recording.stream_encoding import decode_stream
+from router.core.endpoints.requests.request import parse_request
 from router.core.endpoints.rerank import RERANK
 from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.score import SCORE
-from router.core.endpoints.sse import DONE, payload, split_events
-from router.core.endpoints.stream_encoding import decode_stream
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.core.endpoints.tokenize import TOKENIZE
 from router.core.types import Entry

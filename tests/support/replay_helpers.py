@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import RecordedResponse
-from router.core.endpoints.replay import replay
-from router.core.endpoints.sse import DONE, payload, split_events
+from router.core.endpoints.recording.recorded_response import RecordedResponse
+from router.core.endpoints.recording.replay import replay
+from router.core.endpoints.recording.sse import DONE, payload, split_events
 from router.core.types import Entry
 from tests.support.endpoints import record_body
 from tests.support.factories import (

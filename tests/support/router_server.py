@@ -12,11 +12,11 @@ import httpx
 import uvicorn
 
 from router.api.protocol_messages import render
-from router.app import build
 from router.net.server.connection import BoundedHttpProtocol
 from router.net.server.timeouts import ClientTimeouts
+from router.process.app import build
 from router.settings import parse
-from router.tracing.otlp import OpenExporter
+from router.telemetry.tracing.otlp import OpenExporter
 from tests.support.http_limits import LIMITS
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.simulated_engine import SimulatedEngine

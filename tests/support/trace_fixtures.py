@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from router.tracing import otlp
+from router.telemetry.tracing import otlp
 from tests.support.recorded_spans import TRACING, RecordedSpans
 from tests.support.router_server import RouterServer
 

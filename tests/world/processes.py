@@ -9,11 +9,11 @@ from engines.simulator.app import create_app
 from engines.simulator.server import TransportProtocol
 from engines.simulator.settings import SimulatorSettings
 from router.api.protocol_messages import render
-from router.app import build
-from router.application import Application
 from router.net.client.transport import HTTPTransport
 from router.net.server.connection import BoundedHttpProtocol
 from router.net.server.timeouts import ClientTimeouts
+from router.process.app import build
+from router.process.application import Application
 from router.settings import parse
 from tests.simulation.clock import CLOCK
 from tests.simulation.loop import SimulatedProcess, VirtualLoop

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.core.cache.entry_filter import text_document_name
-from router.core.endpoints.stream_encoding import decode_stream
+from router.core.endpoints.recording.stream_encoding import decode_stream
 from tests.support.purge_log import keys_except_log
 from tests.support.router_server import LLAMA_ALIAS, chat_body, router_config
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text, parse_events

@@ -7,7 +7,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from router.core.endpoints.stream_encoding import decode_stream
+from router.core.endpoints.recording.stream_encoding import decode_stream
 from tests.support.endpoint_table import STREAMING_CASES, EndpointCase
 from tests.support.fault_timeouts import timeouts_for
 from tests.support.router_server import router_config

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from router.log_output import one_line
+from router.telemetry.log_output import one_line
 
 _GAP: Final = 2  # cells between two columns
 

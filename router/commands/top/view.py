@@ -14,7 +14,6 @@ from router.commands.top.client import Snapshot
 from router.commands.top.formats import UNKNOWN, count, decimal, milliseconds, percent, seconds, sparkline
 from router.commands.top.table import Column, build_table, share_lines
 from router.core.plural import pluralize
-from router.log_output import one_line
 from router.net.redis.refusals import REFUSALS_IN_WORDS
 from router.shared.status_documents import (
     EngineRow,
@@ -26,6 +25,7 @@ from router.shared.status_documents import (
     StatusDocument,
     TrafficSums,
 )
+from router.telemetry.log_output import one_line
 
 _MISSING: Final = "-"  # there is no such thing, as opposed to unknown
 _FULL_KV_CACHE: Final = 0.9

@@ -31,7 +31,7 @@ from router.core.endpoints.endpoint import (
     ScoredInput,
     TokenizedInput,
 )
-from router.core.endpoints.request_fields import wants_usage
+from router.core.endpoints.requests.request_fields import wants_usage
 from router.core.endpoints.table import ENDPOINTS
 from router.errors import bad_request
 

@@ -8,7 +8,7 @@ import msgspec
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
 from router.core.cache.remote_content import find_remote_content
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.engine_fields import find_engine_field
+from router.core.endpoints.requests.engine_fields import find_engine_field
 from router.core.types import BypassReason
 
 StorePolicy = Literal["all", "deterministic"]

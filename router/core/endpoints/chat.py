@@ -6,11 +6,11 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.chat_convert import frames_from_body
-from router.core.endpoints.choices import ChoicesFormat
-from router.core.endpoints.choices_recorder import ChoicesRecorder, record_choices
 from router.core.endpoints.endpoint import Conversation, Endpoint, Streaming
-from router.core.endpoints.request_fields import InputMessage, RequestFields, no_messages_error
-from router.core.endpoints.sse import DONE
+from router.core.endpoints.recording.choices import ChoicesFormat
+from router.core.endpoints.recording.choices_recorder import ChoicesRecorder, record_choices
+from router.core.endpoints.recording.sse import DONE
+from router.core.endpoints.requests.request_fields import InputMessage, RequestFields, no_messages_error
 from router.errors import ApiError
 
 

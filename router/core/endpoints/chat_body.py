@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.choices import ChoicesFormat
-from router.core.endpoints.delta_merge import JOINED_FIELDS, REPEATED_FIELDS
+from router.core.endpoints.recording.choices import ChoicesFormat
+from router.core.endpoints.recording.delta_merge import JOINED_FIELDS, REPEATED_FIELDS
 
 _encode = msgspec.json.Encoder().encode
 

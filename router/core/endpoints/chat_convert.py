@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.choices import ChoicesFormat
-from router.core.endpoints.malformed import MalformedResponseError
-from router.core.endpoints.sse import DONE
+from router.core.endpoints.recording.choices import ChoicesFormat
+from router.core.endpoints.recording.sse import DONE
+from router.core.endpoints.requests.malformed import MalformedResponseError
 
 Json = dict[str, Any]
 

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.encoded_fields import EncodedFields, encoded_count
 from router.core.endpoints.endpoint import EncodedInput, Endpoint, InferenceRequest
-from router.core.endpoints.list_responses import Item, ListResponse, record_list
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.list_responses import Item, ListResponse, record_list
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.requests.encoded_fields import EncodedFields, encoded_count
 
 
 class _Classification(msgspec.Struct):

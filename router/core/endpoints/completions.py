@@ -4,11 +4,11 @@ from functools import partial
 from typing import Any, Final
 
 from router.core.endpoints.chat_convert import frames_from_body
-from router.core.endpoints.choices import ChoicesFormat
-from router.core.endpoints.choices_recorder import ChoicesRecorder, record_choices
 from router.core.endpoints.endpoint import Endpoint, Prompt, Streaming
-from router.core.endpoints.request_fields import RequestFields, missing_field_error
-from router.core.endpoints.sse import DONE
+from router.core.endpoints.recording.choices import ChoicesFormat
+from router.core.endpoints.recording.choices_recorder import ChoicesRecorder, record_choices
+from router.core.endpoints.recording.sse import DONE
+from router.core.endpoints.requests.request_fields import RequestFields, missing_field_error
 from router.errors import ApiError
 
 

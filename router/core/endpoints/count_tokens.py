@@ -7,13 +7,13 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from router.core.endpoints.anthropic_errors import ANTHROPIC_ERRORS
 from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest
-from router.core.endpoints.json_responses import JsonResponse, decode_success
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recording import record_json
-from router.core.endpoints.request_fields import InputMessage, RequestFields, no_messages_error
-from router.core.endpoints.server_state import find_messages_state
+from router.core.endpoints.errors.anthropic_errors import ANTHROPIC_ERRORS
+from router.core.endpoints.recording.json_responses import JsonResponse, decode_success
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.recording import record_json
+from router.core.endpoints.requests.request_fields import InputMessage, RequestFields, no_messages_error
+from router.core.endpoints.requests.server_state import find_messages_state
 from router.errors import ApiError
 
 

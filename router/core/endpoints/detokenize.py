@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 
 from router.core.endpoints.endpoint import Endpoint, InferenceRequest, TokenizedInput
-from router.core.endpoints.json_responses import JsonResponse, decode_success
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recording import record_json
-from router.core.endpoints.request_fields import RequestFields, missing_field_error
+from router.core.endpoints.recording.json_responses import JsonResponse, decode_success
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.recording import record_json
+from router.core.endpoints.requests.request_fields import RequestFields, missing_field_error
 from router.errors import ApiError
 
 

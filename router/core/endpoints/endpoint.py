@@ -11,12 +11,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from router.core.endpoints.answer_shapes import AnswerShapes
-from router.core.endpoints.choices import ChoicesFormat
-from router.core.endpoints.error_envelope import OPENAI_ERRORS, ErrorEnvelope
-from router.core.endpoints.form_data import FormData
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, RequestSpeculation
-from router.core.endpoints.request_fields import RequestFields
+from router.core.endpoints.errors.error_envelope import OPENAI_ERRORS, ErrorEnvelope
+from router.core.endpoints.recording.answer_shapes import AnswerShapes
+from router.core.endpoints.recording.choices import ChoicesFormat
+from router.core.endpoints.recording.recorded_response import (
+    NotStoredReason,
+    RecordedResponse,
+    ReportedUsage,
+    RequestSpeculation,
+)
+from router.core.endpoints.requests.form_data import FormData
+from router.core.endpoints.requests.request_fields import RequestFields
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -151,7 +156,7 @@ class ScoredInput:
 
 @dataclass(frozen=True, slots=True)
 class FileUpload:
-    """The request is a form with a file in `field`; see router.core.endpoints.upload. Nothing is classified."""
+    """The request is a form with a file in `field`; see core.endpoints.requests.upload. Nothing is classified."""
 
     field: str
 

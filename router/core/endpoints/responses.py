@@ -13,15 +13,20 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest, Streaming
-from router.core.endpoints.malformed import MALFORMED_RESPONSE_ERRORS, MalformedResponseError
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage, parse_token_count
-from router.core.endpoints.recording import record_json
-from router.core.endpoints.request_fields import RequestFields, missing_field_error
-from router.core.endpoints.responses_errors import RESPONSES_ERRORS
-from router.core.endpoints.server_state import find_server_state
-from router.core.endpoints.typed_events import TypedRecorder, encode_event, is_nonempty
+from router.core.endpoints.errors.responses_errors import RESPONSES_ERRORS
+from router.core.endpoints.recording.answer_shapes import AnswerShapes
+from router.core.endpoints.recording.recorded_response import (
+    NotStoredReason,
+    RecordedResponse,
+    ReportedUsage,
+    parse_token_count,
+)
+from router.core.endpoints.recording.recording import record_json
+from router.core.endpoints.recording.typed_events import TypedRecorder, encode_event, is_nonempty
+from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS, MalformedResponseError
+from router.core.endpoints.requests.request_fields import RequestFields, missing_field_error
+from router.core.endpoints.requests.server_state import find_server_state
 from router.errors import ApiError
 
 Json = dict[str, Any]

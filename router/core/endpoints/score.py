@@ -13,10 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.endpoint import Endpoint, InferenceRequest, ScoredInput
-from router.core.endpoints.list_responses import Item, ListResponse, record_list
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.request_fields import missing_field_error
-from router.core.endpoints.scored_fields import ScoredFields, ScoredTexts, scored_count
+from router.core.endpoints.recording.list_responses import Item, ListResponse, record_list
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.requests.request_fields import missing_field_error
+from router.core.endpoints.requests.scored_fields import ScoredFields, ScoredTexts, scored_count
 from router.errors import ApiError
 
 _FIELD_PAIRS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))

@@ -11,7 +11,7 @@ from router.core.endpoints.count_tokens import COUNT_TOKENS
 from router.core.endpoints.detokenize import DETOKENIZE
 from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.endpoints.endpoint import Endpoint
-from router.core.endpoints.error_envelope import OPENAI_ERRORS, ErrorEnvelope
+from router.core.endpoints.errors.error_envelope import OPENAI_ERRORS, ErrorEnvelope
 from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.pooling import POOLING
 from router.core.endpoints.rerank import RERANK, RERANK_V1, RERANK_V2

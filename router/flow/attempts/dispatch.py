@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from router.errors import ApiError
 from router.flow.attempts.admission import Admission, NoSlotError, Slot
 from router.flow.attempts.continuation_engines import ContinuationEngines

@@ -5,10 +5,10 @@ from math import ceil
 from typing import Final
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.engine_errors import is_error_body, parse_reported_error, unsupported_endpoint
-from router.core.endpoints.engine_message import MAX_ERROR_BODY
-from router.core.endpoints.json_repair import repaired
-from router.core.endpoints.recorded_response import NotStoredReason
+from router.core.endpoints.errors.engine_errors import is_error_body, parse_reported_error, unsupported_endpoint
+from router.core.endpoints.errors.engine_message import MAX_ERROR_BODY
+from router.core.endpoints.recording.json_repair import repaired
+from router.core.endpoints.recording.recorded_response import NotStoredReason
 from router.core.resilience.retry import CREDENTIAL_REASONS
 from router.errors import CIRCUIT_OPEN, ENGINE_FAILED, NO_ENGINE, UPSTREAM, ApiError, unavailable
 from router.flow.attempts.admission import NoSlotError

@@ -3,15 +3,15 @@
 import time
 from typing import Final
 
-from router.core.endpoints.answer_shapes import AnswerShapes
-from router.core.endpoints.continuation import asks_token_ids
+from router.core.endpoints.continuation.continuation import asks_token_ids
 from router.core.endpoints.endpoint import Recorder
-from router.core.endpoints.engine_errors import answer_too_large
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recording import StreamRecorder
-from router.core.endpoints.token_ids import TokenIdCutter
-from router.core.endpoints.upload import media_type
-from router.core.endpoints.workload import workload
+from router.core.endpoints.errors.engine_errors import answer_too_large
+from router.core.endpoints.recording.answer_shapes import AnswerShapes
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.recording import StreamRecorder
+from router.core.endpoints.recording.token_ids import TokenIdCutter
+from router.core.endpoints.requests.upload import media_type
+from router.core.endpoints.requests.workload import workload
 from router.flow.attempts.admission import Slot
 from router.flow.attempts.dispatch_errors import check_unreadable, engine_timeout
 from router.flow.attempts.engine_health import EngineHealth

@@ -4,17 +4,17 @@ import time
 from collections.abc import Mapping
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.engine_errors import (
+from router.core.endpoints.errors.engine_errors import (
     UNSUPPORTED_ENDPOINT,
     is_failed_generation,
     is_not_served,
     is_refusal,
     parse_refusal,
 )
-from router.core.endpoints.engine_message import MAX_ERROR_BODY, summary
-from router.core.endpoints.request import engine_body
-from router.core.endpoints.upload import engine_form
-from router.core.endpoints.workload import workload
+from router.core.endpoints.errors.engine_message import MAX_ERROR_BODY, summary
+from router.core.endpoints.requests.request import engine_body
+from router.core.endpoints.requests.upload import engine_form
+from router.core.endpoints.requests.workload import workload
 from router.core.resilience.retry import parse_retry_after
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.request import without_fields
+from router.core.endpoints.requests.request import without_fields
 from router.core.routing.affinity import session_home
 from router.core.routing.answer_time import FamilyLoad
 from router.core.routing.context_length import TokenBounds, check_fit, context_length_error, context_need, token_bounds
@@ -249,7 +249,7 @@ class EngineSelector:
 
     def _prompt(self, parsed: ParsedRequest, tenant: str, session: str | None) -> ChainedPrompt:
         adapter = parsed.model.adapter
-        # What an engine does not share with others in its prefix cache; see core.endpoints.cache_salt.
+        # What an engine does not share with others in its prefix cache; see core.endpoints.requests.cache_salt.
         names = self._affinity_names.get(tenant, tenant), adapter.id if adapter is not None else ""
         seed = chain_seed(*names, str(parsed.request.fields.get("cache_salt", "")))
         home = session_home(tenant, session) if session is not None else 0

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from router.core.endpoints.continued_stream import DIVERGED
+from router.core.endpoints.continuation.continued_stream import DIVERGED
 from router.core.endpoints.endpoint import Recorder
-from router.core.endpoints.engine_errors import answer_too_large
-from router.core.endpoints.recording import ABORTED, EVENT_TOO_LONG, MAX_EVENT_SIZE
-from router.core.endpoints.sse import split_comments
+from router.core.endpoints.errors.engine_errors import answer_too_large
+from router.core.endpoints.recording.recording import ABORTED, EVENT_TOO_LONG, MAX_EVENT_SIZE
+from router.core.endpoints.recording.sse import split_comments
 from router.flow.attempts.admission import Slot
 from router.flow.attempts.dispatch_errors import reported_error
 from router.flow.attempts.engine_health import EngineHealth

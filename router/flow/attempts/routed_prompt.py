@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import RecordedResponse
+from router.core.endpoints.recording.recorded_response import RecordedResponse
 from router.core.plural import pluralize
 from router.core.routing.max_ttft import UNKNOWN, Forecast
 from router.core.routing.prefill import (

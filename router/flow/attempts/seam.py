@@ -6,10 +6,8 @@ from typing import Final
 
 import msgspec
 
-from router.core.endpoints.choices import ChoicesFormat
-from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.continuation import (
+from router.core.endpoints.continuation.continuation import (
     StreamSoFar,
     find_obstacle,
     held_back,
@@ -17,9 +15,11 @@ from router.core.endpoints.continuation import (
     read_so_far,
     request_obstacle,
 )
-from router.core.endpoints.continuation_body import remaining_tokens, request_by_ids, request_by_text
-from router.core.endpoints.continued_stream import ContinuedStream, end_locally
+from router.core.endpoints.continuation.continuation_body import remaining_tokens, request_by_ids, request_by_text
+from router.core.endpoints.continuation.continued_stream import ContinuedStream, end_locally
 from router.core.endpoints.endpoint import InferenceRequest, Recorder
+from router.core.endpoints.recording.choices import ChoicesFormat
+from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
 from router.net.client.errors import EngineError
 from router.settings import Settings
 from router.upstream.adapters import Adapter

@@ -6,8 +6,8 @@ model's queue (Admission.wait_for_start) in place of failing, for at most `wake`
 as an engine is up: nothing here polls. The engines for it are selected again after that, since the one that started may
 not have been known before.
 
-Each announced engine that comes or goes replaces the configuration in effect (router.application). A request that waits
-belongs to the one with which it began, so that one takes over the engines of the new one; see `adopt`.
+Each announced engine that comes or goes replaces the configuration in effect (process.application). A request that
+waits belongs to the one with which it began, so that one takes over the engines of the new one; see `adopt`.
 
 A request that has a fallback model with a ready engine does not wait, unless its client says that it prefers to.
 """

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from router.flow.attempts.wait_plan import WaitPlan
 from router.flow.body_budget import BodyAllocation
 from router.flow.exchange import GenerationRecord

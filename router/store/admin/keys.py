@@ -21,6 +21,7 @@ from router.core.api_keys import (
 from router.errors import NOT_FOUND, ApiError, bad_request
 from router.net.redis.errors import RedisBackendError
 from router.settings import Settings
+from router.settings.units import Seconds, parse_quantity
 from router.shared.key_records import (
     PRESENCE_LIFETIME,
     Presence,
@@ -37,7 +38,6 @@ from router.shared.key_records import (
 )
 from router.store.admin.key_confirmation import Confirmation, wait_for_routers
 from router.store.admin.scan import RedisClient, execute_commands, read_redis_clock
-from router.units import Seconds, parse_quantity
 
 _MAX_REMOVED: Final = 500  # records in one command
 

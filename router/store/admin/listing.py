@@ -13,8 +13,8 @@ import msgspec
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key_parts import KeyParts
 from router.core.cache.redis_keys import hits_key
-from router.core.endpoints.answer_text import answer_text
-from router.core.endpoints.stream_encoding import STREAM_DECODE_ERRORS, decode_stream, is_lossless
+from router.core.endpoints.recording.answer_text import answer_text
+from router.core.endpoints.recording.stream_encoding import STREAM_DECODE_ERRORS, decode_stream, is_lossless
 from router.net.redis.commands import Command
 from router.store.admin.scan import RedisClient, execute_commands, read_redis_clock, scan_entries
 from router.store.codec import decode_documents, decode_entry, invalid_entry_reason

@@ -10,12 +10,12 @@ from typing import Final
 
 import pytest
 
-from router.access_log import AccessLog
 from router.core.endpoints.chat import CHAT
 from router.core.types import CacheStatus
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.request_kind import request_kind
-from router.log_output import ACCESS_LOGGER, set_up_logging
+from router.telemetry.access_log import AccessLog
+from router.telemetry.log_output import ACCESS_LOGGER, set_up_logging
 from tests.support.chosen_prompt import chosen_prompt
 from tests.support.logging_state import logging_as_it_was
 from tests.support.waiting import eventually
@@ -99,12 +99,12 @@ async def test_access_lines_are_written_together_soon_and_keep_their_order(
 
 LAST_WORDS = """
 import asyncio
-from router.access_log import AccessLog
-from router.log_output import set_up_logging
+from router.telemetry.access_log import AccessLog
+from router.telemetry.log_output import set_up_logging
 from router.core.endpoints.chat import CHAT
 from router.flow.exchange import Exchange
 from router.flow.request_kind import request_kind
-from router.log_output import ACCESS_LOGGER, set_up_logging
+from router.telemetry.log_output import ACCESS_LOGGER, set_up_logging
 
 async def main():
     set_up_logging("text")

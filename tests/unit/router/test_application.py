@@ -7,7 +7,7 @@ from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
-from router.application import Application
+from router.process.application import Application
 from router.settings import Settings, parse
 from router.shared.announcements import AnnouncedEngine, Fleet
 from tests.support.router_server import router_config

@@ -1,7 +1,7 @@
 """The metric of the drafts' tokens per step by bin."""
 
-from router.draft_metrics import draft_families
 from router.settings import parse
+from router.telemetry.draft_metrics import draft_families
 from router.upstream.configured_catalog import build_catalog
 from tests.support.router_server import router_config
 

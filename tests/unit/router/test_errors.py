@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from router.core.endpoints.sse import payload, split_events
+from router.core.endpoints.recording.sse import payload, split_events
 from router.errors import ApiError, bad_request, internal_error, unavailable, unknown_model
 
 ERRORS = [

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from router.log_output import JsonFormatter, TextFormatter, set_up_logging, with_facts
+from router.telemetry.log_output import JsonFormatter, TextFormatter, set_up_logging, with_facts
 from tests.support.logging_state import logging_as_it_was
 
 FORGED: Final = "lost\n2026-11-21 05:17:44,252 INFO roundhouse.access request=forged\r\x1b[2J\u2028\u202e\U000e0001 end"

@@ -10,14 +10,14 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.announced_metrics import announced_families
 from router.core.endpoints.chat import CHAT
 from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
 from router.flow.exchange import AttemptFacts, Exchange, GenerationRecord
-from router.metric_series import BatchHistogram
 from router.shared.announcements import AnnouncedEngine
-from router.telemetry import Telemetry
+from router.telemetry.announced_metrics import announced_families
+from router.telemetry.metric_series import BatchHistogram
+from router.telemetry.telemetry import Telemetry
 from router.upstream.engine import Engine
 from tests.support.waiting import eventually
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from router.metrics_page import collect
+from router.telemetry.metrics_page import collect
 
 _COUNT = "from prometheus_client import Counter; Counter('asked', 'Questions').inc(3)"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from router.pid_file import PidFile, running_pid
-from router.serve import _pid_file
+from router.process.pid_file import PidFile, running_pid
+from router.process.serve import _pid_file
 
 
 def test_a_file_that_another_holds_is_refused(tmp_path: Path) -> None:

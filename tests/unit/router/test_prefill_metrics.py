@@ -5,7 +5,7 @@ import time
 from router.core.routing.prefix_tokens import PrefixTokens
 from router.flow.attempts.routed_prompt import UNROUTED, RoutedPrompt
 from router.flow.exchange import AttemptFacts, GenerationRecord
-from router.telemetry import Telemetry
+from router.telemetry.telemetry import Telemetry
 from tests.support.chosen_prompt import chosen_prompt
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from router.reloading import Reloader
+from router.process.reloading import Reloader
 from router.settings import load
 from tests.support.configurations import MINIMAL
 

@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from router.net.server.connection import BoundedHttpProtocol
-from router.server import make_server
+from router.process.server import make_server
 from router.settings import parse
 
 
@@ -14,7 +14,7 @@ from router.settings import parse
 async def test_an_idle_connection_of_a_client_stays_open_for_router_keep_alive(
     setting: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.server.limit_integer_digits", lambda: None)
+    monkeypatch.setattr("router.process.server.limit_integer_digits", lambda: None)
     text = (
         f'[router]\n{setting}\n[[model]]\nname = "m"\n[[engine]]\nname = "e"\nmodel = "m"\nurl = "http://127.0.0.1:1"\n'
     )

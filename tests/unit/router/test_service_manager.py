@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.service_manager import notify_ready
+from router.process.service_manager import notify_ready
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import astuple
 
 from router.settings import load, parse, tenants
-from router.units import Bytes, Seconds
+from router.settings.units import Bytes, Seconds
 from tests.support.configurations import ENGINE, HASH, MINIMAL, MODEL, OTHER_HASH, config_error, parse_config
 from tests.support.paths import ROOT
 

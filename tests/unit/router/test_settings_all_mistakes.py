@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.settings import ConfigurationError, Settings, load
+from router.settings.units import parse_quantity
 from router.settings.walk import Walk
-from router.units import parse_quantity
 from tests.support.configurations import ENGINE, HASH, MINIMAL, MODEL, config_error, mistakes, parse_config
 
 # Completeness

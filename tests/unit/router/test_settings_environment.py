@@ -4,7 +4,7 @@ import pytest
 
 from router.net.redis.url import find_url_problems
 from router.settings import Override, parse
-from router.units import Bytes, Seconds
+from router.settings.units import Bytes, Seconds
 from tests.support.configurations import MINIMAL, config_error, mistakes, parse_config
 
 # Numbers and booleans in the file

@@ -5,9 +5,9 @@ from typing import Final
 
 import pytest
 
+from router.process.start_report import MAX_NAMES, EngineCount, log_ready, log_start
 from router.settings import Settings, parse
 from router.shared.redis import ServerReport, ask_server
-from router.start_report import MAX_NAMES, EngineCount, log_ready, log_start
 from tests.support.configurations import MINIMAL
 
 ENGINE: Final = '[[engine]]\nname = "e"\nmodel = "m"\nurl = "http://e:1"'

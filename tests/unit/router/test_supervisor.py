@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from router import supervisor
+from router.process import supervisor
+from router.process.supervisor import Supervisor, WorkerProcess, too_long_silence
 from router.settings import parse
-from router.supervisor import Supervisor, WorkerProcess, too_long_silence
 from router.upstream.shared_slots import WorkerPlace
 from tests.support.router_server import router_config
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter
 
-from router.telemetry import Telemetry
-from router.traffic_counter import TrafficCounter
+from router.telemetry.telemetry import Telemetry
+from router.telemetry.traffic_counter import TrafficCounter
 
 
 async def test_each_count_comes_from_its_metric_once() -> None:

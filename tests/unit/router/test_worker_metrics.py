@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from router.worker_metrics import prepare_metrics
+from router.telemetry.worker_metrics import prepare_metrics
 from tests.support.processes import ended_process
 
 GAUGES = {"gauge_livemax", "gauge_livemin", "gauge_livemostrecent", "gauge_livesum"}
@@ -52,7 +52,7 @@ def test_a_worker_that_starts_while_the_disk_is_full_leaves_nothing(
     def fail(*_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("router.worker_metrics.allocate", fail)
+    monkeypatch.setattr("router.telemetry.worker_metrics.allocate", fail)
     with pytest.raises(OSError, match="No space left"):
         prepare_metrics(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -65,7 +65,7 @@ def test_another_process_never_finds_an_empty_file(tmp_path: Path, monkeypatch: 
         sizes.extend(path.stat().st_size for path in tmp_path.glob("*.db"))
         os.truncate(file, size)
 
-    monkeypatch.setattr("router.worker_metrics.allocate", record)
+    monkeypatch.setattr("router.telemetry.worker_metrics.allocate", record)
     prepare_metrics(tmp_path)
     assert len(sizes) == sum(range(len(KINDS)))
     assert min(sizes) > 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.serve import _workers_dir
+from router.process.serve import _workers_dir
 from tests.support.processes import ended_process
 
 

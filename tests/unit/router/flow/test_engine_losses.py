@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.core.endpoints.chat import CHAT
-from router.core.endpoints.request import parse_request
+from router.core.endpoints.requests.request import parse_request
 from router.core.resilience.engine_losses import Suspects
 from router.errors import ApiError
 from router.flow.attempts.engine_losses import EngineLosses

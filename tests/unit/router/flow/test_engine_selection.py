@@ -11,7 +11,7 @@ from router.core.cache.key import ContextMarkers
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.endpoints.endpoint import Endpoint
-from router.core.endpoints.recorded_response import RequestSpeculation
+from router.core.endpoints.recording.recorded_response import RequestSpeculation
 from router.core.routing.counted_steps import SpeculationCounters
 from router.core.routing.draft_stats import DraftStats
 from router.core.routing.prefill import Prefills

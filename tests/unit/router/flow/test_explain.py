@@ -9,19 +9,19 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from router.app import build_explainer, build_request_resolver
 from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.core.endpoints.chat import CHAT
-from router.core.endpoints.delta_template import StreamParts
 from router.core.endpoints.endpoint import Endpoint
+from router.core.endpoints.recording.delta_template import StreamParts
+from router.core.endpoints.recording.stream_encoding import encode_stream
 from router.core.endpoints.responses import RESPONSES
-from router.core.endpoints.stream_encoding import encode_stream
 from router.core.types import Entry
 from router.errors import ApiError
 from router.flow.explain import Explainer, ExplainRequest, Explanation
 from router.flow.parsed_request import ParsedRequest
 from router.net.redis.connect import open_client
 from router.net.redis.errors import RedisBackendError
+from router.process.app import build_explainer, build_request_resolver
 from router.settings import parse
 from router.upstream.configured_catalog import build_catalog
 from tests.support.entry_factory import make_entry, store_entry

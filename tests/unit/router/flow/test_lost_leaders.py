@@ -10,7 +10,7 @@ import pytest
 from router.core.cache.key import CacheKey
 from router.core.cache.redis_keys import claim_key
 from router.core.endpoints.chat import CHAT
-from router.core.endpoints.request import parse_request
+from router.core.endpoints.requests.request import parse_request
 from router.core.resilience.engine_losses import Suspects
 from router.core.resilience.readiness import Readiness
 from router.core.resilience.timeouts import EngineTimeouts

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from router.core.endpoints.recorded_response import RecordedResponse
+from router.core.endpoints.recording.recorded_response import RecordedResponse
 from router.errors import ApiError
 from router.flow.result import GenerationResult, lost_result
 from router.flow.sharing.outcome_codec import decode_result, encode_result

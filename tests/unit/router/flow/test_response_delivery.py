@@ -6,7 +6,7 @@ import pytest
 
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import RecordedResponse
+from router.core.endpoints.recording.recorded_response import RecordedResponse
 from router.errors import ApiError
 from router.flow.exchange import AttemptFacts, Exchange
 from router.flow.response_delivery import LEADER_LOCAL_ERRORS, ResponseDelivery, RetryRequest

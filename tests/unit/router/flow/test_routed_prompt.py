@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.core.endpoints.recorded_response import RecordedResponse
+from router.core.endpoints.recording.recorded_response import RecordedResponse
 from router.core.routing.prefill import DEFAULT_SECONDS_PER_TOKEN, IN_FLIGHT_TOKENS, PrefillEstimate, Prefills
 from router.core.routing.ranking import EngineSnapshot
 from router.core.types import BYTES_PER_TOKEN

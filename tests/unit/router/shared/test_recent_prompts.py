@@ -9,7 +9,7 @@ import pytest
 
 from router.core.cache.redis_keys import EMPTY_HASH, entry_key, prompt_key, prompts_key
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.request import parse_request
+from router.core.endpoints.requests.request import parse_request
 from router.core.endpoints.table import ENDPOINTS
 from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.net.redis.commands import Command

@@ -8,11 +8,11 @@ import pytest
 
 from router.core.cache.key import CacheKey
 from router.core.endpoints.chat import CHAT
-from router.core.endpoints.delta_template import StreamParts
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.replay import replay
-from router.core.endpoints.request import parse_request
-from router.core.endpoints.stream_encoding import encode_stream
+from router.core.endpoints.recording.delta_template import StreamParts
+from router.core.endpoints.recording.replay import replay
+from router.core.endpoints.recording.stream_encoding import encode_stream
+from router.core.endpoints.requests.request import parse_request
 from router.core.types import Entry
 from router.store.cached_entry import MAX_CANONICAL_SIZE, CachedEntry
 from router.store.local_cache import LocalCache

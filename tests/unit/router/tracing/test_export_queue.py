@@ -9,8 +9,8 @@ from functools import partial
 
 import pytest
 
-from router.tracing import export_queue
-from router.tracing.export_queue import ExportQueue
+from router.telemetry.tracing import export_queue
+from router.telemetry.tracing.export_queue import ExportQueue
 from tests.support.waiting import eventually
 
 

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from router.core.endpoints.chat import CHAT
 from router.flow.exchange import Exchange
 from router.settings import parse
-from router.tracing.otlp import SWITCH_INTERVAL, open_tracer, traces_url
+from router.telemetry.tracing.otlp import SWITCH_INTERVAL, open_tracer, traces_url
 from tests.support.cli_helpers import run_cli
 from tests.support.configurations import MINIMAL, config_error, parse_config
 from tests.support.ports import free_port
@@ -105,7 +105,7 @@ def test_without_an_endpoint_opentelemetry_is_not_imported() -> None:
     # redis-py imports parts of it for metrics of its own, where it is installed.
     program = (
         "import sys, redis.asyncio\nbefore = set(sys.modules)\n"
-        "from router.settings import parse\nfrom router.app import build\nimport router.cli\n"
+        "from router.settings import parse\nfrom router.process.app import build\nimport router.cli\n"
         f"build(parse({MINIMAL!r}, {{}}))\n"
         "print([name for name in set(sys.modules) - before if name.startswith('opentelemetry')])\n"
     )

@@ -10,8 +10,8 @@ from router.core.endpoints.chat import CHAT
 from router.flow.exchange import Exchange
 from router.flow.request_trace import CacheWrite
 from router.settings import TracingSettings
-from router.tracing.spans import SpanMaker
-from router.tracing.tracer import Tracer
+from router.telemetry.tracing.spans import SpanMaker
+from router.telemetry.tracing.tracer import Tracer
 
 
 class _Sink:

@@ -6,7 +6,7 @@ from router.core.endpoints.chat import CHAT
 from router.core.trace_context import parse_traceparent
 from router.flow.exchange import Exchange
 from router.settings import TracingSettings
-from router.tracing.tracer import EndedRequest, Tracer
+from router.telemetry.tracing.tracer import EndedRequest, Tracer
 
 
 class Items(list[object]):

@@ -16,7 +16,7 @@ from router.core.cache.redis_keys import EMPTY_HASH, KEY_PREFIX
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.request import parse_request
+from router.core.endpoints.requests.request import parse_request
 from router.errors import ApiError
 from tests.support.factories import (
     JSON_VALUES,

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.request import parse_request
+from router.core.endpoints.requests.request import parse_request
 from tests.support.factories import (
     JSON_VALUES,
     changed_parts,

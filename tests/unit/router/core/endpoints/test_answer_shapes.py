@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.answer_shapes import MAX_SHAPES, AnswerShapes
 from router.core.endpoints.chat import CHAT, CHAT_CHOICES
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.delta_template import StreamParts
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.sse import DONE
+from router.core.endpoints.recording.answer_shapes import MAX_SHAPES, AnswerShapes
+from router.core.endpoints.recording.delta_template import StreamParts
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.sse import DONE
 from tests.support.endpoints import choices_recorder
 from tests.support.factories import (
     TEXTS,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.answer_text import answer_text
+from router.core.endpoints.recording.answer_text import answer_text
 
 
 def text(answer: Any) -> str | None:

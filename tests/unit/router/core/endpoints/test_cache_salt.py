@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.cache_salt import combine_salts, derive_salts
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.request import engine_body
+from router.core.endpoints.requests.cache_salt import combine_salts, derive_salts
+from router.core.endpoints.requests.request import engine_body
 from router.errors import ApiError
 from tests.support.factories import chat, completion, embeddings, messages, responses
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from router.core.endpoints.chat import CHAT
-from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.continuation import (
+from router.core.endpoints.continuation.continuation import (
     MAX_LITERAL_EVENTS,
     StreamSoFar,
     find_obstacle,
@@ -17,10 +16,11 @@ from router.core.endpoints.continuation import (
     may_be_complete,
     read_so_far,
 )
-from router.core.endpoints.continuation_body import request_by_ids
-from router.core.endpoints.delta_template import StreamParts
-from router.core.endpoints.request import parse_request
-from router.core.endpoints.token_ids import TokenIdCutter
+from router.core.endpoints.continuation.continuation_body import request_by_ids
+from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
+from router.core.endpoints.recording.delta_template import StreamParts
+from router.core.endpoints.recording.token_ids import TokenIdCutter
+from router.core.endpoints.requests.request import parse_request
 
 Delta = tuple[dict[str, str], list[int]]
 

@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.endpoints.chat import CHAT
-from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.continuation import held_back, read_so_far
-from router.core.endpoints.continuation_body import remaining_tokens, request_by_ids
-from router.core.endpoints.continued_stream import ContinuedStream, end_locally
+from router.core.endpoints.continuation.continuation import held_back, read_so_far
+from router.core.endpoints.continuation.continuation_body import remaining_tokens, request_by_ids
+from router.core.endpoints.continuation.continued_stream import ContinuedStream, end_locally
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import RecordedResponse
-from router.core.endpoints.request import parse_request
-from router.core.endpoints.sse import split_events
-from router.core.endpoints.token_ids import TokenIdCutter
+from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
+from router.core.endpoints.recording.recorded_response import RecordedResponse
+from router.core.endpoints.recording.sse import split_events
+from router.core.endpoints.recording.token_ids import TokenIdCutter
+from router.core.endpoints.requests.request import parse_request
 from tests.support.toy_model import PROMPT_IDS, ToyModel, stream_bytes
 
 LIMIT = 1 << 20

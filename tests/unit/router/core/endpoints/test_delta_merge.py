@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from router.core.endpoints.chat import CHAT_CHOICES
 from router.core.endpoints.chat_body import body_from_events
-from router.core.endpoints.choices import ChoicesFormat
 from router.core.endpoints.completions import COMPLETIONS_CHOICES
-from router.core.endpoints.delta_template import StreamParts
-from router.core.endpoints.sse import payload, split_events
+from router.core.endpoints.recording.choices import ChoicesFormat
+from router.core.endpoints.recording.delta_template import StreamParts
+from router.core.endpoints.recording.sse import payload, split_events
 from tests.support.paths import FULL_CAPTURES
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.core.endpoints.delta_template import MAX_TEMPLATES, StreamParts, TemplateRun
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.sse import DONE
+from router.core.endpoints.recording.delta_template import MAX_TEMPLATES, StreamParts, TemplateRun
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.sse import DONE
 from tests.support.endpoints import choices_recorder
 
 from tests.support.factories import chat, chat_event, encode_event, replayed_frames, client_view, choice_delta  # isort: skip

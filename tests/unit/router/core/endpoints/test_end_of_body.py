@@ -3,12 +3,12 @@
 import pytest
 
 from router.core.endpoints.chat import CHAT, CHAT_CHOICES
-from router.core.endpoints.continuation import read_so_far
-from router.core.endpoints.continued_stream import ContinuedStream
+from router.core.endpoints.continuation.continuation import read_so_far
+from router.core.endpoints.continuation.continued_stream import ContinuedStream
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.messages import MESSAGES
+from router.core.endpoints.recording.transcript_recorder import TranscriptRecorder
 from router.core.endpoints.responses import RESPONSES
-from router.core.endpoints.transcript_recorder import TranscriptRecorder
 from tests.support.endpoints import choices_recorder, make_recorder
 from tests.support.factories import chat_event, choice_delta, encode_event
 

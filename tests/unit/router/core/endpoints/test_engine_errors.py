@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.engine_errors import (
+from router.core.endpoints.errors.engine_errors import (
     is_error_body,
     is_failed_generation,
     is_refusal,
@@ -15,7 +15,7 @@ from router.core.endpoints.engine_errors import (
     parse_reported_error,
     unfinished_error,
 )
-from router.core.endpoints.engine_message import MAX_MESSAGE, MAX_SUMMARY, summary
+from router.core.endpoints.errors.engine_message import MAX_MESSAGE, MAX_SUMMARY, summary
 from router.errors import ApiError
 
 ADDRESS = "10.0.0.7:8000"

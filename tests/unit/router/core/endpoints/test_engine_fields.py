@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.core.endpoints.engine_fields import (
+from router.core.endpoints.requests.engine_fields import (
     ENGINE_FIELDS,
     Handling,
     find_engine_field,

@@ -9,12 +9,12 @@ from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.count_tokens import COUNT_TOKENS
 from router.core.endpoints.endpoint import Endpoint
-from router.core.endpoints.error_envelope import BrokenStream
+from router.core.endpoints.errors.error_envelope import BrokenStream
 from router.core.endpoints.messages import MESSAGES
+from router.core.endpoints.recording.sse import payload
+from router.core.endpoints.recording.typed_events import encode_event
 from router.core.endpoints.responses import RESPONSES
-from router.core.endpoints.sse import payload
 from router.core.endpoints.table import ENDPOINTS
-from router.core.endpoints.typed_events import encode_event
 from router.errors import UPSTREAM, ApiError
 from tests.support.endpoints import error_frame, make_recorder
 

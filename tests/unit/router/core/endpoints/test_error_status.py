@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.core.endpoints.error_status import error_status
+from router.core.endpoints.errors.error_status import error_status
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.form_data import MAX_PART_HEAD, MAX_PARTS, MAX_TEXT, FormData, parse_form
+from router.core.endpoints.requests.form_data import MAX_PART_HEAD, MAX_PARTS, MAX_TEXT, FormData, parse_form
 from router.errors import ApiError
 
 BOUNDARY = b"boundary"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.json_repair import repaired
+from router.core.endpoints.recording.json_repair import repaired
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.endpoints.answer_shapes import AnswerShapes
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.replay import replay
-from router.core.endpoints.sse import payload, split_events
+from router.core.endpoints.recording.answer_shapes import AnswerShapes
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.replay import replay
+from router.core.endpoints.recording.sse import payload, split_events
 from tests.support.endpoints import record_body
 from tests.support.factories import JSON_VALUES, load_capture
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.messages import MESSAGES
-from router.core.endpoints.recorded_response import RecordedResponse
+from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
+from router.core.endpoints.recording.recorded_response import RecordedResponse
+from router.core.endpoints.recording.sse import DONE
 from router.core.endpoints.responses import RESPONSES
-from router.core.endpoints.sse import DONE
 from tests.support.endpoints import choices_recorder, make_recorder, record_body
 from tests.support.factories import (
     HELLO_EVENTS,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.core.endpoints.request import engine_body, parse_request
+from router.core.endpoints.requests.request import engine_body, parse_request
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.errors import ApiError
 

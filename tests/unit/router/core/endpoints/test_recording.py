@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.endpoints.choices_recorder import ChoicesRecorder
 from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recording import MAX_EVENT_SIZE
-from router.core.endpoints.sse import DONE
+from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.recording import MAX_EVENT_SIZE
+from router.core.endpoints.recording.sse import DONE
 from tests.support.endpoints import choices_recorder, record_body
 from tests.support.factories import (
     HELLO_EVENTS,

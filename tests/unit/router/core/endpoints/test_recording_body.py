@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from tests.support.endpoints import record_body
 from tests.support.factories import JSON_VALUES, ODD_EVENT, chat, completion
 

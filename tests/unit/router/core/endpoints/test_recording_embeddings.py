@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 
 from router.core.endpoints.embeddings import EMBEDDINGS
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.replay import replay
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.replay import replay
 from tests.support.endpoints import record_body
 from tests.support.factories import JSON_VALUES, embeddings, entry_from, load_capture, request
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from tests.support.endpoints import record_body
 from tests.support.factories import JSON_VALUES, load_capture

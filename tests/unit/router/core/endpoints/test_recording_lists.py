@@ -7,8 +7,8 @@ from typing import Any, Final
 import pytest
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.replay import replay
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.replay import replay
 from tests.support.endpoints import record_body
 from tests.support.factories import classify, entry_from, load_capture, pooling, rerank, score
 from tests.support.paths import CAPTURES

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from router.core.endpoints.endpoint import Recorder
 from router.core.endpoints.messages import MESSAGES
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.replay import replay
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.replay import replay
 from tests.support.endpoints import make_recorder, record_body
 from tests.support.factories import (
     JSON_VALUES,

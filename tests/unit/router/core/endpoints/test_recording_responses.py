@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.endpoints.endpoint import Recorder
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.replay import replay
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.replay import replay
+from router.core.endpoints.recording.sse import DONE, payload, split_events
 from router.core.endpoints.responses import RESPONSES
-from router.core.endpoints.sse import DONE, payload, split_events
 from tests.support.endpoints import make_recorder, record_body
 from tests.support.factories import (
     JSON_VALUES,

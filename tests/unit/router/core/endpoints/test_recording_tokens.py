@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from tests.support.endpoints import record_body
 from tests.support.factories import count_tokens, detokenize, tokenize
 

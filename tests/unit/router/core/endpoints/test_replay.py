@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import RecordedResponse
-from router.core.endpoints.replay import replay
-from router.core.endpoints.sse import DONE
+from router.core.endpoints.recording.recorded_response import RecordedResponse
+from router.core.endpoints.recording.replay import replay
+from router.core.endpoints.recording.sse import DONE
 from tests.support.endpoints import record_body
 from tests.support.factories import (
     HELLO_EVENTS,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import RecordedResponse
-from router.core.endpoints.replay import replay
-from router.core.endpoints.sse import DONE, split_events
+from router.core.endpoints.recording.recorded_response import RecordedResponse
+from router.core.endpoints.recording.replay import replay
+from router.core.endpoints.recording.sse import DONE, split_events
 from tests.support.factories import JSON_VALUES, TEXTS, completion, entry_from
 from tests.support.replay_helpers import STREAM, STREAM_USAGE, TOOL_CALLS, chat_response, response_choice, stream_events
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from router.core.endpoints.replay import replay
+from router.core.endpoints.recording.replay import replay
 from tests.support.factories import HELLO_EVENTS, ROLE_EVENT, USAGE_EVENT, chat, chat_event, choice_delta, completion
 from tests.support.replay_helpers import (
     STREAM,

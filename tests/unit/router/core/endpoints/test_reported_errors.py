@@ -8,7 +8,7 @@ import pytest
 from router.core.endpoints.audio import TRANSCRIPTIONS
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.engine_errors import parse_reported_error
+from router.core.endpoints.errors.engine_errors import parse_reported_error
 from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.responses import RESPONSES
 from tests.support.endpoints import make_recorder

@@ -20,7 +20,7 @@ from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.pooling import POOLING
-from router.core.endpoints.request import (
+from router.core.endpoints.requests.request import (
     MAX_DEPTH,
     MAX_FLOATS,
     MAX_MODEL_NAME,

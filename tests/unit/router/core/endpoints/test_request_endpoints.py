@@ -14,7 +14,7 @@ from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.endpoints.endpoint import Endpoint, InferenceRequest
 from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.pooling import POOLING
-from router.core.endpoints.request import engine_body
+from router.core.endpoints.requests.request import engine_body
 from router.core.endpoints.rerank import RERANK
 from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.score import SCORE

@@ -4,11 +4,11 @@ from typing import Any, Final
 
 import pytest
 
-from router.core.endpoints.answer_shapes import AnswerShapes
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import RecordedResponse, RequestSpeculation
-from router.core.endpoints.request_metrics import parse_speculation, without_metrics, without_metrics_event
-from router.core.endpoints.sse import DONE
+from router.core.endpoints.recording.answer_shapes import AnswerShapes
+from router.core.endpoints.recording.recorded_response import RecordedResponse, RequestSpeculation
+from router.core.endpoints.recording.sse import DONE
+from router.core.endpoints.requests.request_metrics import parse_speculation, without_metrics, without_metrics_event
 from tests.support.endpoints import choices_recorder, record_body
 from tests.support.factories import chat, choice_delta, completion, encode_event, recorded_response
 from tests.support.replay_helpers import replay_json

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from router.core.endpoints.answer_text import answer_text
+from router.core.endpoints.recording.answer_text import answer_text
 from tests.support.factories import JSON_VALUES, load_capture
 
 

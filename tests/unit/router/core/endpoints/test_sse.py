@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.sse import (
+from router.core.endpoints.recording.sse import (
     DONE,
     EventBuffer,
     error_payload,

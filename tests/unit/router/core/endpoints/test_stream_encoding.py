@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.delta_template import StreamParts
-from router.core.endpoints.stream_encoding import (
+from router.core.endpoints.recording.delta_template import StreamParts
+from router.core.endpoints.recording.stream_encoding import (
     MAX_DECODED,
     STREAM_DECODE_ERRORS,
     decode_stream,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.stream_text import stream_text
+from router.core.endpoints.recording.stream_text import stream_text
 from tests.support.paths import CAPTURES
 
 STREAMS: Final = ("chat-stream", "chat-n2-stream", "completion-stream", "messages-stream", "responses-stream")

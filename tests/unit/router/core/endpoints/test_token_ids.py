@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.endpoints.chat import CHAT
-from router.core.endpoints.recording import StreamRecorder
-from router.core.endpoints.request import parse_request
-from router.core.endpoints.sse import DONE
-from router.core.endpoints.token_ids import TokenIdCutter
+from router.core.endpoints.recording.recording import StreamRecorder
+from router.core.endpoints.recording.sse import DONE
+from router.core.endpoints.recording.token_ids import TokenIdCutter
+from router.core.endpoints.requests.request import parse_request
 
 REQUEST = parse_request(CHAT, b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "x"}]}')
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.endpoints.audio import TRANSCRIPTIONS
-from router.core.endpoints.recording import EVENT_TOO_LONG, MAX_EVENT_SIZE
-from router.core.endpoints.transcript_recorder import TranscriptRecorder
-from router.core.endpoints.upload import longest_answer, media_type, parse_upload
+from router.core.endpoints.recording.recording import EVENT_TOO_LONG, MAX_EVENT_SIZE
+from router.core.endpoints.recording.transcript_recorder import TranscriptRecorder
+from router.core.endpoints.requests.upload import longest_answer, media_type, parse_upload
 
 HEAD = b'data: {"id":"t","object":"transcription.chunk","created":7,"model":"m","choices":['
 SILENCE = HEAD + b'{"delta":{"content":""}}]}\n\n'

@@ -9,10 +9,10 @@ from router.core.endpoints.audio import TRANSCRIPTIONS
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.messages import MESSAGES
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.sse import DONE
+from router.core.endpoints.recording.stream_encoding import decode_stream
 from router.core.endpoints.responses import RESPONSES
-from router.core.endpoints.sse import DONE
-from router.core.endpoints.stream_encoding import decode_stream
 from tests.support.endpoints import choices_recorder, make_recorder
 from tests.support.factories import chat
 

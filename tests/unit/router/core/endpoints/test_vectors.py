@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.endpoints.recorded_response import NotStoredReason, RecordedResponse
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.vectors import has_missing_numbers
 from tests.support.endpoints import record_body
 from tests.support.factories import classify, embeddings, pooling, rerank, score

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.core.endpoints.request import parse_request
+from router.core.endpoints.requests.request import parse_request
+from router.core.endpoints.requests.workload import workload
 from router.core.endpoints.table import ENDPOINT_BY_PATH
-from router.core.endpoints.workload import workload
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 

@@ -10,7 +10,7 @@ import pytest
 from router.core.cache.entry_filter import EntryFilter, text_document_name
 from router.core.cache.key_parts import KeyParts
 from router.core.cache.redis_keys import claim_key, flight_key, hits_key
-from router.core.endpoints.stream_encoding import decode_stream
+from router.core.endpoints.recording.stream_encoding import decode_stream
 from router.net.redis.connect import open_client
 from router.net.redis.errors import RedisBackendError
 from router.shared.hit_counter import HitCounter

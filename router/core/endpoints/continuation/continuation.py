@@ -1,0 +1,364 @@
+"""Whether another engine can go on with a stream that its engine has broken off, and from where.
+
+Theory. A client has read part of a response, and the engine that generated it is gone. Another engine of the same model
+gets the prompt and what has been said, as the beginning of its own response. There are two ways:
+
+- by token ids: vLLM sends the ids of the prompt and of each event's tokens. The next engine gets exactly these, so it
+  is in the state that the failed one was in.
+- by text: a chat gets what has been said as a last message to be continued, a completion gets it after its prompt. The
+  next engine tokenizes it anew, which need not give the same tokens.
+
+Ids run ahead of the text while an engine holds text back: the bytes of an incomplete character and, with stop strings,
+always as many characters as the longest one can have without its end. A prompt of ids must not end inside a character:
+vLLM 0.32 then repeats the whole prompt. An event with one token and a text ends with a whole character; the ids up to
+there are settled if all of their text has been published. What was published after it is generated again, compared and
+left out, and so this way needs temperature 0 if there is such text. A stop string cannot begin in text before the seam
+and end after it: it would have had to end in what the failed engine still held back.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.recording.delta_template import FINISH_REASON, StreamParts, TemplateRun
+from router.core.endpoints.recording.sse import payload
+from router.core.endpoints.recording.token_ids import TokenIdCutter
+from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS, MalformedResponseError
+
+MAX_ASKING_BODY: Final = 1 << 20
+"""Bytes. For a request with a larger body, engines are not asked for token ids: the prompt's come in one event."""
+
+_ID_LIST: Final = re.compile(rb"[0-9]{1,10}(?:,[0-9]{1,10})*")
+
+_OBSTACLES: Final = {
+    "tools": "tools",
+    "tool_choice": "tools",
+    "functions": "tools",
+    "function_call": "tools",
+    "response_format": "schema",
+    "structured_outputs": "schema",
+    "guided_json": "schema",
+    "guided_regex": "schema",
+    "guided_choice": "schema",
+    "guided_grammar": "schema",
+    "regex": "schema",  # this and the next two: of SGLang
+    "ebnf": "schema",
+    "structural_tag": "schema",
+    "json_schema": "schema",  # of SGLang and llama.cpp
+    "grammar": "schema",  # of llama.cpp
+    "n": "choices",
+    "best_of": "choices",
+    "use_beam_search": "choices",
+    "logprobs": "logprobs",
+    "top_logprobs": "logprobs",
+    "prompt_logprobs": "logprobs",
+    "logprob_token_ids": "logprobs",
+    "return_token_ids": "token_ids",
+    "return_tokens_as_token_ids": "token_ids",
+    "return_prompt_text": "token_ids",
+    "echo": "prompt",
+    "suffix": "prompt",
+    "prompt_embeds": "prompt",
+    "truncate_prompt_tokens": "prompt",
+    "kv_transfer_params": "prompt",
+    "modalities": "audio",
+    "audio": "audio",
+    "include_reasoning": "reasoning",
+}
+"""Fields that rule a continuation out, with the reason, unless they have a value of _HARMLESS or no value."""
+
+_HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
+    "tool_choice": ("none",),
+    "function_call": ("none",),
+    "response_format": ({"type": "text"},),
+    "n": (1,),
+    "best_of": (1,),
+    "top_logprobs": (0,),
+    "modalities": (["text"],),
+    "include_reasoning": (True,),
+}
+MAX_REPEATED: Final = 256
+"""Characters that may be generated again and compared; with more, the way by text is sooner at what is new."""
+
+MAX_LITERAL_EVENTS: Final = 1000
+"""Events that may be decoded one by one, which is what events without a template need."""
+
+_LAST_PARTS: Final = 4
+"""Parts at the end of a stream in one of which a finish reason is: after it come the usage and the end."""
+
+
+def request_obstacle(request: InferenceRequest) -> str | None:
+    """Why a stream for this request cannot be continued, in a word; None if nothing of the request is against it."""
+    streaming = request.endpoint.streaming
+    if streaming is None or streaming.choices_format is None:
+        return "endpoint"
+    fields = request.fields
+    for name in _OBSTACLES.keys() & fields.keys():
+        value = fields[name]
+        if value is None or (value is False and name != "include_reasoning") or value in ([], {}, ""):
+            continue
+        if value not in _HARMLESS.get(name, ()):
+            return _OBSTACLES[name]
+    if not streaming.choices_format.has_messages:
+        prompt = fields.get("prompt")
+        if not prompt:
+            return "prompt"  # an engine that got one would not know what came before
+        if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
+            return "choices"
+    # Nothing is held back if stop strings are part of the text, and they are not looked for before `min_tokens`. So one
+    # may begin in published text.
+    if fields.get("stop") and (fields.get("include_stop_str_in_output") or fields.get("min_tokens")):
+        return "stop"
+    return None
+
+
+def asks_token_ids(request: InferenceRequest) -> bool:
+    """Whether an engine that has them is asked for the ids of tokens."""
+    return len(request.body) <= MAX_ASKING_BODY and request_obstacle(request) is None
+
+
+class StreamSoFar(msgspec.Struct, frozen=True, kw_only=True):
+    """What has been published of a response.
+
+    - `text`: all of it. `finish_reason`: None unless only the end of the stream is missing.
+    - `tokens`: the number that has been generated, by their ids or by the usage in the last event; `counted`: whether
+      there was one of these. If not, it is the number of events with text, each of which may have several tokens.
+    - `text_tokens`: as far as it is known, without those whose text was held back: an engine that goes on from the text
+      generates them again. `text_pieces`: the same, as pieces of TokenIdCutter.
+    - `prompt_tokens`: None if unknown.
+    - `has_reasoning`: reasoning came before the text.
+    - `prompt_ids`: the ids to go on from, as JSON without brackets: the prompt's, and those of the settled text; None
+      if they are not known. `settled_tokens`: how many of these were generated; `settled_pieces`: the same, as pieces,
+      and `published_pieces`: all that the client has; `unsettled`: the text after the settled one.
+    - `head`: the first fields of each event, in their order.
+    """
+
+    text: str
+    finish_reason: str | None
+    tokens: int
+    counted: bool
+    text_tokens: int
+    text_pieces: int
+    prompt_tokens: int | None
+    has_reasoning: bool
+    prompt_ids: bytes | None
+    settled_tokens: int
+    settled_pieces: int
+    published_pieces: int
+    unsettled: str
+    head: dict[str, Any]
+
+
+class _Event(msgspec.Struct, frozen=True):
+    """An event of one choice. `usage`: that of the response up to here, as (prompt, completion).
+
+    `text`: without the reasoning, which may end in the same event.
+    """
+
+    text: str
+    has_reasoning: bool
+    has_ids: bool
+    finish_reason: str | None
+    usage: tuple[int, int] | None = None
+
+
+_decode_event = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_texts = msgspec.json.Decoder(list[str]).decode
+_USAGE: Final = b'"usage"'
+_HEAD_FIELDS: Final = ("id", "object", "created", "model", "system_fingerprint")
+
+
+def held_back(fields: Mapping[str, Any]) -> int:
+    """The number of characters that vLLM always holds back, since a stop string may begin in them."""
+    stop = fields.get("stop")
+    texts = stop if isinstance(stop, list) else [stop]
+    # Anything else than text is a 400 at vLLM, but not everywhere.
+    return max([1, *(len(text) for text in texts if isinstance(text, str))]) - 1
+
+
+def read_so_far(parts: StreamParts | None, cutter: TokenIdCutter | None, held_back: int = 0) -> StreamSoFar | str:
+    """What has been published, by the recorded events; or why it cannot be continued, in a word.
+
+    `held_back`: see the function.
+    """
+    if parts is None:
+        return "too-large"
+    if _decoded_events(parts) > MAX_LITERAL_EVENTS:
+        return "no-template"
+    try:
+        events, head = _read_events(parts)
+    except MALFORMED_RESPONSE_ERRORS:
+        return "malformed"
+    text, has_reasoning = "".join([event.text for event in events]), any(event.has_reasoning for event in events)
+    if not text:
+        return "reasoning" if has_reasoning else "no-text"
+    slots = [event for event in events if event.has_ids]
+    pieces = cutter.pieces if cutter is not None else []
+    known = cutter is not None and cutter.prompt is not None and 0 < len(slots) <= len(pieces)
+    # Events that were withheld, such as one with the finish reason "abort", come last and do not count.
+    counts = [piece.count(b",") + 1 if piece else 0 for piece in pieces[: len(slots)]] if known else []
+    settled, unsettled = _settled_slots(slots, counts, text, held_back)
+    text_pieces = _text_slots(slots, counts, text, held_back)
+    tokens, text_tokens, counted, usage = sum(counts), sum(counts[:text_pieces]), known, events[-1].usage
+    spoken = [event for event in events if event.text or event.has_reasoning]
+    if not known or not all(event.has_ids for event in spoken):  # or of an engine that has none
+        counted = usage is not None
+        text_tokens = tokens = usage[1] if usage is not None else len(spoken)
+    prompt_tokens = usage[0] if usage is not None else None
+    if cutter is not None and cutter.prompt:
+        prompt_tokens = cutter.prompt.count(b",") + 1
+    prompt_ids = None
+    if known and cutter is not None and cutter.exact:
+        prompt_ids = b",".join([piece for piece in (cutter.prompt or b"", *pieces[:settled]) if piece])
+        if _ID_LIST.fullmatch(prompt_ids) is None:
+            prompt_ids = None
+    return StreamSoFar(
+        text=text,
+        finish_reason=next((event.finish_reason for event in reversed(events) if event.finish_reason), None),
+        tokens=tokens,
+        counted=counted,
+        text_tokens=text_tokens,
+        text_pieces=text_pieces,
+        prompt_tokens=prompt_tokens,
+        has_reasoning=has_reasoning,
+        prompt_ids=prompt_ids,
+        settled_tokens=sum(counts[:settled]),
+        settled_pieces=settled,
+        published_pieces=len(slots),
+        unsettled=unsettled,
+        head=head,
+    )
+
+
+def may_be_complete(parts: StreamParts, cutter: TokenIdCutter | None, limit: int | None) -> bool:
+    """Whether the stream may have its finish reason or as many tokens as it may have, found without reading it."""
+    if any(FINISH_REASON.search(part) for part in parts.parts[-_LAST_PARTS:] if not isinstance(part, TemplateRun)):
+        return True
+    if limit is None:
+        return False
+    pieces = cutter.pieces if cutter is not None else []
+    if not pieces:  # then only the usage in an event tells it
+        return _may_have_usage(parts)
+    return sum([piece.count(b",") + 1 for piece in pieces if piece]) >= limit
+
+
+def find_obstacle(parts: StreamParts | None, cutter: TokenIdCutter | None) -> str | None:
+    """An obstacle that `read_so_far` finds, or "uncounted" if it counts no tokens, as far as it takes no reading."""
+    if parts is None:
+        return "too-large"
+    if _decoded_events(parts) > MAX_LITERAL_EVENTS:
+        return "no-template"
+    may_be_counted = cutter is not None and cutter.pieces and cutter.prompt is not None
+    return None if may_be_counted or _may_have_usage(parts) else "uncounted"
+
+
+def _may_have_usage(parts: StreamParts) -> bool:
+    """Whether the last event may have it."""
+    return any(_USAGE in part for part in parts.parts[-_LAST_PARTS:] if not isinstance(part, TemplateRun)) or any(
+        _USAGE in template.end or _USAGE in template.begin for template in parts.templates
+    )
+
+
+def _settled_slots(slots: Sequence[_Event], counts: Sequence[int], text: str, held_back: int) -> tuple[int, str]:
+    """The number of events up to the last one at whose end ids and text agree, and the published text after it."""
+    published = len(text)
+    for number in range(len(counts), 0, -1):
+        event = slots[number - 1]
+        # An event with several tokens may end with a part of a character although it has a text.
+        if counts[number - 1] == 1 and event.text and published + held_back <= len(text):
+            return number, text[published + held_back :]
+        published -= len(event.text)
+    return 0, text
+
+
+def _text_slots(slots: Sequence[_Event], counts: Sequence[int], text: str, held_back: int) -> int:
+    """The number of events that have all tokens of the published text."""
+    published, whole, whole_length, last = len(text), 0, 0, 0
+    for number in range(len(counts), 0, -1):
+        event = slots[number - 1]
+        if not event.text:
+            continue
+        if published + held_back <= len(text):
+            whole, whole_length = number, published + held_back
+            break
+        published -= len(event.text)
+        last = number
+    # The rest of the text is the beginning of what the tokens up to `last` say. It has at most a token for each byte.
+    rest = len(text[whole_length:].encode())
+    while whole < last and rest > 0:
+        rest -= counts[whole]
+        whole += 1
+    return whole
+
+
+def _decoded_events(parts: StreamParts) -> int:
+    return sum([not isinstance(part, TemplateRun) for part in parts.parts])
+
+
+def _read_events(parts: StreamParts) -> tuple[list[_Event], dict[str, Any]]:
+    events: list[_Event] = []
+    head: dict[str, Any] = {}
+    for part in parts.parts:
+        if not isinstance(part, TemplateRun):
+            data = payload(part)
+            if data is not None:
+                events.append(_read_event(_decode_event(data), head))
+            continue
+        if not part.texts:
+            continue
+        template = parts.templates[part.template_index]
+        begin, end = template.begin_with(part.first_number), template.end_with(part.first_number)
+        form = _read_event(_decode_event(payload(b"%bx%b" % (begin, end)) or b""), head)
+        if form.text and form.has_reasoning:  # the texts may be either
+            if len(part.texts) > MAX_LITERAL_EVENTS:
+                raise MalformedResponseError("too many events that must be decoded one by one")
+            events += [_read_event(_decode_event(payload(begin + text + end) or b""), head) for text in part.texts]
+            continue
+        if not form.text:
+            events += [form] * len(part.texts)
+            continue
+        texts = _decode_texts(b'["%b"]' % b'","'.join(part.texts))
+        if len(texts) != len(part.texts):
+            raise MalformedResponseError("a text is not the content of a string")
+        events += [_Event(text, False, form.has_ids, None, form.usage) for text in texts]
+    return events, head
+
+
+def _read_event(event: dict[str, Any], head: dict[str, Any]) -> _Event:
+    for name in _HEAD_FIELDS:
+        if name in event:
+            head.setdefault(name, event[name])
+    match event.get("choices"):
+        case [{"index": 0} as choice]:
+            pass
+        case _:
+            raise MalformedResponseError("an event has not one choice")
+    fields = choice["delta"] if "delta" in choice else {"text": choice.get("text")}
+    if not isinstance(fields, dict):
+        raise MalformedResponseError("a delta is not an object")
+    text, has_reasoning = "", False
+    for name, value in fields.items():
+        if name in ("content", "text") and isinstance(value, str):
+            text += value
+        elif name in ("reasoning", "reasoning_content") and isinstance(value, str):
+            has_reasoning = has_reasoning or bool(value)
+        elif name != "role" and value not in (None, "", [], {}):
+            raise MalformedResponseError("a delta has something else than text")
+    reason = choice.get("finish_reason")
+    return _Event(
+        text,
+        has_reasoning,
+        "token_ids" in choice,
+        reason if isinstance(reason, str) else None,
+        _usage_of(event.get("usage")),
+    )
+
+
+def _usage_of(usage: Any) -> tuple[int, int] | None:
+    match usage:
+        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)} if prompt > 0 and completion > 0:
+            return prompt, completion
+    return None

@@ -1,0 +1,71 @@
+"""The errors of /v1/responses: OpenAI's body, and `response.failed` as the end of a stream that breaks.
+
+`response.failed` has the response object as the stream's first event gave it, and the next `sequence_number`. Some
+clients (Codex) know no other event that ends a stream early. In addition to the fields of OpenAI's reference, the event
+has an `error`: OpenAI's own clients raise an exception for an event with this field, as for one of any other endpoint.
+
+Source: https://platform.openai.com/docs/api-reference/responses-streaming/response/failed.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from router.core.endpoints.errors.error_envelope import BrokenStream, ErrorEnvelope, openai_body
+from router.core.endpoints.recording.sse import payload, split_events
+from router.core.endpoints.recording.typed_events import encode_event
+from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
+from router.errors import ApiError
+
+
+class _Event(msgspec.Struct):
+    response: dict[str, Any] | None = None
+    sequence_number: int | None = None
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
+def _frame(error: ApiError, stream: BrokenStream) -> bytes:
+    opened = next((event.response for event in _events(stream.first) if event.response is not None), None)
+    numbers = [event.sequence_number for event in _events(stream.last or stream.first)]
+    last_number = max((number for number in numbers if number is not None), default=-1)
+    response = {
+        **(_unopened_response(stream) if opened is None else opened),
+        "status": "failed",
+        "error": {"code": _error_code(error), "message": error.message},
+    }
+    details = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
+    event = {"type": "response.failed", "sequence_number": last_number + 1, "response": response, "error": details}
+    return encode_event(event)
+
+
+def _events(frames: bytes) -> list[_Event]:
+    events = []
+    for frame in split_events(frames):
+        try:
+            events.append(_decode_event(payload(frame) or b"{}"))
+        except MALFORMED_RESPONSE_ERRORS:
+            continue  # the engine's; the client has it as it is
+    return events
+
+
+def _unopened_response(stream: BrokenStream) -> dict[str, Any]:
+    """The required fields of a response of which no engine has sent an event."""
+    return {
+        "id": f"resp_{stream.request_id}", "object": "response", "created_at": stream.now, "model": stream.model,
+        "output": [], "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "temperature": None,
+        "top_p": None, "instructions": None, "metadata": {}, "incomplete_details": None, "usage": None,
+    }  # fmt: skip
+
+
+def _error_code(error: ApiError) -> str:
+    """A code of OpenAI's ResponseError, or the engine's word for a request that is at fault."""
+    if error.status == 429:
+        return "rate_limit_exceeded"
+    if error.status >= 500:
+        return "server_error"
+    return error.code or "invalid_prompt"
+
+
+RESPONSES_ERRORS: Final = ErrorEnvelope(openai_body, _frame)

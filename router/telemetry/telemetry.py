@@ -1,0 +1,366 @@
+"""All metrics: they are recorded here, once for each request, from the facts in its Exchange.
+
+The names are those that dashboards for LLM serving use. Tenants and models come from the configuration, so a client
+cannot create new series.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from router.core.resilience.breaker import BreakerState
+from router.core.types import CacheStatus
+from router.flow.exchange import Exchange, GenerationRecord
+from router.flow.replicas.status_publisher import RequestObserver
+from router.flow.request_kind import RequestFacts, RequestKind, request_facts, request_kind
+from router.flow.result import LOST
+from router.net.redis.pipeline import RedisPipeline
+from router.telemetry.access_log import AccessLog
+from router.telemetry.announced_metrics import announced_families
+from router.telemetry.draft_metrics import draft_families
+from router.telemetry.exemplars import HistogramExemplars
+from router.telemetry.gauge_metrics import GaugeMetrics
+from router.telemetry.metric_series import BatchHistogram, GenerationSeries, PendingCounter, RequestSeries
+from router.telemetry.metrics_page import collect, drop_unknown_gauges, hit_ratio, render
+from router.telemetry.prefill_metrics import PrefillMetrics, PrefillSeries
+from router.telemetry.savings_metrics import SavingsMetrics
+from router.telemetry.usage_counter import UsageCounter
+from router.upstream.engine import Engine
+
+_DURATION_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_FROM_STORE: Final = (CacheStatus.HIT, CacheStatus.STALE)
+_WITHOUT_GENERATION: Final = (*_FROM_STORE, CacheStatus.COALESCED)  # none of these caused a generation
+_OVERHEAD_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+_LATENCY_BUCKETS: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5,
+)  # fmt: skip
+_START_BUCKETS: Final = (1, 5, 10, 20, 30, 60, 120, 180, 300, 600, 1200)
+_SPEED_BUCKETS: Final = (1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1000)
+# Seconds that counts may be missing from prometheus_client, and so from another worker's /metrics.
+_FLUSH_INTERVAL: Final = 0.25
+_MAX_SERIES: Final = 4096  # kinds of requests in the look-up table
+
+_Series = RequestSeries | GenerationSeries | PrefillSeries | PendingCounter
+
+
+class Telemetry:
+    """All metrics of one router process.
+
+    - `record` is called once for every request that reached the API, whatever its end.
+    - A gauge whose value is unknown has no sample; it is not 0.
+    """
+
+    def __init__(self, *, log_format: str, multiprocess_dir: str | None = None) -> None:
+        """`multiprocess_dir`: the directory in which several workers share their metrics; None for one process."""
+        self._access_log = AccessLog(log_format)
+        # One look-up finds everything that is counted and logged for a request.
+        self._request_series: dict[RequestFacts, RequestSeries] = {}
+        self._generation_series: dict[tuple[str, str], GenerationSeries] = {}
+        self._write_counters: dict[str, PendingCounter] = {}
+        self._dirty: list[_Series] = []
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._flush_delay = _FLUSH_INTERVAL
+        self._multiprocess_dir = multiprocess_dir
+        self.registry = registry = CollectorRegistry()
+        requests = ("tenant", "model", "engine", "task", "status")
+        self._requests = Counter("llm_requests", "Requests by status", requests, registry=registry)
+        by_cache = ("model", "cache")
+        self._duration = BatchHistogram(
+            "llm_request_duration_seconds", "From the first byte of the request to the last of the response", by_cache,
+            buckets=_DURATION_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self._first_token = BatchHistogram(
+            "llm_time_to_first_token_seconds", "From the first byte of the request to the first token", by_cache,
+            buckets=_DURATION_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self._overhead = BatchHistogram(
+            "llm_router_overhead_seconds", "Time in the router before a request is sent to an engine or a cached "
+            "response to the client", ("cache",), buckets=_OVERHEAD_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self._speed = BatchHistogram(
+            "llm_tokens_per_second",
+            "Tokens per second after the first",
+            ("model",),
+            buckets=_SPEED_BUCKETS,
+            registry=registry,
+        )
+        self._latency = BatchHistogram(
+            "llm_inter_token_latency_seconds", "Mean time from one token of a stream to its next, once for each token",
+            ("model",), buckets=_LATENCY_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self._exemplars = tuple(
+            HistogramExemplars(name, by_cache, _DURATION_BUCKETS)
+            for name in ("llm_request_duration_seconds", "llm_time_to_first_token_seconds")
+        )
+        self._prefills = PrefillMetrics(registry, _DURATION_BUCKETS)
+        self._savings = SavingsMetrics(registry, self._watts_per_request)
+        self._tokens = Counter(
+            "llm_tokens", "Prompt, generated and saved tokens", ("tenant", "model", "kind"), registry=registry
+        )
+        self._cache = Counter(
+            "llm_cache_requests", "Requests by cache result", ("tenant", "model", "result"), registry=registry
+        )
+        self._writes = Counter("llm_cache_writes", "Responses by cache write result", ("result",), registry=registry)
+        self._damaged = Counter(
+            "llm_cache_entries_damaged", "Entries read with a wrong checksum or invalid fields",
+            registry=registry,
+        )  # fmt: skip
+        self._rejected = Counter(
+            "llm_requests_rejected", "Requests rejected before an engine was selected", ("reason",), registry=registry
+        )
+        self._retries = Counter("llm_retries", "Failed attempts at an engine", ("engine", "reason"), registry=registry)
+        self._fallbacks = Counter(
+            "llm_fallbacks", "Requests served by a fallback model", ("model", "fallback"), registry=registry
+        )
+        self._wakes = Counter(
+            "llm_engine_wakes", "Requests that found all engines of their model down, by what became of them",
+            ("model", "result"), registry=registry,
+        )  # fmt: skip
+        self._wake_seconds = Histogram(
+            "llm_engine_wake_seconds", "Seconds that a request waited until an engine of its model had started",
+            ("model",), buckets=_START_BUCKETS, registry=registry,
+        )  # fmt: skip
+        self._continuations = Counter(
+            "llm_continuations", "Streams that an engine broke off, by whether another engine went on",
+            ("model", "reason", "result"), registry=registry,
+        )  # fmt: skip
+        self._repeated_tokens = Counter(
+            "llm_continuation_tokens", "Tokens of the prompt and the response that engines processed again to go on",
+            ("model",), registry=registry,
+        )  # fmt: skip
+        self._dropped_spans = Counter(
+            "roundhouse_spans_dropped", "Traced events that were not exported", ("reason",), registry=registry
+        )
+        self._usage = UsageCounter()
+        self._observer: RequestObserver | None = None
+        self._engines: dict[str, Engine] = {}
+        self._gauges = GaugeMetrics(registry, removable=multiprocess_dir is None)
+
+    # -- recording --------------------------------------------------------------------------------------------------
+
+    def record(self, exchange: Exchange, ended_at: float) -> None:
+        """Counts and logs an exchange. `ended_at`: an instant of time.perf_counter."""
+        facts = request_facts(exchange)
+        series = self._request_series.get(facts) or self._add_request_series(facts, request_kind(exchange))
+        if not series.durations:
+            self._schedule_flush(series)
+        duration = ended_at - exchange.started_at
+        series.durations.append(duration)
+        series.overheads.append(
+            duration if exchange.dispatched_at is None else exchange.dispatched_at - exchange.started_at
+        )
+        if series.served_at_once:
+            series.first_token_times.append(duration)
+        elif exchange.first_token_at is not None:
+            series.first_token_times.append(exchange.first_token_at - exchange.started_at)
+        series.saved_tokens += exchange.completion_tokens
+        series.saved_ms += exchange.generation_ms
+        if exchange.trace_id is not None:
+            series.add_trace(exchange.trace_id)
+        self._access_log.write(series.line_template, exchange, duration)
+        if self._observer is not None:
+            self._observer(exchange, duration)
+
+    def set_observer(self, observer: RequestObserver | None) -> None:
+        """`observer` is called with each exchange that ends and its duration in seconds; see StatusPublisher."""
+        self._observer = observer
+
+    def _add_request_series(self, facts: RequestFacts, kind: RequestKind) -> RequestSeries:
+        if len(self._request_series) >= _MAX_SERIES:
+            # Nothing is lost: a series with unflushed counts is in _dirty, and one that comes back is created again.
+            self._request_series.clear()
+        series = self._request_series[facts] = self._create_request_series(kind)
+        return series
+
+    def _create_request_series(self, kind: RequestKind) -> RequestSeries:
+        response = kind.response
+        tenant, model, cache = kind.tenant, kind.model or "unknown", response.cache_status
+        engine, task = response.engine or "none", response.task or "none"
+        counters = [self._requests.labels(tenant, model, engine, task, _status_label(kind)).inc]
+        if kind.outcome == "refused" and (cache is None or response.engine is None):
+            counters.append(self._rejected.labels(kind.error_reason or "none").inc)
+        if cache is not None:
+            counters.append(self._cache.labels(tenant, model, cache.lower()).inc)
+            if response.fallback_model is not None:
+                counters.append(self._fallbacks.labels(model, response.fallback_model).inc)
+        saved = self._tokens.labels(tenant, model, "saved") if cache is not None else None
+        duration_exemplars, first_token_exemplars = (each.labels(model, cache or "NONE") for each in self._exemplars)
+        return RequestSeries(
+            line_template=self._access_log.line_template(kind),
+            request_counters=counters,
+            duration_histogram=self._duration.labels(model, cache or "NONE"),
+            overhead_histogram=self._overhead.labels(cache) if cache is not None else None,
+            first_token_histogram=self._first_token.labels(model, cache) if cache is not None else None,
+            saved_counter=saved.inc if saved is not None and cache in _WITHOUT_GENERATION else None,
+            record_requests=partial(self._record_requests, tenant, kind.key_id, model, cache, response.engine)
+            if cache is not None
+            else None,
+            duration_exemplars=duration_exemplars,
+            first_token_exemplars=first_token_exemplars,
+            served_at_once=cache in _FROM_STORE,
+        )
+
+    def _record_requests(
+        self, tenant: str, key_id: str | None, model: str, cache: CacheStatus, engine: str | None,
+        requests: int, tokens: int, seconds: float,
+    ) -> None:  # fmt: skip
+        self._savings.record_requests(tenant, model, cache, engine, requests, tokens, seconds)
+        self._usage.add_requests(tenant, key_id, model, cache, requests, tokens)
+
+    def _schedule_flush(self, series: _Series) -> None:
+        if self._flush_timer is None:
+            self._flush_timer = asyncio.get_running_loop().call_later(self._flush_delay, self.flush)
+        self._dirty.append(series)
+
+    def flush(self) -> None:
+        """Passes all counts to prometheus_client, where the other workers can read them."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        pending, self._dirty = self._dirty, []
+        for series in pending:
+            series.flush()
+
+    def close(self) -> None:
+        """Flushes; what is recorded after this is flushed without delay, since the process ends."""
+        self._flush_delay = 0.0
+        self.flush()
+
+    def record_generation(self, generation: GenerationRecord) -> None:
+        """Counts a generation that has ended, once, however many requests shared it."""
+        for engine, reason in generation.failed_attempts:
+            self._retries.labels(engine, reason).inc()
+        for each in generation.continuations:
+            self._continuations.labels(generation.model, each.reason, each.result).inc()
+            if each.repeated_tokens:
+                self._repeated_tokens.labels(generation.model).inc(each.repeated_tokens)
+        if generation.not_stored_reason is not None:
+            self.record_write(generation.not_stored_reason)
+        self._usage.add_generation(generation, time.perf_counter())
+        if generation.first_token_at is None and generation.error_reason != LOST:
+            return  # no engine has worked on it, as far as is known
+        series = self._generation_series.get((generation.tenant, generation.model)) or self._create_generation_series(
+            generation.tenant, generation.model
+        )
+        if not series.dirty:
+            series.dirty = True
+            self._schedule_flush(series)
+        prefills = self._prefills.series(generation)
+        if prefills is not None:
+            if not prefills.dirty:
+                self._schedule_flush(prefills)
+            prefills.add(generation)
+        now = time.perf_counter()
+        attempt = generation.attempt
+        if attempt.sent_at is not None:
+            seconds = now - attempt.sent_at
+            energy = attempt.energy
+            series.add_work(
+                seconds + attempt.earlier_seconds, energy.take(now, seconds) if energy is not None else None
+            )
+        elif attempt.earlier_seconds > 0:  # its client left when its engine had failed
+            series.add_work(attempt.earlier_seconds, None)
+        series.prompt_tokens += generation.prompt_tokens
+        series.completion_tokens += generation.completion_tokens
+        # The rate of a stream of two engines is that of neither.
+        if not generation.stream or generation.first_token_at is None or generation.continuations:
+            return
+        duration = now - generation.first_token_at
+        if duration > 0 and generation.completion_tokens > 1:
+            series.speeds.append((generation.completion_tokens - 1) / duration)
+            # The choices of a request are generated at the same time; the first token of each is not counted.
+            steps = generation.completion_tokens - generation.choices
+            if steps > 0:
+                series.latencies.append((duration * generation.choices / steps, steps))
+
+    def _create_generation_series(self, tenant: str, model: str) -> GenerationSeries:
+        series = self._generation_series[tenant, model] = GenerationSeries(
+            prompt_counter=self._tokens.labels(tenant, model, "prompt").inc,
+            completion_counter=self._tokens.labels(tenant, model, "completion").inc,
+            speed_histogram=self._speed.labels(model),
+            latency_histogram=self._latency.labels(model),
+            record_generations=partial(self._savings.record_generations, tenant, model),
+        )
+        return series
+
+    def record_write(self, result: str) -> None:
+        series = self._write_counters.get(result)
+        if series is None:
+            series = self._write_counters[result] = PendingCounter(self._writes.labels(result).inc)
+        if not series.pending:
+            self._schedule_flush(series)
+        series.pending += 1
+
+    def record_damaged_entry(self) -> None:
+        self._damaged.inc()
+
+    def record_rejection(self, reason: str) -> None:
+        """Counts a client that the server refused before its request."""
+        self._rejected.labels(reason).inc()
+
+    def record_dropped_spans(self, reason: str, count: int) -> None:
+        """Counts what was traced and not exported; may be called in any thread."""
+        self._dropped_spans.labels(reason).inc(count)
+
+    def expect_wakes(self, model: str, results: Iterable[str]) -> None:
+        """Begins the counters with 0, so that Prometheus sees the first increase."""
+        for result in results:
+            self._wakes.labels(model, result)
+
+    def record_wake(self, model: str, result: str, seconds: float) -> None:
+        """Counts a request that found its model asleep; `seconds`: how long it waited."""
+        self._wakes.labels(model, result).inc()
+        if result == "started":
+            self._wake_seconds.labels(model).observe(seconds)
+
+    def set_queue_length(self, model: str, waiting: int) -> None:
+        self._gauges.queue_length.labels(model).set(waiting)
+
+    def update_gauges(
+        self, engines: Iterable[Engine], breaker_state: Callable[[str], BreakerState], *, redis_up: bool,
+        asleep: Mapping[str, bool] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """Takes over the results of a probe round; see GaugeMetrics.update."""
+        self._engines = {engine.name: engine for engine in engines}
+        self._gauges.update(self._engines.values(), breaker_state, redis_up=redis_up, asleep=asleep)
+
+    def _watts_per_request(self, engine: str) -> float | None:
+        known = self._engines.get(engine)
+        return known.energy.watts_per_request if known is not None else None
+
+    # -- what leaves the process --------------------------------------------------------------------------------------
+
+    def flush_savings(self, pipeline: RedisPipeline, clock: Callable[[], float]) -> None:
+        """Sends what requests cost and saved, and the usage, since the last call to Redis.
+
+        `clock`: seconds since the epoch.
+        """
+        self.flush()
+        now = clock()
+        self._savings.flush_ledger(pipeline, now)
+        self._usage.flush(pipeline, now)
+
+    def render(self, *, as_openmetrics: bool = False) -> bytes:
+        """The page for Prometheus, in its text format or in OpenMetrics, which has exemplars."""
+        self.flush()
+        families = collect(self.registry, self._multiprocess_dir)
+        announced = [engine.announced for engine in self._engines.values() if engine.announced is not None]
+        drop_unknown_gauges(families, self._engines)
+        families += [hit_ratio(families), *announced_families(announced), *draft_families(self._engines.values())]
+        if as_openmetrics:
+            for family in families:
+                for exemplars in self._exemplars:
+                    exemplars.add_to(family)
+        return render(families, as_openmetrics=as_openmetrics)
+
+
+def _status_label(kind: RequestKind) -> str:
+    """The HTTP status, or the failure after a 200 was sent. 499 is nginx's status for a client that disconnected."""
+    if kind.outcome == "left":
+        return "499"
+    return str(kind.response.status) if kind.outcome != "failed" else "broken"
