@@ -5,8 +5,8 @@ an engine only, into its top-level fields. These are forwarded byte for byte, ex
 `model`, `stream_options`, `cache_salt` and `priority`.
 """
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -54,8 +54,8 @@ _decode = msgspec.json.Decoder(float_hook=_number).decode
 _decode_large = msgspec.json.Decoder().decode
 _split_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
-_ABSENT: Final = object()
-_USAGE_OPTION: Final = b',"stream_options":{"include_usage":true}}'
+_REMOVED: Final = b""
+_USAGE_OPTIONS: Final = b'{"include_usage":true}'
 
 
 def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
@@ -163,46 +163,58 @@ def engine_body(
     that the engine gets, in place of the client's; None for an engine that must not get any. `token_ids`: whether the
     engine is asked for the ids of tokens, see router.core.endpoints.continuation.continuation.
     """
-    streaming = request.endpoint.streaming if request.stream else None
-    needs_usage = streaming is not None and streaming.needs_usage_option and stream_usage
-    if not stream_usage and "stream_options" in request.fields:
-        request = without_fields(request, ("stream_options",))
-    adds_priority = priority not in (None, DEFAULT_PRIORITY)
-    if "priority" in request.fields:
-        if priority is not None and request.priority == priority:
-            adds_priority = False
-        else:
-            request = without_fields(request, ("priority",))
-    if token_ids and "return_token_ids" in request.fields:  # false or null
-        request = without_fields(request, ("return_token_ids",))
-    # A client's salt only counts beside the tenant's; where tenants are not isolated, it is forwarded as it is.
-    client_salt = request.fields.get("cache_salt", _ABSENT) if salt is not None else _ABSENT
-    if salt is not None and client_salt is not _ABSENT:
-        salt = combine_salts(salt, client_salt)
-    if request.fields.get("model") == served_model and client_salt is _ABSENT:
-        adds_usage = needs_usage and not (request.fields.get("stream_options") or {}).get("include_usage")
-        if not adds_usage and salt is None and not adds_priority and not token_ids:
-            return request.body
-        if not adds_usage or "stream_options" not in request.fields:
-            # Appended after the last field, in place of the closing brace: this costs far less than splitting the body.
-            # There is a field before it: `model`.
-            more = b',"cache_salt":"%b"' % salt.encode() if salt is not None else b""
-            if adds_priority:
-                more += b',"priority":%d' % (priority or DEFAULT_PRIORITY)
-            if token_ids:
-                more += b',"return_token_ids":true'
-            return request.body.rstrip()[:-1] + more + (_USAGE_OPTION if adds_usage else b"}")
+    edits = _edits(request, served_model, salt, stream_usage=stream_usage, priority=priority, token_ids=token_ids)
+    if not edits:
+        return request.body
+    if not any(name in request.fields for name in edits):
+        # Appended after the last field, in place of the closing brace: this costs far less than splitting the body.
+        # There is a field before it: `model`.
+        more = b"".join([b',"%b":%b' % (name.encode(), raw) for name, raw in edits.items()])
+        return request.body.rstrip()[:-1] + more + b"}"
     fields = _split_fields(request.body)
-    fields["model"] = msgspec.Raw(_encode(served_model))
-    if needs_usage:
-        options = {**(request.fields.get("stream_options") or {}), "include_usage": True}
-        if not request.include_usage:
-            options.pop("continuous_usage_stats", None)  # vLLM ignores it in a request without `include_usage`
-        fields["stream_options"] = msgspec.Raw(_encode(options))
-    if salt is not None:
-        fields["cache_salt"] = msgspec.Raw(_encode(salt))
-    if adds_priority:
-        fields["priority"] = msgspec.Raw(_encode(priority))
-    if token_ids:
-        fields["return_token_ids"] = msgspec.Raw(b"true")
+    for name, raw in edits.items():
+        if raw is _REMOVED:
+            del fields[name]
+        else:
+            fields[name] = msgspec.Raw(raw)
     return _encode(fields)
+
+
+def _edits(
+    request: InferenceRequest, served_model: str, salt: str | None, *, stream_usage: bool, priority: int | None,
+    token_ids: bool,
+) -> dict[str, bytes]:  # fmt: skip
+    """By field, the JSON that an engine gets in its place, or _REMOVED for one that the request has."""
+    fields = request.fields
+    edits = {} if fields.get("model") == served_model else {"model": _encode(served_model)}
+    if salt is not None:
+        # A client's salt only counts beside the tenant's; where tenants are not isolated, it is forwarded as it is.
+        edits["cache_salt"] = _encode(combine_salts(salt, fields["cache_salt"]) if "cache_salt" in fields else salt)
+    has_priority = "priority" in fields
+    if not has_priority or priority is None or request.priority != priority:
+        if priority not in (None, DEFAULT_PRIORITY):
+            edits["priority"] = _encode(priority)
+        elif has_priority:
+            edits["priority"] = _REMOVED
+    if token_ids:  # the client's is false or null, if it has one
+        edits["return_token_ids"] = b"true"
+    options = fields.get("stream_options")
+    if not stream_usage:
+        if "stream_options" in fields:
+            edits["stream_options"] = _REMOVED
+    elif _needs_usage_option(request) and not (options or {}).get("include_usage"):
+        edits["stream_options"] = _usage_options(options, in_every_event=request.include_usage)
+    return edits
+
+
+def _needs_usage_option(request: InferenceRequest) -> bool:
+    streaming = request.endpoint.streaming if request.stream else None
+    return streaming is not None and streaming.needs_usage_option
+
+
+def _usage_options(options: Mapping[str, Any] | None, *, in_every_event: bool) -> bytes:
+    if not options:
+        return _USAGE_OPTIONS
+    # vLLM ignores `continuous_usage_stats` in a request without `include_usage`, so it must not apply now.
+    kept = {name: value for name, value in options.items() if in_every_event or name != "continuous_usage_stats"}
+    return _encode({**kept, "include_usage": True})
