@@ -109,8 +109,7 @@ def _facts(kind: RequestKind) -> Iterator[tuple[str, Any]]:
     response = kind.response
     yield "request", _Placeholder("%s", quoted=True)
     yield "tenant", kind.tenant
-    if kind.key_id is not None:
-        yield "key_id", kind.key_id
+    yield from _known("key_id", kind.key_id)
     yield "path", kind.path
     yield "status", response.status
     yield "outcome", kind.outcome
@@ -120,28 +119,37 @@ def _facts(kind: RequestKind) -> Iterator[tuple[str, Any]]:
         yield "model", kind.model
         yield "task", response.task
         yield "stream", "yes" if response.stream else "no"
+    yield from _engine_facts(kind)
+    yield from _known("fallback", response.fallback_model)
+    yield "engine_request", _present("%s", kind.has_engine_request_id, quoted=True)
+    yield "ttft_ms", _present("%.2f", kind.has_first_token)
+    yield from _known("reason", response.bypass_reason or response.miss_reason)
+    yield from _known("local", "yes" if response.from_local_cache else None)
+    yield from _known("error", kind.error_reason)
+    yield "trace_id", _present("%s", kind.has_trace_id, quoted=True)
+    yield "key", _present("%s", response.has_key, quoted=True)
+
+
+def _engine_facts(kind: RequestKind) -> Iterator[tuple[str, Any]]:
+    engine = kind.response.engine
     if kind.has_generation:
         yield "score", _Placeholder("%.4f")
-    if response.engine is not None:
-        yield "engine", response.engine
+    yield from _known("engine", engine)
     if kind.has_generation:
         # A request that joined another one's generation made no attempt, and no choice.
-        is_own = response.cache_status is not CacheStatus.COALESCED
-        yield "attempts", _Placeholder("%d") if is_own else _ABSENT
-        yield "continued", _Placeholder("%s", quoted=True) if kind.was_continued else _ABSENT
-        yield "prefix", _Placeholder("%.2f") if is_own and kind.had_choice else _ABSENT
-        yield "expected_ttft_ms", _Placeholder("%.2f") if is_own and kind.had_choice else _ABSENT
-    yield "prompt_tokens", _Placeholder("%d") if response.engine is not None else _ABSENT
-    yield "completion_tokens", _Placeholder("%d") if response.engine is not None else _ABSENT
-    if response.fallback_model is not None:
-        yield "fallback", response.fallback_model
-    yield "engine_request", _Placeholder("%s", quoted=True) if kind.has_engine_request_id else _ABSENT
-    yield "ttft_ms", _Placeholder("%.2f") if kind.has_first_token else _ABSENT
-    if response.bypass_reason is not None or response.miss_reason is not None:
-        yield "reason", response.bypass_reason or response.miss_reason
-    if response.from_local_cache:
-        yield "local", "yes"
-    if kind.error_reason is not None:
-        yield "error", kind.error_reason
-    yield "trace_id", _Placeholder("%s", quoted=True) if kind.has_trace_id else _ABSENT
-    yield "key", _Placeholder("%s", quoted=True) if response.has_key else _ABSENT
+        is_own = kind.response.cache_status is not CacheStatus.COALESCED
+        yield "attempts", _present("%d", is_own)
+        yield "continued", _present("%s", kind.was_continued, quoted=True)
+        yield "prefix", _present("%.2f", is_own and kind.had_choice)
+        yield "expected_ttft_ms", _present("%.2f", is_own and kind.had_choice)
+    yield "prompt_tokens", _present("%d", engine is not None)
+    yield "completion_tokens", _present("%d", engine is not None)
+
+
+def _known(name: str, value: str | None) -> Iterator[tuple[str, Any]]:
+    if value is not None:
+        yield name, value
+
+
+def _present(conversion: str, is_present: bool, *, quoted: bool = False) -> _Placeholder:
+    return _Placeholder(conversion, quoted) if is_present else _ABSENT

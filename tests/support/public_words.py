@@ -79,8 +79,12 @@ def _words_of_node(node: ast.AST) -> Iterator[str]:
 
 
 def _log_fields(tree: ast.Module) -> Iterator[str]:
-    facts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple)]
-    return (f"log {name}" for fact in facts if (name := _text(fact.elts[0])) is not None)
+    """The first of each pair that is yielded, and of each call of `_known`, which yields one."""
+    yielded = [node.value for node in ast.walk(tree) if isinstance(node, ast.Yield)]
+    firsts: list[ast.AST] = [value.elts[0] for value in yielded if isinstance(value, ast.Tuple)]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    firsts += [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "_known"]
+    return (f"log {name}" for first in firsts if (name := _text(first)) is not None)
 
 
 def _constants(tree: ast.Module) -> Iterator[str]:
