@@ -26,7 +26,7 @@ GROUPS: Final[dict[str, Group]] = {
     "proxies": Group(
         ("tests/integration/test_behind_proxies.py",),
         ("router/net/", "router/process/server.py", "router/process/serve.py", "router/process/supervisor.py",
-         "router/process/application.py",         "docs/behind-a-proxy.md", "tests/support/proxies.py"),
+         "router/process/application.py", "docs/behind-a-proxy.md", "tests/support/proxies.py"),
     ),
     "browser": Group(
         ("tests/browser",),

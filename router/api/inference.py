@@ -119,7 +119,8 @@ class InferenceEndpoint:
             caller.heartbeat.stop()
             caller.heartbeat = NO_HEARTBEAT  # it refers to the caller
             caller.body_allocation.release()
-            caller.reservation.release()
+            if caller.reservation is not None:
+                caller.reservation.release()
             ended_at = time.perf_counter()
             self._telemetry.record(exchange, ended_at)
             if tracer is not None:

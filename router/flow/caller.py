@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Protocol
 
 from router.flow.body_budget import BodyAllocation
-from router.shared.rate_limits import NO_RESERVATION
+from router.shared.rate_limits import Reservation
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 """Sends a part of the response, as ASGI's `send`."""
@@ -48,7 +48,7 @@ class Caller:
     """- `max_ttft`: its X-Max-TTFT in seconds.
     - `prefer`: its `Prefer`, empty without one and where no request waits for an engine to start.
     - `heartbeat`: of a stream that is not served from the cache; to be stopped at the end of the request.
-    - `reservation`: of a tenant with limits; to be released at the end of the request.
+    - `reservation`: of a tenant with limits, else None; to be released at the end of the request.
     - `has_begun`: it has got the head of the response.
     """
 
@@ -64,5 +64,5 @@ class Caller:
         self.max_ttft: float | None = None
         self.prefer = b""
         self.heartbeat = NO_HEARTBEAT
-        self.reservation = NO_RESERVATION
+        self.reservation: Reservation | None = None
         self.has_begun = False

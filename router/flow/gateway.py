@@ -169,6 +169,7 @@ class Gateway:
             try:
                 return self._response(exchange, inflight, delivery, await delivery.start(), is_new=is_new)
             except RetryRequest as retry:
+                assert share, "an in-flight request that is not shared never asks for a retry"
                 retry_after = retry.retry_after or retry_after
             if share and not isinstance(lookup, Bypass):
                 lookup = await self._cache.again(parsed, exchange.trace)

@@ -166,10 +166,6 @@ class Reservation:
             tenant.release()
 
 
-NO_RESERVATION: Final = Reservation(None, _UNLIMITED)
-"""Of a tenant without limits."""
-
-
 class _TenantCounter:
     """This process' part in the limits of one tenant."""
 

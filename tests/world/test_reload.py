@@ -190,7 +190,7 @@ async def test_a_configuration_that_fails_to_start_changes_nothing(
         raise OSError("no more files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("router.application.Runtime.start", fail)
+        patched.setattr("router.process.application.Runtime.start", fail)
         with pytest.raises(OSError, match="no more files"):
             await router.reload(config)
     assert (await router.chat("The sea?")).status_code == 200

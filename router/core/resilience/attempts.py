@@ -18,12 +18,18 @@ class Attempts(Generic[T]):
     """
 
     def __init__(
-        self, models: Iterable[Sequence[T]], rank: Callable[[Sequence[T]], Sequence[T]], is_blocked: Callable[[T], bool]
-    ) -> None:
-        """`models`: the engines of each. `rank` sorts those of a model when its turn comes."""
+        self, models: Iterable[Sequence[T]], rank: Callable[[Sequence[T]], Sequence[T]],
+        is_blocked: Callable[[T], bool], require_allowed: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`models`: the engines of each. `rank` sorts those of a model when its turn comes.
+
+        `require_allowed` is called before the engines of a model are looked at, and raises if no engine may get the
+        request any more.
+        """
         self._models: Iterator[Sequence[T]] = iter(models)
         self._rank = rank
         self._is_blocked = is_blocked
+        self._require_allowed = require_allowed
         self._schedule: RetrySchedule[T] | None = None
 
     def next(self, now: float, random: float) -> Attempt[T] | None:
@@ -40,6 +46,7 @@ class Attempts(Generic[T]):
             self._schedule = RetrySchedule(self._rank(engines))
 
     def _of_model(self, schedule: RetrySchedule[T], now: float, random: float) -> Attempt[T] | None:
+        self._require_allowed()
         while (attempt := schedule.next_attempt(now, random)) is not None:
             blocked = [engine for engine in attempt.engines if self._is_blocked(engine)]
             if not blocked:

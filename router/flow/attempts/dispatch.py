@@ -105,9 +105,8 @@ class Dispatcher:
         require_allowed = partial(self.losses.require_allowed, record.tenant, inflight.request)
         if broken_off is None:
             health.record_request()
-        attempts = health.attempts(engines)
+        attempts = health.attempts(engines, require_allowed)
         while True:
-            require_allowed()
             upcoming = attempts.next(health.clock(), health.rng())
             if upcoming is None:
                 raise failures.outcome(engines, health)

@@ -53,12 +53,12 @@ class EngineHealth:
         self._retry_budget.on_request(now)
         self._continuation_budget.on_request(now)
 
-    def attempts(self, engines: Sequence[Engine]) -> Attempts[Engine]:
-        """Those of a request; the engines of each model stand together."""
+    def attempts(self, engines: Sequence[Engine], require_allowed: Callable[[], None]) -> Attempts[Engine]:
+        """Those of a request; the engines of each model stand together. `require_allowed`: see Attempts."""
         models: Iterable[Sequence[Engine]] = (engines,)
         if engines and engines[0].model != engines[-1].model:
             models = (list(group) for _, group in groupby(engines, key=attrgetter("model")))
-        return Attempts(models, self._ranked, self._is_blocked)
+        return Attempts(models, self._ranked, self._is_blocked, require_allowed)
 
     def _ranked(self, engines: Sequence[Engine]) -> Sequence[Engine]:
         if len(engines) < 2:

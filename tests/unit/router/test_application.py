@@ -37,7 +37,7 @@ class Runtimes:
 async def test_an_announced_engine_that_could_not_be_applied_once_joins_later_and_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("router.application._FLEET_RETRY", 0.001)
+    monkeypatch.setattr("router.process.application._FLEET_RETRY", 0.001)
     runtimes, process_state = Runtimes(), MagicMock()
     application = Application(runtimes.create, process_state, CONFIGURED)
     runtimes.failures = 3
@@ -52,7 +52,7 @@ async def test_an_announced_engine_that_could_not_be_applied_once_joins_later_an
 async def test_an_engine_without_room_for_its_slots_is_tried_again_until_the_workers_count_its_requests_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.application._FLEET_RETRY", 0.001)
+    monkeypatch.setattr("router.process.application._FLEET_RETRY", 0.001)
     runtimes, process_state = Runtimes(), MagicMock()
     application = Application(runtimes.create, process_state, CONFIGURED)
     process_state.on_fleet_change()

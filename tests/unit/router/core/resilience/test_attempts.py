@@ -11,7 +11,11 @@ class Trial:
 
     def __init__(self, *models: str) -> None:
         self.down: set[str] = set()
-        self.attempts = Attempts([model.split() for model in models], sorted, self.down.__contains__)
+        self.checks = 0
+        self.attempts = Attempts([model.split() for model in models], sorted, self.down.__contains__, self._check)
+
+    def _check(self) -> None:
+        self.checks += 1
 
     def next(self, now: float = 0.0) -> Sequence[str] | None:
         upcoming = self.attempts.next(now, 0.0)
@@ -85,3 +89,14 @@ def test_a_retry_waits_for_the_retry_after_of_its_engine() -> None:
 def test_without_engines_there_is_no_attempt() -> None:
     assert Trial().next() is None
     assert Trial("").next() is None
+
+
+def test_whether_the_request_is_allowed_is_asked_for_each_model_also_after_its_last_attempt() -> None:
+    trial = Trial("m1", "n1")
+    trial.next()
+    trial.fail("m1", "timeout")
+    trial.next()
+    assert trial.checks == 3  # m1, m1 again, n1
+    trial.attempts.leave_model()
+    assert trial.next() is None
+    assert trial.checks == 3
