@@ -233,7 +233,7 @@ def test_equal_json_has_one_key_in_another_process() -> None:
     body = {"tools": [{"b": 1, "a": 2}], "messages": [message], "model": "m", "q": 1.0}
     code = (
         "import sys; from router.core.cache import key, key_derivation as derive\n"
-        "from router.core.endpoints import chat, request\n"
+        "from router.core.endpoints import chat\nfrom router.core.endpoints.requests import request\n"
         "parsed = request.parse_request(chat.CHAT, sys.stdin.buffer.read())\n"
         "parts = derive.split_parts(parsed, key.ContextMarkers())\n"
         "found = derive.derive_cache_key(parts, tenant='acme', model='llama', revision='1')\n"
