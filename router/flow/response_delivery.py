@@ -79,7 +79,7 @@ class ResponseDelivery:
                 await self._wait_in_queue(self._queue_time)
             await self._subscriber.wait_until_started(needs_end=not self._request.stream)
             return self._beginning()
-        except BaseException:
+        except BaseException:  # a cancellation, too: without subscribers, the generation is abandoned
             self.close()
             raise
 

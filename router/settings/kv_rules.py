@@ -13,7 +13,7 @@ def broken_kv_events(engines: Sequence[EngineSettings], workers: int) -> Iterato
 
 
 def _shared_endpoints(engines: Sequence[EngineSettings]) -> Iterator[Mistake]:
-    """Each publisher numbers its batches, so those of two cannot be told apart."""
+    """Each publisher numbers its batches from 0, and no batch names its publisher."""
     publishers: dict[str, Replica] = {}
     for index, engine in enumerate(engines):
         for replica in replicas(engine) if engine.kv_events is not None else ():

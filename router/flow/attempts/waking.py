@@ -135,7 +135,7 @@ class Waking:
                     except NoSlotError as no_slot:
                         return await _ask_fallbacks(plan, attempt, no_slot)
                 return await attempt(engines, slot)
-            except BaseException as error:
+            except BaseException as error:  # a cancellation, too: the slot must not be lost
                 if slot is not None:  # the attempt may have released it
                     slot.release()
                 if (
