@@ -62,6 +62,7 @@ MODULES: Final = {
         "model_start",
     ],
     "router/flow/sharing": ["abandonment", "coalescer", "inflight", "leadership"],
+    "router/flow/trace": ["recorded_trace", "request_trace"],
     "router/net": ["pending_replies"],
     "router/net/client": ["connection", "errors", "http1", "pool", "response", "transport"],
     "router/net/redis": ["clock", "connection", "liveness", "pipeline"],

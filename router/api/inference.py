@@ -123,8 +123,7 @@ class InferenceEndpoint:
                 caller.reservation.release()
             ended_at = time.perf_counter()
             self._telemetry.record(exchange, ended_at)
-            if tracer is not None:
-                tracer.finish(exchange, ended_at)
+            exchange.trace.finish(exchange, ended_at)
 
     async def _handle(
         self, exchange: Exchange, headers: RawHeaders, caller: Caller, client: ClientConnection, receive: AsgiReceive

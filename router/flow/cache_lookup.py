@@ -1,6 +1,5 @@
 """Looks a request up in the cache: first in this process's memory, then in Redis."""
 
-import time
 from collections.abc import Callable
 
 from router.core.cache.cache_control import CacheControl
@@ -8,8 +7,8 @@ from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.policy import REDIS_DOWN, Freshness, decide_caching, evaluate_freshness
 from router.flow.lookup import Bypass, CachePolicy, Hit, Lookup, Miss, Stale
 from router.flow.parsed_request import ParsedRequest
-from router.flow.request_trace import RequestTrace
 from router.flow.sharing.coalescer import Coalescer
+from router.flow.trace.request_trace import RequestTrace
 from router.net.redis.pipeline import RedisDownError
 from router.store.cached_entry import CachedEntry
 from router.store.entry_store import EntryStore
@@ -59,24 +58,20 @@ class CacheLookup:
             return self._miss(parsed)
         return self._evaluate(parsed, CachedEntry(entry), from_local_cache=False)
 
-    async def again(self, parsed: ParsedRequest, trace: RequestTrace | None) -> Lookup:
+    async def again(self, parsed: ParsedRequest, trace: RequestTrace) -> Lookup:
         """After a request that it has joined had no response for it: another process may have stored one."""
-        started_at = time.perf_counter()
+        trace.start_lookup()
         lookup = self.in_memory(parsed) or await self.in_redis(parsed)
-        if trace is not None:
-            trace.add_lookup(started_at, lookup)
+        trace.end_lookup(lookup)
         return lookup
 
-    async def after_failure(
-        self, parsed: ParsedRequest, lookup: Lookup, trace: RequestTrace | None
-    ) -> Hit | Stale | None:
+    async def after_failure(self, parsed: ParsedRequest, lookup: Lookup, trace: RequestTrace) -> Hit | Stale | None:
         """The entry to serve in place of an error of the engines, if there is one. `lookup`: the first one."""
         if isinstance(lookup, Miss) and lookup.replaced_entry_created is None:
             # There may be an entry by now: a request that joins an in-flight request makes no lookup.
-            started_at = time.perf_counter()
+            trace.start_lookup()
             lookup = await self.stored(parsed)
-            if trace is not None:
-                trace.add_lookup(started_at, lookup)
+            trace.end_lookup(lookup)
         return lookup if isinstance(lookup, Hit | Stale) else None
 
     def _miss(self, parsed: ParsedRequest) -> Miss:

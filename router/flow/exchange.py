@@ -11,8 +11,8 @@ from router.core.endpoints.errors.error_envelope import BrokenStream
 from router.core.endpoints.recording.recorded_response import NotStoredReason, RequestSpeculation
 from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Task
 from router.flow.attempts.routed_prompt import UNROUTED, RoutedPrompt
-from router.flow.request_trace import GenerationTrace, RequestTrace
 from router.flow.result import LOST
+from router.flow.trace.request_trace import UNTRACED, UNTRACED_GENERATION, GenerationTrace, RequestTrace
 from router.upstream.adapters import Adapter
 from router.upstream.energy import EnergyReading
 
@@ -82,7 +82,7 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     """The facts of one generation, which several requests may share. Times are those of time.perf_counter.
 
     - `request_id`: that of the request that started it; `engine_request_id`: see Exchange.
-    - `traceparent`, `tracestate`: for the engine; see router.core.trace_context. `trace`: None if it is not traced.
+    - `traceparent`, `tracestate`: for the engine; see router.core.trace_context. `trace`: see RequestTrace.
     - `leader_traceparent`: of the request in another process that started it, if that is traced.
     - `key_id`: of the API key of that request; see Exchange. `priority`: see router.core.quota.priority.
     - `attempt`: the last one. `attempts`: those at engines, so far. `failed_attempts`: as (engine, reason).
@@ -102,7 +102,7 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     engine_request_id: str = msgspec.field(default_factory=new_request_id)
     traceparent: str | None
     tracestate: str | None = None
-    trace: GenerationTrace | None = None
+    trace: GenerationTrace = UNTRACED_GENERATION
     leader_traceparent: str | None = None
     tenant: str
     key_id: str | None = None
@@ -166,7 +166,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     - `traceparent`, `tracestate`: the client's, which engines get if the request is not traced.
     - `trace_id`: of the client's traceparent, or of the trace that the router has begun: 32 hexadecimal digits. None if
       there is neither.
-    - `trace`: None if it is not traced.
+    - `trace`: UNTRACED if it is not traced.
     - `key_id`: identifies the API key that the client sent; see router.api.auth.
     - `session_id`: the client's X-Session-ID.
     - `form_type`: the request's Content-Type at an endpoint that takes a form; None at the others.
@@ -188,7 +188,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     traceparent: str | None = None
     tracestate: str | None = None
     trace_id: str | None = None
-    trace: RequestTrace | None = None
+    trace: RequestTrace = UNTRACED
     session_id: str | None = None
     form_type: bytes | None = None
     media_type: str | None = None

@@ -24,7 +24,6 @@ from router.flow.heartbeat import Heartbeats
 from router.flow.lookup import Bypass, FullResponse, Hit, Lookup, Miss, Stale
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
-from router.flow.request_trace import GenerationTrace
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.response_storage import ResponseStorage
 from router.flow.sharing.coalescer import Coalescer
@@ -78,12 +77,10 @@ class Gateway:
         bypass, may_store = self._cache.decide(parsed, control, exchange.tenant)
         lookup: Lookup | None = bypass
         if lookup is None:
-            trace = exchange.trace
-            started_at = time.perf_counter() if trace is not None else 0.0
+            exchange.trace.start_lookup()
             # The lookup in memory needs no coroutine, so it comes first and apart.
             lookup = self._cache.in_memory(parsed) or await self._cache.in_redis(parsed)
-            if trace is not None:
-                trace.add_lookup(started_at, lookup)
+            exchange.trace.end_lookup(lookup)
         if isinstance(lookup, Hit) or (isinstance(lookup, Stale) and self._is_servable(exchange, lookup, parsed)):
             return self._serve_cached(exchange, lookup, parsed)
         self._record_lookup(exchange, lookup, parsed)
@@ -227,8 +224,7 @@ class Gateway:
         # Another process may lead it although this request started it here.
         if not (is_new and inflight.is_leader):
             exchange.cache_status, exchange.miss_reason = CacheStatus.COALESCED, None
-            if exchange.trace is not None:
-                exchange.trace.set_leader(inflight.record.trace, inflight.record.leader_traceparent)
+            exchange.trace.set_leader(inflight.record.trace, inflight.record.leader_traceparent)
         if body is None:
             return delivery
         delivery.close()
@@ -244,7 +240,7 @@ class Gateway:
             engine_request_id=exchange.engine_request_id,
             traceparent=exchange.traceparent,
             tracestate=exchange.tracestate,
-            trace=GenerationTrace(exchange.trace) if exchange.trace is not None else None,
+            trace=exchange.trace.new_generation(),
             tenant=exchange.tenant,
             key_id=exchange.key_id,
             priority=self._candidates.priority(parsed, exchange.tenant),

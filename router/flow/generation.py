@@ -110,8 +110,6 @@ def record_generation(
     now = time.perf_counter()
     record.prompt.on_ended(now)
     record_metrics(record)
-    if record.trace is not None:
-        record.trace.end_attempt("cancelled" if record.error_reason == LOST else record.error_reason)
-        record.trace.request.submit(record)
+    record.trace.finish(record, "cancelled" if record.error_reason == LOST else record.error_reason)
     selector.record_generation(record)
     tenant_limits.spend(record.tenant, record.total_tokens, record.gpu_seconds(now))

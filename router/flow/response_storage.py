@@ -10,8 +10,8 @@ from router.core.types import Entry
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.lookup import CachePolicy
 from router.flow.parsed_request import ParsedRequest
-from router.flow.request_trace import GenerationTrace
 from router.flow.sharing.new_generation import StoreResponse
+from router.flow.trace.request_trace import GenerationTrace
 from router.shared.purges import Purges
 from router.shared.recent_prompts import PromptSample, RecentPrompts
 from router.shared.retention import WorthRetention
@@ -80,8 +80,7 @@ class ResponseStorage:
                 )  # fmt: skip
             if sample is not None:
                 self._recent_prompts.add(sample)
-            if record.trace is not None:
-                record.trace.start_write()
+            record.trace.start_write()
             on_written = partial(self._on_written, parsed.part_hashes, sample, record.trace)
             kept = None if self._retention is None else self._retention.lifetime(parsed.key.text, entry)
             self._store.put(parsed.key.text, entry, purge_position, on_written, kept)
@@ -89,10 +88,9 @@ class ResponseStorage:
         return store_response
 
     def _on_written(
-        self, part_hashes: PartHashes, sample: PromptSample | None, trace: GenerationTrace | None, result: WriteResult
+        self, part_hashes: PartHashes, sample: PromptSample | None, trace: GenerationTrace, result: WriteResult
     ) -> None:
-        if trace is not None:
-            trace.end_write(result)
+        trace.end_write(result)
         if result == "stored":  # else a later miss would be reported as "expired", although nothing was stored
             self._seen_keys.add(part_hashes)
         else:

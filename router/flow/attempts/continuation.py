@@ -88,8 +88,7 @@ async def _go_on(
     before = record.attempt
     # Before the wait: the client may leave at any time, and its tenant pays for the seconds so far.
     record.attempt = before.broke_off(time.perf_counter())
-    if record.trace is not None:
-        record.trace.end_attempt(failure.reason)
+    record.trace.end_attempt(failure.reason)
     try:
         stream = await dispatcher.continue_stream(inflight, seam, candidates)
     except asyncio.CancelledError:  # every client has left, or the router stops
@@ -101,8 +100,7 @@ async def _go_on(
     record.prompt.on_first_token(time.perf_counter())  # what the in-flight request publishes is not its first any more
     so_far = seam.so_far
     tokens = so_far.tokens if so_far is not None else 0
-    if record.trace is not None:
-        record.trace.on_continued(tokens)
+    record.trace.on_continued(tokens)
     record.continuations.append(
         Continuation(failure.reason, "continued", stream.engine.name, tokens, seam.repeated_tokens, exact=seam.exact)
     )

@@ -141,8 +141,7 @@ class Dispatcher:
             except BaseException as cause:
                 # A refusal (ApiError) or a cancellation ends all attempts, so this path releases the slot as well.
                 slot.release()
-                if record.trace is not None:
-                    record.trace.end_attempt("refused" if isinstance(cause, ApiError) else "cancelled")
+                record.trace.end_attempt("refused" if isinstance(cause, ApiError) else "cancelled")
                 raise
             # The attempt failed or was not permitted. A successful one has returned above and keeps its slot.
             slot.release()
@@ -161,15 +160,13 @@ class Dispatcher:
         )
         record.dispatched_at = record.dispatched_at or now  # of the first attempt
         record.prompt.on_sent(engine, now)
-        if record.trace is not None:
-            record.traceparent = record.trace.start_attempt(engine)
+        record.traceparent = record.trace.start_attempt(engine, record.traceparent)
 
     def _on_failed_attempt(self, inflight: InFlightRequest, engine: Engine, error: EngineError) -> None:
         record, was_reached = inflight.record, error.reason != "local"
         record.attempt = record.attempt.gave_up(was_reached=was_reached)
         record.prompt.on_ended(time.perf_counter())
-        if record.trace is not None:
-            record.trace.end_attempt(error.reason)
+        record.trace.end_attempt(error.reason)
         if was_reached:  # else it gets no blame
             record.failed_attempts.append((engine.name, error.reason))
         if error.refusal is not None and record.adapter is not None:
@@ -196,7 +193,7 @@ class Dispatcher:
     async def _wait_for_slot(
         self, record: GenerationRecord, engines: Sequence[Engine], require_allowed: Callable[[], None]
     ) -> Slot | None:
-        slot = await self._queue(record, engines)
+        slot = await record.trace.queued(self._admission.acquire(record.tenant, engines, record.priority))
         if slot is not None:
             try:
                 require_allowed()  # equal requests may have taken engines down meanwhile
@@ -204,20 +201,6 @@ class Dispatcher:
                 slot.release()
                 raise
         return slot
-
-    async def _queue(self, record: GenerationRecord, engines: Sequence[Engine]) -> Slot | None:
-        if record.trace is None:
-            return await self._admission.acquire(record.tenant, engines, record.priority)
-        started_at, error_type = time.perf_counter(), "cancelled"
-        try:
-            slot = await self._admission.acquire(record.tenant, engines, record.priority)
-            error_type = "blocked" if slot is None else ""
-            return slot
-        except NoSlotError as error:
-            error_type = error.reason
-            raise
-        finally:
-            record.trace.add_queue_wait(started_at, error_type or None)
 
 
 def build_dispatcher(

@@ -103,8 +103,7 @@ class EngineRequests:
             total_timeout=total_timeout,
             form_type=request.form.content_type if request.form is not None else None,
         )
-        if record.trace is not None:
-            record.trace.on_response(response)
+        record.trace.on_response(response)
         return response
 
     async def _read_failure(self, engine: Engine, response: EngineResponse) -> tuple[EngineError, bytes]:

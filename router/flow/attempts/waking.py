@@ -196,19 +196,10 @@ class Waking:
             raise _stopping()
         if seconds <= 0:
             raise _starting()
-        started_at, error_type = time.perf_counter(), "cancelled"
-        try:
-            slot = await self._admission.wait_for_start(
-                record.tenant, plan.model, partial(_is_selected, plan), record.priority, seconds
-            )
-            error_type = ""
-            return slot
-        except ApiError as error:
-            error_type = error.reason
-            raise
-        finally:
-            if record.trace is not None:
-                record.trace.add_queue_wait(started_at, error_type or None)
+        waiting = self._admission.wait_for_start(
+            record.tenant, plan.model, partial(_is_selected, plan), record.priority, seconds
+        )
+        return await record.trace.queued(waiting)
 
     # -- the starts ---------------------------------------------------------------------------------------------------
 

@@ -122,7 +122,7 @@ class Leadership:
         """From now on, frames also go to the stream in Redis, beginning with those so far."""
         assert inflight.key is not None  # without one it has no claim, and no follower can find it
         leases, key, id_, record = self._leases, inflight.key.text, inflight.id, inflight.record
-        traceparent = _traceparent(record)  # once, not for each chunk
+        traceparent = record.trace.traceparent()  # once, not for each chunk
         inflight.on_publish = lambda frames: leases.publish(key, id_, _producer(record, traceparent), frames)
         # Even if that is empty: the first record tells the follower that the leader is alive.
         inflight.on_publish(inflight.buffered_data())
@@ -132,7 +132,7 @@ class Leadership:
         if inflight.on_publish is not None:
             assert inflight.key is not None
             outcome = encode_result(result, engine=inflight.record.engine)
-            producer = _producer(inflight.record, _traceparent(inflight.record))
+            producer = _producer(inflight.record, inflight.record.trace.traceparent())
             self._leases.finish(inflight.key.text, inflight.id, producer, outcome)
 
     def release(self, inflight: InFlightRequest) -> None:
@@ -148,10 +148,6 @@ def _note_leader(record: GenerationRecord, producer: Producer) -> None:
     if producer.engine != record.engine:
         record.attempt = AttemptFacts(engine=producer.engine, fallback_model=producer.fallback)
         record.leader_traceparent = producer.traceparent
-
-
-def _traceparent(record: GenerationRecord) -> str | None:
-    return record.trace.request.traceparent if record.trace is not None else None
 
 
 def _without_collision(claim: Claim | Literal["stored"] | None, key: CacheKey) -> Claim | Literal["stored"] | None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from router.core.endpoints.endpoint import Endpoint
 from router.flow.exchange import Exchange
-from router.flow.request_trace import CacheLookup, EngineAttempt
+from router.flow.trace.trace_events import CacheLookup, EngineAttempt
 
 Value = str | int | float | bool
 Attributes = dict[str, Value]

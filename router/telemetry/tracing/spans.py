@@ -18,9 +18,9 @@ from opentelemetry.trace.status import Status, StatusCode
 
 from router.core.trace_context import TraceContext
 from router.flow.exchange import Exchange, GenerationRecord
-from router.flow.request_trace import CacheWrite, EngineAttempt, RequestTrace, new_span_id
+from router.flow.trace.recorded_trace import RecordedGeneration, RecordedTrace
+from router.flow.trace.trace_events import CacheWrite, EndedRequest, EngineAttempt, new_span_id
 from router.telemetry.tracing.attributes import Attributes, attempt_attributes, lookup_attributes, request_attributes
-from router.telemetry.tracing.tracer import EndedRequest
 
 _STARTED: Final = "first token"
 
@@ -59,17 +59,15 @@ class _Batch:
 
     def spans(self, item: object) -> Iterator[ReadableSpan]:
         match item:
-            case EndedRequest():
-                yield from self._request(item.exchange, item.ended_at)
-            case GenerationRecord():
-                yield from self._generation(item)
-            case CacheWrite(request, started_at, ended_at, result):
+            case EndedRequest(exchange=Exchange(trace=RecordedTrace() as trace) as exchange):
+                yield from self._request(exchange, trace, item.ended_at)
+            case GenerationRecord(trace=RecordedGeneration() as generation):
+                yield from self._generation(item, generation)
+            case CacheWrite(RecordedTrace() as request, started_at, ended_at, result):
                 attributes: Attributes = {"roundhouse.cache.write": result}
                 yield self._child(request, "cache write", started_at, ended_at, attributes)
 
-    def _request(self, exchange: Exchange, ended_at: float) -> Iterator[ReadableSpan]:
-        trace = exchange.trace
-        assert trace is not None  # else it is not submitted
+    def _request(self, exchange: Exchange, trace: RecordedTrace, ended_at: float) -> Iterator[ReadableSpan]:
         for lookup in trace.lookups:
             attributes = lookup_attributes(lookup, exchange.key)
             yield self._child(trace, "cache lookup", lookup.started_at, lookup.ended_at, attributes)
@@ -94,23 +92,21 @@ class _Batch:
             instrumentation_scope=self._scope,
         )
 
-    def _generation(self, record: GenerationRecord) -> Iterator[ReadableSpan]:
-        trace = record.trace
-        assert trace is not None  # else it is not submitted
+    def _generation(self, record: GenerationRecord, trace: RecordedGeneration) -> Iterator[ReadableSpan]:
         for wait in trace.queue_waits:
             attributes: Attributes = {"error.type": wait.error_type} if wait.error_type is not None else {}
             yield self._child(trace.request, "queue", wait.started_at, wait.ended_at, attributes)
         for attempt in trace.attempts:
-            yield self._attempt(record, attempt, trace.request)
+            yield self._attempt(record, attempt, trace)
 
-    def _attempt(self, record: GenerationRecord, attempt: EngineAttempt, request: RequestTrace) -> ReadableSpan:
+    def _attempt(self, record: GenerationRecord, attempt: EngineAttempt, trace: RecordedGeneration) -> ReadableSpan:
+        request = trace.request
         attributes = attempt_attributes(attempt, request.endpoint)
         events = []
         if attempt.connect_seconds is not None:
             connected = Event("connected", timestamp=self._time_of(attempt.started_at + attempt.connect_seconds))
             events.append(connected)
-        assert record.trace is not None
-        if attempt is record.trace.attempts[-1]:  # those before it were given up before a token
+        if attempt is trace.attempts[-1]:  # those before it were given up before a token
             if record.first_token_at is not None:
                 events.append(Event(_STARTED, timestamp=self._time_of(record.first_token_at)))
             if record.not_stored_reason is not None:
@@ -135,7 +131,7 @@ class _Batch:
         )
 
     def _child(
-        self, request: RequestTrace, name: str, started_at: float, ended_at: float, attributes: Attributes
+        self, request: RecordedTrace, name: str, started_at: float, ended_at: float, attributes: Attributes
     ) -> ReadableSpan:
         return ReadableSpan(
             name,

@@ -9,18 +9,9 @@ from typing import Protocol
 
 from router.core.trace_context import TraceContext, format_traceparent, parse_traceparent
 from router.flow.exchange import Exchange
-from router.flow.request_trace import RequestTrace, new_span_id, new_trace_id
+from router.flow.trace.recorded_trace import RecordedTrace
+from router.flow.trace.trace_events import new_span_id, new_trace_id
 from router.settings import TracingSettings
-
-
-class EndedRequest:
-    """A request that has ended, at an instant of time.perf_counter."""
-
-    __slots__ = ("ended_at", "exchange")
-
-    def __init__(self, exchange: Exchange, ended_at: float) -> None:
-        self.exchange = exchange
-        self.ended_at = ended_at
 
 
 class Sink(Protocol):
@@ -69,10 +60,5 @@ class Tracer:
             return
         if sampled:
             context = TraceContext(trace_id, new_span_id(), sampled)
-            exchange.trace = RequestTrace(exchange.endpoint, context, parent_span_id, self._sink.put)
+            exchange.trace = RecordedTrace(exchange.endpoint, context, parent_span_id, self._sink.put)
             exchange.trace_id = f"{trace_id:032x}"
-
-    def finish(self, exchange: Exchange, ended_at: float) -> None:
-        """To be called once, when all facts of the exchange are final."""
-        if exchange.trace is not None:
-            self._sink.put(EndedRequest(exchange, ended_at))

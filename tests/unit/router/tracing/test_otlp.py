@@ -42,7 +42,7 @@ def service_name(text: str) -> object:
     assert tracer is not None
     exchange = Exchange(endpoint=CHAT, request_id="r", started_at=0.0)
     tracer.start(exchange)
-    tracer.finish(exchange, 1.0)
+    exchange.trace.finish(exchange, 1.0)
     tracer.release()
     (span,) = exporter.get_finished_spans()
     assert span.name == "chat"  # its model is not known
@@ -66,7 +66,7 @@ def test_a_tracestate_that_opentelemetry_does_not_take_is_left_out_silently(capl
     for tracestate in ("9=client", "a=1,a=2", "vendor=1"):
         exchange = Exchange(endpoint=CHAT, request_id="r", started_at=0.0, tracestate=tracestate)
         tracer.start(exchange)
-        tracer.finish(exchange, 1.0)
+        exchange.trace.finish(exchange, 1.0)
     tracer.release()
     states = [span.context.trace_state for span in exporter.get_finished_spans() if span.context is not None]
     assert [dict(state) for state in states] == [{}, {}, {"vendor": "1"}]

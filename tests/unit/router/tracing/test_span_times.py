@@ -8,7 +8,8 @@ from opentelemetry.sdk.resources import Resource
 
 from router.core.endpoints.chat import CHAT
 from router.flow.exchange import Exchange
-from router.flow.request_trace import CacheWrite
+from router.flow.trace.recorded_trace import RecordedTrace
+from router.flow.trace.trace_events import CacheWrite
 from router.settings import TracingSettings
 from router.telemetry.tracing.spans import SpanMaker
 from router.telemetry.tracing.tracer import Tracer
@@ -28,7 +29,7 @@ def test_spans_of_two_batches_have_the_order_of_what_they_show_unless_the_clock_
 ) -> None:
     exchange = Exchange(endpoint=CHAT, request_id="r", started_at=0.0)
     Tracer(_Sink(), TracingSettings()).start(exchange)
-    assert exchange.trace is not None
+    assert isinstance(exchange.trace, RecordedTrace)
     clock: dict[str, Any] = {"now": 10**18}
     monkeypatch.setattr(time, "time_ns", lambda: clock["now"])
     monkeypatch.setattr(time, "perf_counter_ns", lambda: 10**12)
