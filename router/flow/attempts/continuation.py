@@ -90,7 +90,7 @@ async def _go_on(
     record.attempt = before.broke_off(time.perf_counter())
     record.trace.end_attempt(failure.reason)
     try:
-        stream = await dispatcher.continue_stream(inflight, seam, candidates)
+        stream, restart = await dispatcher.continue_stream(inflight, seam, candidates)
     except asyncio.CancelledError:  # every client has left, or the router stops
         record.continuations.append(Continuation(failure.reason, "cancelled"))
         raise
@@ -102,7 +102,7 @@ async def _go_on(
     tokens = so_far.tokens if so_far is not None else 0
     record.trace.on_continued(tokens)
     record.continuations.append(
-        Continuation(failure.reason, "continued", stream.engine.name, tokens, seam.repeated_tokens, exact=seam.exact)
+        Continuation(failure.reason, "continued", stream.engine.name, tokens, seam.repeated_tokens, exact=restart.exact)
     )
     log.warning(
         "request %s: engine %s: %s (%s) after %s; engine %s goes on",

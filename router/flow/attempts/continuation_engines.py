@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.resilience.breaker import BreakerState
-from router.core.routing.context_length import context_need
-from router.core.routing.draft_stats import unsupported_fields
 from router.flow.attempts.admission import Admission
+from router.flow.attempts.eligibility import is_eligible
 from router.upstream.catalog import BreakerStates, Catalog
 from router.upstream.engine import Engine
 
@@ -57,10 +56,4 @@ class ContinuationEngines:
 
 
 def _can_serve(engine: Engine, request: InferenceRequest) -> bool:
-    """Whether it could have been selected; see router.flow.attempts.engine_selection."""
-    return (
-        engine.up is True
-        and engine.has_room_for(context_need(request))
-        and not (engine.has_draft and unsupported_fields(request))
-        and not engine.unserved_paths.has(request.endpoint.path, time.monotonic())
-    )
+    return engine.up is True and is_eligible(engine, request, time.monotonic())

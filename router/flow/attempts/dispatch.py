@@ -20,7 +20,7 @@ from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_losses import EngineLosses
 from router.flow.attempts.engine_request import EngineRequests, lacks_endpoint
 from router.flow.attempts.engine_stream import EngineStream
-from router.flow.attempts.seam import NO_CONTINUATIONS, ContinuationLimits, Seam, continuation_limits
+from router.flow.attempts.seam import NO_CONTINUATIONS, ContinuationLimits, Restart, Seam, continuation_limits
 from router.flow.attempts.seam_turns import SeamTurns
 from router.flow.attempts.waking import Waking
 from router.flow.exchange import AttemptFacts, GenerationRecord
@@ -74,8 +74,8 @@ class Dispatcher:
 
     def continue_stream(
         self, inflight: InFlightRequest, seam: Seam, engines: Sequence[Engine]
-    ) -> Awaitable[EngineStream]:
-        """As `start_stream`, for the rest of a stream that an engine has broken off."""
+    ) -> Awaitable[tuple[EngineStream, Restart]]:
+        """As `start_stream`, for the rest of a stream that an engine has broken off; and how its engine goes on."""
         return self._first_success(partial(self._attempts.rest, seam), inflight, engines, broken_off=seam.error)
 
     def generate_json(

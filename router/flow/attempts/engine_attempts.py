@@ -17,7 +17,7 @@ from router.flow.attempts.dispatch_errors import check_unreadable, engine_timeou
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_request import EngineRequests
 from router.flow.attempts.engine_stream import EngineStream, Publisher
-from router.flow.attempts.seam import ContinuationLimits, Seam
+from router.flow.attempts.seam import ContinuationLimits, Restart, Seam
 from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError
 from router.net.client.response import EngineResponse
@@ -56,22 +56,23 @@ class EngineAttempts:
             recorder.token_ids = TokenIdCutter()
         return await self._start(slot, response, recorder, inflight)
 
-    async def rest(self, seam: Seam, slot: Slot, inflight: InFlightRequest) -> EngineStream:
-        request = seam.request_for(slot.engine)
-        if request is None:  # it could go on, but not any more after what another engine said
+    async def rest(self, seam: Seam, slot: Slot, inflight: InFlightRequest) -> tuple[EngineStream, Restart]:
+        """The stream of an engine that goes on, and how it does."""
+        restart = seam.restart_at(slot.engine)
+        if restart is None:  # it could go on, but not any more after what another engine said
             raise EngineError("diverged", "the engine cannot go on with the response")
-        recorder = seam.new_recorder()
-        # By the client's request: `request` is for the rest, but the time that the tokens before it took counts too.
+        recorder = seam.new_recorder(restart)
+        # By the client's request: the time that the tokens before took counts, too.
         whole = self._timeouts.total(workload(seam.request), slot.engine.max_model_len)
         total = whole - seam.elapsed(time.perf_counter())
         if total < _LEAST_TIME:
             raise engine_timeout()
         response = await self._requests.post(
-            slot.engine, inflight.record, request, min(self._timeouts.first_token, total),
-            token_ids=seam.asks_token_ids(slot.engine), total=total,
+            slot.engine, inflight.record, restart.request, min(self._timeouts.first_token, total),
+            token_ids=restart.asks_token_ids, total=total,
         )  # fmt: skip
         try:
-            return await self._start(slot, response, recorder, inflight)
+            return await self._start(slot, response, recorder, inflight), restart
         except EngineError as error:
             seam.on_failure(error)
             raise

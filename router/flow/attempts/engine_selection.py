@@ -25,6 +25,7 @@ from router.core.routing.traffic_share import REST
 from router.core.types import Task
 from router.errors import unknown_model
 from router.flow.attempts.cohorts import split_by_cohort
+from router.flow.attempts.eligibility import has_endpoint, supports_fields
 from router.flow.attempts.routed_prompt import UNROUTED, ChainedPrompt, RoutedPrompt
 from router.flow.exchange import GenerationRecord
 from router.flow.parsed_request import ParsedRequest
@@ -182,8 +183,7 @@ class EngineSelector:
             raise context_length_error(request, token_bounds(request), max(contexts, default=0))
         adjusted = unsupported_fields(request)
         if adjusted:
-            # `has_draft` is None if unknown; such an engine may well support the fields.
-            without_draft = [[engine for engine in engines if engine.has_draft is not True] for engines in able]
+            without_draft = [[engine for engine in engines if supports_fields(engine, adjusted)] for engines in able]
             # The engines of the first model decide, because they are tried first. Where no engine has a draft, all of
             # them support the fields, up or not.
             if without_draft == able or any(
@@ -195,7 +195,7 @@ class EngineSelector:
     def _with_endpoint(self, serving: Sequence[Sequence[Engine]], path: str) -> list[Sequence[Engine]]:
         """Without the engines that are known not to have the endpoint, and without models that have no others."""
         now = self._clock()
-        having = [[engine for engine in engines if not engine.unserved_paths.has(path, now)] for engines in serving]
+        having = [[engine for engine in engines if has_endpoint(engine, path, now)] for engines in serving]
         return [engines for engines in having if engines]
 
     def _cohorts(self, engines: Sequence[Engine], parsed: ParsedRequest) -> Sequence[Sequence[Engine]]:

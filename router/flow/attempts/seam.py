@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -63,13 +63,26 @@ def continuation_limits(settings: Settings) -> ContinuationLimits:
 NO_CONTINUATIONS: Final = ContinuationLimits(0)
 
 
+class Restart(NamedTuple):
+    """How an engine is to go on.
+
+    - `request`: what it gets. `by_ids`: with the ids of the tokens so far, in place of their text.
+    - `exact`: it begins in the state of the failed one. Without randomness, it then generates what that would have.
+    - `asks_token_ids`: it is asked for the ids of its tokens.
+    """
+
+    request: InferenceRequest
+    by_ids: bool
+    exact: bool
+    asks_token_ids: bool
+
+
 class Seam:
     """Where one engine has broken a stream off.
 
     - `obstacle`: why no engine can go on, in a word; None if nothing is known against it.
     - `read` takes the time that the length of the stream takes; what is not in this list comes after it.
     - `able` and `may_be_complete` tell whether it is worth it.
-    - `request_for` and `new_recorder` are for an attempt at an engine, in this order.
     """
 
     def __init__(
@@ -91,7 +104,6 @@ class Seam:
         self._adapter = adapter
         self._dispatched_at = dispatched_at
         self._recorder = recorder
-        self._by_ids = False
         self._may_use_ids = True
         self._by_context: dict[int | None, InferenceRequest | None] = {}
         self._by_text: list[InferenceRequest | None] = []  # empty: not made yet
@@ -135,14 +147,6 @@ class Seam:
         assert isinstance(self._recorder, ChoicesRecorder)  # else there is an obstacle
         found = find_obstacle(self._recorder.parts, self._recorder.token_ids)
         return found is not None and (found != "uncounted" or self._must_count)
-
-    @property
-    def exact(self) -> bool:
-        """Whether the next engine is in the state of the failed one, by the last `request_for`.
-
-        Without randomness, it then generates what the failed one would have generated.
-        """
-        return self._by_ids and not any(self.request.fields.get(name) for name in _OUTPUT_FIELDS)
 
     @property
     def repeated_tokens(self) -> int:
@@ -197,19 +201,23 @@ class Seam:
 
     def candidates(self, able: Sequence[Engine]) -> list[Engine]:
         """Those of the `able` engines that can go on."""
-        return [engine for engine in able if self.request_for(engine) is not None]
+        return [engine for engine in able if self.restart_at(engine) is not None]
 
-    def request_for(self, engine: Engine) -> InferenceRequest | None:
-        """The request that this engine gets; None if it has no way to go on."""
+    def restart_at(self, engine: Engine) -> Restart | None:
+        """None if this engine has no way to go on."""
         assert self.so_far is not None
         if engine.max_model_len is not None and self.repeated_tokens >= engine.max_model_len:
             return None
         by_ids = None
         if self._may_use_ids and engine.traits.token_ids:
             by_ids = self._request_by_ids(self.so_far, engine.max_model_len)
-        self._by_ids = by_ids is not None
         if by_ids is not None:
-            return by_ids
+            exact = not any(self.request.fields.get(name) for name in _OUTPUT_FIELDS)
+            return Restart(by_ids, True, exact, self._asks_token_ids(engine))
+        by_text = self._request_by_text(self.so_far, engine)
+        return None if by_text is None else Restart(by_text, False, False, self._asks_token_ids(engine))
+
+    def _request_by_text(self, so_far: StreamSoFar, engine: Engine) -> InferenceRequest | None:
         is_chat = self._choices_format.has_messages
         if is_chat and not engine.traits.continues_messages:
             return None
@@ -220,7 +228,7 @@ class Seam:
         if self.request.fields.get("stop") and not holds_back:
             return None
         if not self._by_text:
-            self._by_text.append(request_by_text(self.request, self.so_far))
+            self._by_text.append(request_by_text(self.request, so_far))
         return self._by_text[0]
 
     def _request_by_ids(self, so_far: StreamSoFar, max_model_len: int | None) -> InferenceRequest | None:
@@ -229,8 +237,8 @@ class Seam:
             self._by_context[max_model_len] = request_by_ids(self.request, so_far, max_model_len)
         return self._by_context[max_model_len]
 
-    def asks_token_ids(self, engine: Engine) -> bool:
-        """Whether the next engine is asked for ids: where it has them, and the recorder takes them out."""
+    def _asks_token_ids(self, engine: Engine) -> bool:
+        # Where it has them, and the recorder takes them out.
         recorder = self._recorder
         return engine.traits.token_ids and isinstance(recorder, ChoicesRecorder) and recorder.token_ids is not None
 
@@ -238,10 +246,10 @@ class Seam:
         """Seconds since the response was asked for, which count for its total timeout."""
         return now - self._dispatched_at
 
-    def new_recorder(self) -> ContinuedStream:
+    def new_recorder(self, restart: Restart) -> ContinuedStream:
         assert self.so_far is not None
         assert isinstance(self._recorder, ChoicesRecorder)
-        return ContinuedStream(self._recorder, self._choices_format, self.so_far, by_ids=self._by_ids)
+        return ContinuedStream(self._recorder, self._choices_format, self.so_far, by_ids=restart.by_ids)
 
     def on_failure(self, error: EngineError) -> None:
         """An attempt has failed before its first token."""
