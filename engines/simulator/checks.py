@@ -72,7 +72,7 @@ def check_values(
     *,
     echo_only: bool,
 ) -> None:
-    """Checks the values of sampling parameters; raises Rejection."""
+    """Checks the values of sampling parameters, in vLLM's order; raises Rejection."""
     if limit is not None and limit > settings.context_length:
         raise bad_request(
             f"{limit_name}={limit} cannot be greater than max_model_len={settings.context_length}. "
@@ -80,6 +80,24 @@ def check_values(
             limit_name,
             limit,
         )
+    _check_ranges(body)
+    if limit is not None and limit < 1 and not echo_only:
+        raise bad_request(f"max_tokens must be at least 1, got {limit}.", "max_tokens", limit)
+    min_tokens = body.get("min_tokens") or 0
+    if limit is not None and min_tokens > limit:
+        raise bad_request(f"min_tokens must be less than or equal to max_tokens={limit}, got {min_tokens}.")
+    if settings.draft and _is_unsupported_with_draft(body):
+        raise bad_request(
+            "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
+        )
+    if any(not text for text in body.get("stop") or ()):
+        raise bad_request("stop cannot contain an empty string.")
+    if logprobs is not None and logprobs > _MAX_LOGPROBS:
+        message = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {_MAX_LOGPROBS}"
+        raise bad_request(message, "logprobs", logprobs)
+
+
+def _check_ranges(body: Body) -> None:
     temperature, top_p = body.get("temperature"), body.get("top_p")
     for name in ("presence_penalty", "frequency_penalty"):
         if (value := body.get(name)) is not None and not -2 <= value <= 2:
@@ -90,20 +108,10 @@ def check_values(
         raise bad_request(f"temperature must be in [0, 2], got {temperature}.", "temperature", temperature)
     if top_p is not None and not 0 < top_p <= 1:
         raise bad_request(f"top_p must be in (0, 1], got {top_p}.", "top_p", top_p)
-    if limit is not None and limit < 1 and not echo_only:
-        raise bad_request(f"max_tokens must be at least 1, got {limit}.", "max_tokens", limit)
-    min_tokens = body.get("min_tokens") or 0
-    if limit is not None and min_tokens > limit:
-        raise bad_request(f"min_tokens must be less than or equal to max_tokens={limit}, got {min_tokens}.")
-    if settings.draft:
-        # vLLM sets min_p to 0 for greedy sampling before this check.
-        greedy = temperature is not None and temperature < _EPSILON
-        if ((body.get("min_p") or 0) > _EPSILON and not greedy) or body.get("logit_bias"):
-            raise bad_request(
-                "The min_p and logit_bias sampling parameters are not yet supported with speculative decoding."
-            )
-    if any(not text for text in body.get("stop") or ()):
-        raise bad_request("stop cannot contain an empty string.")
-    if logprobs is not None and logprobs > _MAX_LOGPROBS:
-        message = f"Requested sample logprobs of {logprobs}, which is greater than max allowed: {_MAX_LOGPROBS}"
-        raise bad_request(message, "logprobs", logprobs)
+
+
+def _is_unsupported_with_draft(body: Body) -> bool:
+    temperature = body.get("temperature")
+    # vLLM sets min_p to 0 for greedy sampling before this check.
+    greedy = temperature is not None and temperature < _EPSILON
+    return bool(((body.get("min_p") or 0) > _EPSILON and not greedy) or body.get("logit_bias"))

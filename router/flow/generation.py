@@ -99,7 +99,7 @@ async def _run_json(
 
 
 def record_generation(
-    record_metrics: Callable[[GenerationRecord], None],
+    record_metrics: Callable[[GenerationRecord, float], None],
     selector: EngineSelector,
     tenant_limits: TenantLimits,
     record: GenerationRecord,
@@ -109,7 +109,7 @@ def record_generation(
     """
     now = time.perf_counter()
     record.prompt.on_ended(now)
-    record_metrics(record)
+    record_metrics(record, now)
     record.trace.finish(record, "cancelled" if record.error_reason == LOST else record.error_reason)
     selector.record_generation(record)
     tenant_limits.spend(record.tenant, record.total_tokens, record.gpu_seconds(now))

@@ -5,7 +5,6 @@ cannot create new series.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -231,8 +230,11 @@ class Telemetry:
         self._flush_delay = 0.0
         self.flush()
 
-    def record_generation(self, generation: GenerationRecord) -> None:
-        """Counts a generation that has ended, once, however many requests shared it."""
+    def record_generation(self, generation: GenerationRecord, ended_at: float) -> None:
+        """Counts a generation that has ended, once, however many requests shared it.
+
+        `ended_at`: an instant of time.perf_counter, the same for all that counts it.
+        """
         for engine, reason in generation.failed_attempts:
             self._retries.labels(engine, reason).inc()
         for each in generation.continuations:
@@ -241,7 +243,7 @@ class Telemetry:
                 self._repeated_tokens.labels(generation.model).inc(each.repeated_tokens)
         if generation.not_stored_reason is not None:
             self.record_write(generation.not_stored_reason)
-        self._usage.add_generation(generation, time.perf_counter())
+        self._usage.add_generation(generation, ended_at)
         if generation.first_token_at is None and generation.error_reason != LOST:
             return  # no engine has worked on it, as far as is known
         series = self._generation_series.get((generation.tenant, generation.model)) or self._create_generation_series(
@@ -255,13 +257,12 @@ class Telemetry:
             if not prefills.dirty:
                 self._schedule_flush(prefills)
             prefills.add(generation)
-        now = time.perf_counter()
         attempt = generation.attempt
         if attempt.sent_at is not None:
-            seconds = now - attempt.sent_at
+            seconds = ended_at - attempt.sent_at
             energy = attempt.energy
             series.add_work(
-                seconds + attempt.earlier_seconds, energy.take(now, seconds) if energy is not None else None
+                seconds + attempt.earlier_seconds, energy.take(ended_at, seconds) if energy is not None else None
             )
         elif attempt.earlier_seconds > 0:  # its client left when its engine had failed
             series.add_work(attempt.earlier_seconds, None)
@@ -270,7 +271,7 @@ class Telemetry:
         # The rate of a stream of two engines is that of neither.
         if not generation.stream or generation.first_token_at is None or generation.continuations:
             return
-        duration = now - generation.first_token_at
+        duration = ended_at - generation.first_token_at
         if duration > 0 and generation.completion_tokens > 1:
             series.speeds.append((generation.completion_tokens - 1) / duration)
             # The choices of a request are generated at the same time; the first token of each is not counted.

@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from math import inf
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from router.core.plural import pluralize
 from router.core.resilience.signs_of_life import CheckResult
@@ -27,6 +27,18 @@ MAX_PAGE: Final = 4 << 20
 _OK: Final = 200
 _UP: Final = (_OK, 429)  # an API that limits the rate of the checks answers
 _NO_SUCH_PATH: Final = (401, 403, 404, 405, 501)  # a server may refuse a path that it does not have, too
+
+
+class _Outcome(NamedTuple):
+    """What a check has shown. `cause`: why the engine is not up; if it is, why its metrics cannot be read."""
+
+    result: CheckResult
+    cause: str = ""
+    gauges: EngineGauges = EngineGauges()
+
+    @property
+    def up(self) -> bool:
+        return self.result is CheckResult.UP
 
 
 class EngineProbe:
@@ -81,47 +93,54 @@ class EngineProbe:
         is_recent = now - checked_at < engine.traits.check_interval
         if is_recent and engine.up is was_up and not engine.access.doubted:
             return
-        deadline = now + self._timeout  # all requests share it
-        up = False
-        cause = ""
-        result = CheckResult.DOWN
-        gauges = EngineGauges()
-        try:
-            status = await self._health_status(engine, deadline)
-            up = status in _UP
-            cause = f"status {status}"
-            if up:
-                gauges = await self._gauges(engine, deadline)
-                cause = ""
-        except (EngineError, ValueError) as error:
-            log.debug("engine %s: %s", engine.name, error)
-            if isinstance(error, EngineError) and error.reason == "local":
-                return  # no request was sent, so the engine's state is unchanged
-            cause = describe_cause(error) if isinstance(error, EngineError) else str(error)
-            if isinstance(error, EngineError):
-                engine.access.reset()
-            if isinstance(error, EngineError) and is_refused(error):
-                result = CheckResult.CLOSED
-        counters = None if up and cause else gauges.progress  # if it is up, the cause is of its metrics
-        if up and engine.up:
+        outcome = await self._ask(engine, now + self._timeout)
+        if outcome is None:
+            return
+        if outcome.up and engine.up:
             await self._model_lists.refresh(engine)
-        elif up:
+        elif outcome.up:
             await self._model_lists.read_first(engine)  # what comes up may differ
-        refused = engine.access.refused is not None
-        answers = up or refused
-        up = up and not refused
+        up = outcome.up and engine.access.refused is None
         self._last_checks[engine.name] = (now, up)
         was_down = engine.up is False
-        engine.update_status(up=up, cause=cause)
-        engine.update_gauges(gauges)
-        # One that refuses the router's key still generates what it has begun.
-        was_unknown = engine.watch.signs.is_progress_unknown
-        engine.watch.on_check(CheckResult.UP if answers else result, gauges.running, counters)
-        if engine.watch.signs.is_progress_unknown is not was_unknown:
-            _log_progress(engine, cause)
-        self._abort_lost(engine)
+        engine.update_status(up=up, cause=outcome.cause)
+        engine.update_gauges(outcome.gauges)
+        self._watch(engine, outcome)
         if up and was_down:
             self._on_up(engine)
+
+    async def _ask(self, engine: Engine, deadline: float) -> _Outcome | None:
+        """None if no request was sent, so that the engine's state is unchanged."""
+        result = CheckResult.DOWN
+        try:
+            status = await self._health_status(engine, deadline)  # all requests share the deadline
+            if status not in _UP:
+                return _Outcome(result, f"status {status}")
+            result = CheckResult.UP
+            return _Outcome(result, gauges=await self._gauges(engine, deadline))
+        except ValueError as error:
+            log.debug("engine %s: %s", engine.name, error)
+            return _Outcome(result, str(error))
+        except EngineError as error:
+            log.debug("engine %s: %s", engine.name, error)
+            if error.reason == "local":
+                return None
+            engine.access.reset()
+            if result is CheckResult.DOWN and is_refused(error):
+                result = CheckResult.CLOSED
+            return _Outcome(result, describe_cause(error))
+
+    def _watch(self, engine: Engine, outcome: _Outcome) -> None:
+        # One that refuses the router's key still generates what it has begun.
+        answers = outcome.up or engine.access.refused is not None
+        result = CheckResult.UP if answers else outcome.result
+        # If it is up, the cause is of its metrics.
+        counters = None if outcome.up and outcome.cause else outcome.gauges.progress
+        was_unknown = engine.watch.signs.is_progress_unknown
+        engine.watch.on_check(result, outcome.gauges.running, counters)
+        if engine.watch.signs.is_progress_unknown is not was_unknown:
+            _log_progress(engine, outcome.cause)
+        self._abort_lost(engine)
 
     def _abort_lost(self, engine: Engine) -> None:
         """If another engine can take over, ends what waits for an engine that is down."""

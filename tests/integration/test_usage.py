@@ -66,7 +66,7 @@ async def test_requests_tokens_and_gpu_seconds_are_counted_by_key_when_the_route
     )  # fmt: skip
     assert mine["saved_tokens"] == ci["saved_tokens"] == reported["completion_tokens"], "of the key that had the hit"
     assert ci["completion_tokens"] > 0
-    assert mine["gpu_seconds"] + ci["gpu_seconds"] == pytest.approx(gpu_seconds, abs=0.01)
+    assert mine["gpu_seconds"] + ci["gpu_seconds"] == pytest.approx(gpu_seconds)
     assert 399 * 86400 < await redis.ttl(usage_key("acme", day)) <= 400 * 86400
 
 

@@ -21,11 +21,11 @@ from router.flow.attempts.engine_losses import EngineLosses
 from router.flow.attempts.engine_request import EngineRequests, lacks_endpoint
 from router.flow.attempts.engine_stream import EngineStream
 from router.flow.attempts.seam import NO_CONTINUATIONS, ContinuationLimits, Restart, Seam, continuation_limits
-from router.flow.attempts.seam_turns import SeamTurns
 from router.flow.attempts.waking import Waking
 from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError
+from router.net.loop_turns import LoopTurns
 from router.settings import Settings
 from router.upstream.engine import Engine
 
@@ -66,7 +66,7 @@ class Dispatcher:
         self.continuation_engines = continuation_engines
         self._on_adapter_not_served = on_adapter_not_served
         self._waking = waking
-        self.seam_turns = SeamTurns()
+        self.seam_turns = LoopTurns()
 
     def start_stream(self, inflight: InFlightRequest, engines: Sequence[Engine]) -> Awaitable[EngineStream]:
         """A stream whose first token has been published. Raises ApiError; nothing has been published then."""

@@ -124,7 +124,7 @@ def work() -> GenerationRecord:
 async def test_a_page_shows_all_generations_and_writes_that_ended_before_it() -> None:
     telemetry = Telemetry(log_format="text")
     for number in range(1, 4):
-        telemetry.record_generation(work())
+        telemetry.record_generation(work(), time.perf_counter())
         telemetry.record_write("stored")
         counts = counted(telemetry)
         assert counts["llm_cache_writes_total"] == counts["llm_tokens_per_second_count"] == number
@@ -145,13 +145,13 @@ async def test_the_latency_between_tokens_is_the_mean_of_a_stream_once_for_each_
     for seconds, tokens, choices in ((4.0, 5, 1), (6.0, 8, 2)):  # a second each; in steps of two seconds
         done = work()
         done.first_token_at, done.completion_tokens, done.choices = now - seconds, tokens, choices
-        telemetry.record_generation(done)
+        telemetry.record_generation(done, now)
     json_answer = work()
     json_answer.stream = False
     one_token = work()
     one_token.completion_tokens = 1
     for done in (json_answer, one_token):
-        telemetry.record_generation(done)
+        telemetry.record_generation(done, time.perf_counter())
     name = "llm_inter_token_latency_seconds"
     assert sample(telemetry, f"{name}_count", model="m") == 4 + 6
     assert sample(telemetry, f"{name}_sum", model="m") == pytest.approx(4 * 1.0 + 6 * 2.0, rel=0.01)
@@ -163,7 +163,7 @@ async def test_gpu_seconds_count_from_sending_to_the_engine_that_answered() -> N
     spent = {"tenant": "acme", "model": "m", "kind": "spent"}
     refused = work()
     refused.first_token_at, refused.attempt = None, AttemptFacts(sent_at=time.perf_counter() - 100)
-    telemetry.record_generation(refused)
+    telemetry.record_generation(refused, time.perf_counter())
     assert sample(telemetry, "llm_gpu_seconds_total", **spent) is None, "an engine that refuses does not work"
     done, lost = work(), work()
     now = time.perf_counter()
@@ -171,7 +171,7 @@ async def test_gpu_seconds_count_from_sending_to_the_engine_that_answered() -> N
     lost.first_token_at, lost.attempt = None, AttemptFacts(sent_at=now - 5)
     lost.error_reason = "lost"  # all clients left
     for one in (done, lost):
-        telemetry.record_generation(one)
+        telemetry.record_generation(one, time.perf_counter())
     assert sample(telemetry, "llm_gpu_seconds_total", **spent) == pytest.approx(3 + 5, abs=0.1)
     assert sample(telemetry, "llm_energy_joules_total", **spent) is None, "the power is unknown"
 
@@ -190,7 +190,7 @@ async def test_the_energy_of_a_generation_counts_where_the_power_of_its_engine_i
     engine.start_request()
     now, done = time.perf_counter(), work()
     done.attempt = AttemptFacts(sent_at=now, energy=engine.energy.start(now))
-    telemetry.record_generation(done)
+    telemetry.record_generation(done, time.perf_counter())
     seconds = sample(telemetry, "llm_gpu_seconds_total", tenant="acme", model="m", kind="spent")
     joules = sample(telemetry, "llm_energy_joules_total", tenant="acme", model="m", kind="spent")
     assert seconds is not None

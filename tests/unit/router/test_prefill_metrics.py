@@ -32,10 +32,10 @@ async def test_tokens_are_counted_by_engine_and_found_ones_only_where_an_engine_
     for engine, held in (
         ("a", PrefixTokens(80, 20, 75)), ("a", PrefixTokens(0, 10, 0)), ("b", PrefixTokens(5, 5, None)),
     ):  # fmt: skip
-        telemetry.record_generation(generation(chosen_prompt(held=held), engine=engine))
+        telemetry.record_generation(generation(chosen_prompt(held=held), engine=engine), time.perf_counter())
     assert tokens(telemetry, "a") == {"expected": 80, "new": 30, "found": 75}
     assert tokens(telemetry, "b") == {"expected": 5, "new": 5}
-    telemetry.record_generation(generation(chosen_prompt(held=PrefixTokens(1, 2, 3))))
+    telemetry.record_generation(generation(chosen_prompt(held=PrefixTokens(1, 2, 3))), time.perf_counter())
     assert tokens(telemetry, "a") == {"expected": 81, "new": 32, "found": 78}
 
 
@@ -47,7 +47,7 @@ async def test_the_expected_time_to_the_first_token_counts_for_streams_that_had_
         generation(chosen_prompt(ttft=3.0), stream=False),  # its first token is its last
         generation(UNROUTED),
     ):
-        telemetry.record_generation(each)
+        telemetry.record_generation(each, time.perf_counter())
     telemetry.flush()
     name = "roundhouse_expected_ttft_seconds"
     value = telemetry.registry.get_sample_value
@@ -57,7 +57,7 @@ async def test_the_expected_time_to_the_first_token_counts_for_streams_that_had_
 
 async def test_without_a_choice_nothing_is_counted() -> None:
     telemetry = Telemetry(log_format="text")
-    telemetry.record_generation(generation(UNROUTED))
+    telemetry.record_generation(generation(UNROUTED), time.perf_counter())
     telemetry.flush()
     assert b"roundhouse_prefix_tokens_total{" not in telemetry.render()
     assert b"roundhouse_expected_ttft_seconds_bucket{" not in telemetry.render()

@@ -18,7 +18,7 @@ and end after it: it would have had to end in what the failed engine still held 
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -165,6 +165,15 @@ class _Event(msgspec.Struct, frozen=True):
     usage: tuple[int, int] | None = None
 
 
+class _TokenCount(NamedTuple):
+    """See the fields of StreamSoFar. `is_exact`: they are not the number of events. `prompt_tokens`: by the usage."""
+
+    tokens: int
+    text_tokens: int
+    is_exact: bool
+    prompt_tokens: int | None
+
+
 _decode_event = msgspec.json.Decoder(dict[str, Any]).decode
 _decode_texts = msgspec.json.Decoder(list[str]).decode
 _USAGE: Final = b'"usage"'
@@ -196,41 +205,57 @@ def read_so_far(parts: StreamParts | None, cutter: TokenIdCutter | None, held_ba
     if not text:
         return "reasoning" if has_reasoning else "no-text"
     slots = [event for event in events if event.has_ids]
-    pieces = cutter.pieces if cutter is not None else []
-    known = cutter is not None and cutter.prompt is not None and 0 < len(slots) <= len(pieces)
+    pieces = _known_pieces(cutter, slots)
     # Events that were withheld, such as one with the finish reason "abort", come last and do not count.
-    counts = [piece.count(b",") + 1 if piece else 0 for piece in pieces[: len(slots)]] if known else []
+    counts = [piece.count(b",") + 1 if piece else 0 for piece in pieces[: len(slots)]]
     settled, unsettled = _settled_slots(slots, counts, text, held_back)
     text_pieces = _text_slots(slots, counts, text, held_back)
-    tokens, text_tokens, counted, usage = sum(counts), sum(counts[:text_pieces]), known, events[-1].usage
-    spoken = [event for event in events if event.text or event.has_reasoning]
-    if not known or not all(event.has_ids for event in spoken):  # or of an engine that has none
-        counted = usage is not None
-        text_tokens = tokens = usage[1] if usage is not None else len(spoken)
-    prompt_tokens = usage[0] if usage is not None else None
+    counted = _count_tokens(events, counts, text_pieces)
+    prompt_tokens = counted.prompt_tokens
     if cutter is not None and cutter.prompt:
         prompt_tokens = cutter.prompt.count(b",") + 1
-    prompt_ids = None
-    if known and cutter is not None and cutter.exact:
-        prompt_ids = b",".join([piece for piece in (cutter.prompt or b"", *pieces[:settled]) if piece])
-        if _ID_LIST.fullmatch(prompt_ids) is None:
-            prompt_ids = None
     return StreamSoFar(
         text=text,
         finish_reason=next((event.finish_reason for event in reversed(events) if event.finish_reason), None),
-        tokens=tokens,
-        counted=counted,
-        text_tokens=text_tokens,
+        tokens=counted.tokens,
+        counted=counted.is_exact,
+        text_tokens=counted.text_tokens,
         text_pieces=text_pieces,
         prompt_tokens=prompt_tokens,
         has_reasoning=has_reasoning,
-        prompt_ids=prompt_ids,
+        prompt_ids=_prompt_ids(cutter, pieces[:settled]) if pieces else None,
         settled_tokens=sum(counts[:settled]),
         settled_pieces=settled,
         published_pieces=len(slots),
         unsettled=unsettled,
         head=head,
     )
+
+
+def _known_pieces(cutter: TokenIdCutter | None, slots: Sequence[_Event]) -> Sequence[bytes]:
+    """The ids of each event; empty if those of the prompt or of an event are not known."""
+    if cutter is None or cutter.prompt is None or not 0 < len(slots) <= len(cutter.pieces):
+        return ()
+    return cutter.pieces
+
+
+def _count_tokens(events: Sequence[_Event], counts: Sequence[int], text_pieces: int) -> _TokenCount:
+    """`counts`: the tokens of each event by their ids, empty if they are not known."""
+    usage = events[-1].usage
+    prompt_tokens = usage[0] if usage is not None else None
+    spoken = [event for event in events if event.text or event.has_reasoning]
+    if counts and all(event.has_ids for event in spoken):
+        return _TokenCount(sum(counts), sum(counts[:text_pieces]), True, prompt_tokens)
+    # An engine without ids.
+    tokens = usage[1] if usage is not None else len(spoken)
+    return _TokenCount(tokens, tokens, usage is not None, prompt_tokens)
+
+
+def _prompt_ids(cutter: TokenIdCutter | None, settled: Sequence[bytes]) -> bytes | None:
+    if cutter is None or not cutter.exact:
+        return None
+    ids = b",".join([piece for piece in (cutter.prompt or b"", *settled) if piece])
+    return ids if _ID_LIST.fullmatch(ids) is not None else None
 
 
 def may_be_complete(parts: StreamParts, cutter: TokenIdCutter | None, limit: int | None) -> bool:

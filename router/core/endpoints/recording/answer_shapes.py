@@ -84,27 +84,11 @@ class AnswerShapes:
 
         `usage`: the usage as compact JSON. If the usage event does not contain these bytes, it must be decoded.
         """
-        run = None
-        begin = last = b""
-        holes = 0
         events: list[bytes] = []
-        for part in parts.parts:
-            if isinstance(part, TemplateRun):
-                if not part.texts:
-                    continue
-                template = parts.templates[part.template_index]
-                if run is not None or template.is_numbered:
-                    return None  # several runs, as of several choices, have no shape
-                run, begin = part, template.begin
-                events.append(begin + _TEXT_PLACEHOLDER + template.end)
-                holes += 1
-            elif begin and not last and part.startswith(begin):
-                # The last text comes in the event that has the finish reason, which makes no template.
-                last = part[len(begin) : part.find(b'"', len(begin))]
-                events.append(begin + _LAST_TEXT_PLACEHOLDER + part[len(begin) + len(last) :])
-                holes += 1
-            else:
-                events.append(part)
+        found = _merged_texts(parts, events)
+        if found is None:
+            return None
+        texts, last, holes = found
         if usage_frame is not None:
             if usage is None or not usage.startswith(b'{"'):
                 return None
@@ -115,7 +99,7 @@ class AnswerShapes:
             holes += 1
         skeleton = _EVENT_SEPARATOR.join(events)
         # A byte 0 that is neither of a placeholder nor of a separator comes from the engine, and is no JSON.
-        if run is None or len(skeleton) > MAX_SKELETON_SIZE or skeleton.count(b"\x00") != len(events) - 1 + holes:
+        if len(skeleton) > MAX_SKELETON_SIZE or skeleton.count(b"\x00") != len(events) - 1 + holes:
             return None
         id_, created = _ID.search(skeleton), _CREATED.search(skeleton)
         if id_ is None:
@@ -124,15 +108,8 @@ class AnswerShapes:
         skeleton = skeleton.replace(id_[0], b'"id":"%b"' % _ID_PLACEHOLDER)
         if created is not None:
             skeleton = skeleton.replace(created[0], b'"created":%b,' % _CREATED_PLACEHOLDER)
-        key = (choices_format, skeleton)
-        if key in self._shapes:
-            shape = self._shapes[key]
-        else:
-            shape = _build_shape(choices_format, skeleton)
-            if len(self._shapes) >= MAX_SHAPES:
-                del self._shapes[next(iter(self._shapes))]
-            self._shapes[key] = shape
-        text = b"".join(run.texts)
+        shape = self._shape_of(choices_format, skeleton)
+        text = b"".join(texts)
         # No decoder has checked these values in this stream. `created` has only digits; `usage` is encoded by us.
         if shape is None or not all(map(_is_string_content, (text, last, id_[1]))):
             return None
@@ -144,6 +121,44 @@ class AnswerShapes:
         for sentinel, piece in zip(shape.sentinels, shape.pieces[1:], strict=True):
             body += (values[sentinel], piece)
         return b"".join(body), shape.finish_reasons
+
+    def _shape_of(self, choices_format: ChoicesFormat, skeleton: bytes) -> AnswerShape | None:
+        key = (choices_format, skeleton)
+        if key in self._shapes:
+            return self._shapes[key]
+        shape = _build_shape(choices_format, skeleton)
+        if len(self._shapes) >= MAX_SHAPES:
+            del self._shapes[next(iter(self._shapes))]
+        self._shapes[key] = shape
+        return shape
+
+
+def _merged_texts(parts: StreamParts, events: list[bytes]) -> tuple[list[bytes], bytes, int] | None:
+    """Appends the events to `events`, the run of texts as one. None if there is not one run.
+
+    Returns the texts of the run, the text of the event that ends it, and the number of placeholders.
+    """
+    run = None
+    begin = last = b""
+    holes = 0
+    for part in parts.parts:
+        if isinstance(part, TemplateRun):
+            if not part.texts:
+                continue
+            template = parts.templates[part.template_index]
+            if run is not None or template.is_numbered:
+                return None  # several runs, as of several choices, have no shape
+            run, begin = part, template.begin
+            events.append(begin + _TEXT_PLACEHOLDER + template.end)
+            holes += 1
+        elif begin and not last and part.startswith(begin):
+            # The last text comes in the event that has the finish reason, which makes no template.
+            last = part[len(begin) : part.find(b'"', len(begin))]
+            events.append(begin + _LAST_TEXT_PLACEHOLDER + part[len(begin) + len(last) :])
+            holes += 1
+        else:
+            events.append(part)
+    return (run.texts, last, holes) if run is not None else None
 
 
 def _build_shape(choices_format: ChoicesFormat, skeleton: bytes) -> AnswerShape | None:

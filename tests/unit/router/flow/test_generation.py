@@ -1,5 +1,8 @@
 """What is notified when a generation has ended."""
 
+import time
+from typing import Any
+
 import pytest
 
 from router.flow.attempts.continuation import has_survivor
@@ -28,15 +31,29 @@ class Limits(TenantLimits):
 
 
 def test_a_generation_is_counted_and_measured_and_its_tenant_pays_for_its_tokens() -> None:
-    metrics: list[GenerationRecord] = []
+    metrics: list[tuple[GenerationRecord, float]] = []
     selector, limits = Selector(), Limits()
     reported, estimated = generation_record("acme"), generation_record("beta")
     reported.prompt_tokens, reported.completion_tokens = 3, 4
     estimated.estimated_tokens = 5
     for record in (reported, estimated):
-        record_generation(metrics.append, selector, limits, record)
+        record_generation(lambda *facts: metrics.append(facts), selector, limits, record)
     assert limits.spent == [("acme", 7, 0.0), ("beta", 5, 0.0)], "no engine has worked on them"
-    assert metrics == selector.recorded == [reported, estimated]
+    assert [record for record, _ in metrics] == selector.recorded == [reported, estimated]
+
+
+def test_its_metrics_and_its_tenant_count_the_same_seconds() -> None:
+    metrics: list[tuple[GenerationRecord, float]] = []
+    limits, record = Limits(), generation_record("acme")
+    record.attempt, record.first_token_at = AttemptFacts(sent_at=1.0), 1.5
+
+    def slow_metrics(*facts: Any) -> None:
+        metrics.append(facts)
+        time.sleep(0.001)  # the clock goes on meanwhile
+
+    record_generation(slow_metrics, Selector(), limits, record)
+    ((_, _, paid),) = limits.spent
+    assert paid == record.gpu_seconds(metrics[0][1])
 
 
 def test_milliseconds_of_a_generation_are_rounded_since_their_sum_is_a_saving() -> None:

@@ -1,15 +1,15 @@
-"""Who reads what a broken stream has said, and when: one stream in each iteration of the event loop.
+"""Lets many tasks that have the same event to handle go on one by one, each in its own iteration of the event loop.
 
-Theory. An engine that ends breaks all of its streams off at once. What each has said is read to find how another engine
-can go on, which takes a millisecond for a long stream. If all were read in one iteration, every other request of the
-process would wait for them.
+An engine that ends breaks all of its streams off at once. What each has said is read to find how another engine can go
+on, which takes a millisecond for a long stream. If all were read in one iteration, every other request of the process
+would wait for them.
 """
 
 import asyncio
 from collections import deque
 
 
-class SeamTurns:
+class LoopTurns:
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
 

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from router.flow.attempts.seam_turns import SeamTurns
+from router.net.loop_turns import LoopTurns
 
 
 @pytest.mark.asyncio
 async def test_one_stream_goes_on_in_each_iteration_of_the_event_loop_in_their_order() -> None:
-    loop, turns = asyncio.get_running_loop(), SeamTurns()
+    loop, turns = asyncio.get_running_loop(), LoopTurns()
     iteration, seams = 0, []
 
     def count() -> None:
