@@ -17,7 +17,7 @@ received nothing fails at once, since it can start a generation of its own.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
@@ -40,6 +40,38 @@ class LeaderLostError(Exception):
     """The leader is gone, or will not write the rest of the stream."""
 
 
+class _SignsOfLeader:
+    """What is known of the leader. Times are those of the event loop. `last`: the number of the last record, or 0."""
+
+    def __init__(self, now: float) -> None:
+        self.last = 0
+        self._alive_at = now  # when the leader last wrote, or when Redis came back, so that it could write again
+        self._down_since: float | None = None  # since when Redis does not answer
+
+    def on_redis_down(self, now: float) -> None:
+        if not self.last:
+            raise RedisDownError
+        self._down_since = self._down_since or now
+        if now - self._down_since > LEASE_DURATION:
+            raise LeaderLostError
+
+    def on_answer(self, now: float) -> None:
+        if self._down_since is not None:
+            self._down_since, self._alive_at = None, now
+
+    def on_record(self, number: int, now: float) -> None:
+        if number != self.last + 1:
+            raise LeaderLostError  # trimmed: the leader has written more than the stream keeps
+        self.last, self._alive_at = number, now
+
+    @property
+    def has_written(self) -> bool:
+        return self.last > 0
+
+    def is_silent(self, now: float) -> bool:
+        return now - self._alive_at > LEASE_DURATION
+
+
 async def follow(
     pipeline: RedisPipeline, key: str, claim: Claim, stream_changed: asyncio.Event
 ) -> AsyncGenerator[StreamRecord, None]:
@@ -48,41 +80,25 @@ async def follow(
     `stream_changed` is set by the push that the stream has changed. Raises LeaderLostError, and RedisDownError while no
     record has been read.
     """
-    stream, clock = flight_key(key, claim.flight_id), asyncio.get_running_loop().time
-    last = 0
-    alive_at = clock()  # when the leader last wrote, or when Redis came back, so that it could write again
+    clock = asyncio.get_running_loop().time
+    leader = _SignsOfLeader(clock())
     published_at: float | None = None
-    down_since: float | None = None  # since when Redis does not answer
     while True:
         stream_changed.clear()  # before the read: a push that arrives during it must cause another read
+        receivers: Awaitable[list[Any]] | None = None
         try:
-            receivers = None
             if published_at is None or clock() - published_at >= FOLLOW_INTERVAL:
                 published_at = clock()
                 receivers = pipeline.execute(("PUBLISH", process_channel(claim.process_id), claim.flight_id))
-            # The claim is read first: if it is gone by then, the stream is as complete as it will ever be.
-            holder, records = await pipeline.execute(
-                ("GET", claim_key(key)), after_previous(("XRANGE", stream, f"{last + 1}-0", "+", "COUNT", 100))
-            )
-            if not isinstance(records, Exception):
-                records = pipeline.decode(stream_records, records)
-        except RedisDownError as error:
-            holder = records = error
-        if isinstance(holder, Exception) or isinstance(records, Exception):  # or one server of a cluster is down
-            if not last:
-                raise RedisDownError
-            down_since, published_at = down_since or clock(), None  # publish again: the last message may be lost
-            if clock() - down_since > LEASE_DURATION:
-                raise LeaderLostError
+            holder, records = await _read(pipeline, key, claim, leader.last)
+        except RedisDownError:
+            leader.on_redis_down(clock())
+            published_at = None  # publish again: the last message may be lost
             await asyncio.sleep(_RETRY_DELAY)
             continue
-        if down_since is not None:
-            down_since, alive_at = None, clock()
+        leader.on_answer(clock())
         for id_, fields in records:
-            number = int(id_.partition(b"-")[0])
-            if number != last + 1:
-                raise LeaderLostError  # trimmed: the leader has written more than the stream keeps
-            last, alive_at = number, clock()
+            leader.on_record(int(id_.partition(b"-")[0]), clock())
             record = decode_record(fields)
             yield record
             if record.outcome is not None:
@@ -91,13 +107,28 @@ async def follow(
             continue
         held = holder == claim.encode().encode()
         # No record yet: the leader must hold the claim and must have received the message.
-        if not last and not (held and (receivers is None or _may_have_receivers(pipeline, (await receivers)[0]))):
+        if not leader.has_written and not (
+            held and (receivers is None or _may_have_receivers(pipeline, (await receivers)[0]))
+        ):
             raise LeaderLostError
-        # Silent for too long. Its claim counts as a sign of life only once it has written, which shows that it knows of
-        # its follower.
-        if clock() - alive_at > LEASE_DURATION and not (last and held):
+        # Its claim counts as a sign of life only once it has written, which shows that it knows of its follower.
+        if leader.is_silent(clock()) and not (leader.has_written and held):
             raise LeaderLostError
         await _wait_for_event(stream_changed, _POLL_INTERVAL)
+
+
+async def _read(
+    pipeline: RedisPipeline, key: str, claim: Claim, last: int
+) -> tuple[bytes | None, Sequence[tuple[bytes, Any]]]:
+    """Who holds the claim, and the records after the last one. Raises RedisDownError."""
+    # The claim is read first: if it is gone by then, the stream is as complete as it will ever be.
+    holder, records = await pipeline.execute(
+        ("GET", claim_key(key)),
+        after_previous(("XRANGE", flight_key(key, claim.flight_id), f"{last + 1}-0", "+", "COUNT", 100)),
+    )
+    if isinstance(holder, Exception) or isinstance(records, Exception):  # one server of a cluster is down
+        raise RedisDownError
+    return holder, pipeline.decode(stream_records, records)
 
 
 def _may_have_receivers(pipeline: RedisPipeline, receivers: Any) -> bool:
