@@ -36,7 +36,7 @@ PARTS: Final = {
     "router/core/routing/": "engine: selection and admission",
     "router/core/resilience/": "engine: selection and admission",
     "router/core/quota/": "engine: selection and admission",
-    "router/shared/breakers": "engine: selection and admission",
+    "router/shared/engines/breakers": "engine: selection and admission",
     "router/shared/": "Redis",
     "router/store/": "Redis",
     "router/net/redis/": "Redis",

@@ -18,7 +18,7 @@ from engines.announcer import Announcer
 from engines.fleet import announcement, is_http_ready
 from engines.plan import UpPlan
 from engines.spec import EngineSpec
-from router.shared.announcements import RENEWAL_INTERVAL
+from router.shared.engines.announcements import RENEWAL_INTERVAL
 
 _FAILURES: Final = 3
 """Failed probes in a row after which an engine is withdrawn; routers have stopped sending requests before that."""

@@ -1,4 +1,4 @@
-"""Announces engines to the routers through Redis, see router.shared.announcements."""
+"""Announces engines to the routers through Redis, see router.shared.engines.announcements."""
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -7,7 +7,8 @@ from typing import Any, Final, Protocol
 from msgspec.structs import replace
 from redis.exceptions import RedisClusterException, RedisError
 
-from router.shared.announcements import (
+from router.shared.connection.redis import open_client
+from router.shared.engines.announcements import (
     LEASE,
     RENEWAL_INTERVAL,
     AnnouncedEngine,
@@ -15,7 +16,6 @@ from router.shared.announcements import (
     held_by_others,
     write_command,
 )
-from router.shared.redis import open_client
 
 _TIMEOUT: Final = 5.0  # seconds for a command; a connection that hangs must not cost the lease
 

@@ -20,8 +20,8 @@ from engines.switch.replay import WARM_UP_PROMPTS, warm_up
 from engines.watchdog.drains import Drains
 from engines.watchdog.gpu_sensors import find_gpu_reader, gpu_indices
 from engines.watchdog.watchdog import Watchdog, WatchedEngine
-from router.shared.announcements import AnnouncedEngine, ModelRevision
-from router.shared.launcher import LauncherRedis
+from router.shared.engines.announcements import AnnouncedEngine, ModelRevision
+from router.shared.engines.launcher import LauncherRedis
 
 _POLL_INTERVAL: Final[Mapping[Program, float]] = {"simulator": 0.1, "vllm": 1.0}
 """Seconds between two checks whether an engine that starts is ready."""

@@ -23,7 +23,7 @@ from unittest.mock import patch
 from benchmarks.options import positive
 from router.core.routing.prefill import AWAY_TOKENS, EngineLoad, Prefills, SentPrompt
 from router.core.routing.prompt_chain import PIECE, PromptChain
-from router.shared.prompt_records import HELLO_INTERVAL, PromptRecords
+from router.shared.prompts.prompt_records import HELLO_INTERVAL, PromptRecords
 
 REPLICAS: Final = 4
 POOL_TOKENS: Final = 131_072

@@ -19,7 +19,7 @@ from typing import Any, Final
 import httpx
 from playwright.async_api import Browser, Page
 
-from router.shared import traffic
+from router.shared.status import traffic
 from tests.support.browser import ADMIN, ADMIN_KEY, headless_chromium
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client

@@ -10,7 +10,7 @@ import msgspec
 
 from engines.switch.request import SwitchRefusedError, SwitchRequest
 from engines.switch.version import Version
-from router.shared.announcements import ModelRevision
+from router.shared.engines.announcements import ModelRevision
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.core.routing.prompt_chain import NO_PROMPT, PromptChain, chain_seed, prompt_chain
 from router.core.routing.warm_up import most_saving_first
 from router.errors import ApiError
-from router.shared.recent_prompts import RecentPrompt
+from router.shared.prompts.recent_prompts import RecentPrompt
 
 _PREVIEW: Final = 80  # characters
 _STREAM_FIELDS: Final = ("stream", "stream_options")

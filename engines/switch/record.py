@@ -14,7 +14,7 @@ import msgspec
 
 from engines.spec import EngineSpec
 from engines.switch.version import Version, apply_version
-from router.shared.announcements import ModelRevision
+from router.shared.engines.announcements import ModelRevision
 
 FILE_NAME: Final = "switched.json"
 

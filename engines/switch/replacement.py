@@ -31,7 +31,7 @@ from engines.switch.request import (
 )
 from engines.switch.shadow_report import Answer, ShadowReport, compare_answers
 from engines.watchdog.drains import DrainError
-from router.shared.recent_prompts import RecentPrompt
+from router.shared.prompts.recent_prompts import RecentPrompt
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Final
 from engines.switch.engine_client import EngineHttp
 from engines.switch.prompts import replay_body, warm_up_body, warm_up_order
 from engines.switch.shadow_report import Answer
-from router.shared.recent_prompts import RecentPrompt
+from router.shared.prompts.recent_prompts import RecentPrompt
 
 WARM_UP_PROMPTS: Final = 64
 """Recent requests of a warm-up at most."""

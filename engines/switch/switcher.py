@@ -28,7 +28,7 @@ from engines.switch.request import (
     SwitchResult,
 )
 from engines.switch.version import Version, apply_version, configured_version
-from router.shared.launcher import LauncherRedis
+from router.shared.engines.launcher import LauncherRedis
 
 Report = Callable[[Progress], None]
 

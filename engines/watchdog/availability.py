@@ -9,7 +9,7 @@ from engines.spec import EngineSpec
 from engines.watchdog.drains import DrainError, Drains
 from engines.watchdog.redis_commands import REDIS_FAILURES, RedisCommands
 from engines.watchdog.scrape import is_healthy
-from router.shared.announcements import decode_engines, read_command
+from router.shared.engines.announcements import decode_engines, read_command
 
 
 class Candidate(msgspec.Struct, frozen=True):

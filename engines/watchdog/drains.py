@@ -8,7 +8,7 @@ from typing import Any
 
 from engines.watchdog.redis_commands import REDIS_FAILURES, RedisCommands
 from router.core.cache.redis_keys import watchdog_drain_key
-from router.shared.drains import decode_drains, drain_command, read_drains_command, resume_command
+from router.shared.engines.drains import decode_drains, drain_command, read_drains_command, resume_command
 
 
 class DrainError(Exception):

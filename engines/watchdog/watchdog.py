@@ -20,7 +20,7 @@ from engines.watchdog.planned_restart import POLL_INTERVAL, PlannedRestart, Rest
 from engines.watchdog.record import Record
 from engines.watchdog.scrape import Scrape, scrape_engine
 from engines.watchdog.settings import WatchdogSpec
-from router.shared.redis import open_client
+from router.shared.connection.redis import open_client
 
 _REDIS_TIMEOUT: Final = 5.0  # seconds
 

@@ -37,8 +37,8 @@ from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.core.types import DEFAULT_TENANT, Entry
 from router.net.redis.commands import encode_command
 from router.settings import CacheSettings
-from router.shared.hit_counter import HitCounter
-from router.shared.purges import MAX_PURGES, nonce_field
+from router.shared.cache.hit_counter import HitCounter
+from router.shared.cache.purges import MAX_PURGES, nonce_field
 from router.store.entry_store import encode_put
 from tests.support.endpoints import record_body
 from tests.support.redis_process import RedisServer

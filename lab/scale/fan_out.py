@@ -6,7 +6,7 @@ The intervals are the router's own constants, so a change there changes these fi
 from typing import NamedTuple
 
 from router.net.redis.liveness import PING_INTERVAL
-from router.shared.announcements import RENEWAL_INTERVAL
+from router.shared.engines.announcements import RENEWAL_INTERVAL
 
 PROBE_INTERVAL = 2.0
 """Seconds between two rounds of an EngineProbe; a round is a request for the health and one for the metrics."""

@@ -11,7 +11,7 @@ from router.api.inference import read_body
 from router.core.routing.prefill import PrefixIndexStatus
 from router.errors import NOT_FOUND, ApiError
 from router.flow.explain_choice import ChoiceExplainer, ChoiceRequest
-from router.shared.drains import Drains
+from router.shared.engines.drains import Drains
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
 

@@ -27,7 +27,7 @@ from router.flow.gateway import Gateway
 from router.flow.response_delivery import ResponseDelivery
 from router.net.server.client_connection import CLIENT_EXTENSION, AsgiReceive, ClientConnection
 from router.net.server.cycle import header_lines
-from router.shared.rate_limits import TenantLimits
+from router.shared.quota.rate_limits import TenantLimits
 from router.telemetry.telemetry import Telemetry
 from router.telemetry.tracing.tracer import Tracer
 

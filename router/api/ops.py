@@ -17,8 +17,8 @@ from router.build_info import build_version
 from router.core.resilience.breaker import BreakerState
 from router.errors import ApiError, internal_error, unknown_model
 from router.flow.tenant_rules import TenantRules
-from router.shared.breakers import Breakers
-from router.shared.redis_writes import RedisWrites
+from router.shared.connection.redis_writes import RedisWrites
+from router.shared.engines.breakers import Breakers
 from router.telemetry.metrics_page import OPENMETRICS_TYPE, TEXT_TYPE
 from router.telemetry.telemetry import Telemetry
 from router.upstream.catalog import Catalog, Model

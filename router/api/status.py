@@ -12,10 +12,10 @@ from router.net.redis.commands import Command
 from router.net.redis.errors import RedisBackendError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.redis.url import parse_redis_url
-from router.shared import latest_requests, router_snapshots, traffic
-from router.shared.redis_writes import RedisWrites
-from router.shared.router_snapshots import RouterSnapshot
-from router.shared.status_documents import (
+from router.shared.connection.redis_writes import RedisWrites
+from router.shared.status import latest_requests, router_snapshots, traffic
+from router.shared.status.router_snapshots import RouterSnapshot
+from router.shared.status.status_documents import (
     HistoryDocument,
     LastHour,
     RedisRow,

@@ -15,7 +15,7 @@ from router.errors import bad_request, unavailable
 from router.net.redis.errors import RedisBackendError
 from router.settings import Settings
 from router.settings.tables import TenantSettings
-from router.shared.rate_limits import TenantLimits
+from router.shared.quota.rate_limits import TenantLimits
 from router.store.admin.scan import RedisClient
 from router.store.admin.usage import UsageQuery, UsageRow, UsageSums, fetch_usage
 

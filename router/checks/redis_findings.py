@@ -6,14 +6,14 @@ from typing import Final
 from router.checks.finding import Finding, Level, Problem, wrong
 from router.checks.redis_facts import RedisFacts, ServerFacts
 from router.core.cache.retention import Retention
-from router.shared.redis_rights import NEEDED_COMMANDS
+from router.shared.connection.redis_rights import NEEDED_COMMANDS
 
 SETTING: Final = "cache.url"
 _OLDEST: Final = (6, 2)
 _CLOCK_TOLERANCE: Final = 5.0  # seconds
 _MOST_PATTERNS: Final = 3
 _ADMINISTRATION: Final = {command.name for command in NEEDED_COMMANDS if command.use == "administration"}
-_NEEDED_BY_WORTH: Final = {"pttl"}  # router.shared.retention: else hits do not prolong what it has shortened
+_NEEDED_BY_WORTH: Final = {"pttl"}  # router.shared.cache.retention: else hits do not prolong what it has shortened
 
 
 def judge_redis(what: str, facts: RedisFacts, *, retention: Retention = "ttl") -> Iterator[Finding]:

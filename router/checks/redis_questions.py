@@ -17,7 +17,7 @@ from router.net.redis.commands import Command
 from router.net.redis.connect import new_connection
 from router.net.redis.errors import REDIS_ERRORS, write_refusal
 from router.net.redis.url import HostPort, RedisUrl
-from router.shared.redis_rights import (
+from router.shared.connection.redis_rights import (
     DEFAULT_USER_COMMAND,
     NEEDED_COMMANDS,
     has_all_rights,

@@ -6,7 +6,7 @@ from redis.exceptions import RedisError
 
 from router.checks.finding import Problem
 from router.checks.words import Fixes, describe
-from router.shared.redis_rights import parse_refusal
+from router.shared.connection.redis_rights import parse_refusal
 
 _FIXES: Final = Fixes(
     start="start Redis, or correct the host and port",

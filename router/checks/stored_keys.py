@@ -5,8 +5,8 @@ from collections.abc import Collection
 from router.core.api_keys import KeyRecord
 from router.net.redis.errors import RedisBackendError
 from router.settings import Settings
-from router.shared.key_records import decode_records, read_records_command
-from router.shared.redis import open_backend
+from router.shared.connection.redis import open_backend
+from router.shared.credentials.key_records import decode_records, read_records_command
 
 
 async def ask_for_stored_keys(settings: Settings, *, timeout: float) -> Collection[KeyRecord] | None:

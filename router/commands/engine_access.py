@@ -13,8 +13,8 @@ if TYPE_CHECKING:  # imported by the commands that need them, since they would s
 
 def with_announced(settings: Settings, config: Path) -> tuple[Settings, set[str]]:
     """The settings with the announced engines, and the names of the drained engines."""
-    from router.shared.announcements import decode_fleet, read_held_command
-    from router.shared.drains import decode_drains, read_drains_command
+    from router.shared.engines.announcements import decode_fleet, read_held_command
+    from router.shared.engines.drains import decode_drains, read_drains_command
     from router.store.admin.scan import execute_commands
     from router.upstream.announced_engines import with_fleet
 

@@ -23,7 +23,7 @@ from router.commands.engine_access import probe_engines, with_announced
 from router.commands.redis import with_redis
 from router.commands.router_view import read_router_view
 from router.settings import DEFAULT_PATH, Settings
-from router.shared.status_documents import EngineState
+from router.shared.status.status_documents import EngineState
 
 if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
     from router.commands.router_view import RouterView

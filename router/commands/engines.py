@@ -134,7 +134,7 @@ def drain(
     as_json: JsonOption = False,
 ) -> None:
     """Send no new requests to an engine, from any router; running ones continue to their end."""
-    from router.shared.drains import drain_command
+    from router.shared.engines.drains import drain_command
 
     settings = _send_change(name, config, drain_command(name))
     idle = _wait_with_progress(settings, name, timeout) if wait else None
@@ -149,7 +149,7 @@ def drain(
 @app.command()
 def resume(name: EngineNameArgument, config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False) -> None:
     """Send requests to an engine again, from every router."""
-    from router.shared.drains import resume_command
+    from router.shared.engines.drains import resume_command
 
     _send_change(name, config, resume_command(name))
     if as_json:
@@ -169,7 +169,7 @@ def restart(
 ) -> None:
     """Drain an engine that `roundhouse up` has started, restart it when it is idle, and resume it."""
     from router.commands.restart import is_up_running, request_restart
-    from router.shared.drains import drain_command, resume_command
+    from router.shared.engines.drains import drain_command, resume_command
 
     before = load_settings(config)
     if not is_up_running(before.control_socket):

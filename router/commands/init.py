@@ -24,7 +24,7 @@ from router.discovery.plan import Answer, Plan, plan
 from router.net.redis.url import find_url_problems, parse_redis_url
 from router.settings import DEFAULT_PATH, EMBEDDED
 from router.settings.addresses import base_url, is_engine_url
-from router.shared.redis import ask_server
+from router.shared.connection.redis import ask_server
 
 _DEFAULT_ENGINE: Final = "http://127.0.0.1:8000"
 _DEFAULT_KEY_VARIABLE: Final = "VLLM_API_KEY"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from router.shared.status_documents import EngineRow
+from router.shared.status.status_documents import EngineRow
 
 if TYPE_CHECKING:
     from router.store.admin.scan import RedisClient
@@ -28,7 +28,7 @@ class RouterView(msgspec.Struct, frozen=True):
 async def read_router_view(client: "RedisClient") -> RouterView:
     """That of the process which has run for the longest time; an empty one if there is none, or Redis refuses."""
     from router.net.redis.errors import RedisBackendError
-    from router.shared import router_snapshots
+    from router.shared.status import router_snapshots
     from router.store.admin.scan import execute_commands, read_redis_clock
 
     deadline = time.monotonic() + _FIRST_SNAPSHOTS

@@ -7,7 +7,7 @@ from router.core.endpoints.endpoint import Endpoint
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.brownout import BrownoutLevel, brownout_level
 from router.core.resilience.readiness import Readiness
-from router.shared.breakers import Breakers
+from router.shared.engines.breakers import Breakers
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Protocol
 
 from router.flow.body_budget import BodyAllocation
-from router.shared.rate_limits import Reservation
+from router.shared.quota.rate_limits import Reservation
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 """Sends a part of the response, as ASGI's `send`."""

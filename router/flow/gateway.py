@@ -29,7 +29,7 @@ from router.flow.response_storage import ResponseStorage
 from router.flow.sharing.coalescer import Coalescer
 from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.new_generation import NewGeneration, StoreResponse
-from router.shared.purges import Purges
+from router.shared.cache.purges import Purges
 from router.upstream.engine import Engine
 
 # Attempts of one request: it starts over if the in-flight request that it joined has no response for it. The last

@@ -16,7 +16,7 @@ from router.flow.result import LOST, GenerationResult
 from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.new_generation import NewGeneration
 from router.net.client.errors import EngineError
-from router.shared.rate_limits import TenantLimits
+from router.shared.quota.rate_limits import TenantLimits
 from router.upstream.engine import Engine
 
 

@@ -12,9 +12,9 @@ from router.flow.lookup import CachePolicy
 from router.flow.parsed_request import ParsedRequest
 from router.flow.sharing.new_generation import StoreResponse
 from router.flow.trace.request_trace import GenerationTrace
-from router.shared.purges import Purges
-from router.shared.recent_prompts import PromptSample, RecentPrompts
-from router.shared.retention import WorthRetention
+from router.shared.cache.purges import Purges
+from router.shared.cache.retention import WorthRetention
+from router.shared.prompts.recent_prompts import PromptSample, RecentPrompts
 from router.store.entry_store import EntryStore, WriteResult
 
 

@@ -28,12 +28,12 @@ from router.net.redis.connect import open_client
 from router.net.redis.pipeline import RedisPipeline
 from router.process.runtime import ProcessState
 from router.settings import Settings, tenants
-from router.shared.breakers import Breakers
-from router.shared.drains import Drains
-from router.shared.latest_requests import MAX_REQUESTS
-from router.shared.redis_writes import RedisWrites
-from router.shared.router_snapshots import RouterSnapshot
-from router.shared.stored_keys import StoredKeys
+from router.shared.connection.redis_writes import RedisWrites
+from router.shared.credentials.stored_keys import StoredKeys
+from router.shared.engines.breakers import Breakers
+from router.shared.engines.drains import Drains
+from router.shared.status.latest_requests import MAX_REQUESTS
+from router.shared.status.router_snapshots import RouterSnapshot
 from router.store.admin.scan import RedisClient
 from router.upstream.catalog import Catalog
 from router.upstream.client import EngineClient

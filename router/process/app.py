@@ -44,16 +44,16 @@ from router.process.application import Application
 from router.process.gateway_app import build_gateway
 from router.process.runtime import ProcessState, Runtime
 from router.settings import Settings, groups, tenants
-from router.shared.announcements import Announcements, Fleet
-from router.shared.breakers import Breakers
-from router.shared.drains import Drains
-from router.shared.prompt_link import RedisRecordLink
-from router.shared.rate_limits import TenantLimits, tenant_budgets, tenant_quotas
-from router.shared.redis import open_backend, open_pipeline
-from router.shared.redis_writes import RedisWrites
-from router.shared.sibling_link import NO_SIBLINGS, FirstUpLink, SiblingLink
-from router.shared.start_times import StartTimes
-from router.shared.stored_keys import StoredKeys
+from router.shared.connection.redis import open_backend, open_pipeline
+from router.shared.connection.redis_writes import RedisWrites
+from router.shared.credentials.stored_keys import StoredKeys
+from router.shared.engines.announcements import Announcements, Fleet
+from router.shared.engines.breakers import Breakers
+from router.shared.engines.drains import Drains
+from router.shared.engines.start_times import StartTimes
+from router.shared.prompts.prompt_link import RedisRecordLink
+from router.shared.prompts.sibling_link import NO_SIBLINGS, FirstUpLink, SiblingLink
+from router.shared.quota.rate_limits import TenantLimits, tenant_budgets, tenant_quotas
 from router.store.admin.scan import RedisClient
 from router.telemetry.telemetry import Telemetry
 from router.telemetry.tracing.otlp import OpenExporter, open_tracer

@@ -21,7 +21,7 @@ from router.net.tasks import cancel_and_wait
 from router.process.runtime import ProcessState, Runtime
 from router.process.start_report import EngineCount
 from router.settings import Settings
-from router.shared.announcements import Fleet
+from router.shared.engines.announcements import Fleet
 from router.upstream.announced_engines import with_fleet
 from router.upstream.shared_slots import SharedSlots
 

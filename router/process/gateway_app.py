@@ -37,21 +37,21 @@ from router.net.redis.liveness import Liveness
 from router.net.redis.pipeline import RedisPipeline
 from router.net.redis.url import parse_redis_url
 from router.settings import Settings, groups, tenants
-from router.shared.announcements import Announcements
-from router.shared.breakers import Breakers
-from router.shared.drains import Drains
-from router.shared.hit_counter import HitCounter
-from router.shared.inflight_leases import InFlightLeases
-from router.shared.local_hits import LocalHits
-from router.shared.prompt_link import RedisRecordLink
-from router.shared.prompt_records import PROMPTS_CHANNEL, PromptRecords
-from router.shared.purges import Purges
-from router.shared.rate_limits import TenantLimits
-from router.shared.recent_prompts import RecentPrompts
-from router.shared.redis_writes import RedisWrites
-from router.shared.retention import WorthRetention
-from router.shared.rights_report import RightsReport
-from router.shared.stored_keys import StoredKeys
+from router.shared.cache.hit_counter import HitCounter
+from router.shared.cache.local_hits import LocalHits
+from router.shared.cache.purges import Purges
+from router.shared.cache.retention import WorthRetention
+from router.shared.connection.redis_writes import RedisWrites
+from router.shared.connection.rights_report import RightsReport
+from router.shared.credentials.stored_keys import StoredKeys
+from router.shared.engines.announcements import Announcements
+from router.shared.engines.breakers import Breakers
+from router.shared.engines.drains import Drains
+from router.shared.inflight.inflight_leases import InFlightLeases
+from router.shared.prompts.prompt_link import RedisRecordLink
+from router.shared.prompts.prompt_records import PROMPTS_CHANNEL, PromptRecords
+from router.shared.prompts.recent_prompts import RecentPrompts
+from router.shared.quota.rate_limits import TenantLimits
 from router.store.entry_store import EntryStore
 from router.store.local_cache import LocalCache
 from router.telemetry.telemetry import Telemetry

@@ -33,7 +33,7 @@ from router.process.start_report import EngineCount, log_ready, log_start
 from router.process.supervisor import Supervisor
 from router.settings import DEFAULT_PATH, ConfigurationError, Settings, load, missing_extra
 from router.settings.serve_options import ServeOptions, from_arguments
-from router.shared.redis import ask_server
+from router.shared.connection.redis import ask_server
 from router.telemetry.log_output import set_up_logging
 from router.telemetry.worker_metrics import has_live_worker
 

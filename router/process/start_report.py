@@ -10,7 +10,7 @@ from router.build_info import build_version, describe_build, is_compiled
 from router.core.plural import pluralize
 from router.net.redis.url import parse_redis_url
 from router.settings import EMBEDDED, Settings, tenants
-from router.shared.redis import ServerReport
+from router.shared.connection.redis import ServerReport
 from router.telemetry.log_output import with_facts
 
 log = logging.getLogger("roundhouse.server")

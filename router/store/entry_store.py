@@ -11,7 +11,7 @@ from router.core.types import Entry
 from router.net.redis.commands import EncodedCommand, after_previous, command_template, template_part
 from router.net.redis.errors import RedisBackendError, UnexpectedReplyError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
-from router.shared.purges import BEGINNING, PurgeFetch, PurgePosition, Purges
+from router.shared.cache.purges import BEGINNING, PurgeFetch, PurgePosition, Purges
 from router.store.codec import FIELD_NAMES, decode_values, encode_entry, is_other_format
 from router.store.local_cache import LocalCache
 

@@ -7,7 +7,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from router.shared.announcements import AnnouncedEngine
+from router.shared.engines.announcements import AnnouncedEngine
 
 _REASONS: Final = ("degraded", "stalled", "errors", "scheduled")
 """The watchdog's reasons to restart an engine. A launcher may report any text: each would be a series of its own."""

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from router.core.types import CacheStatus
 from router.net.redis.pipeline import RedisPipeline
-from router.shared.ledger import SavingsLedger
+from router.shared.accounting.ledger import SavingsLedger
 
 _LABELS: Final = ("tenant", "model", "kind")
 _FROM_STORE: Final = (CacheStatus.HIT, CacheStatus.STALE)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
-from router.shared.traffic import SECONDS, first_token_name
+from router.shared.status.traffic import SECONDS, first_token_name
 
 # By the name of a sample: the label that decides, and by its value the name of the count.
 _COUNTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
@@ -27,7 +27,7 @@ _TTFT_BUCKET: Final = "llm_time_to_first_token_seconds_bucket"
 
 
 class TrafficCounter:
-    """What was counted since the last `take`; see router.shared.traffic for the names of the counts.
+    """What was counted since the last `take`; see router.shared.status.traffic for the names of the counts.
 
     Counters have a value for each tenant, so these are read where prometheus_client keeps them: its samples take 15
     times as long, during which this process answers no request.

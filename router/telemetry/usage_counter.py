@@ -6,7 +6,7 @@ from typing import Final
 from router.core.types import CacheStatus
 from router.flow.exchange import GenerationRecord
 from router.net.redis.pipeline import RedisPipeline
-from router.shared.usage import UsageKind, UsageLedger
+from router.shared.accounting.usage import UsageKind, UsageLedger
 
 _FROM_STORE: Final = (CacheStatus.HIT, CacheStatus.STALE)
 

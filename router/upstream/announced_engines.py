@@ -11,7 +11,7 @@ from router.settings import EngineSettings, Settings
 from router.settings.addresses import base_url, is_engine_url
 from router.settings.replicas import replicas
 from router.settings.tables import ModelSettings
-from router.shared.announcements import AnnouncedEngine, Fleet, ModelRevision
+from router.shared.engines.announcements import AnnouncedEngine, Fleet, ModelRevision
 
 log = logging.getLogger("roundhouse.engines")
 

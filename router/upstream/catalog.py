@@ -11,7 +11,7 @@ from router.core.resilience.asleep import EngineFacts, is_asleep
 from router.core.resilience.breaker import BreakerState
 from router.core.types import AUTO, Task
 from router.errors import ApiError, bad_request, unknown_model
-from router.shared.announcements import AnnouncedEngine
+from router.shared.engines.announcements import AnnouncedEngine
 from router.upstream.adapters import Adapter, ListedAdapter, adapter_name, adapter_revision, find_adapters
 from router.upstream.engine import Engine
 

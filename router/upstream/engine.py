@@ -15,8 +15,8 @@ from router.core.types import EngineTask, Task
 from router.net.client.target import RequestTarget
 from router.settings.replicas import replica_id
 from router.settings.tables import EngineKind
-from router.shared.announcements import AnnouncedEngine
-from router.shared.status_documents import EngineState
+from router.shared.engines.announcements import AnnouncedEngine
+from router.shared.status.status_documents import EngineState
 from router.upstream.adapters import Adapter, ListedAdapter
 from router.upstream.energy import EnergyMeter
 from router.upstream.engine_access import EngineAccess
@@ -78,7 +78,7 @@ class Engine:
     - `draft`: the draft model, or the method of speculation, of the configuration; None if it names none.
     - `drafts`: measurements of the draft, by task. `tokens_per_step_by_bin`: by bin of the classifier's score.
     - `baseline`: the family that is the same engine without its draft; None if there is none.
-    - `drained`: it gets no new work; see router.shared.drains.
+    - `drained`: it gets no new work; see router.shared.engines.drains.
     - `announced`: what its launcher reports in Redis, if it does.
     - `energy`: what its requests take of its power, if its launcher reports that.
     - `unserved_paths`: the endpoints that it does not have, as far as it has told.

@@ -10,7 +10,7 @@ from typing import Any, Final
 import redis.exceptions
 
 from router.net.redis.handshake import CLIENT_NAME
-from router.shared.claim import LEASE_DURATION
+from router.shared.inflight.claim import LEASE_DURATION
 from tests.chaos.outages import OutageKind, Outages
 from tests.support.ports import free_port
 from tests.support.proxy_process import ConnectionFault, ProxyProcess

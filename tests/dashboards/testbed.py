@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from router.shared.announcements import AnnouncedEngine, write_command
+from router.shared.engines.announcements import AnnouncedEngine, write_command
 from tests.support.paths import ROOT
 from tests.support.prometheus_process import PrometheusServer
 from tests.support.redis_process import RedisServer

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from router.shared.announcements import AnnouncedEngine, ModelRevision, write_command
+from router.shared.engines.announcements import AnnouncedEngine, ModelRevision, write_command
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, MISTRAL, EngineSet, MakeRouter, RouterServer, router_config
 from tests.support.waiting import eventually

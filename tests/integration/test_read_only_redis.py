@@ -11,7 +11,7 @@ from router.api.auth import hash_key
 from router.checks.check import check_all
 from router.net.redis.errors import RedisBackendError
 from router.settings import parse
-from router.shared.redis import open_backend
+from router.shared.connection.redis import open_backend
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, RouterServer, router_config

@@ -7,7 +7,7 @@ import pytest
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.redis_keys import PURGE_LOG_KEY, prompts_key
-from router.shared.launcher import LauncherRedis
+from router.shared.engines.launcher import LauncherRedis
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, EngineSet, MakeRouter, RouterServer, router_config
 from tests.support.scripted_engine import ScriptedEngine

@@ -10,9 +10,9 @@ from router.api.auth import hash_key
 from router.checks.check import check_all
 from router.core.cache.redis_keys import hits_key
 from router.settings import parse
-from router.shared.redis import open_backend
-from router.shared.redis_rights import NEEDED_COMMANDS
-from router.shared.rights_report import RightsReport
+from router.shared.connection.redis import open_backend
+from router.shared.connection.redis_rights import NEEDED_COMMANDS
+from router.shared.connection.rights_report import RightsReport
 from tests.support.cli_helpers import run_cli
 from tests.support.paths import ROOT
 from tests.support.redis_deployments import MINIMAL_ACL, Deployment, SentinelGroup

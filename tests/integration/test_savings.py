@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from router.api.auth import hash_key
 from router.core.cache.redis_keys import savings_key
-from router.shared.announcements import AnnouncedEngine, write_command
-from router.shared.ledger import add_commands, days_until, decode_sums
+from router.shared.accounting.ledger import add_commands, days_until, decode_sums
+from router.shared.engines.announcements import AnnouncedEngine, write_command
 from tests.support.cli_helpers import run_cli
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, EngineSet, MakeRouter, RouterServer, router_config

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from router.net.redis.deadline import MAX_EXTRA_TIME
 from router.net.redis.pipeline import RedisDownError
-from router.shared.redis import open_backend, open_pipeline
+from router.shared.connection.redis import open_backend, open_pipeline
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import MakeRouter, RouterServer, router_config
 from tests.support.scripted_engine import ScriptedEngine

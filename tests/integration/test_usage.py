@@ -7,8 +7,8 @@ import pytest
 
 from router.core.api_keys import hash_key, key_id
 from router.core.cache.redis_keys import usage_key
-from router.shared import ledger, usage
-from router.shared.daily_sums import days_until
+from router.shared.accounting import ledger, usage
+from router.shared.accounting.daily_sums import days_until
 from tests.support.cli_helpers import run_cli
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, router_config

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.shared.announcements import AnnouncedEngine, write_command
+from router.shared.engines.announcements import AnnouncedEngine, write_command
 from tests.support.on_demand import with_wake
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer

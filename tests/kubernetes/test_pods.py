@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from router.shared.announcements import RENEWAL_INTERVAL
+from router.shared.engines.announcements import RENEWAL_INTERVAL
 from tests.support.compose_file import options
 from tests.support.kubernetes_manifests import ENGINES, container, named, of_kind, seconds, settings_of
 from tests.support.kustomization import Manifest, containers, pod_spec

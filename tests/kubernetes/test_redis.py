@@ -13,7 +13,7 @@ import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
 from engines.redis_server import find_program
-from router.shared.redis_rights import NEEDED_COMMANDS
+from router.shared.connection.redis_rights import NEEDED_COMMANDS
 from tests.support.kubernetes_manifests import FOLDER
 from tests.support.paths import ROOT
 from tests.support.waiting import eventually

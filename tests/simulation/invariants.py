@@ -10,7 +10,7 @@ from tests.simulation.engine_losses import engines_survive, is_poison, may_have_
 from tests.simulation.history import FOREVER, FaultRecord, History, RequestRecord, SimulatedGeneration
 
 LEASE: Final = 2.0
-"""Seconds; see router.shared.inflight_leases."""
+"""Seconds; see router.shared.inflight.inflight_leases."""
 
 PURGE_DELAY: Final = 1.0
 """Seconds after which a purge is known everywhere and the local caches are right. The local cache promises this (0.8 s

@@ -19,8 +19,8 @@ from router.flow.attempts.engine_losses import EngineLosses
 from router.flow.attempts.seam import Seam
 from router.flow.sharing.coalescer import Coalescer
 from router.flow.sharing.inflight import InFlightRequest
-from router.shared.purges import Purges
-from router.shared.stream_writer import RedisStreamWriter
+from router.shared.cache.purges import Purges
+from router.shared.inflight.stream_writer import RedisStreamWriter
 from router.store import entry_store as store
 from router.store.codec import decode_values
 from router.store.entry_store import EntryStore

@@ -10,9 +10,15 @@ from typing import Any, Final
 
 from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
-from router.shared import announcements, budgets, drains, key_records, ledger, recent_prompts, retention, scripts
-from router.shared import inflight_leases as flights
-from router.shared import rate_limit_script as limits
+from router.shared import scripts
+from router.shared.accounting import ledger
+from router.shared.cache import retention
+from router.shared.credentials import key_records
+from router.shared.engines import announcements, drains
+from router.shared.inflight import inflight_leases as flights
+from router.shared.prompts import recent_prompts
+from router.shared.quota import budgets
+from router.shared.quota import rate_limit_script as limits
 from router.store import entry_store as store
 from router.store.admin import scan
 from tests.simulation.redis_data import RedisData

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from router.core.cache.redis_keys import ANNOUNCEMENTS_KEY, PURGE_LOG_KEY
 from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, UsageUpdate
-from router.shared import budgets
-from router.shared.announcements import (
+from router.shared.engines.announcements import (
     AnnouncedEngine,
     ModelRevision,
     decode_fleet,
@@ -21,7 +20,8 @@ from router.shared.announcements import (
     read_held_command,
     write_command,
 )
-from router.shared.rate_limit_script import decode_status, update_command
+from router.shared.quota import budgets
+from router.shared.quota.rate_limit_script import decode_status, update_command
 from router.shared.scripts import DELETE_IF_SAME, REPLACE_IF_SAME
 from tests.simulation.redis_scripts import SCRIPTS
 from tests.simulation.redis_test_clients import ClientFactory, ModelRedisClient, RealRedisClient

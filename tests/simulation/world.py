@@ -13,7 +13,7 @@ import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
 from router.net.redis.errors import RedisBackendError
-from router.shared.redis import open_backend
+from router.shared.connection.redis import open_backend
 from router.store.admin.purge import purge
 from tests.simulation import clock
 from tests.simulation.clients import PATH, SimulatedRequest, request_body

@@ -7,7 +7,7 @@ from router.core.endpoints.endpoint import InferenceRequest
 from router.flow.exchange import GenerationRecord
 from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.new_generation import NewGeneration
-from router.shared.purges import BEGINNING
+from router.shared.cache.purges import BEGINNING
 from tests.support.factories import chat
 
 KEY = CacheKey("rh:1:default:llama:0:0:0", ("d",))

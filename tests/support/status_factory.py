@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from router.commands.top.client import Snapshot
-from router.shared.status_documents import (
+from router.shared.status.status_documents import (
     EngineRow,
     FirstTokenTimes,
     HistoryDocument,

@@ -8,8 +8,8 @@ import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.types import Entry
-from router.shared.purges import PurgePosition, Purges
-from router.shared.redis import open_backend, open_pipeline
+from router.shared.cache.purges import PurgePosition, Purges
+from router.shared.connection.redis import open_backend, open_pipeline
 from router.store.entry_store import MAX_BACKLOG, EntryStore, WriteResult
 from router.store.local_cache import LocalCache
 

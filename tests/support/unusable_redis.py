@@ -7,7 +7,7 @@ import pytest
 
 from router.net.redis.pipeline import RedisDownError
 from router.net.tasks import cancel_and_wait
-from router.shared.redis import ask_server, open_backend, open_pipeline
+from router.shared.connection.redis import ask_server, open_backend, open_pipeline
 
 STARTS: Final = ("redis+cluster://127.0.0.1:{port}", "redis+sentinel://127.0.0.1:{port}/m", "redis://127.0.0.1:{port}")
 """The URLs of a server at a port: of a cluster, of Sentinel, of Redis."""

@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import pytest
 
-from router.shared.claim import LEASE_DURATION
+from router.shared.inflight.claim import LEASE_DURATION
 from tests.support.router_pair import ANSWER
 from tests.support.router_server import router_config
 from tests.support.scripted_engine import ScriptedEngine

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from router.core.cache.redis_keys import claim_key, flight_key
-from router.shared.claim import Claim
+from router.shared.inflight.claim import Claim
 from tests.support.router_pair import ANSWER, pair_config
 from tests.support.router_server import RouterClient, chat_body
 from tests.support.scripted_engine import ScriptedEngine

@@ -14,7 +14,7 @@ import pytest
 from router.api.auth import hash_key
 from router.core.cache.redis_keys import breaker_key
 from router.flow.attempts import engine_health
-from router.shared.announcements import AnnouncedEngine, write_command
+from router.shared.engines.announcements import AnnouncedEngine, write_command
 from router.upstream.adapters import ListedAdapter
 from tests.support.router_server import LLAMA, chat_body, router_config
 from tests.support.sse_answers import DONE_FRAME, chat_delta_text, parse_events

@@ -9,8 +9,8 @@ import pytest
 
 from router.core.api_keys import hash_key, key_id
 from router.core.cache.redis_keys import budget_key, usage_key
-from router.shared import usage
-from router.shared.daily_sums import days_until
+from router.shared.accounting import usage
+from router.shared.accounting.daily_sums import days_until
 from tests.support.router_server import chat_body, router_config
 from tests.support.sse_answers import chat_delta_text, parse_events
 from tests.support.toy_model import ToyModel

@@ -6,7 +6,7 @@ import pytest
 
 from router.api.auth import hash_key
 from router.commands.top.view import _redis
-from router.shared.status_documents import RedisRow
+from router.shared.status.status_documents import RedisRow
 from tests.support.router_server import router_config
 from tests.support.waiting import eventually
 from tests.world.processes import WorldRouter

@@ -9,7 +9,7 @@ import pytest
 from router.api.auth import hash_key
 from router.core.cache.redis_keys import SNAPSHOTS_KEY, WATCHED_KEY, traffic_key
 from router.net.redis.pipeline import RedisDownError
-from router.shared.router_snapshots import LIFETIME
+from router.shared.status.router_snapshots import LIFETIME
 from tests.support.router_server import chat_body, router_config
 from tests.support.waiting import eventually
 from tests.world.processes import WorldEngines, WorldRouter

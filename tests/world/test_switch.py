@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from engines.switch.request import Step, SwitchFailedError, SwitchRefusedError
-from router.shared.announcements import AnnouncedEngine, write_command
+from router.shared.engines.announcements import AnnouncedEngine, write_command
 from tests.support.router_server import chat_body
 from tests.support.waiting import eventually
 from tests.world.launcher import WorldLauncher

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from router.api.auth import hash_key
-from router.shared.announcements import AnnouncedEngine, write_command
+from router.shared.engines.announcements import AnnouncedEngine, write_command
 from tests.support.on_demand import QUEUED, Launcher, queued, with_wake
 from tests.support.router_server import MISTRAL, router_config
 from tests.support.router_server import with_fallback as fall_back

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from router.commands.admin_client import AdminClient, DocumentT, RouterError
-from router.shared.status_documents import HistoryDocument, RequestsDocument, StatusDocument
+from router.shared.status.status_documents import HistoryDocument, RequestsDocument, StatusDocument
 
 _HISTORY: Final = "/admin/history?minutes=60"
 _REQUESTS: Final = "/admin/requests?limit=50"

@@ -15,7 +15,7 @@ from router.commands.top.formats import UNKNOWN, count, decimal, milliseconds, p
 from router.commands.top.table import Column, build_table, share_lines
 from router.core.plural import pluralize
 from router.net.redis.refusals import REFUSALS_IN_WORDS
-from router.shared.status_documents import (
+from router.shared.status.status_documents import (
     EngineRow,
     LastHour,
     MinuteRow,

@@ -3,10 +3,11 @@
 What a request uses is known only when its generation ends. So a request is admitted while every budget has something
 left, and what it used is added when it ends; the requests that run at that time may exceed the budget by what they use.
 
-The counters are in Redis (router.shared.budgets), where a script starts them anew with each day and month by Redis'
-clock. That clock may be set back, or a failover may go to a server whose clock is behind. A counter that is ahead by a
-day at most is kept for the day it stands for, so that a clock that jumps over midnight and back gives no second budget.
-One that is further ahead was counted with a wrong clock: what was used then counts for the present day and month.
+The counters are in Redis (router.shared.quota.budgets), where a script starts them anew with each day and month by
+Redis' clock. That clock may be set back, or a failover may go to a server whose clock is behind. A counter that is
+ahead by a day at most is kept for the day it stands for, so that a clock that jumps over midnight and back gives no
+second budget. One that is further ahead was counted with a wrong clock: what was used then counts for the present day
+and month.
 """
 
 from math import ceil

@@ -1,6 +1,7 @@
 """The rate limits of a tenant: its quota, its usage, and the headers and errors that report them.
 
-Three limits, each counted in Redis for all routers (router.shared.rate_limits), or in each process while Redis is down:
+Three limits, each counted in Redis for all routers (router.shared.quota.rate_limits), or in each process while Redis is
+down:
 
 - requests: at most the limit in any 60 seconds. They are counted per second of arrival; the requests of one second
   count until the last of them is a minute old.

@@ -12,7 +12,7 @@ from router.flow.attempts.ttft_limits import TtftLimits
 from router.flow.brownout import Brownout
 from router.flow.parsed_request import ParsedRequest
 from router.flow.tenant_rules import TenantRules
-from router.shared.breakers import Breakers
+from router.shared.engines.breakers import Breakers
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
 

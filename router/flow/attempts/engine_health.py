@@ -19,7 +19,7 @@ from router.core.resilience.retry import (
     classify_failure,
 )
 from router.net.client.errors import EngineError, describe_cause
-from router.shared.breakers import Breakers
+from router.shared.engines.breakers import Breakers
 from router.upstream.engine import Engine
 
 log = logging.getLogger("roundhouse.dispatch")

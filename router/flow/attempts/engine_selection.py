@@ -29,7 +29,7 @@ from router.flow.attempts.eligibility import has_endpoint, supports_fields
 from router.flow.attempts.routed_prompt import UNROUTED, ChainedPrompt, RoutedPrompt
 from router.flow.exchange import GenerationRecord
 from router.flow.parsed_request import ParsedRequest
-from router.shared.prompt_records import PromptRecords
+from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog
 from router.upstream.engine import DraftStatus, Engine
 

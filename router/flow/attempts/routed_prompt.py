@@ -27,7 +27,7 @@ from router.core.routing.prompt_chain import (
     prompt_chain,
 )
 from router.core.routing.ranking import EngineSnapshot, PromptCost
-from router.shared.prompt_records import PromptRecords
+from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.engine import Engine
 
 

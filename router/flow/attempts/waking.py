@@ -26,7 +26,7 @@ from router.errors import CIRCUIT_OPEN, ENGINE_FAILED, NO_ENGINE, UNAVAILABLE, A
 from router.flow.attempts.admission import ENGINE_STARTING, Admission, NoSlotError, Slot
 from router.flow.attempts.wait_plan import WaitPlan
 from router.flow.exchange import GenerationRecord
-from router.shared.start_times import StartTimes
+from router.shared.engines.start_times import StartTimes
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
 

@@ -13,17 +13,17 @@ from router.net.redis.commands import Command
 from router.net.redis.listener import Listener
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.tasks import cancel_and_wait
-from router.shared.announcements import Announcements
-from router.shared.drains import Drains
-from router.shared.hit_counter import HitCounter
-from router.shared.inflight_leases import InFlightLeases
-from router.shared.ledger import FLUSH_INTERVAL
-from router.shared.purges import Purges
-from router.shared.rate_limits import TenantLimits
-from router.shared.redis_writes import RedisWrites
-from router.shared.retention import REFRESH_INTERVAL, WorthRetention
-from router.shared.rights_report import RightsReport
-from router.shared.stored_keys import StoredKeys
+from router.shared.accounting.ledger import FLUSH_INTERVAL
+from router.shared.cache.hit_counter import HitCounter
+from router.shared.cache.purges import Purges
+from router.shared.cache.retention import REFRESH_INTERVAL, WorthRetention
+from router.shared.connection.redis_writes import RedisWrites
+from router.shared.connection.rights_report import RightsReport
+from router.shared.credentials.stored_keys import StoredKeys
+from router.shared.engines.announcements import Announcements
+from router.shared.engines.drains import Drains
+from router.shared.inflight.inflight_leases import InFlightLeases
+from router.shared.quota.rate_limits import TenantLimits
 from router.upstream.model_lists import AdapterRefresh
 
 log = logging.getLogger("roundhouse.redis")

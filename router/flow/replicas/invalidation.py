@@ -27,15 +27,15 @@ from router.flow.attempts.admission import Admission
 from router.flow.sharing.coalescer import Coalescer
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.tasks import cancel_and_wait
-from router.shared.announcements import Announcements
-from router.shared.breakers import Breakers
-from router.shared.drains import Drains
-from router.shared.inflight_leases import InFlightLeases
-from router.shared.prompt_link import RedisRecordLink
-from router.shared.prompt_records import PROMPTS_CHANNEL, PromptRecords
-from router.shared.purges import Purges
-from router.shared.retention import WorthRetention
-from router.shared.stored_keys import StoredKeys
+from router.shared.cache.purges import Purges
+from router.shared.cache.retention import WorthRetention
+from router.shared.credentials.stored_keys import StoredKeys
+from router.shared.engines.announcements import Announcements
+from router.shared.engines.breakers import Breakers
+from router.shared.engines.drains import Drains
+from router.shared.inflight.inflight_leases import InFlightLeases
+from router.shared.prompts.prompt_link import RedisRecordLink
+from router.shared.prompts.prompt_records import PROMPTS_CHANNEL, PromptRecords
 from router.store.local_cache import LocalCache
 from router.upstream.catalog import Catalog
 

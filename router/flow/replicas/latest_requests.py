@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable
 
 from router.flow.exchange import Exchange
-from router.shared.latest_requests import MAX_REQUESTS
-from router.shared.status_documents import RequestRow
+from router.shared.status.latest_requests import MAX_REQUESTS
+from router.shared.status.status_documents import RequestRow
 
 
 class LatestRequests:

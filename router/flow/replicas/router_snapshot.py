@@ -11,8 +11,8 @@ import msgspec
 from router.build_info import build_version, is_compiled
 from router.core.resilience.breaker import BreakerState
 from router.core.routing.prefill import PrefixIndexStatus
-from router.shared.router_snapshots import PackedEngine, RouterSnapshot
-from router.shared.status_documents import BreakerStateName, ModelRow, RouterRow
+from router.shared.status.router_snapshots import PackedEngine, RouterSnapshot
+from router.shared.status.status_documents import BreakerStateName, ModelRow, RouterRow
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
 

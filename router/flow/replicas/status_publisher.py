@@ -9,8 +9,8 @@ from router.flow.exchange import Exchange
 from router.flow.replicas.latest_requests import LatestRequests
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
-from router.shared import latest_requests, router_snapshots, traffic
-from router.shared.router_snapshots import RouterSnapshot
+from router.shared.status import latest_requests, router_snapshots, traffic
+from router.shared.status.router_snapshots import RouterSnapshot
 
 log = logging.getLogger("roundhouse.admin")
 

@@ -11,8 +11,8 @@ from typing import Final, Literal
 
 from router.flow.sharing.inflight import InFlightRequest
 from router.settings import Settings
-from router.shared.claim import LEASE_DURATION
-from router.shared.stream_reader import FOLLOW_INTERVAL
+from router.shared.inflight.claim import LEASE_DURATION
+from router.shared.inflight.stream_reader import FOLLOW_INTERVAL
 
 OnAbandon = Literal["cancel", "finish"]
 

@@ -24,8 +24,8 @@ from router.flow.sharing.abandonment import Abandonment, OnAbandon
 from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.leadership import Leadership
 from router.flow.sharing.new_generation import NewGeneration
-from router.shared.inflight_leases import InFlightLeases, PendingClaim
-from router.shared.purges import PurgePosition, Purges
+from router.shared.cache.purges import PurgePosition, Purges
+from router.shared.inflight.inflight_leases import InFlightLeases, PendingClaim
 
 log = logging.getLogger("roundhouse.flights")
 

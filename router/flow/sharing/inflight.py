@@ -18,7 +18,7 @@ from router.core.endpoints.recording.sse import is_comment
 from router.core.quota.rate_limit import estimate_tokens
 from router.flow.result import LOST, GenerationResult
 from router.flow.sharing.new_generation import NewGeneration
-from router.shared.purges import PurgePosition
+from router.shared.cache.purges import PurgePosition
 
 TrySend = Callable[[bytes], bool]
 """Sends frames to a client without waiting. Returns False where that is not possible now; nothing is sent then."""

@@ -18,11 +18,11 @@ from router.flow.result import GenerationResult, lost_result
 from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.outcome_codec import decode_result, encode_result
 from router.net.redis.pipeline import RedisDownError
-from router.shared.claim import Claim
-from router.shared.inflight_leases import InFlightLeases, PendingClaim
-from router.shared.purges import Purges
-from router.shared.stream_reader import LeaderLostError
-from router.shared.stream_writer import Producer
+from router.shared.cache.purges import Purges
+from router.shared.inflight.claim import Claim
+from router.shared.inflight.inflight_leases import InFlightLeases, PendingClaim
+from router.shared.inflight.stream_reader import LeaderLostError
+from router.shared.inflight.stream_writer import Producer
 
 log = logging.getLogger("roundhouse.flights")
 

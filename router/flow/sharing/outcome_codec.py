@@ -5,7 +5,7 @@ import msgspec
 from router.core.endpoints.recording.recorded_response import RecordedResponse
 from router.errors import ApiError
 from router.flow.result import GenerationResult, lost_result
-from router.shared.stream_writer import MAX_UNSENT_BYTES
+from router.shared.inflight.stream_writer import MAX_UNSENT_BYTES
 
 
 class _EncodedResult(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from router.shared.key_records import PRESENCE_LIFETIME, decode_presences, read_presences_command
+from router.shared.credentials.key_records import PRESENCE_LIFETIME, decode_presences, read_presences_command
 from router.store.admin.scan import RedisClient, execute_commands, read_redis_clock
 
 CONFIRMATION_TIMEOUT: Final = 3.0

@@ -22,7 +22,7 @@ from router.errors import NOT_FOUND, ApiError, bad_request
 from router.net.redis.errors import RedisBackendError
 from router.settings import Settings
 from router.settings.units import Seconds, parse_quantity
-from router.shared.key_records import (
+from router.shared.credentials.key_records import (
     PRESENCE_LIFETIME,
     Presence,
     StoredRecords,

@@ -23,7 +23,7 @@ from router.core.cache.redis_keys import (
 )
 from router.net.redis.commands import Command
 from router.net.redis.errors import WritesRefusedError
-from router.shared.recent_prompts import decode_ids, prompt_id
+from router.shared.prompts.recent_prompts import decode_ids, prompt_id
 from router.store.admin.purge_record import NO_REPLICAS, ReplicaAcks, add_record
 from router.store.admin.scan import OnProgress, RedisClient, execute_commands, no_progress, scan_entries, scan_keys
 from router.store.codec import decode_documents

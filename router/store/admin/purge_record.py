@@ -13,7 +13,7 @@ from redis.asyncio.cluster import ClusterNode, PipelineCommand, RedisCluster
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.net.redis.commands import Command
-from router.shared.purges import (
+from router.shared.cache.purges import (
     BEGINNING,
     MAX_PURGES,
     PurgePosition,

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from router.shared.ledger import days_until, decode_sums, read_command
+from router.shared.accounting.ledger import days_until, decode_sums, read_command
 from router.store.admin.scan import RedisClient, execute_commands, read_redis_clock
 
 

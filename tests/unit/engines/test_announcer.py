@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from engines.announcer import AnnounceError, Announcer
 from router.core.cache.redis_keys import ANNOUNCEMENTS_KEY
-from router.shared.announcements import AnnouncedEngine, ModelRevision, decode_engines, decode_revisions
+from router.shared.engines.announcements import AnnouncedEngine, ModelRevision, decode_engines, decode_revisions
 from tests.support.ports import free_port
 from tests.support.redis_deployments import MINIMAL_ACL, USER
 from tests.support.redis_process import RedisServer

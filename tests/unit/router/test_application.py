@@ -9,7 +9,7 @@ import pytest
 
 from router.process.application import Application
 from router.settings import Settings, parse
-from router.shared.announcements import AnnouncedEngine, Fleet
+from router.shared.engines.announcements import AnnouncedEngine, Fleet
 from tests.support.router_server import router_config
 from tests.support.waiting import eventually
 

@@ -14,7 +14,7 @@ from router.core.endpoints.chat import CHAT
 from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
 from router.flow.exchange import AttemptFacts, Exchange, GenerationRecord
-from router.shared.announcements import AnnouncedEngine
+from router.shared.engines.announcements import AnnouncedEngine
 from router.telemetry.announced_metrics import announced_families
 from router.telemetry.metric_series import BatchHistogram
 from router.telemetry.telemetry import Telemetry

@@ -7,7 +7,7 @@ import pytest
 
 from router.process.start_report import MAX_NAMES, EngineCount, log_ready, log_start
 from router.settings import Settings, parse
-from router.shared.redis import ServerReport, ask_server
+from router.shared.connection.redis import ServerReport, ask_server
 from tests.support.configurations import MINIMAL
 
 ENGINE: Final = '[[engine]]\nname = "e"\nmodel = "m"\nurl = "http://e:1"'

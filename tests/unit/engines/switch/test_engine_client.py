@@ -12,7 +12,7 @@ import pytest_asyncio
 from engines.switch.engine_client import EngineHttp
 from engines.switch.replay import replay, warm_up
 from engines.switch.request import SwitchFailedError
-from router.shared.recent_prompts import RecentPrompt
+from router.shared.prompts.recent_prompts import RecentPrompt
 from tests.support.ports import free_port
 from tests.support.simulated_engine import SimulatedEngine
 

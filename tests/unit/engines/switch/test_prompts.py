@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from engines.switch.prompts import is_deterministic, preview, replay_body, warm_up_body, warm_up_order
-from router.shared.recent_prompts import RecentPrompt
+from router.shared.prompts.recent_prompts import RecentPrompt
 
 CHAT = "/v1/chat/completions"
 

@@ -8,7 +8,7 @@ import msgspec
 from engines.spec import EngineSpec, LaunchSpec
 from engines.switch.record import FILE_NAME, EngineRecord, read_records, restore, spec_digest, write_records
 from engines.switch.version import Version
-from router.shared.announcements import ModelRevision
+from router.shared.engines.announcements import ModelRevision
 
 
 def spec(name: str = "e0", **launch: Any) -> EngineSpec:

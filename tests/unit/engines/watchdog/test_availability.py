@@ -10,7 +10,7 @@ from engines.spec import EngineSpec
 from engines.watchdog.availability import Availability, Candidate, substitutes
 from engines.watchdog.drains import Drains
 from router.net.redis.connect import open_client
-from router.shared.announcements import AnnouncedEngine
+from router.shared.engines.announcements import AnnouncedEngine
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.simulated_engine import SimulatedEngine

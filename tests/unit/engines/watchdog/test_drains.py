@@ -7,7 +7,7 @@ import pytest
 from engines.watchdog.drains import DrainError, Drains
 from router.core.cache.redis_keys import watchdog_drain_key
 from router.net.redis.connect import open_client
-from router.shared.drains import drain_command
+from router.shared.engines.drains import drain_command
 from tests.support.redis_process import RedisServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -14,7 +14,7 @@ from engines.watchdog.record import Record
 from engines.watchdog.scrape import Scrape
 from router.core.cache.redis_keys import WATCHDOG_LOG_KEY
 from router.net.redis.connect import open_client
-from router.shared.announcements import AnnouncedEngine
+from router.shared.engines.announcements import AnnouncedEngine
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
 

@@ -11,7 +11,7 @@ from engines.watchdog.gpu_sensors import GpuReading
 from engines.watchdog.heat_watch import HeatWatch
 from engines.watchdog.record import Record
 from router.core.cache.redis_keys import WATCHDOG_LOG_KEY
-from router.shared.announcements import AnnouncedEngine
+from router.shared.engines.announcements import AnnouncedEngine
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

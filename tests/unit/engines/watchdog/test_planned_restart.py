@@ -11,7 +11,7 @@ from engines.watchdog import planned_restart
 from engines.watchdog.drains import Drains
 from engines.watchdog.planned_restart import Outcome, PlannedRestart
 from router.net.redis.connect import open_client
-from router.shared.drains import drain_command
+from router.shared.engines.drains import drain_command
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
 

@@ -7,8 +7,8 @@ import pytest
 
 from router.core.cache.redis_keys import hits_key
 from router.flow.replicas.background import execute_in_turns
-from router.shared.hit_counter import MAX_ENTRIES_PER_TENANT, HitCounter
-from router.shared.redis import open_backend, open_pipeline
+from router.shared.cache.hit_counter import MAX_ENTRIES_PER_TENANT, HitCounter
+from router.shared.connection.redis import open_backend, open_pipeline
 from tests.support.entry_factory import entry_key
 from tests.support.redis_process import RedisServer
 

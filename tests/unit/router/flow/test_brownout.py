@@ -15,7 +15,7 @@ from router.core.resilience.breaker import BreakerPolicy
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.brownout import Brownout
 from router.net.redis.clock import RedisClock
-from router.shared.breakers import Breakers
+from router.shared.engines.breakers import Breakers
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine
 

@@ -7,7 +7,7 @@ from router.core.resilience.retry import CONTINUATIONS_PER_SECOND, RetryBudget
 from router.flow.attempts.engine_health import EngineHealth
 from router.net.client.errors import EngineError
 from router.net.redis.clock import RedisClock
-from router.shared.breakers import Breakers
+from router.shared.engines.breakers import Breakers
 from router.upstream.engine import Engine
 
 BROKEN_OFF = EngineError("broken-off", "the engine closed the connection")

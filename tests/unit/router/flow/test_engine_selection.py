@@ -24,7 +24,7 @@ from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
 from router.flow.tenant_rules import TenantRules
-from router.shared.prompt_records import PromptRecords
+from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine, EngineGauges
 from router.upstream.unserved_paths import MEMORY

@@ -10,7 +10,7 @@ from router.flow.attempts.engine_selection import EngineSelector
 from router.flow.exchange import AttemptFacts, Continuation, GenerationRecord
 from router.flow.generation import record_generation
 from router.flow.result import LOST
-from router.shared.rate_limits import TenantLimits
+from router.shared.quota.rate_limits import TenantLimits
 from tests.support.inflight_factory import generation_record
 
 

@@ -31,9 +31,9 @@ from router.flow.sharing.new_generation import NewGeneration
 from router.flow.sharing.outcome_codec import decode_result
 from router.net.client.transport import HTTPTransport
 from router.net.tasks import cancel_and_wait
-from router.shared.claim import Claim
-from router.shared.inflight_leases import InFlightLeases
-from router.shared.purges import BEGINNING
+from router.shared.cache.purges import BEGINNING
+from router.shared.inflight.claim import Claim
+from router.shared.inflight.inflight_leases import InFlightLeases
 from router.upstream.client import EngineClient
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, RouterServer, chat_body

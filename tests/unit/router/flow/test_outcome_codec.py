@@ -7,7 +7,7 @@ from router.core.endpoints.recording.recorded_response import RecordedResponse
 from router.errors import ApiError
 from router.flow.result import GenerationResult, lost_result
 from router.flow.sharing.outcome_codec import decode_result, encode_result
-from router.shared.stream_writer import MAX_UNSENT_BYTES
+from router.shared.inflight.stream_writer import MAX_UNSENT_BYTES
 from tests.support.sse_answers import DONE_FRAME
 
 LARGE = b"x" * (MAX_UNSENT_BYTES + 1)

@@ -13,8 +13,8 @@ from router.flow.brownout import PressureMonitor
 from router.flow.replicas.probe_round import on_probe_round
 from router.net.redis.clock import RedisClock
 from router.net.redis.pipeline import RedisDownError
-from router.shared.breakers import Breakers
-from router.shared.prompt_records import PromptRecords
+from router.shared.engines.breakers import Breakers
+from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine, EngineGauges
 

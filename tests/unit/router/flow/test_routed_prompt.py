@@ -10,7 +10,7 @@ from router.core.routing.prefill import DEFAULT_SECONDS_PER_TOKEN, IN_FLIGHT_TOK
 from router.core.routing.ranking import EngineSnapshot
 from router.core.types import BYTES_PER_TOKEN
 from router.flow.attempts.routed_prompt import ChainedPrompt, explain_choice
-from router.shared.prompt_records import PromptRecords
+from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.engine import Engine
 from tests.support.factories import chat, completion
 

@@ -11,8 +11,8 @@ from router.flow.replicas.latest_requests import LatestRequests
 from router.flow.replicas.router_snapshot import ProcessLoad, identify_process, take_snapshot
 from router.flow.replicas.status_publisher import PendingTraffic, RequestObserver, StatusPublisher
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
-from router.shared.router_snapshots import RouterSnapshot
-from router.shared.traffic import MAX_MINUTES
+from router.shared.status.router_snapshots import RouterSnapshot
+from router.shared.status.traffic import MAX_MINUTES
 from router.upstream.catalog import Catalog
 
 

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from router.core.cache.redis_keys import ANNOUNCEMENTS_KEY
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
-from router.shared.announcements import (
+from router.shared.connection.redis import open_backend, open_pipeline
+from router.shared.engines.announcements import (
     LEASE,
     MAX_ENGINES,
     AnnouncedEngine,
@@ -24,7 +25,6 @@ from router.shared.announcements import (
     read_held_command,
     write_command,
 )
-from router.shared.redis import open_backend, open_pipeline
 from tests.support.redis_process import RedisServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -13,8 +13,8 @@ from router.core.resilience.breaker import BreakerPolicy, BreakerState
 from router.net.redis.clock import RedisClock
 from router.net.redis.listener import Listener
 from router.net.tasks import cancel_and_wait
-from router.shared.breakers import Breakers
-from router.shared.redis import open_backend, open_pipeline
+from router.shared.connection.redis import open_backend, open_pipeline
+from router.shared.engines.breakers import Breakers
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
 

@@ -11,7 +11,7 @@ from router.core.quota.budget import Budget, BudgetUse, use_at
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError
 from router.net.redis.replies import decode_reply
-from router.shared.budgets import MAX_AMOUNT, BudgetCounter
+from router.shared.quota.budgets import MAX_AMOUNT, BudgetCounter
 
 NOON = 1_790_000_000.0
 

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from router.shared.redis import open_client
+from router.shared.connection.redis import open_client
 from tests.support.redis_process import RedisServer
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.cache.redis_keys import hits_key
-from router.shared.hit_counter import COUNTS_TTL, MAX_ENTRIES_PER_TENANT, HitCounter
+from router.shared.cache.hit_counter import COUNTS_TTL, MAX_ENTRIES_PER_TENANT, HitCounter
 from tests.support.entry_factory import entry_key
 
 in_session = pytest.mark.asyncio(loop_scope="session")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from router.shared.inflight_leases import InFlightLeases
-from router.shared.stream_writer import Producer
+from router.shared.inflight.inflight_leases import InFlightLeases
+from router.shared.inflight.stream_writer import Producer
 
 
 class ScriptedPipeline:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from router.core.api_keys import MAX_KEYS, KeyRecord, encode_record, hash_key
-from router.shared.key_records import decode_presences, decode_records
+from router.shared.credentials.key_records import decode_presences, decode_records
 
 
 @pytest.mark.parametrize("fields", [{"version": 10**14}, {"version": -1}, {"pid": 10**30}, {"host": 1}])

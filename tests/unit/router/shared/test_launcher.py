@@ -9,11 +9,11 @@ import pytest
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.purge_index import PurgePosition
 from router.core.cache.redis_keys import EMPTY_HASH, PURGE_LOG_KEY, entry_key
-from router.shared.announcements import AnnouncedEngine, write_command
-from router.shared.launcher import LauncherRedis
-from router.shared.purges import log_start_command, parse_position
-from router.shared.recent_prompts import PromptSample, RecentPrompt, RecentPrompts, StoredPrompt
-from router.shared.redis import open_backend, open_client, open_pipeline
+from router.shared.cache.purges import log_start_command, parse_position
+from router.shared.connection.redis import open_backend, open_client, open_pipeline
+from router.shared.engines.announcements import AnnouncedEngine, write_command
+from router.shared.engines.launcher import LauncherRedis
+from router.shared.prompts.recent_prompts import PromptSample, RecentPrompt, RecentPrompts, StoredPrompt
 from tests.support.ports import free_port
 from tests.support.redis_deployments import Deployment
 from tests.support.waiting import eventually

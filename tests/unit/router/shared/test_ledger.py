@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from router.core.cache.redis_keys import savings_key
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError
-from router.shared import ledger as ledger_module
-from router.shared.ledger import (
+from router.shared.accounting import ledger as ledger_module
+from router.shared.accounting.ledger import (
     MAX_PENDING_DAYS,
     RETENTION_DAYS,
     SavingsLedger,

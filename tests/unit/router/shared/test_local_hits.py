@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.shared.local_hits import LocalHits
+from router.shared.cache.local_hits import LocalHits
 from tests.support.entry_factory import entry_key
 from tests.support.redis_process import RedisServer
 

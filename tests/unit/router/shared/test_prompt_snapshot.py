@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from router.core.routing.prefill import Prefills
 from router.core.routing.prefix_index import MIN_WEIGHT
 from router.core.routing.prompt_chain import PIECE, PromptChain
-from router.shared.prompt_snapshot import (
+from router.shared.prompts.prompt_snapshot import (
     ASK_PERIOD,
     INTERVAL,
     MAX_ENTRIES,

@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.redis_keys import PURGE_LOG_KEY
-from router.shared import purges as purges_module
-from router.shared.purges import BEGINNING, PurgePosition, Purges
+from router.shared.cache import purges as purges_module
+from router.shared.cache.purges import BEGINNING, PurgePosition, Purges
 from router.store.admin.purge import purge
 from router.store.entry_store import WriteResult
 from router.store.local_cache import LocalCache

@@ -13,8 +13,8 @@ from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.core.types import Entry
 from router.net.redis.pipeline import RedisDownError
-from router.shared import purges as purges_module
-from router.shared.purges import BEGINNING, Purges
+from router.shared.cache import purges as purges_module
+from router.shared.cache.purges import BEGINNING, Purges
 from tests.support.redis_process import RedisServer
 from tests.support.store_fixture import StoreFixture
 from tests.support.waiting import eventually

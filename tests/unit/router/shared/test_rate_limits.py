@@ -14,9 +14,9 @@ from router.core.cache.redis_keys import limit_key
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
 from router.net.redis.pipeline import RedisPipeline
 from router.settings import parse
-from router.shared.rate_limit_script import RUNNING_LEASE_MS, decode_status, update_command
-from router.shared.rate_limits import Reservation, TenantLimits, tenant_quotas
-from router.shared.redis import open_backend, open_pipeline
+from router.shared.connection.redis import open_backend, open_pipeline
+from router.shared.quota.rate_limit_script import RUNNING_LEASE_MS, decode_status, update_command
+from router.shared.quota.rate_limits import Reservation, TenantLimits, tenant_quotas
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import router_config
 from tests.support.waiting import eventually

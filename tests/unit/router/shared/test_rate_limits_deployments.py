@@ -6,8 +6,8 @@ import secrets
 import pytest
 
 from router.core.quota.rate_limit import Quota
-from router.shared.rate_limits import TenantLimits
-from router.shared.redis import open_backend, open_pipeline
+from router.shared.connection.redis import open_backend, open_pipeline
+from router.shared.quota.rate_limits import TenantLimits
 from tests.support.redis_deployments import Deployment
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -14,7 +14,7 @@ from router.core.endpoints.table import ENDPOINTS
 from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError
-from router.shared.recent_prompts import (
+from router.shared.prompts.recent_prompts import (
     MAX_PROMPT,
     PROMPTS_TTL,
     PromptSample,

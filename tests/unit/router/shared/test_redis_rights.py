@@ -3,8 +3,15 @@
 import pytest
 
 from router.core.cache.redis_keys import KEY_PREFIX, RESERVED_TENANT_NAMES
-from router.shared.redis_rights import _LOSSES, NEEDED_COMMANDS, has_all_rights, is_unknown, parse_refusal, sample_keys
-from router.shared.rights_report import describe_missing
+from router.shared.connection.redis_rights import (
+    _LOSSES,
+    NEEDED_COMMANDS,
+    has_all_rights,
+    is_unknown,
+    parse_refusal,
+    sample_keys,
+)
+from router.shared.connection.rights_report import describe_missing
 
 
 def test_every_kind_of_key_is_tried() -> None:

@@ -5,7 +5,7 @@ from redis.exceptions import OutOfMemoryError, ResponseError
 
 from router.net.redis.errors import RedisBackendError, WritesRefusedError, write_refusal
 from router.net.redis.refusals import WriteRefusal
-from router.shared.redis_writes import REFUSAL_LIFETIME, RedisWrites
+from router.shared.connection.redis_writes import REFUSAL_LIFETIME, RedisWrites
 
 OOM = ResponseError("OOM command not allowed when used memory > 'maxmemory'.")
 

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError, Replies
-from router.shared.retention import WorthRetention, memory_use
+from router.shared.cache.retention import WorthRetention, memory_use
 from router.store.entry_store import EntryStore
 from tests.support.entry_factory import entry_key, make_entry, redis_fields, store_entry
 from tests.support.redis_process import RedisServer

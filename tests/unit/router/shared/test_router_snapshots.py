@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from router.shared.router_snapshots import (
+from router.shared.status.router_snapshots import (
     LIFETIME,
     MAX_SNAPSHOT,
     MAX_SNAPSHOTS,
@@ -19,7 +19,7 @@ from router.shared.router_snapshots import (
     publish_commands,
     router_rows,
 )
-from router.shared.status_documents import ModelRow, RouterRow
+from router.shared.status.status_documents import ModelRow, RouterRow
 
 
 def snapshot(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.shared.sibling_link import FirstUpLink, SiblingLink
+from router.shared.prompts.sibling_link import FirstUpLink, SiblingLink
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

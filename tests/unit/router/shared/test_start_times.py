@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from router.shared.start_times import MAX_STARTS, add_commands, decode_starts, read_command
+from router.shared.engines.start_times import MAX_STARTS, add_commands, decode_starts, read_command
 
 
 def test_only_the_last_starts_are_kept_and_they_expire() -> None:

@@ -9,7 +9,8 @@ import pytest_asyncio
 from router.core.api_keys import KeyRecord, hash_key
 from router.core.cache.redis_keys import KEYS_APPLIED_KEY, KEYS_RECORDS_KEY, KEYS_USED_KEY
 from router.net.redis.pipeline import RedisPipeline
-from router.shared.key_records import (
+from router.shared.connection.redis import open_backend, open_pipeline
+from router.shared.credentials.key_records import (
     decode_presences,
     decode_records,
     decode_used,
@@ -18,8 +19,7 @@ from router.shared.key_records import (
     read_records_command,
     read_used_command,
 )
-from router.shared.redis import open_backend, open_pipeline
-from router.shared.stored_keys import StoredKeys
+from router.shared.credentials.stored_keys import StoredKeys
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
 

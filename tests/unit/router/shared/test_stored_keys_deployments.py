@@ -7,8 +7,8 @@ import pytest
 
 from router.core.api_keys import KeyRecord, hash_key
 from router.net.redis.connect import open_client
-from router.shared.redis import open_backend, open_pipeline
-from router.shared.stored_keys import StoredKeys
+from router.shared.connection.redis import open_backend, open_pipeline
+from router.shared.credentials.stored_keys import StoredKeys
 from router.store.admin.keys import create_key, list_keys, revoke_key
 from tests.support.configurations import MINIMAL, parse_config
 from tests.support.redis_deployments import Deployment

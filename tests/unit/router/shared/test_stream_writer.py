@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from router.shared.stream_writer import Producer, RedisStreamWriter
+from router.shared.inflight.stream_writer import Producer, RedisStreamWriter
 
 
 class SizeRecordingPipeline:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.shared.traffic import (
+from router.shared.status.traffic import (
     MINUTE,
     add_commands,
     decode_counts,

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from router.settings import Settings, parse
-from router.shared.announcements import AnnouncedEngine, Fleet, ModelRevision
+from router.shared.engines.announcements import AnnouncedEngine, Fleet, ModelRevision
 from router.upstream.announced_engines import with_fleet
 from router.upstream.configured_catalog import build_catalog
 from tests.support.router_server import LLAMA, router_config

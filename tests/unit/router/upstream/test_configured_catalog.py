@@ -3,7 +3,7 @@
 import pytest
 
 from router.settings import Settings, parse
-from router.shared.announcements import AnnouncedEngine
+from router.shared.engines.announcements import AnnouncedEngine
 from router.upstream.catalog import Catalog
 from router.upstream.configured_catalog import build_catalog
 from router.upstream.process_slots import ProcessSlots

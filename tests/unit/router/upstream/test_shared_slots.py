@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from router.core.resilience.readiness import Readiness
 from router.flow.attempts.admission import Admission, Slot
 from router.settings import parse
-from router.shared.announcements import AnnouncedEngine
+from router.shared.engines.announcements import AnnouncedEngine
 from router.upstream.catalog import Catalog, Model
 from router.upstream.configured_catalog import build_catalog
 from router.upstream.engine import UNBOUNDED_IN_FLIGHT, Engine

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from router.commands.top.client import Snapshot
 from router.commands.top.view import View, render
-from router.shared.status_documents import HistoryDocument, RedisRow, RequestsDocument
+from router.shared.status.status_documents import HistoryDocument, RedisRow, RequestsDocument
 from tests.support.status_factory import engine_row, request_row, router_row, snapshot, status_document
 
 URL = "http://127.0.0.1:8080"

@@ -15,7 +15,7 @@ from router.net.redis.commands import Command, EncodedCommand, after_previous, c
 from router.net.redis.connection import RedisConnection
 from router.net.redis.errors import RedisBackendError
 from router.net.tasks import cancel_and_wait
-from router.shared.redis import open_backend
+from router.shared.connection.redis import open_backend
 from tests.support.redis_deployments import Cluster, Deployment, SentinelGroup, StartDeployment
 from tests.support.redis_traffic import KEYS, RedisTraffic
 from tests.support.waiting import eventually

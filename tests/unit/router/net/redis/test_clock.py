@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from router.net.redis.clock import RedisClock
 from router.net.redis.listener import Listener
 from router.net.tasks import cancel_and_wait
-from router.shared.redis import open_backend, open_pipeline
+from router.shared.connection.redis import open_backend, open_pipeline
 from tests.support.redis_deployments import Deployment
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually

@@ -17,7 +17,7 @@ from router.net.redis.listener import Listener
 from router.net.redis.liveness import PING_TIMEOUT
 from router.net.redis.standalone import StandaloneBackend
 from router.net.tasks import cancel_and_wait
-from router.shared.redis import open_backend
+from router.shared.connection.redis import open_backend
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import TEST_TIMEOUT, eventually
 

@@ -13,8 +13,8 @@ import redis.exceptions
 from router.net.redis.errors import UnexpectedReplyError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 from router.net.server.eager import EagerRunner
-from router.shared.redis import open_backend
-from router.shared.redis import open_pipeline as new_pipeline
+from router.shared.connection.redis import open_backend
+from router.shared.connection.redis import open_pipeline as new_pipeline
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
 

@@ -13,15 +13,15 @@ from router.net.redis.clock import RedisClock
 from router.net.redis.errors import UnexpectedReplyError
 from router.net.redis.replies import decode_reply, hash_fields, integers, stream_records
 from router.net.redis.slots import parse_slots
-from router.shared.budgets import decode_use
-from router.shared.claim import Claim
-from router.shared.daily_sums import decode_fields
-from router.shared.drains import decode_drains
-from router.shared.key_records import decode_presences, decode_records, decode_used, decode_version
-from router.shared.rate_limit_script import decode_status
-from router.shared.router_snapshots import decode_snapshots
-from router.shared.start_times import decode_starts
-from router.shared.traffic import decode_counts
+from router.shared.accounting.daily_sums import decode_fields
+from router.shared.credentials.key_records import decode_presences, decode_records, decode_used, decode_version
+from router.shared.engines.drains import decode_drains
+from router.shared.engines.start_times import decode_starts
+from router.shared.inflight.claim import Claim
+from router.shared.quota.budgets import decode_use
+from router.shared.quota.rate_limit_script import decode_status
+from router.shared.status.router_snapshots import decode_snapshots
+from router.shared.status.traffic import decode_counts
 
 SCALARS: Final = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.binary(max_size=8)

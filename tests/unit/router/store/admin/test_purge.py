@@ -8,7 +8,7 @@ from router.core.cache.entry_filter import EntryFilter, parse_purge_filter, text
 from router.core.cache.key_parts import KeyParts
 from router.core.cache.redis_keys import PURGE_LOG_KEY, claim_key, flight_key, hits_key, prompt_key, prompts_key
 from router.net.redis.errors import RedisBackendError
-from router.shared.recent_prompts import prompt_id
+from router.shared.prompts.recent_prompts import prompt_id
 from router.store.admin.purge import PurgeResult, count_entries, purge
 from tests.support.entry_factory import entry_key, make_entry, store_entry
 

@@ -13,7 +13,7 @@ from router.core.cache.redis_keys import claim_key, flight_key, hits_key
 from router.core.endpoints.recording.stream_encoding import decode_stream
 from router.net.redis.connect import open_client
 from router.net.redis.errors import RedisBackendError
-from router.shared.hit_counter import HitCounter
+from router.shared.cache.hit_counter import HitCounter
 from router.store.admin import stats as survey
 from router.store.admin.listing import StreamDetail, fetch_detail, list_entries
 from router.store.admin.stats import collect_stats, top_entries

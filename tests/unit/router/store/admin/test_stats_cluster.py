@@ -11,7 +11,7 @@ from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.fingerprint import Fingerprint
 from router.core.cache.key_parts import KeyParts
 from router.core.cache.redis_keys import PURGE_LOG_KEY, claim_key
-from router.shared.hit_counter import HitCounter
+from router.shared.cache.hit_counter import HitCounter
 from router.store.admin.export_import import export_entries, import_entries
 from router.store.admin.listing import fetch_detail, list_entries
 from router.store.admin.nearest import find_nearest

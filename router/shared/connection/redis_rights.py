@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 
 from router.core.cache import redis_keys
 from router.net.redis.commands import Command
-from router.shared.claim import process_channel
+from router.shared.inflight.claim import process_channel
 
 Use = Literal["requests", "administration", "sentinel", "cluster"]
 """What fails without a command: the cache; `roundhouse cache` and the admin API; one kind of deployment."""

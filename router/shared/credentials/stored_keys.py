@@ -22,7 +22,7 @@ from typing import Any, Final
 from router.core.api_keys import KeyRecord, merge_records
 from router.net.redis.errors import RedisBackendError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
-from router.shared.key_records import (
+from router.shared.credentials.key_records import (
     PRESENCE_INTERVAL,
     Presence,
     decode_records,

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from router.shared.purges import BEGINNING, PurgePosition
+from router.shared.cache.purges import BEGINNING, PurgePosition
 
 LEASE_DURATION: Final = 2.0
 """Seconds after which a claim expires unless it is renewed, and after which a silent leader counts as lost."""

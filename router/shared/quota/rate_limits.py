@@ -1,4 +1,4 @@
-"""Tenants' rate limits, counted in Redis for all routers. TenantLimits also applies budgets, see router.shared.budgets.
+"""Tenants' rate limits, counted in Redis for all routers; TenantLimits also applies budgets (see quota.budgets).
 
     rh:1:limit:{tenant}    the tenant's recent usage, as JSON
 
@@ -30,8 +30,8 @@ from router.errors import ApiError
 from router.net.redis.pipeline import OnReply, RedisDownError, RedisPipeline, Replies
 from router.net.repeated_warning import RepeatedWarning
 from router.settings import Settings
-from router.shared.budgets import BudgetCounter
-from router.shared.rate_limit_script import RUNNING_LEASE_MS, decode_status, update_command
+from router.shared.quota.budgets import BudgetCounter
+from router.shared.quota.rate_limit_script import RUNNING_LEASE_MS, decode_status, update_command
 
 log = logging.getLogger("roundhouse.limits")
 
@@ -63,7 +63,7 @@ def tenant_budgets(settings: Settings) -> dict[str, Budget]:
 
 
 class TenantLimits:
-    """The limits of all tenants that have some: rates, and budgets (router.shared.budgets).
+    """The limits of all tenants that have some: rates, and budgets (router.shared.quota.budgets).
 
     - No more requests are admitted than the limits allow, over all processes.
     - A tenant without limits costs nothing.

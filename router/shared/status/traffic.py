@@ -14,7 +14,7 @@ from typing import Any, Final
 from router.core.cache.redis_keys import traffic_key
 from router.net.redis.commands import Command
 from router.net.redis.replies import hash_fields
-from router.shared.status_documents import FirstTokenTimes, LastHour, MinuteRow, Percentiles
+from router.shared.status.status_documents import FirstTokenTimes, LastHour, MinuteRow, Percentiles
 
 MAX_MINUTES: Final = 120
 """Minutes that Redis keeps."""

@@ -24,7 +24,7 @@ import msgspec
 
 from router.core.routing.prefill import EnginePrefill, Prefills, SentPrompt
 from router.core.routing.prompt_chain import NO_PROMPT, PIECE, PromptChain
-from router.shared.prompt_snapshot import (
+from router.shared.prompts.prompt_snapshot import (
     SnapshotPiece,
     SnapshotReceiver,
     SnapshotRequest,

@@ -2,8 +2,8 @@
 
     rh:1:usage:{tenant}:{YYYY-MM-DD}     a hash: KEY_ID/MODEL/KIND -> a sum of that day (UTC, by Redis' clock)
 
-A key id comes only from a valid key; `-` stands for requests without one. See router.shared.daily_sums for how the sums
-get there. A hash has at most as many fields as a tenant's keys, times its models, times the kinds.
+A key id comes only from a valid key; `-` stands for requests without one. See router.shared.accounting.daily_sums for
+how the sums get there. A hash has at most as many fields as a tenant's keys, times its models, times the kinds.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from router.core.cache.redis_keys import usage_key
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisPipeline
-from router.shared.daily_sums import DailySums, add_to_key, decode_fields
+from router.shared.accounting.daily_sums import DailySums, add_to_key, decode_fields
 
 log = logging.getLogger("roundhouse.usage")
 

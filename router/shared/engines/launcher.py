@@ -10,16 +10,16 @@ from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.net.redis.commands import Command
 from router.net.redis.errors import UnexpectedReplyError
 from router.net.redis.replies import stream_records
-from router.shared.announcements import AnnouncedEngine, Fleet, decode_fleet, read_held_command
-from router.shared.logged_purges import LoggedPurges
-from router.shared.recent_prompts import (
+from router.shared.cache.logged_purges import LoggedPurges
+from router.shared.connection.redis import open_client
+from router.shared.engines.announcements import AnnouncedEngine, Fleet, decode_fleet, read_held_command
+from router.shared.prompts.recent_prompts import (
     RecentPrompt,
     decode_ids,
     decode_prompt,
     read_ids_command,
     read_prompt_command,
 )
-from router.shared.redis import open_client
 
 _TIMEOUT: Final = 5.0  # seconds
 _PAGE: Final = 1000  # records of the purge log in one reply

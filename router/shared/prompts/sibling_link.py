@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from router.shared.prompt_records import RecordLink
+from router.shared.prompts.prompt_records import RecordLink
 
 log = logging.getLogger("roundhouse.engines")
 

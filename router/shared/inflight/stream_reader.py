@@ -26,8 +26,8 @@ from router.core.cache.redis_keys import claim_key, flight_key
 from router.net.redis.commands import after_previous
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.redis.replies import stream_records
-from router.shared.claim import LEASE_DURATION, Claim, process_channel
-from router.shared.stream_writer import StreamRecord, decode_record
+from router.shared.inflight.claim import LEASE_DURATION, Claim, process_channel
+from router.shared.inflight.stream_writer import StreamRecord, decode_record
 
 FOLLOW_INTERVAL: Final = 1.0
 """Seconds between two messages to the leader that the in-flight request has a remote follower."""

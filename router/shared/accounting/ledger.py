@@ -2,7 +2,7 @@
 
     rh:1:savings:{YYYY-MM-DD}     a hash: TENANT/MODEL/KIND -> a sum of that day (UTC, by Redis' clock)
 
-See router.shared.daily_sums for how the sums get there.
+See router.shared.accounting.daily_sums for how the sums get there.
 """
 
 import logging
@@ -12,12 +12,12 @@ from typing import Any, Final, Literal
 from router.core.cache.redis_keys import savings_key
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisPipeline
-from router.shared.daily_sums import ADD_SCRIPT as ADD_SCRIPT
-from router.shared.daily_sums import FLUSH_INTERVAL as FLUSH_INTERVAL
-from router.shared.daily_sums import MAX_PENDING_DAYS as MAX_PENDING_DAYS
-from router.shared.daily_sums import RETENTION_DAYS as RETENTION_DAYS
-from router.shared.daily_sums import DailySums, add_to_key, decode_fields
-from router.shared.daily_sums import days_until as days_until
+from router.shared.accounting.daily_sums import ADD_SCRIPT as ADD_SCRIPT
+from router.shared.accounting.daily_sums import FLUSH_INTERVAL as FLUSH_INTERVAL
+from router.shared.accounting.daily_sums import MAX_PENDING_DAYS as MAX_PENDING_DAYS
+from router.shared.accounting.daily_sums import RETENTION_DAYS as RETENTION_DAYS
+from router.shared.accounting.daily_sums import DailySums, add_to_key, decode_fields
+from router.shared.accounting.daily_sums import days_until as days_until
 
 log = logging.getLogger("roundhouse.savings")
 

@@ -1,9 +1,10 @@
 """Logs what a router lacks in Redis: rights of its user, commands that a server does not have, keys and channels.
 
 Theory of operation. Without a right, most of the router still works, and each command is refused on its own. So once a
-router is connected, it tries each command in a form that changes nothing (router.shared.redis_rights), over connections
-of its own that end with it. It does so again when other servers hold the keys, since each server has users of its own,
-and every minute while something is missing. One line names what is missing, what fails, and the rules to grant.
+router is connected, it tries each command in a form that changes nothing (router.shared.connection.redis_rights), over
+connections of its own that end with it. It does so again when other servers hold the keys, since each server has users
+of its own, and every minute while something is missing. One line names what is missing, what fails, and the rules to
+grant.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from router.core.types import DEFAULT_TENANT
 from router.net.redis.backend import RedisBackend, Server
 from router.net.redis.connection import CommandBatch, RedisConnection
 from router.net.redis.errors import RedisBackendError
-from router.shared.redis_rights import (
+from router.shared.connection.redis_rights import (
     NEEDED_COMMANDS,
     NeededCommand,
     is_unknown,

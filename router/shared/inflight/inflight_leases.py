@@ -4,10 +4,10 @@ Theory of operation. A claim is a string in Redis beside the key of the future e
 generates the entry, the id of its in-flight request, and the purge position that the process knew when the generation
 began. A claim expires unless it is renewed, so a killed process is detected within seconds. A process that finds
 another process' claim publishes the id on that leader's channel. Only then does the leader begin a stream
-(router.shared.stream_writer): it writes a first record at once, as the acknowledgement, with all frames so far, and
-then the frames that follow. So a generation without a remote follower costs one claim and nothing more. How a follower
-reads the stream, and when it considers the leader lost, is in router.shared.stream_reader. A follower that has received
-nothing yet takes over the claim of a lost leader, and leads.
+(router.shared.inflight.stream_writer): it writes a first record at once, as the acknowledgement, with all frames so
+far, and then the frames that follow. So a generation without a remote follower costs one claim and nothing more. How a
+follower reads the stream, and when it considers the leader lost, is in router.shared.inflight.stream_reader. A follower
+that has received nothing yet takes over the claim of a lost leader, and leads.
 
 The id of an in-flight request is a random prefix per process and reload, and a number. No other process, restart or
 reload can have the same id, so no stream or claim is mistaken for another generation's.
@@ -23,11 +23,11 @@ from typing import Final, Literal, NamedTuple
 from router.core.cache.redis_keys import claim_key, flight_key
 from router.net.redis.commands import Command, EncodedCommand, after_previous, command_template
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
-from router.shared.claim import LEASE_DURATION, Claim, encode_claim, process_channel
-from router.shared.purges import PurgePosition
+from router.shared.cache.purges import PurgePosition
+from router.shared.inflight.claim import LEASE_DURATION, Claim, encode_claim, process_channel
+from router.shared.inflight.stream_reader import follow
+from router.shared.inflight.stream_writer import Producer, RedisStreamWriter, StreamRecord
 from router.shared.scripts import DELETE_IF_SAME, REPLACE_IF_SAME
-from router.shared.stream_reader import follow
-from router.shared.stream_writer import Producer, RedisStreamWriter, StreamRecord
 
 log = logging.getLogger("roundhouse.flights")
 
@@ -240,7 +240,7 @@ class InFlightLeases:
         self._writers.clear()
 
     async def follow(self, key: str, claim: Claim) -> AsyncGenerator[StreamRecord, None]:
-        """The records of another process' in-flight request, up to its outcome; see router.shared.stream_reader.
+        """The records of another process' in-flight request, up to its outcome; see stream_reader.
 
         Raises LeaderLostError.
         """

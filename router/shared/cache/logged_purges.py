@@ -1,10 +1,10 @@
-"""The purges of a log that is read once, by a process that does not follow it; see router.shared.purges."""
+"""The purges of a log that is read once, by a process that does not follow it; see router.shared.cache.purges."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from router.core.cache.purge_index import BEGINNING, PurgeIndex, PurgePosition
-from router.shared.purges import MAX_PURGES, decode_entry_filter, parse_position
+from router.shared.cache.purges import MAX_PURGES, decode_entry_filter, parse_position
 
 
 class LoggedPurges:

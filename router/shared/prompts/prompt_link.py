@@ -3,7 +3,7 @@
 import contextlib
 
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
-from router.shared.prompt_records import PROMPTS_CHANNEL
+from router.shared.prompts.prompt_records import PROMPTS_CHANNEL
 
 
 class RedisRecordLink:

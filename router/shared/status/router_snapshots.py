@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from router.core.cache.redis_keys import SNAPSHOTS_KEY, WATCHED_KEY
 from router.net.redis.commands import Command
 from router.net.redis.replies import hash_fields
-from router.shared.status_documents import EngineRow, ModelRow, RouterRow
+from router.shared.status.status_documents import EngineRow, ModelRow, RouterRow
 
 LIFETIME: Final = 15
 """Seconds for which a snapshot, or a viewer's mark, counts."""

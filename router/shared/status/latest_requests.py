@@ -10,7 +10,7 @@ import msgspec
 
 from router.core.cache.redis_keys import LATEST_REQUESTS_KEY
 from router.net.redis.commands import Command
-from router.shared.status_documents import RequestRow
+from router.shared.status.status_documents import RequestRow
 
 MAX_REQUESTS: Final = 200
 """Requests that are kept."""
