@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from router.shared.engines.announcements import AnnouncedEngine
+from router.telemetry.metric_objects import counter_family, gauge_family
 
 _REASONS: Final = ("degraded", "stalled", "errors", "scheduled")
 """The watchdog's reasons to restart an engine. A launcher may report any text: each would be a series of its own."""
@@ -15,18 +15,10 @@ _REASONS: Final = ("degraded", "stalled", "errors", "scheduled")
 
 def announced_families(engines: Iterable[AnnouncedEngine]) -> list[Metric]:
     """All workers and replicas report the same values, which therefore must not be summed."""
-    capacity = GaugeMetricFamily(
-        "roundhouse_engine_capacity", "Share of its in-flight limit that the engine may get", labels=["engine"]
-    )
-    temperature = GaugeMetricFamily(
-        "roundhouse_engine_temperature_celsius", "Highest temperature of the engine's GPUs", labels=["engine"]
-    )
-    power = GaugeMetricFamily(
-        "roundhouse_engine_power_watts", "Power draw of the engine's GPUs", labels=["engine"], unit="watts"
-    )
-    restarts = CounterMetricFamily(
-        "roundhouse_watchdog_restarts", "Restarts of the engine by the watchdog", labels=["engine", "reason"]
-    )
+    capacity = gauge_family("roundhouse_engine_capacity")
+    temperature = gauge_family("roundhouse_engine_temperature_celsius")
+    power = gauge_family("roundhouse_engine_power_watts")
+    restarts = counter_family("roundhouse_watchdog_restarts_total")
     for engine in engines:
         capacity.add_metric([engine.name], engine.capacity)
         if engine.temperature_celsius is not None:

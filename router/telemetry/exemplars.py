@@ -12,6 +12,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Exemplar, Sample
 from prometheus_client.utils import floatToGoString
 
+from router.telemetry.metric_table import METRICS
+
 TRACE_ID: Final = "trace_id"
 
 TracedValue = tuple[float, str]
@@ -42,10 +44,10 @@ class BucketExemplars:
 class HistogramExemplars:
     """The exemplars of one histogram, by the values of its labels."""
 
-    def __init__(self, name: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
-        self._name = name
-        self._labels = labels
-        self._bounds = bounds
+    def __init__(self, name: str) -> None:
+        """`name`: as in the table of metrics."""
+        row = METRICS[name]
+        self._name, self._labels, self._bounds = row.family, row.labels, row.buckets
         self._series: dict[tuple[str, ...], BucketExemplars] = {}
 
     def labels(self, *values: str) -> BucketExemplars:

@@ -5,66 +5,42 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import Gauge
 
 from router.core.resilience.breaker import BreakerState
+from router.telemetry.metric_objects import MetricObjects
 from router.upstream.engine import Engine
 
 _BREAKER_STATES: Final = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
-_REPORTED: Final = (
-    ("kv_cache_usage", "vllm_kv_cache_usage", "Share of the engine's KV cache in use, 0 to 1"),
-    ("prefix_cache_hit_rate", "vllm_prefix_cache_hit_rate", "Share of prompt tokens found in the prefix cache"),
-    ("spec_acceptance_rate", "vllm_spec_acceptance_rate", "Share of draft tokens accepted by the target model"),
-    ("spec_tokens_per_step", "vllm_spec_tokens_per_step", "Tokens per decoding step with the draft model"),
-)
+_REPORTED: Final = {
+    "kv_cache_usage": "vllm_kv_cache_usage",
+    "prefix_cache_hit_rate": "vllm_prefix_cache_hit_rate",
+    "spec_acceptance_rate": "vllm_spec_acceptance_rate",
+    "spec_tokens_per_step": "vllm_spec_tokens_per_step",
+}
+"""The gauge of each field of EngineGauges."""
 
 
 class GaugeMetrics:
-    """The gauges of one router process; `multiprocess_mode` says how those of several workers become one.
+    """The gauges of one router process; the table of metrics says how those of several workers become one.
 
     - A value that becomes unknown loses its sample. Several workers cannot remove samples from their files: there it is
       NaN, and metrics_page leaves it out.
     """
 
-    def __init__(self, registry: CollectorRegistry, *, removable: bool) -> None:
+    def __init__(self, objects: MetricObjects, *, removable: bool) -> None:
         """`removable`: this is the only process."""
         self._removable = removable
-        self._breaker = Gauge(
-            "roundhouse_breaker_state", "Breaker state: 0 closed, 1 half-open, 2 open", ("engine",),
-            multiprocess_mode="livemax", registry=registry,
-        )  # fmt: skip
-        self._in_flight = Gauge(
-            "llm_requests_in_flight", "Requests in flight at an engine", ("engine",),
-            multiprocess_mode="livesum", registry=registry,
-        )  # fmt: skip
-        self.queue_length = Gauge(
-            "llm_requests_queued", "Requests waiting in the queue for an engine", ("model",),
-            multiprocess_mode="livesum", registry=registry,
-        )  # fmt: skip
-        self._up = Gauge(
-            "roundhouse_engine_up", "Whether the engine is up: 1 or 0", ("engine",),
-            multiprocess_mode="livemin", registry=registry,
-        )  # fmt: skip
-        self._asleep = Gauge(
-            "roundhouse_engine_asleep", "Whether requests of the engine's model wait for an engine to start: 1 or 0",
-            ("engine",), multiprocess_mode="livemin", registry=registry,
-        )  # fmt: skip
-        self._redis_up = Gauge(
-            "roundhouse_redis_up", "Whether Redis is up: 1 or 0", multiprocess_mode="livemin", registry=registry
-        )
-        by_task = ("engine", "task")
-        self._learned_speed = Gauge(
-            "roundhouse_engine_tokens_per_second", "Measured tokens per second of one request, by task", by_task,
-            multiprocess_mode="livemostrecent", registry=registry,
-        )  # fmt: skip
-        self._draft_pays = Gauge(
-            "roundhouse_draft_pays", "Whether the draft model speeds up the task: 1 or 0", by_task,
-            multiprocess_mode="livemostrecent", registry=registry,
-        )  # fmt: skip
-        self._reported = {
-            field: Gauge(name, help_, ("engine",), multiprocess_mode="livemostrecent", registry=registry)
-            for field, name, help_ in _REPORTED
-        }
+        gauges = objects.gauges
+        self.queue_length = gauges["llm_requests_queued"]
+        self._breaker = gauges["roundhouse_breaker_state"]
+        self._in_flight = gauges["llm_requests_in_flight"]
+        self._up = gauges["roundhouse_engine_up"]
+        self._asleep = gauges["roundhouse_engine_asleep"]
+        self._redis_up = gauges["roundhouse_redis_up"]
+        self._learned_speed = gauges["roundhouse_engine_tokens_per_second"]
+        self._draft_pays = gauges["roundhouse_draft_pays"]
+        self._reported = {field: gauges[name] for field, name in _REPORTED.items()}
 
     def _set_gauge(self, gauge: Gauge, value: float | None, *labels: str) -> None:
         if value is not None:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.openmetrics import exposition as openmetrics
+
+from router.telemetry.metric_objects import gauge_family
 
 TEXT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_TYPE: Final = openmetrics.CONTENT_TYPE_LATEST
@@ -66,7 +68,7 @@ def hit_ratio(families: Iterable[Metric]) -> Metric:
                 model = sample.labels["model"]
                 lookups[model] = lookups.get(model, 0) + sample.value
                 hits[model] = hits.get(model, 0) + (sample.value if sample.labels["result"] == "hit" else 0)
-    ratio = GaugeMetricFamily("llm_cache_hit_ratio", "Share of hits among cache lookups", labels=["model"])
+    ratio = gauge_family("llm_cache_hit_ratio")
     for model, count in lookups.items():
         if count:
             ratio.add_metric([model], hits[model] / count)

@@ -1,11 +1,11 @@
 """How good the estimates are that engines are chosen by: what was expected of an engine, and what it did."""
 
-from collections.abc import Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import Counter
 
 from router.flow.exchange import GenerationRecord
+from router.telemetry.metric_objects import MetricObjects
 from router.telemetry.metric_series import BatchHistogram
 
 _RESULTS: Final = ("expected", "new", "found")
@@ -57,16 +57,9 @@ class PrefillSeries:
 class PrefillMetrics:
     """Counts the generations whose engine was chosen by estimates."""
 
-    def __init__(self, registry: CollectorRegistry, buckets: Sequence[float]) -> None:
-        """`buckets`: those of the real time to the first token."""
-        self._tokens = Counter(
-            "roundhouse_prefix_tokens", "Prompt tokens by whether the engine was believed to hold them, and did",
-            ("engine", "result"), registry=registry,
-        )  # fmt: skip
-        self._expected_ttft = BatchHistogram(
-            "roundhouse_expected_ttft_seconds", "Expected time to the first token of streams", ("model",),
-            buckets=buckets, registry=registry,
-        )  # fmt: skip
+    def __init__(self, objects: MetricObjects) -> None:
+        self._tokens = objects.counters["roundhouse_prefix_tokens_total"]
+        self._expected_ttft = objects.histograms["roundhouse_expected_ttft_seconds"]
         self._series: dict[tuple[str, str], PrefillSeries] = {}
 
     def series(self, generation: GenerationRecord) -> PrefillSeries | None:

@@ -7,13 +7,11 @@ an engine works on at the same time count each for itself, so these are not the 
 from collections.abc import Callable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter
-
 from router.core.types import CacheStatus
 from router.net.redis.pipeline import RedisPipeline
 from router.shared.accounting.ledger import SavingsLedger
+from router.telemetry.metric_objects import MetricObjects
 
-_LABELS: Final = ("tenant", "model", "kind")
 _FROM_STORE: Final = (CacheStatus.HIT, CacheStatus.STALE)
 _SAVING: Final = (*_FROM_STORE, CacheStatus.COALESCED)
 
@@ -21,18 +19,12 @@ _SAVING: Final = (*_FROM_STORE, CacheStatus.COALESCED)
 class SavingsMetrics:
     """Counts in batches: each method is called a few times a second, not for each request."""
 
-    def __init__(self, registry: CollectorRegistry, watts_per_request: Callable[[str], float | None]) -> None:
+    def __init__(self, objects: MetricObjects, watts_per_request: Callable[[str], float | None]) -> None:
         """`watts_per_request`: of an engine by its name, see EnergyMeter; None is unknown."""
         self._ledger = SavingsLedger()
         self._watts_per_request = watts_per_request
-        self._gpu_seconds = Counter(
-            "llm_gpu_seconds", "Seconds of generation, spent by engines and saved by the cache", _LABELS,
-            registry=registry,
-        )  # fmt: skip
-        self._joules = Counter(
-            "llm_energy_joules", "Energy of generations, spent by engines and saved by the cache", _LABELS,
-            registry=registry,
-        )  # fmt: skip
+        self._gpu_seconds = objects.counters["llm_gpu_seconds_total"]
+        self._joules = objects.counters["llm_energy_joules_total"]
 
     def record_requests(
         self, tenant: str, model: str, cache: CacheStatus, engine: str | None,

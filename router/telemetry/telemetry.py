@@ -1,4 +1,4 @@
-"""All metrics: they are recorded here, once for each request, from the facts in its Exchange.
+"""The metrics are recorded here, once for each request, from the facts in its Exchange. metric_table lists them.
 
 The names are those that dashboards for LLM serving use. Tenants and models come from the configuration, so a client
 cannot create new series.
@@ -10,7 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 
 from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
@@ -24,22 +24,16 @@ from router.telemetry.announced_metrics import announced_families
 from router.telemetry.draft_metrics import draft_families
 from router.telemetry.exemplars import HistogramExemplars
 from router.telemetry.gauge_metrics import GaugeMetrics
-from router.telemetry.metric_series import BatchHistogram, GenerationSeries, PendingCounter, RequestSeries
+from router.telemetry.metric_objects import create_objects
+from router.telemetry.metric_series import GenerationSeries, PendingCounter, RequestSeries
 from router.telemetry.metrics_page import collect, drop_unknown_gauges, hit_ratio, render
 from router.telemetry.prefill_metrics import PrefillMetrics, PrefillSeries
 from router.telemetry.savings_metrics import SavingsMetrics
 from router.telemetry.usage_counter import UsageCounter
 from router.upstream.engine import Engine
 
-_DURATION_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _FROM_STORE: Final = (CacheStatus.HIT, CacheStatus.STALE)
 _WITHOUT_GENERATION: Final = (*_FROM_STORE, CacheStatus.COALESCED)  # none of these caused a generation
-_OVERHEAD_BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
-_LATENCY_BUCKETS: Final = (
-    0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5,
-)  # fmt: skip
-_START_BUCKETS: Final = (1, 5, 10, 20, 30, 60, 120, 180, 300, 600, 1200)
-_SPEED_BUCKETS: Final = (1, 5, 10, 20, 30, 50, 75, 100, 150, 200, 500, 1000)
 # Seconds that counts may be missing from prometheus_client, and so from another worker's /metrics.
 _FLUSH_INTERVAL: Final = 0.25
 _MAX_SERIES: Final = 4096  # kinds of requests in the look-up table
@@ -65,80 +59,37 @@ class Telemetry:
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flush_delay = _FLUSH_INTERVAL
         self._multiprocess_dir = multiprocess_dir
-        self.registry = registry = CollectorRegistry()
-        requests = ("tenant", "model", "engine", "task", "status")
-        self._requests = Counter("llm_requests", "Requests by status", requests, registry=registry)
-        by_cache = ("model", "cache")
-        self._duration = BatchHistogram(
-            "llm_request_duration_seconds", "From the first byte of the request to the last of the response", by_cache,
-            buckets=_DURATION_BUCKETS, registry=registry,
-        )  # fmt: skip
-        self._first_token = BatchHistogram(
-            "llm_time_to_first_token_seconds", "From the first byte of the request to the first token", by_cache,
-            buckets=_DURATION_BUCKETS, registry=registry,
-        )  # fmt: skip
-        self._overhead = BatchHistogram(
-            "llm_router_overhead_seconds", "Time in the router before a request is sent to an engine or a cached "
-            "response to the client", ("cache",), buckets=_OVERHEAD_BUCKETS, registry=registry,
-        )  # fmt: skip
-        self._speed = BatchHistogram(
-            "llm_tokens_per_second",
-            "Tokens per second after the first",
-            ("model",),
-            buckets=_SPEED_BUCKETS,
-            registry=registry,
+        self.registry = CollectorRegistry()
+        objects = create_objects(self.registry)
+        counters, histograms = objects.counters, objects.histograms
+        self._requests = counters["llm_requests_total"]
+        self._tokens = counters["llm_tokens_total"]
+        self._cache = counters["llm_cache_requests_total"]
+        self._writes = counters["llm_cache_writes_total"]
+        self._damaged = counters["llm_cache_entries_damaged_total"]
+        self._rejected = counters["llm_requests_rejected_total"]
+        self._retries = counters["llm_retries_total"]
+        self._fallbacks = counters["llm_fallbacks_total"]
+        self._wakes = counters["llm_engine_wakes_total"]
+        self._continuations = counters["llm_continuations_total"]
+        self._repeated_tokens = counters["llm_continuation_tokens_total"]
+        self._dropped_spans = counters["roundhouse_spans_dropped_total"]
+        self._duration = histograms["llm_request_duration_seconds"]
+        self._first_token = histograms["llm_time_to_first_token_seconds"]
+        self._overhead = histograms["llm_router_overhead_seconds"]
+        self._speed = histograms["llm_tokens_per_second"]
+        self._latency = histograms["llm_inter_token_latency_seconds"]
+        self._wake_seconds = histograms["llm_engine_wake_seconds"]
+        self._exemplars = (
+            HistogramExemplars("llm_request_duration_seconds"),
+            HistogramExemplars("llm_time_to_first_token_seconds"),
         )
-        self._latency = BatchHistogram(
-            "llm_inter_token_latency_seconds", "Mean time from one token of a stream to its next, once for each token",
-            ("model",), buckets=_LATENCY_BUCKETS, registry=registry,
-        )  # fmt: skip
-        self._exemplars = tuple(
-            HistogramExemplars(name, by_cache, _DURATION_BUCKETS)
-            for name in ("llm_request_duration_seconds", "llm_time_to_first_token_seconds")
-        )
-        self._prefills = PrefillMetrics(registry, _DURATION_BUCKETS)
-        self._savings = SavingsMetrics(registry, self._watts_per_request)
-        self._tokens = Counter(
-            "llm_tokens", "Prompt, generated and saved tokens", ("tenant", "model", "kind"), registry=registry
-        )
-        self._cache = Counter(
-            "llm_cache_requests", "Requests by cache result", ("tenant", "model", "result"), registry=registry
-        )
-        self._writes = Counter("llm_cache_writes", "Responses by cache write result", ("result",), registry=registry)
-        self._damaged = Counter(
-            "llm_cache_entries_damaged", "Entries read with a wrong checksum or invalid fields",
-            registry=registry,
-        )  # fmt: skip
-        self._rejected = Counter(
-            "llm_requests_rejected", "Requests rejected before an engine was selected", ("reason",), registry=registry
-        )
-        self._retries = Counter("llm_retries", "Failed attempts at an engine", ("engine", "reason"), registry=registry)
-        self._fallbacks = Counter(
-            "llm_fallbacks", "Requests served by a fallback model", ("model", "fallback"), registry=registry
-        )
-        self._wakes = Counter(
-            "llm_engine_wakes", "Requests that found all engines of their model down, by what became of them",
-            ("model", "result"), registry=registry,
-        )  # fmt: skip
-        self._wake_seconds = Histogram(
-            "llm_engine_wake_seconds", "Seconds that a request waited until an engine of its model had started",
-            ("model",), buckets=_START_BUCKETS, registry=registry,
-        )  # fmt: skip
-        self._continuations = Counter(
-            "llm_continuations", "Streams that an engine broke off, by whether another engine went on",
-            ("model", "reason", "result"), registry=registry,
-        )  # fmt: skip
-        self._repeated_tokens = Counter(
-            "llm_continuation_tokens", "Tokens of the prompt and the response that engines processed again to go on",
-            ("model",), registry=registry,
-        )  # fmt: skip
-        self._dropped_spans = Counter(
-            "roundhouse_spans_dropped", "Traced events that were not exported", ("reason",), registry=registry
-        )
+        self._prefills = PrefillMetrics(objects)
+        self._savings = SavingsMetrics(objects, self._watts_per_request)
         self._usage = UsageCounter()
         self._observer: RequestObserver | None = None
         self._engines: dict[str, Engine] = {}
-        self._gauges = GaugeMetrics(registry, removable=multiprocess_dir is None)
+        self._gauges = GaugeMetrics(objects, removable=multiprocess_dir is None)
 
     # -- recording --------------------------------------------------------------------------------------------------
 

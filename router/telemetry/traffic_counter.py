@@ -24,6 +24,8 @@ _COUNTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 _REQUESTS: Final = "llm_requests_total"
 _REJECTED: Final = "llm_requests_rejected_total"
 _TTFT_BUCKET: Final = "llm_time_to_first_token_seconds_bucket"
+SAMPLES: Final = (_REQUESTS, *_COUNTS, _REJECTED, _TTFT_BUCKET)
+"""The samples that are counted."""
 
 
 class TrafficCounter:

@@ -11,7 +11,7 @@ from typing import Final
 
 from router.disk_blocks import allocate
 
-_SIZES: Final = {
+FILE_SIZES: Final = {
     "counter": 256 << 10,
     "histogram": 512 << 10,
     "gauge_livemax": 64 << 10,
@@ -39,7 +39,7 @@ def prepare_metrics(directory: Path) -> None:
                 _drop_unused(path)
             else:
                 path.unlink(missing_ok=True)
-    own = {directory / f"{kind}_{os.getpid()}.db": size for kind, size in _SIZES.items()}
+    own = {directory / f"{kind}_{os.getpid()}.db": size for kind, size in FILE_SIZES.items()}
     try:
         for path, size in own.items():
             _allocate(path, size)

@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
+from router.telemetry.metric_objects import create_objects
 from router.telemetry.telemetry import Telemetry
 from router.telemetry.traffic_counter import TrafficCounter
 
@@ -43,7 +44,7 @@ async def test_first_tokens_are_counted_by_cache_result_and_bucket() -> None:
 
 def test_seconds_are_counted_in_milliseconds() -> None:
     registry = CollectorRegistry()
-    seconds = Counter("llm_gpu_seconds", "As in SavingsMetrics", ("tenant", "model", "kind"), registry=registry)
+    seconds = create_objects(registry).counters["llm_gpu_seconds_total"]
     counter = TrafficCounter(registry, lambda: None)
     seconds.labels("t", "m", "spent").inc(0.5004)
     seconds.labels("t", "m", "saved").inc(2)
