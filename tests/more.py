@@ -30,7 +30,7 @@ GROUPS: Final[dict[str, Group]] = {
     ),
     "browser": Group(
         ("tests/browser",),
-        ("router/dashboard/", "router/api/", "router/process/admin_app.py", "router/shared/status/router_snapshots.py",
+        ("router/dashboard/", "router/api/", "router/process/wiring/", "router/shared/status/router_snapshots.py",
          "tests/support/browser.py"),
     ),
     "wheels": Group(

@@ -284,7 +284,8 @@ def explain(
 
 
 async def _explain(settings: Settings, client: "RedisClient", question: "ExplainRequest") -> "Explanation":
-    from router.process.app import build_explainer, build_request_resolver
+    from router.process.wiring.admin import build_explainer
+    from router.process.wiring.request_resolver import build_request_resolver
     from router.upstream.configured_catalog import build_catalog
 
     return await build_explainer(settings, build_request_resolver(settings, build_catalog(settings)), client).explain(

@@ -18,7 +18,8 @@ from router.core.endpoints.table import errors_at
 from router.errors import ApiError
 from router.net.server.client_connection import CLIENT_EXTENSION, AsgiReceive, ClientConnection
 from router.net.tasks import cancel_and_wait
-from router.process.runtime import ProcessState, Runtime
+from router.process.process_state import ProcessState
+from router.process.runtime import Runtime
 from router.process.start_report import EngineCount
 from router.settings import Settings
 from router.shared.engines.announcements import Fleet
@@ -158,15 +159,15 @@ class Application:
             await new.aclose()
             raise
         self._runtime = new
-        old.drains.unpublished.clear()  # the new one has taken them over, and publishes them
-        new.tenant_limits.take_over(old.tenant_limits)
+        old.records.drains.unpublished.clear()  # the new one has taken them over, and publishes them
+        new.records.tenant_limits.take_over(old.records.tenant_limits)
         # Before the next wait, which may be cancelled: the old one must be closed in any case.
         task = asyncio.get_running_loop().create_task(self._retire(old))
         self._retiring[task] = old
         task.add_done_callback(self._retiring.pop)
         # The oldest comes last: each puts its requests before those of the others.
         for runtime in reversed(self._retiring.values()):
-            runtime.adopt_engines(new.catalog, new.breakers.state)
+            runtime.adopt_engines(new.catalog, new.engines.breakers.state)
         # Only after the new one has started; if that fails, the old one goes on probing.
         await old.on_replaced()
 

@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from router.api.prompt_log import prompt_log_warning
-from router.settings import ConfigurationError, Override, Settings, load, missing_extra
+from router.settings import ConfigurationError, Override, ServerSettings, Settings, load, missing_extra
 
 log = logging.getLogger("roundhouse.server")
 
-# Of [router].
-_RELOADABLE: Final = (
-    "max_body", "max_bodies", "max_audio", "allowed_origins", "log_prompts", "log_prompt_chars", "default_model",
-)  # fmt: skip
 _NO_FILE: Final = "there is no configuration file to reload; restart the router to ask its engines again"
 
 
@@ -67,14 +63,12 @@ class Reloader:
         self._notes = new.not_yet()
         if (warning := prompt_log_warning(new)) is not None:
             self._notes.append(warning)
-        # The others of [router] are fixed by the listening socket, the worker processes and the server itself.
-        changeable = {name: getattr(new.router, name) for name in _RELOADABLE}
-        kept = replace(old.router, **changeable)
-        changed = [name for name, value in asdict(new.router).items() if value != getattr(kept, name)]
+        fixed = {name: getattr(old.router, name) for name in ServerSettings.__struct_fields__}
+        changed = [name for name, value in fixed.items() if value != getattr(new.router, name)]
         self._notes += [f"router.{name}: a change needs a restart" for name in changed]
         for note in self._notes:
             log.warning("%s", note)
-        return replace(new, router=kept)
+        return replace(new, router=replace(new.router, **fixed))
 
     def finish(self, problem: str | None) -> None:
         """Records that the settings of `read` are in effect, or why they are not."""

@@ -79,17 +79,16 @@ class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """A table that refuses unknown settings, so that a typing error is not silently ignored."""
 
 
-class RouterSettings(Strict, frozen=True):
+class ServerSettings(Strict, frozen=True):
+    """Those of [router] that the listening socket, the worker processes and the server have for their whole life.
+
+    A change of one needs a restart.
+    """
+
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = 8080
     workers: Annotated[int, Meta(ge=1, le=256)] = 1
     log_format: Literal["text", "json"] = "text"
-    log_prompts: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    log_prompt_chars: Annotated[int, Meta(ge=1, le=100_000)] = 500
-    max_body: Bytes = Bytes(4 << 20)
-    max_bodies: Bytes = Bytes(256 << 20)
-    max_audio: Bytes = Bytes(25 << 20)
-    allowed_origins: list[str] = []
     explore: Annotated[float, Meta(ge=0, le=1)] = 0.02
     receive: Seconds = Seconds(30)
     send: Seconds = Seconds(60)
@@ -98,6 +97,15 @@ class RouterSettings(Strict, frozen=True):
     grace: Seconds = Seconds(30)
     state: str = ".roundhouse"
     pid_file: NonEmpty | None = None
+
+
+class RouterSettings(ServerSettings, frozen=True):
+    log_prompts: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    log_prompt_chars: Annotated[int, Meta(ge=1, le=100_000)] = 500
+    max_body: Bytes = Bytes(4 << 20)
+    max_bodies: Bytes = Bytes(256 << 20)
+    max_audio: Bytes = Bytes(25 << 20)
+    allowed_origins: list[str] = []
     default_model: NonEmpty | None = None
 
 

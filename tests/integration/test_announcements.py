@@ -141,9 +141,9 @@ async def test_a_waiting_request_starts_as_soon_as_the_capacity_rises(
     runtime = router.application._runtime
     await runtime.on_replaced()  # a probe round looks at the waiting requests, too
     engine = runtime.catalog.engines["llama-chat"]
-    slot = runtime._admission.try_acquire("default", [engine])
+    slot = runtime.engines.admission.try_acquire("default", [engine])
     assert slot is not None
-    waiting = asyncio.ensure_future(runtime._admission.acquire("default", [engine]))
+    waiting = asyncio.ensure_future(runtime.engines.admission.acquire("default", [engine]))
     await asyncio.sleep(0)
     await write(redis, announced(engines, max_in_flight=2, capacity=1.0))
     assert await waiting is not None

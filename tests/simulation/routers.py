@@ -123,8 +123,7 @@ class SimulatedRouter:
     def leaks(self) -> list[str]:
         """State that must be empty when there are no requests."""
         runtime = self.application._runtime
-        services, coalescer = runtime._background_services, runtime._coalescer
-        leases, limits = services._leases, services._tenant_limits
+        coalescer, leases, limits = runtime._coalescer, runtime._leases, runtime.records.tenant_limits
         endpoint = next(iter(runtime.inference_endpoints.values()))
         assert isinstance(endpoint, InferenceEndpoint)
         gateway = endpoint._gateway

@@ -59,7 +59,7 @@ async def main(redis_url: str) -> dict[str, Any]:
         await runtime._probe.check()
         report["failures"] = failures
         report["up"] = [engine.up for engine in runtime.catalog.engines.values()]
-        report["breakers"] = [runtime.breakers.state(name).name for name in runtime.catalog.engines]
+        report["breakers"] = [runtime.engines.breakers.state(name).name for name in runtime.catalog.engines]
         third.write(http_request(method=b"GET", path=b"/metrics"))
         page = (await third.read_response()).body.decode()
         report["retries"] = [line for line in page.splitlines() if line.startswith("llm_retries_total")]

@@ -9,7 +9,7 @@ it missed. Only then it serves from the local cache and lets older in-flight req
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.miss_reason import SeenKeys
@@ -44,41 +44,48 @@ log = logging.getLogger("roundhouse.redis")
 _READ_RETRY_INTERVAL: Final = 0.1  # seconds
 
 
+class KnownEntries(NamedTuple):
+    """What this process knows of entries and of requests in flight; it holds only while notifications come.
+
+    `retention`: None keeps every entry for its TTL.
+    """
+
+    local_cache: LocalCache
+    seen_keys: SeenKeys
+    coalescer: Coalescer
+    purges: Purges
+    leases: InFlightLeases
+    retention: WorthRetention | None
+
+
+class KnownRecords(NamedTuple):
+    """What this process has read of the records that all routers apply."""
+
+    stored_keys: StoredKeys
+    drains: Drains
+    announcements: Announcements
+    breakers: Breakers
+
+
+class PromptMessages(NamedTuple):
+    """What routers tell each other of the prompts that engines hold."""
+
+    records: PromptRecords
+    link: RedisRecordLink
+
+
 class InvalidationHandler:
     """Passes the listener's notifications to the objects that they concern; see listener.ListenerCallbacks."""
 
     def __init__(
-        self,
-        *,
-        pipeline: RedisPipeline,
-        local_cache: LocalCache,
-        coalescer: Coalescer,
-        purges: Purges,
-        leases: InFlightLeases,
-        seen_keys: SeenKeys,
-        drains: Drains,
-        announcements: Announcements,
-        breakers: Breakers,
-        stored_keys: StoredKeys,
-        retention: WorthRetention | None,
-        prompt_records: PromptRecords,
-        record_link: RedisRecordLink,
+        self, pipeline: RedisPipeline, entries: KnownEntries, records: KnownRecords, prompts: PromptMessages, *,
         on_adapters_changed: Callable[[], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`on_adapters_changed` is called when an administrator has loaded or unloaded an adapter, at any router."""
         self._pipeline = pipeline
-        self._local_cache = local_cache
-        self._coalescer = coalescer
-        self._purges = purges
-        self._leases = leases
-        self._seen_keys = seen_keys
-        self._drains = drains
-        self._announcements = announcements
-        self._breakers = breakers
-        self._stored_keys = stored_keys
-        self._retention = retention
-        self._prompt_records = prompt_records
-        self._record_link = record_link
+        self._local_cache, self._seen_keys, self._coalescer, self._purges, self._leases, self._retention = entries
+        self._stored_keys, self._drains, self._announcements, self._breakers = records
+        self._prompt_records, self._record_link = prompts
         self._on_adapters_changed = on_adapters_changed
         self._connected = False
         self._needs_read = False  # something may have changed since it was last read

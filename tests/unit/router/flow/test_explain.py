@@ -21,7 +21,8 @@ from router.flow.explain import Explainer, ExplainRequest, Explanation
 from router.flow.parsed_request import ParsedRequest
 from router.net.redis.connect import open_client
 from router.net.redis.errors import RedisBackendError
-from router.process.app import build_explainer, build_request_resolver
+from router.process.wiring.admin import build_explainer
+from router.process.wiring.request_resolver import build_request_resolver
 from router.settings import parse
 from router.upstream.configured_catalog import build_catalog
 from tests.support.entry_factory import make_entry, store_entry

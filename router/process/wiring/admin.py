@@ -1,0 +1,102 @@
+"""The objects behind /admin and /dashboard."""
+
+import time
+from functools import partial
+from typing import Final, NamedTuple
+
+from starlette.routing import Route
+
+from router.api.adapter_admin import AdapterAdmin
+from router.api.admin import AdminRoutes
+from router.api.admin_access import AdminAccess
+from router.api.auth import AdminAuthenticator
+from router.api.dashboard import DashboardRoutes
+from router.api.engine_admin import EngineAdmin
+from router.api.event_hub import EventHub
+from router.api.key_admin import KeyAdmin
+from router.api.sessions import Sessions
+from router.api.status import StatusAdmin
+from router.dashboard.pages import dashboard_page
+from router.flow.explain import Explainer
+from router.flow.explain_choice import ChoiceExplainer
+from router.flow.lookup import cache_policy
+from router.flow.replicas.status_publisher import StatusPublisher
+from router.flow.request_resolver import RequestResolver
+from router.flow.tenant_rules import TenantRules
+from router.net.redis.connect import open_client
+from router.process.process_state import ProcessState
+from router.process.wiring.engine_pool import EnginePool
+from router.process.wiring.redis_link import RedisLink
+from router.process.wiring.shared_records import SharedRecords
+from router.process.wiring.status import build_status, prefix_statuses
+from router.settings import Settings, tenants
+from router.store.admin.scan import RedisClient
+
+ADMIN_REDIS_TIMEOUT: Final = 5.0
+"""Seconds that Redis has to reply to an admin request."""
+
+
+class Admin(NamedTuple):
+    """What a Runtime needs of it."""
+
+    routes: list[Route]
+    redis: RedisClient
+    event_hub: EventHub
+    status_publisher: StatusPublisher
+
+
+def build_admin(
+    settings: Settings,
+    process_state: ProcessState,
+    redis: RedisLink,
+    engines: EnginePool,
+    records: SharedRecords,
+    resolver: RequestResolver,
+    rules: TenantRules,
+) -> Admin:
+    # A client of its own: an admin command may be slow, and the pipeline has the short timeout of a look-up.
+    client = open_client(settings.redis_url, timeout=ADMIN_REDIS_TIMEOUT)
+    status = build_status(settings, process_state, redis, engines, client)
+    access = AdminAccess(
+        AdminAuthenticator(settings.auth.admin_keys, records.stored_keys.record_use),
+        Sessions(settings.auth.admin_keys, lambda: process_state.session_secret.value, redis.clock.now),
+        partial(process_state.session_secret.refresh, redis.pipeline),
+    )
+    choice_explainer = ChoiceExplainer(
+        router=f"{process_state.identity.host}:{process_state.identity.pid}",
+        resolver=resolver,
+        selector=engines.selector,
+        catalog=engines.catalog,
+        rules=rules,
+        tenants=tenants(settings),
+        breaker_state=engines.breakers.state,
+        clock=time.perf_counter,
+    )
+    max_body = settings.router.max_body
+    admin = AdminRoutes(
+        access=access,
+        redis=client,
+        explainer=build_explainer(settings, resolver, client),
+        engine_admin=EngineAdmin(
+            engines.catalog, records.drains, prefix_statuses(process_state), choice_explainer, max_body=max_body
+        ),
+        key_admin=KeyAdmin(settings, client),
+        adapter_admin=AdapterAdmin(engines.catalog, engines.client, engines.model_lists, client),
+        status_admin=StatusAdmin(status.reader),
+        max_body=max_body,
+    )
+    dashboard = DashboardRoutes(
+        access=access,
+        limiter=process_state.login_limiter,
+        hub=status.event_hub,
+        render_page=partial(dashboard_page, auth_mode=settings.auth_mode, tenants=tenants(settings)),
+    )
+    return Admin([*admin.routes(), *dashboard.routes()], client, status.event_hub, status.publisher)
+
+
+def build_explainer(settings: Settings, resolver: RequestResolver, client: RedisClient) -> Explainer:
+    policy = cache_policy(settings)
+    store_policies = {name: tenant.store_policy for name, tenant in policy.tenants.items()}
+    return Explainer(
+        resolver=resolver, client=client, store_policies=store_policies, remote_content=policy.remote_content
+    )

@@ -1,0 +1,114 @@
+"""The engines of one configuration: what is known of them, and which one gets a request."""
+
+import time
+from typing import NamedTuple, get_args
+
+from router.core.endpoints.requests.cache_salt import sharing_group_name
+from router.core.resilience.breaker import BreakerPolicy
+from router.flow.attempts.admission import Admission
+from router.flow.attempts.continuation_engines import ContinuationEngines
+from router.flow.attempts.engine_health import EngineHealth
+from router.flow.attempts.engine_selection import EngineSelector
+from router.flow.attempts.waking import WakeResult, Waking
+from router.process.process_state import ProcessState
+from router.process.wiring.redis_link import RedisLink
+from router.settings import Settings, groups
+from router.shared.engines.breakers import Breakers
+from router.shared.engines.start_times import StartTimes
+from router.telemetry.telemetry import Telemetry
+from router.upstream.catalog import Catalog
+from router.upstream.client import EngineClient
+from router.upstream.configured_catalog import build_catalog
+from router.upstream.model_lists import AdapterRefresh, ModelListReader
+
+
+class EnginePool(NamedTuple):
+    """`waking`: None if no request waits for an engine to start."""
+
+    catalog: Catalog
+    client: EngineClient
+    breakers: Breakers
+    health: EngineHealth
+    admission: Admission
+    continuation_engines: ContinuationEngines
+    waking: Waking | None
+    selector: EngineSelector
+    model_lists: ModelListReader
+    adapter_refresh: AdapterRefresh
+
+
+def build_engine_pool(
+    settings: Settings, process_state: ProcessState, redis: RedisLink, old: tuple[Settings, EnginePool] | None
+) -> EnginePool:
+    """`old`: those of the configuration that this one replaces. The same engines keep what is known of them."""
+    catalog = build_catalog(settings, (old[0], old[1].catalog) if old is not None else None, process_state.slots)
+    for engine in catalog.engines.values():
+        process_state.transport.prepare(engine.target("/").origin)
+    client = EngineClient(process_state.transport, connect_timeout=settings.timeouts.connect)
+    breakers = _build_breakers(settings, redis, catalog)
+    if old is not None:
+        breakers.inherit(old[1].breakers)
+    health = EngineHealth(breakers)
+    admission = Admission(
+        catalog,
+        readiness=health.readiness,
+        queue_timeout=settings.timeouts.queue,
+        set_queue_length=process_state.queue_lengths.reporter(),
+    )
+    model_lists = ModelListReader(catalog, client)
+    return EnginePool(
+        catalog=catalog,
+        client=client,
+        breakers=breakers,
+        health=health,
+        admission=admission,
+        continuation_engines=ContinuationEngines(catalog, admission),
+        waking=_build_waking(catalog, admission, health, redis, process_state.telemetry),
+        selector=_build_selector(settings, process_state, catalog),
+        model_lists=model_lists,
+        adapter_refresh=AdapterRefresh(catalog, model_lists),
+    )
+
+
+def _build_selector(settings: Settings, process_state: ProcessState, catalog: Catalog) -> EngineSelector:
+    models = {engine.id: engine.model for engine in catalog.engines.values()}
+    process_state.prefills.keep(models.keys(), models)
+    return EngineSelector(
+        catalog,
+        process_state.draft_stats,
+        process_state.prefills,
+        process_state.prompt_records,
+        exploration_rate=settings.router.explore,
+        clock=time.perf_counter,
+        random=process_state.random,
+        affinity_names={name: sharing_group_name(name, group) for name, group in groups(settings).items()},
+    )
+
+
+def _build_waking(
+    catalog: Catalog, admission: Admission, health: EngineHealth, redis: RedisLink, telemetry: Telemetry
+) -> Waking | None:
+    """None if no model has `wake`."""
+    if all(model.wake is None for model in catalog.models):
+        return None
+    for model in catalog.models:
+        if model.wake is not None:
+            telemetry.expect_wakes(model.name, get_args(WakeResult))
+    return Waking(
+        catalog,
+        admission,
+        readiness=health.readiness,
+        breaker_state=health.breakers.state,
+        start_times=StartTimes(redis.pipeline),
+        record=telemetry.record_wake,
+    )
+
+
+def _build_breakers(settings: Settings, redis: RedisLink, catalog: Catalog) -> Breakers:
+    limits = settings.breaker
+    return Breakers(
+        redis.pipeline,
+        BreakerPolicy(limits.open_above, limits.close_below, limits.failures, limits.cooldown),
+        engine_names=catalog.engines.keys,
+        clock=redis.clock,
+    )

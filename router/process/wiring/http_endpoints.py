@@ -1,0 +1,73 @@
+"""What answers a request, by its path."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+
+from router.api.auth import Authenticator
+from router.api.cors import CorsPolicy
+from router.api.inference import InferenceEndpoint
+from router.api.ops import OpsRoutes, api_error, http_error, unhandled_error
+from router.api.prompt_log import AsgiEndpoint, with_prompt_log
+from router.api.usage import tenant_usage_route
+from router.core.endpoints.table import ENDPOINTS, UPLOAD_ENDPOINTS
+from router.errors import ApiError
+from router.process.process_state import ProcessState
+from router.process.wiring.admin import Admin
+from router.process.wiring.gateway import GatewayParts
+from router.settings import Settings
+from router.shared.quota.rate_limits import TenantLimits
+from router.telemetry.tracing.tracer import Tracer
+
+
+class HttpEndpoints(NamedTuple):
+    """`inference`: the endpoints that generate, by path; `starlette_app` has all others.
+
+    `cors`: None if no page of another origin may use the router.
+    """
+
+    auth: Authenticator
+    inference: Mapping[str, AsgiEndpoint]
+    starlette_app: Starlette
+    cors: CorsPolicy | None
+
+
+def build_http_endpoints(
+    settings: Settings,
+    process_state: ProcessState,
+    auth: Authenticator,
+    tenant_limits: TenantLimits,
+    gateway: GatewayParts,
+    ops: OpsRoutes,
+    admin: Admin,
+    tracer: Tracer | None,
+    *,
+    waits_for_start: bool,
+) -> HttpEndpoints:
+    """`waits_for_start`: whether requests may wait for an engine to start."""
+    router = settings.router
+    max_audio = min(router.max_audio, router.max_bodies)
+    inference = {
+        endpoint.path: InferenceEndpoint(
+            endpoint,
+            gateway.gateway,
+            auth,
+            tenant_limits,
+            process_state.telemetry,
+            process_state.body_budget,
+            max_body=router.max_body if endpoint in ENDPOINTS else max_audio,
+            max_bodies=router.max_bodies,
+            tracer=tracer,
+            waits_for_start=waits_for_start,
+        )
+        for endpoint in (*ENDPOINTS, *UPLOAD_ENDPOINTS)
+    }
+    starlette_app = Starlette(
+        routes=[*ops.routes(), tenant_usage_route(auth, tenant_limits, settings, admin.redis), *admin.routes],
+        exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unhandled_error},
+    )
+    starlette_app.router.redirect_slashes = False  # a redirect would contain the Host that the client sent
+    cors = CorsPolicy(router.allowed_origins) if router.allowed_origins else None
+    return HttpEndpoints(auth, with_prompt_log(settings, auth, inference), starlette_app, cors)
