@@ -56,6 +56,7 @@ def build(
 def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime | None) -> Runtime:
     """Everything for one configuration. It inherits what `old`, which it replaces, has learned."""
     redis = open_redis_link(settings)
+    # Before the records, since drains and announcements are applied to engines at once.
     engines = build_engine_pool(
         settings, process_state, redis, (old.settings, old.engines) if old is not None else None
     )

@@ -55,6 +55,7 @@ def build_background_services(
             records.drains.try_refresh,
             records.announcements.try_refresh,
         ],
+        # Each is started again if it fails; none of them ends the process.
         tasks=[
             partial(load_purges, pipeline, cache.purges),
             redis.writes.run,

@@ -44,6 +44,7 @@ def build_cache(
     # What prolongs an entry's lifetime counts as a use, too.
     renewals = retention.renewals if retention is not None else LocalHits(local.holds).touches
     leases = InFlightLeases(pipeline, on_remote_subscriber=coalescer.on_remote_subscriber)
+    # Late, because the leases notify the coalescer, and it needs them only for its first generation.
     coalescer.enable_sharing(leases, purges)
     store = EntryStore(
         pipeline, purges, local, on_damaged=telemetry.record_damaged_entry, on_refused=redis.writes.on_refused

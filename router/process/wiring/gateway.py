@@ -46,6 +46,7 @@ def build_gateway(
     rules: TenantRules,
 ) -> GatewayParts:
     telemetry, timeouts, clock = process_state.telemetry, settings.timeouts, redis.clock
+    # Its cache salts are a part of the prompts that new engines are warmed up with, too.
     requests = EngineRequests(engines.client, engine_timeouts(settings), derive_salts(groups(settings)))
     coalescer = _build_coalescer(settings, process_state, engines, requests, tenant_limits)
     seen_keys, policy = SeenKeys(), cache_policy(settings)
