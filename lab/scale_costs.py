@@ -35,7 +35,7 @@ from benchmarks.processes import cpu_seconds, memory_kb, running_routers
 from router.core.cache.redis_keys import tracked_prefixes
 from router.core.routing.ranking import rank_engines
 from router.core.types import DEFAULT_TENANT
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess
 from tests.support.simulated_engine import SimulatedEngine
@@ -290,7 +290,7 @@ async def _command_counts(redis: RedisServer) -> dict[str, int]:
 def ranking(engines: int, rounds: int) -> dict[str, float]:
     """CPU microseconds of choosing among this number of equal engines, as for each generation, and for each of them."""
     known = [
-        Engine(name=f"engine-{number}", model="m", task="any", url="http://127.0.0.1:1", served_model="m")
+        Engine(EngineConfig(name=f"engine-{number}", model="m", task="any", url="http://127.0.0.1:1", served_model="m"))
         for number in range(engines)
     ]
     started = time.process_time()

@@ -7,10 +7,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from router.settings import Settings
-from router.settings.replicas import replicas
+from router.settings.replicas import Replica, replicas
 from router.settings.tables import EngineSettings, LaunchSettings
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from router.upstream.engine_kinds import stated_traits
 from router.upstream.process_slots import ProcessSlots
 from router.upstream.shared_slots import SharedSlots
@@ -59,40 +59,45 @@ def _add_engines(
             and any(_without_addresses(engine) == _without_addresses(each) for each in old[0].engine)
         )  # fmt: skip
         for replica in replicas(engine):
-            name = replica.name
             previous = before.get((engine.name, replica.id))
             # Its place among the URLs of its table, and so its name, may be another one.
-            if previous is not None and unchanged and previous.name == name:
+            if previous is not None and unchanged and previous.name == replica.name:
                 previous.baseline = _baseline(engine, settings.engine)
                 previous.revision = _own_revision(engine, revisions)
                 engines.append(previous)
                 continue
-            new = Engine(
-                name=name,
-                model=engine.model,
-                task=engine.task,
-                url=replica.url,
-                rank=replica.rank,
-                served_model=engine.served_model or engine.model,
-                max_model_len=engine.max_model_len,
-                family=engine.name,
-                has_draft=engine.launch is not None and engine.launch.speculation_method is not None,
-                draft=(engine.launch.draft or engine.launch.speculation_method) if engine.launch is not None else None,
-                baseline=_baseline(engine, settings.engine),
-                max_in_flight=engine.max_in_flight,
-                headers={**engine.request_headers, **replica.headers},
-                ca_file=engine.ca_file,
-                kind="vllm" if engine.launch is not None else engine.kind,
-                stated_traits=stated_traits(engine),
-                slots=slots,
-                announced=previous.announced if previous is not None else None,
-                share=engine.share,
-                revision=_own_revision(engine, revisions),
-            )
+            announced = previous.announced if previous is not None else None
+            new = Engine(_config(engine, replica, settings.engine, revisions), slots=slots, announced=announced)
             created.append(new)
             if previous is not None:
                 new.inherit_state(previous)
             engines.append(new)
+
+
+def _config(
+    engine: EngineSettings, replica: Replica, engines: Sequence[EngineSettings], revisions: Mapping[str, str]
+) -> EngineConfig:
+    launch = engine.launch
+    return EngineConfig(
+        name=replica.name,
+        model=engine.model,
+        task=engine.task,
+        url=replica.url,
+        rank=replica.rank,
+        served_model=engine.served_model or engine.model,
+        max_model_len=engine.max_model_len,
+        family=engine.name,
+        has_draft=launch is not None and launch.speculation_method is not None,
+        draft=(launch.draft or launch.speculation_method) if launch is not None else None,
+        baseline=_baseline(engine, engines),
+        max_in_flight=engine.max_in_flight,
+        headers={**engine.request_headers, **replica.headers},
+        ca_file=engine.ca_file or "",
+        kind="vllm" if launch is not None else engine.kind,
+        stated_traits=stated_traits(engine),
+        share=engine.share,
+        revision=_own_revision(engine, revisions),
+    )
 
 
 def _without_addresses(engine: EngineSettings) -> EngineSettings:

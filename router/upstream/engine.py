@@ -33,6 +33,7 @@ UNBOUNDED_IN_FLIGHT: Final = 256
 
 _MIN_SECRET: Final = 8  # bytes; shorter texts are no secrets, and may be part of any message
 _NONE_STATED: Final[Mapping[str, Any]] = MappingProxyType({})
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class EngineGauges(msgspec.Struct, frozen=True):
@@ -64,6 +65,36 @@ class DraftStatus(msgspec.Struct, frozen=True):
     pays: bool | None
 
 
+class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, eq=False):
+    """What the configuration says of an engine.
+
+    - `max_in_flight`: maximum number of concurrent requests; None is no limit.
+    - `has_draft`: whether it gives the engine a draft; unknown for an engine that roundhouse did not start.
+    - `headers`: what every request to it carries. `ca_file`: see create_tls_context.
+    - `kind`: None if it does not tell it. `stated_traits`: see engine_kinds.
+    - The others: see Engine. `baseline` and `revision` depend on other engines, and may change.
+    """
+
+    name: str
+    model: str
+    task: EngineTask
+    url: str
+    served_model: str
+    rank: int | None = None
+    max_model_len: int | None = None
+    max_in_flight: int | None = None
+    family: str | None = None
+    has_draft: bool = False
+    draft: str | None = None
+    baseline: str | None = None
+    headers: Mapping[str, str] = _NO_HEADERS
+    ca_file: str = ""
+    kind: EngineKind | None = None
+    stated_traits: Mapping[str, Any] = _NONE_STATED
+    share: int | None = None
+    revision: str | None = None
+
+
 class Engine:
     """One engine process and its state as this router knows it.
 
@@ -92,19 +123,14 @@ class Engine:
 
     __slots__ = (
         "_all_slots",
-        "_ca_file",
-        "_configured_kind",
-        "_headers",
         "_logged_refusal",
-        "_max_in_flight_at_full_capacity",
-        "_max_model_len_is_configured",
         "_slots",
-        "_stated_traits",
         "_targets",
         "access",
         "adapters",
         "announced",
         "baseline",
+        "config",
         "draft",
         "drafts",
         "drained",
@@ -135,66 +161,39 @@ class Engine:
     )  # fmt: skip
 
     def __init__(
-        self,
-        *,
-        name: str,
-        model: str,
-        task: EngineTask,
-        url: str,
-        served_model: str,
-        rank: int | None = None,
-        max_model_len: int | None = None,
-        max_in_flight: int | None = None,
-        family: str | None = None,
-        has_draft: bool = False,
-        draft: str | None = None,
-        baseline: str | None = None,
-        slots: SharedSlots | ProcessSlots | None = None,
+        self, config: EngineConfig, *, slots: SharedSlots | ProcessSlots | None = None,
         announced: AnnouncedEngine | None = None,
-        headers: Mapping[str, str] | None = None,
-        ca_file: str | None = None,
-        kind: EngineKind | None = None,
-        stated_traits: Mapping[str, Any] = _NONE_STATED,
-        share: int | None = None,
-        revision: str | None = None,
-    ) -> None:
-        """`max_in_flight`: maximum number of concurrent requests; None is no limit.
+    ) -> None:  # fmt: skip
+        """`slots`: where they are counted together with those of other configurations and workers; None: only here.
 
-        `slots`: where they are counted together with those of other configurations and workers; None: only here.
         `announced`: see `set_announced`.
-        `has_draft`: whether the configuration gives the engine a draft; unknown for an engine that roundhouse did not
-        start. `headers`: what every request to it carries. `ca_file`: see create_tls_context.
-        `kind`: None if the configuration does not tell it. `stated_traits`: see engine_kinds.
         """
-        self.name = name
-        self._configured_kind = kind
-        self._stated_traits = stated_traits
-        self.kind = kind
-        self.traits = traits_of(kind, stated_traits)
+        self.config = config
+        self.name = config.name
+        self.model = config.model
+        self.task: EngineTask = config.task
+        self.url = config.url
+        self.rank = config.rank
+        self.id = replica_id(config.url, config.rank)
+        self.served_model = config.served_model
+        self.kind = config.kind
+        self.traits = traits_of(config.kind, config.stated_traits)
+        self.family = config.family if config.family is not None else config.name
+        self.has_draft: bool | None = config.has_draft or None
+        self.draft = config.draft
+        self.baseline = config.baseline
+        self.max_model_len = config.max_model_len
+        self.share = config.share
+        self.revision = config.revision
+        self._targets: dict[str, RequestTarget] = {}
         self.unserved_paths = UnservedPaths()
-        self._headers = headers or {}
-        self._ca_file = ca_file or ""
-        self.family = family if family is not None else name
-        self.has_draft: bool | None = has_draft or None
-        self.draft = draft
-        self.baseline = baseline
         self.external_load: float | None = None
         self.drafts: Mapping[Task, DraftStatus] = {}
         self.tokens_per_step_by_bin: Mapping[int, float] = {}
-        self._max_model_len_is_configured = max_model_len is not None
-        self.model = model
-        self.task: EngineTask = task
-        self.url = url
-        self.rank = rank
-        self.id = replica_id(url, rank)
-        self._targets: dict[str, RequestTarget] = {}
-        self.served_model = served_model
-        self.max_model_len = max_model_len
         self.announced: AnnouncedEngine | None = None
         self.energy = EnergyMeter()
         self.in_flight = 0
         self.max_in_flight: int | None = None
-        self._max_in_flight_at_full_capacity = max_in_flight
         self._all_slots = slots
         self._slots: EngineSlots | ProcessEngineSlots | None = None  # None: the engine has no limit
         self.on_slot_freed: tuple[Callable[[Engine], None], ...] = ()  # called in this order when a slot becomes free
@@ -202,8 +201,6 @@ class Engine:
         self.drained = False
         self.gauges = EngineGauges()
         self.adapters: Sequence[ListedAdapter] = ()
-        self.share = share
-        self.revision = revision
         self.watch = EngineWatch()
         self.access = EngineAccess()
         self._logged_refusal: int | None = None
@@ -213,7 +210,9 @@ class Engine:
         # There are few paths, so the dictionary stays small.
         target = self._targets.get(path)
         if target is None:
-            target = self._targets[path] = RequestTarget(self.url, path, headers=self._headers, ca_file=self._ca_file)
+            target = self._targets[path] = RequestTarget(
+                self.url, path, headers=self.config.headers, ca_file=self.config.ca_file
+            )
         return target
 
     @property
@@ -224,7 +223,7 @@ class Engine:
 
     def without_secrets(self, body: bytes) -> bytes:
         """A response without the engine's key and headers, which some servers repeat in their errors."""
-        for value in self._headers.values():
+        for value in self.config.headers.values():
             secret = value.removeprefix("Bearer ").encode()
             if len(secret) >= _MIN_SECRET:
                 body = body.replace(secret, b"***")
@@ -318,7 +317,7 @@ class Engine:
     def set_announced(self, announced: AnnouncedEngine | None) -> None:
         """Raises OSError if there is no room for the file of its slots; the limit is that of each worker then."""
         self.announced = announced
-        full = self._max_in_flight_at_full_capacity
+        full = self.config.max_in_flight
         if announced is None or announced.capacity == 1:
             self._set_limit(full)
         else:
@@ -359,8 +358,8 @@ class Engine:
         self._logged_refusal = self.access.refused
         self.up = up
         if not up:  # what comes up may be another server
-            self.kind = self._configured_kind
-            self.traits = traits_of(self.kind, self._stated_traits)
+            self.kind = self.config.kind
+            self.traits = traits_of(self.kind, self.config.stated_traits)
             self.unserved_paths.clear()
 
     def _log_refused(self, status: int) -> None:
@@ -378,14 +377,14 @@ class Engine:
 
     def learn_kind(self, kind: EngineKind | None) -> None:
         """The server has told its kind, or does not."""
-        if self._configured_kind is None and kind is not None and kind != self.kind:
+        if self.config.kind is None and kind is not None and kind != self.kind:
             log.info("engine %s is a server of the kind %s", self.name, kind)
             self.kind = kind
-            self.traits = traits_of(kind, self._stated_traits)
+            self.traits = traits_of(kind, self.config.stated_traits)
 
     def may_learn(self, trait: str) -> bool:
         """Whether the configuration leaves it open."""
-        return trait not in self._stated_traits
+        return trait not in self.config.stated_traits
 
     def learn(self, **traits: Any) -> bool:
         """Changes traits to what the server has shown, unless the configuration states them; returns whether it did."""
@@ -443,7 +442,7 @@ class Engine:
 
     @property
     def discovers_max_model_len(self) -> bool:
-        return not self._max_model_len_is_configured
+        return self.config.max_model_len is None
 
     def snapshot(self, *, answer_seconds: float = 0.0) -> EngineSnapshot:
         gauges = self.gauges

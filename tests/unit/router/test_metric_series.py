@@ -18,7 +18,7 @@ from router.shared.engines.announcements import AnnouncedEngine
 from router.telemetry.announced_metrics import announced_families
 from router.telemetry.metric_series import BatchHistogram
 from router.telemetry.telemetry import Telemetry
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from tests.support.waiting import eventually
 
 BUCKETS = (0.25, 0.5, 1, 8)
@@ -177,7 +177,10 @@ async def test_gpu_seconds_count_from_sending_to_the_engine_that_answered() -> N
 
 
 async def test_the_energy_of_a_generation_counts_where_the_power_of_its_engine_is_known() -> None:
-    telemetry, engine = Telemetry(log_format="text"), Engine(name="e", model="m", task="any", url="", served_model="m")
+    telemetry, engine = (
+        Telemetry(log_format="text"),
+        Engine(EngineConfig(name="e", model="m", task="any", url="", served_model="m")),
+    )
     engine.set_announced(
         AnnouncedEngine(name="e", model="m", task="any", url="", served_model="m", power_watts=500.0)
     )  # fmt: skip

@@ -10,13 +10,15 @@ from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness, engine_readiness
 from router.flow.attempts.admission import Admission, NoSlotError, Slot
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 
 
 def engine(name: str, places: int | None = 1, model: str = "m") -> Engine:
     return Engine(
-        name=name, model=model, task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=places
-    )  # fmt: skip
+        EngineConfig(
+            name=name, model=model, task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=places
+        )
+    )
 
 
 class AdmissionHarness:

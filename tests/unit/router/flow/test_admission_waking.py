@@ -6,7 +6,7 @@ from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness, engine_readiness
 from router.flow.attempts.admission import Admission
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 
 
 def readiness(engine: Engine) -> Readiness:
@@ -16,7 +16,9 @@ def readiness(engine: Engine) -> Readiness:
 
 
 async def test_no_engines_are_selected_for_requests_that_wait_before_one_is_up() -> None:
-    engine = Engine(name="a", model="m", task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=64)
+    engine = Engine(
+        EngineConfig(name="a", model="m", task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=64)
+    )
     engine.update_status(up=False)
     admission = Admission(
         Catalog([Model("m", "", wake=60.0)], [engine]),

@@ -17,11 +17,11 @@ from router.flow.brownout import Brownout
 from router.net.redis.clock import RedisClock
 from router.shared.engines.breakers import Breakers
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 
 
 def engine(name: str, model: str = "llama", *, up: bool | None, drained: bool = False) -> Engine:
-    made = Engine(name=name, model=model, task="any", url="http://127.0.0.1:1", served_model="l")
+    made = Engine(EngineConfig(name=name, model=model, task="any", url="http://127.0.0.1:1", served_model="l"))
     made.up, made.drained = up, drained
     return made
 

@@ -9,12 +9,14 @@ from router.core.resilience.readiness import Readiness
 from router.flow.attempts.admission import Admission
 from router.flow.attempts.continuation_engines import ContinuationEngines
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from tests.support.factories import chat
 
 
 def new_engine(name: str, *, url: str = "", **options: Any) -> Engine:
-    engine = Engine(name=name, model="m", task="any", url=url or f"http://{name}", served_model="m", **options)
+    engine = Engine(
+        EngineConfig(name=name, model="m", task="any", url=url or f"http://{name}", served_model="m", **options)
+    )
     engine.update_status(up=True)
     return engine
 

@@ -12,7 +12,7 @@ from router.core.resilience.engine_losses import Suspects
 from router.errors import ApiError
 from router.flow.attempts.engine_losses import EngineLosses
 from router.net.client.errors import EngineError, connection_reset, timed_out, unreachable
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from tests.support.waiting import eventually
 
 REQUEST = parse_request(CHAT, b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}')
@@ -50,7 +50,7 @@ class Response:
 
 
 def engine(name: str) -> Engine:
-    return Engine(name=name, model="m", task="any", url="http://127.0.0.1:1", served_model="m")
+    return Engine(EngineConfig(name=name, model="m", task="any", url="http://127.0.0.1:1", served_model="m"))
 
 
 async def lose(losses: EngineLosses, name: str, request: Any = REQUEST, tenant: str = "acme") -> None:

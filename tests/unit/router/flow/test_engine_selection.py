@@ -26,7 +26,7 @@ from router.flow.request_resolver import RequestResolver
 from router.flow.tenant_rules import TenantRules
 from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine, EngineGauges
+from router.upstream.engine import Engine, EngineConfig, EngineGauges
 from router.upstream.unserved_paths import MEMORY
 
 MODEL = Model("llama", "1")
@@ -108,7 +108,7 @@ def parsed(endpoint: Endpoint, task: Task, fields: dict[str, Any]) -> ParsedRequ
 
 def engine(name: str, *, speculates: bool | None = True, up: bool | None = True, **more: Any) -> Engine:
     facts = {"task": "any", "model": "llama", **more}
-    engine_ = Engine(name=name, url=f"http://{name}:1", served_model="l", **facts)
+    engine_ = Engine(EngineConfig(name=name, url=f"http://{name}:1", served_model="l", **facts))
     engine_.up, engine_.has_draft = up, speculates
     return engine_
 
@@ -525,4 +525,4 @@ def test_an_engine_without_the_endpoint_is_left_out_until_it_is_asked_again() ->
 
 
 def draftless(name: str) -> Engine:
-    return Engine(name=name, model="llama", task="any", url="http://127.0.0.1:1", served_model="m")
+    return Engine(EngineConfig(name=name, model="llama", task="any", url="http://127.0.0.1:1", served_model="m"))

@@ -16,7 +16,7 @@ from router.net.redis.pipeline import RedisDownError
 from router.shared.engines.breakers import Breakers
 from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine, EngineGauges
+from router.upstream.engine import Engine, EngineConfig, EngineGauges
 
 
 class NoRedis:
@@ -31,7 +31,9 @@ def breakers_without_redis() -> Breakers:
 
 
 async def test_metrics_and_waiting_requests_meet_the_breakers_as_the_round_leaves_them() -> None:
-    a = Engine(name="a", model="m", task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=1)
+    a = Engine(
+        EngineConfig(name="a", model="m", task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=1)
+    )
     catalog, breakers = Catalog([Model("m", "")], [a]), breakers_without_redis()
     admission = Admission(
         catalog,

@@ -11,7 +11,7 @@ from router.core.routing.ranking import EngineSnapshot
 from router.core.types import BYTES_PER_TOKEN
 from router.flow.attempts.routed_prompt import ChainedPrompt, explain_choice
 from router.shared.prompts.prompt_records import PromptRecords
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from tests.support.factories import chat, completion
 
 A = PrefillEstimate("a", 12_100, 11_264, 0.02, 0.0001, 0.2)
@@ -71,7 +71,7 @@ def test_the_usage_says_how_many_bytes_a_token_has_unless_it_is_of_several_promp
 ) -> None:
     prefills = Prefills()
     routed = ChainedPrompt(prefills, PromptRecords(prefills, "p"), completion(prompt=prompt), 1, 0)
-    engine = Engine(name="a", model="llama", task="any", url="http://a", served_model="m")
+    engine = Engine(EngineConfig(name="a", model="llama", task="any", url="http://a", served_model="m"))
     routed.on_sent(engine, 0.0)
     usage = {"prompt_tokens": 2048, "prompt_tokens_details": {"cached_tokens": 2048}}
     body = json.dumps({"choices": [{"text": ""}], "usage": usage}).encode()

@@ -4,13 +4,13 @@ from router.core.endpoints.continuation.continuation import MAX_LITERAL_EVENTS
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
 from router.flow.attempts.seam import Seam
 from router.net.client.errors import EngineError
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from tests.support.endpoints import choices_recorder
 from tests.support.factories import chat, chat_event, choice_delta, encode_event
 
 
 def new_engine(name: str) -> Engine:
-    return Engine(name=name, model="m", task="any", url=f"http://{name}", served_model="m")
+    return Engine(EngineConfig(name=name, model="m", task="any", url=f"http://{name}", served_model="m"))
 
 
 def recorder_of(*texts: str) -> ChoicesRecorder:

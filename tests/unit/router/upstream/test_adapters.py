@@ -21,7 +21,7 @@ from router.upstream.adapters import (
     find_adapters,
 )
 from router.upstream.catalog import MAX_REPORTED, Catalog, Model
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from router.upstream.engine_kinds import parse_model_list
 
 
@@ -34,7 +34,7 @@ def find(*listed: tuple[str, str, Sequence[ListedAdapter]], configured: tuple[st
 
 
 def engine(name: str, *listed: tuple[str, str], model: str = "llama") -> Engine:
-    created = Engine(name=name, model=model, task="any", url="http://127.0.0.1:1", served_model="m")
+    created = Engine(EngineConfig(name=name, model=model, task="any", url="http://127.0.0.1:1", served_model="m"))
     created.adapters = adapters(*listed)
     return created
 

@@ -8,13 +8,13 @@ from router.core.routing.counted_steps import SpeculationCounters
 from router.core.types import EngineTask, Task
 from router.errors import ApiError
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine, EngineGauges
+from router.upstream.engine import Engine, EngineConfig, EngineGauges
 
 URL = "http://127.0.0.1:1"
 
 
 def engine(name: str, model: str, task: EngineTask = "any") -> Engine:
-    return Engine(name=name, model=model, task=task, url=URL, served_model=f"served/{model}")
+    return Engine(EngineConfig(name=name, model=model, task=task, url=URL, served_model=f"served/{model}"))
 
 
 def catalog(*models: Model, engines: tuple[Engine, ...] = ()) -> Catalog:
@@ -198,7 +198,10 @@ def test_speculation_is_detected_from_the_metrics_and_remembered() -> None:
         one.update_gauges(gauges)
         known.append(one.has_draft)
     assert known == [None, None, False, False, True, True]
-    assert Engine(name="b", model="m", task="any", url=URL, served_model="m", has_draft=True).has_draft is True
+    assert (
+        Engine(EngineConfig(name="b", model="m", task="any", url=URL, served_model="m", has_draft=True)).has_draft
+        is True
+    )
 
 
 def test_a_page_of_an_engine_is_below_its_address() -> None:

@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from router.upstream.engine_access import EngineAccess
 
 
 def engine() -> Engine:
-    return Engine(name="a", model="m", task="any", url="http://10.0.0.9:8000", served_model="m")
+    return Engine(EngineConfig(name="a", model="m", task="any", url="http://10.0.0.9:8000", served_model="m"))
 
 
 @pytest.mark.parametrize(

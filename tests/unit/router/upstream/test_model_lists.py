@@ -11,7 +11,7 @@ from router.net.client.transport import HTTPTransport
 from router.upstream.adapters import ListedAdapter
 from router.upstream.catalog import Catalog, Model
 from router.upstream.client import EngineClient
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from router.upstream.model_lists import AdapterRefresh, ModelListReader
 from router.upstream.probe import EngineProbe
 from tests.support.simulated_engine import SimulatedEngine
@@ -41,7 +41,7 @@ async def engine(simulated: SimulatedEngine) -> Engine:
     if not simulated.is_running:
         await simulated.start()
     await change(simulated, "load", lora_path=SQL.root, load_inplace=True)
-    return Engine(name="a", model="m", task="any", url=simulated.url, served_model="m")
+    return Engine(EngineConfig(name="a", model="m", task="any", url=simulated.url, served_model="m"))
 
 
 async def change(simulated: SimulatedEngine, what: str, **fields: object) -> None:
@@ -100,7 +100,7 @@ async def test_a_catalog_learns_what_the_reader_of_another_catalog_has_read_for_
 
 
 async def test_an_api_that_has_no_adapters_is_not_asked_again(client: EngineClient, engine: Engine) -> None:
-    hosted = Engine(name="a", model="m", task="any", url=engine.url, served_model="m", kind="openai")
+    hosted = Engine(EngineConfig(name="a", model="m", task="any", url=engine.url, served_model="m", kind="openai"))
     catalog = catalog_of(hosted)
     lists = ModelListReader(catalog, client, interval=0)
     await lists.read_first(hosted)
@@ -113,7 +113,7 @@ async def test_a_refresh_reads_all_engines_that_are_up_and_not_more_often_than_o
     client: EngineClient, engine: Engine
 ) -> None:
     engine.up = True
-    down = Engine(name="b", model="m", task="any", url=engine.url, served_model="m")
+    down = Engine(EngineConfig(name="b", model="m", task="any", url=engine.url, served_model="m"))
     down.up = False
     catalog = Catalog([Model("m", "1")], [engine, down])
     reads: list[float] = []

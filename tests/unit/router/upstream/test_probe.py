@@ -11,7 +11,7 @@ import pytest_asyncio
 from router.net.client.transport import HTTPTransport
 from router.upstream.catalog import Catalog, Model
 from router.upstream.client import EngineClient
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from router.upstream.probe import MAX_PAGE, EngineProbe
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.simulated_engine import SimulatedEngine
@@ -27,7 +27,7 @@ async def client() -> AsyncIterator[EngineClient]:
 
 
 def engine_at(url: str, *, max_model_len: int | None = None) -> Engine:
-    return Engine(name="a", model="m", task="any", url=url, served_model="m", max_model_len=max_model_len)
+    return Engine(EngineConfig(name="a", model="m", task="any", url=url, served_model="m", max_model_len=max_model_len))
 
 
 async def test_an_engine_that_recovers_is_queried_for_its_context_length_again(client: EngineClient) -> None:
@@ -116,7 +116,7 @@ async def test_an_engine_that_is_checked_seldom_is_checked_at_once_when_a_reques
     client: EngineClient,
 ) -> None:
     async with Pages(v1_models=(200, b"{}")) as server:
-        engine = Engine(name="a", model="m", task="any", url=server.url, served_model="m", kind="openai")
+        engine = Engine(EngineConfig(name="a", model="m", task="any", url=server.url, served_model="m", kind="openai"))
         probe = EngineProbe(Catalog([Model("m", "1")], [engine]), client)
         await probe.check()
         asked = len(server.asked)
@@ -242,7 +242,7 @@ async def test_the_ranks_of_a_server_share_its_pages_and_each_has_its_own_gauges
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     ranks = [
-        Engine(name=f"a.{rank}", model="m", task="any", url=url, served_model="m", rank=rank, kind="vllm")
+        Engine(EngineConfig(name=f"a.{rank}", model="m", task="any", url=url, served_model="m", rank=rank, kind="vllm"))
         for rank in range(2)
     ]
     probe = EngineProbe(Catalog([Model("m", "1")], ranks), client)

@@ -8,7 +8,7 @@ import pytest
 from router.core.resilience.readiness import Readiness
 from router.flow.attempts.admission import Admission, Slot
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from router.upstream.process_slots import ProcessSlots
 from router.upstream.shared_slots import SharedSlots, WorkerPlace, create_directory
 
@@ -28,9 +28,11 @@ class Configuration:
 
     def __init__(self, slots: Slots, limit: int) -> None:
         self.engine = Engine(
-            name="a", model="m", task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=limit,
+            EngineConfig(
+                name="a", model="m", task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=limit
+            ),
             slots=slots,
-        )  # fmt: skip
+        )
         self.admission = Admission(
             Catalog([Model("m", "")], [self.engine]),
             readiness=lambda _: Readiness.READY,

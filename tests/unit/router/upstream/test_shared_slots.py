@@ -15,7 +15,7 @@ from router.settings import parse
 from router.shared.engines.announcements import AnnouncedEngine
 from router.upstream.catalog import Catalog, Model
 from router.upstream.configured_catalog import build_catalog
-from router.upstream.engine import UNBOUNDED_IN_FLIGHT, Engine
+from router.upstream.engine import UNBOUNDED_IN_FLIGHT, Engine, EngineConfig
 from router.upstream.shared_slots import SharedSlots, WorkerPlace, create_directory, release_worker
 from router.upstream.slot_file import SlotFile
 from tests.support.waiting import eventually
@@ -31,9 +31,11 @@ class Worker:
     def __init__(self, place: WorkerPlace, limit: int | None) -> None:
         self.slots = SharedSlots(place)
         self.engine = Engine(
-            name="a", model="m", task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=limit,
+            EngineConfig(
+                name="a", model="m", task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=limit
+            ),
             slots=self.slots,
-        )  # fmt: skip
+        )
         self.readiness = Readiness.READY
         self.queued = 0
         self.admission = Admission(
@@ -234,9 +236,9 @@ async def test_the_newest_configuration_sets_the_limit_for_requests_of_earlier_o
     (worker, _) = Pair(directory, 2)
     assert worker.admission.try_acquire("t", [worker.engine]) is not None
     newer = Engine(
-        name="a", model="m", task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=1,
+        EngineConfig(name="a", model="m", task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=1),
         slots=worker.slots,
-    )  # fmt: skip
+    )
     assert not newer.take_slot()
     assert worker.admission.try_acquire("t", [worker.engine]) is None
     newer.close()

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from router.upstream.unserved_paths import MEMORY, UnservedPaths
 
 
@@ -32,7 +32,7 @@ def test_a_path_that_is_missing_again_after_a_while_is_not_the_first_answer() ->
 
 
 def test_an_engine_logs_a_missing_path_once_until_it_was_down(caplog: pytest.LogCaptureFixture) -> None:
-    engine = Engine(name="e", model="m", task="any", url="http://127.0.0.1:1", served_model="m")
+    engine = Engine(EngineConfig(name="e", model="m", task="any", url="http://127.0.0.1:1", served_model="m"))
     with caplog.at_level(logging.INFO, "roundhouse.engines"):
         for now in (0.0, 1.0, 2 * MEMORY):
             engine.note_unserved("/score", now)

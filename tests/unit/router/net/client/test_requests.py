@@ -9,7 +9,7 @@ from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
 from router.net.client.target import Origin, RequestTarget
 from router.upstream.client import EngineClient
-from router.upstream.engine import Engine
+from router.upstream.engine import Engine, EngineConfig
 from tests.support.transport_harness import (
     LONG,
     OK,
@@ -40,7 +40,7 @@ async def test_a_request_is_one_write() -> None:
 @on_both_loops
 async def test_a_request_to_an_engine_has_the_length_of_the_body_and_the_ids_of_the_request() -> None:
     async with transport_and_server() as (transport, server):
-        engine = Engine(name="a", model="m", task="any", url=server.base, served_model="m")
+        engine = Engine(EngineConfig(name="a", model="m", task="any", url=server.base, served_model="m"))
         client = EngineClient(transport, connect_timeout=LONG)
         peer = None
         for trace in (None, "00-abc-def-01"):
@@ -72,7 +72,7 @@ async def test_a_request_to_an_engine_has_the_length_of_the_body_and_the_ids_of_
 @on_both_loops
 async def test_an_engines_own_pages_are_requested_without_a_body() -> None:
     async with transport_and_server() as (transport, server):
-        engine = Engine(name="a", model="m", task="any", url=server.base, served_model="m")
+        engine = Engine(EngineConfig(name="a", model="m", task="any", url=server.base, served_model="m"))
         request = asyncio.ensure_future(EngineClient(transport, connect_timeout=LONG).get(engine, "/health", timeout=9))
         peer = await server.peer()
         host = server.base.removeprefix("http://").encode()
@@ -84,7 +84,7 @@ async def test_an_engines_own_pages_are_requested_without_a_body() -> None:
 @on_both_loops
 async def test_a_header_that_would_become_two_is_refused_before_anything_is_sent() -> None:
     async with transport_and_server() as (transport, server):
-        engine = Engine(name="a", model="m", task="any", url=server.base, served_model="m")
+        engine = Engine(EngineConfig(name="a", model="m", task="any", url=server.base, served_model="m"))
         client = EngineClient(transport, connect_timeout=LONG)
         for value in ("a\r\nevil: 1", "a\nevil: 1", "a\rb", "a\0b", "\r\n", "\N{SNOWMAN}"):
             for ids in ({"request_id": value, "traceparent": None}, {"request_id": "x", "traceparent": value}):
