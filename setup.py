@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 MODULES: Final = {
-    "router/api": ["auth", "inference", "response_headers"],
+    "router/api/access": ["auth"],
+    "router/api/inference": ["endpoint", "response_headers"],
     "router/core": ["json_values"],
     "router/core/cache": ["key_derivation", "miss_reason", "redis_keys"],
     "router/core/endpoints": ["chat_body"],

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 PARTS: Final = {
-    "router/api/inference": "endpoint: headers in and out",
-    "router/api/auth": "endpoint: headers in and out",
-    "router/api/response_headers": "endpoint: headers in and out",
+    "router/api/inference/endpoint": "endpoint: headers in and out",
+    "router/api/access/auth": "endpoint: headers in and out",
+    "router/api/inference/response_headers": "endpoint: headers in and out",
     "router/api/": "server: HTTP, and writes to the client",
     "router/process/application": "server: HTTP, and writes to the client",
     "router/net/server/": "server: HTTP, and writes to the client",

@@ -167,7 +167,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     - `trace_id`: of the client's traceparent, or of the trace that the router has begun: 32 hexadecimal digits. None if
       there is neither.
     - `trace`: UNTRACED if it is not traced.
-    - `key_id`: identifies the API key that the client sent; see router.api.auth.
+    - `key_id`: identifies the API key that the client sent; see router.api.access.auth.
     - `session_id`: the client's X-Session-ID.
     - `form_type`: the request's Content-Type at an endpoint that takes a form; None at the others.
     - `media_type`: the Content-Type of a response that is neither JSON nor a stream; else None.

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from router.api.ops import OpsRoutes
+from router.api.ops.routes import OpsRoutes
 from router.core.routing.draft_stats import DraftStats
 from router.flow.tenant_rules import tenant_rules
 from router.net.client.transport import HTTPTransport

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from router.api.cors import CorsPolicy, is_private
-from router.api.inference import AsgiScope, AsgiSend, choose_request_id, send_error
+from router.api.inference.endpoint import AsgiScope, AsgiSend, choose_request_id, send_error
 from router.core.endpoints.table import errors_at
 from router.errors import ApiError
 from router.net.server.client_connection import CLIENT_EXTENSION, AsgiReceive, ClientConnection

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from router.api.login_limiter import LoginLimiter
+from router.api.access.login_limiter import LoginLimiter
 from router.core.resilience.engine_losses import Suspects
 from router.core.routing.draft_stats import DraftStats
 from router.core.routing.prefill import Prefills

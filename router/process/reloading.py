@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from router.api.prompt_log import prompt_log_warning
+from router.api.inference.prompt_log import prompt_log_warning
 from router.settings import ConfigurationError, Override, ServerSettings, Settings, load, missing_extra
 
 log = logging.getLogger("roundhouse.server")

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from router.api.prompt_log import prompt_log_warning
+from router.api.inference.prompt_log import prompt_log_warning
 from router.core.listen_failure import explain_listen_failure
 from router.discovery.start import DiscoveryError, settings_of_engines
 from router.flow.tenant_rules import unmatched_models

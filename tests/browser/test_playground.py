@@ -3,7 +3,7 @@
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.browser import ADMIN, Viewer, viewer_of
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, router_config

@@ -8,7 +8,7 @@ drain is set.
 from collections.abc import Mapping
 from typing import Final
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.chaos.workload import ADMIN_KEY, TENANTS, api_key
 from tests.support.router_server import LLAMA, MISTRAL
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.e2e.vllm_process_tree import VllmProcessTree, running_tree
 from tests.support.lora_files import write_lora_adapter
 from tests.support.paths import ROOT

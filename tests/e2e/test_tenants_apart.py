@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.core.endpoints.requests.cache_salt import derive_salts
 from tests.e2e.vllm_process_tree import VllmProcessTree
 from tests.support.router_process import RouterProcess

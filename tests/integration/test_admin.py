@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.core.cache.redis_keys import claim_key
 from tests.support.entry_factory import entry_key, make_entry, store_entry
 from tests.support.purge_log import NO_REPLICAS, logged_scopes

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.cli_helpers import run_cli
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.client_programs import python_command, run_client
 from tests.support.paths import ROOT
 from tests.support.redis_process import RedisServer

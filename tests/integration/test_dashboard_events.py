@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from router.api import dashboard
-from router.api.auth import hash_key
-from router.api.event_hub import MAX_VIEWERS
+from router.api.access.auth import hash_key
+from router.api.dashboard import routes
+from router.api.dashboard.event_hub import MAX_VIEWERS
 from router.settings import parse
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
@@ -144,7 +144,7 @@ async def test_a_viewer_that_does_not_read_is_disconnected(
 async def test_a_stream_ends_after_its_time_so_that_the_session_is_checked_again(
     guarded: RouterServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dashboard, "MAX_STREAM", 0.1)
+    monkeypatch.setattr(routes, "MAX_STREAM", 0.1)
     async with viewer(guarded) as events:
         await events.wait_for_end()
     await eventually(lambda: viewers_of(guarded) == 0)

@@ -9,9 +9,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from router.api.auth import hash_key
-from router.api.login_limiter import MAX_FAILURES
-from router.api.sessions import SESSION_COOKIE, SESSION_SECONDS, Sessions
+from router.api.access.auth import hash_key
+from router.api.access.login_limiter import MAX_FAILURES
+from router.api.access.sessions import SESSION_COOKIE, SESSION_SECONDS, Sessions
 from router.core.cache.redis_keys import SESSION_SECRET_KEY
 from router.settings import parse
 from tests.support.redis_process import RedisServer

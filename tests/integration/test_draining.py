@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.commands import engines as engine_commands
 from router.core.cache.redis_keys import DRAINS_KEY
 from tests.support.cli_helpers import CommandResult, run_cli

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.raw_http import VERSION_REQUEST, connect, http_request
 from tests.support.router_server import MakeRouter, RouterServer
 

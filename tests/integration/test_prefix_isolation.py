@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.core.endpoints.requests.cache_salt import derive_salts
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, MakeRouter, RouterServer, router_config

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import pytest
 
-from router.api.auth import hash_key
-from router.api.prompt_log import PROMPT_LOGGER, prompt_log_warning, with_prompt_log
+from router.api.access.auth import hash_key
+from router.api.inference.prompt_log import PROMPT_LOGGER, prompt_log_warning, with_prompt_log
 from router.settings import parse
 from router.telemetry.log_output import TextFormatter
 from tests.support.configurations import MINIMAL

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.checks.check import check_all
 from router.net.redis.errors import RedisBackendError
 from router.settings import parse

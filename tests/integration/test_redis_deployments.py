@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.checks.check import check_all
 from router.settings import parse
 from tests.support.redis_deployments import Cluster, Deployment, SentinelGroup, StartDeployment

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.cli_helpers import run_cli
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, RouterServer, router_config

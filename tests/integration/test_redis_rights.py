@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.checks.check import check_all
 from router.core.cache.redis_keys import hits_key
 from router.settings import parse

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.core.cache.redis_keys import savings_key
 from router.shared.accounting.ledger import add_commands, days_until, decode_sums
 from router.shared.engines.announcements import AnnouncedEngine, write_command

@@ -11,7 +11,7 @@ import yaml
 from starlette.routing import Route
 
 from engines.redis_server import redis_argv
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.core.cache.key_derivation import MAX_DOCUMENTS, MAX_PARTS
 from router.core.endpoints.requests.request import MAX_CONTAINERS, MAX_FIELDS
 from router.process.app import build

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import EngineSet, MakeRouter, router_config

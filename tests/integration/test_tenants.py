@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.purge_log import keys_except_log
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config

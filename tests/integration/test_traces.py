@@ -9,7 +9,7 @@ import pytest_asyncio
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.settings import parse
 from tests.integration.test_wire import last_request
 from tests.support.recorded_spans import TRACING, RecordedSpans

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.api.inference import InferenceEndpoint
+from router.api.inference.endpoint import InferenceEndpoint
 from router.core.routing.classify import Classifier
 from router.net.client.transport import HTTPTransport
 from router.net.server.eager import EagerRunner

@@ -8,7 +8,7 @@ from typing import Any, Self
 import redis.asyncio as aioredis
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, Request, async_playwright, expect
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.router_server import RouterServer
 from tests.support.waiting import TEST_TIMEOUT, eventually
 

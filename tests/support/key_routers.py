@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import httpx
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.router_server import RouterClient, chat_body
 
 ADMIN_KEY: Final = "sk-keys-admin"

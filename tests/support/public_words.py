@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from router import cli
-from router.api.sessions import SESSION_COOKIE
+from router.api.access.sessions import SESSION_COOKIE
 from router.settings import Settings
 from router.telemetry.metric_table import METRICS
 from router.telemetry.traffic_counter import SAMPLES

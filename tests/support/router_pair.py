@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.router_server import RouterClient, router_config
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.flow.attempts.admission import max_queue_length
 from tests.support.router_server import LLAMA, MISTRAL, router_config, with_fallback
 from tests.support.scripted_engine import ScriptedEngine

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.raw_http import connect
 from tests.support.router_server import router_config
 from tests.support.speech_forms import form, speech

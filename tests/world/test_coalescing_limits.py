@@ -4,7 +4,7 @@ import asyncio
 import time
 from functools import partial
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.router_pair import pair_config
 from tests.support.sse_answers import DONE_FRAME, chat_text
 from tests.support.streaming_client import open_stream

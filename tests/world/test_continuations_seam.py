@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.core.cache.redis_keys import breaker_key
 from router.flow.attempts import engine_health
 from router.shared.engines.announcements import AnnouncedEngine, write_command

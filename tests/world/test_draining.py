@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.core.cache.redis_keys import DRAINS_KEY
 from tests.support.router_server import chat_body, router_config
 from tests.support.waiting import eventually

@@ -8,7 +8,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from tests.support.endpoint_table import ENDPOINT_CASES, STREAMING_CASES, EndpointCase
 from tests.support.purge_log import keys_except_log

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.net.redis.liveness import PING_TIMEOUT
 from tests.support.router_server import chat_body, router_config
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.purge_log import keys_except_log
 from tests.support.router_server import chat_body
 from tests.support.typed_answers import MESSAGES, RESPONSES, post_typed, typed_body, typed_events

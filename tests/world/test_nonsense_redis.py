@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.nonsense_redis import NONSENSE, NonsenseRedis
 from tests.support.router_server import router_config
 from tests.support.unusable_redis import BOUND, STARTS, assert_unusable

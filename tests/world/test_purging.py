@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.core.cache.entry_filter import EntryFilter
 from tests.support.purge_log import logged_scopes
 from tests.support.router_server import chat_body, router_config

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.core.cache.redis_keys import breaker_key
 from router.core.resilience.breaker import EngineBreaker
 from tests.support.router_server import router_config

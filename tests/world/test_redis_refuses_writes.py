@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.commands.top.view import _redis
 from router.shared.status.status_documents import RedisRow
 from tests.support.router_server import router_config

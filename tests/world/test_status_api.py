@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.core.cache.redis_keys import SNAPSHOTS_KEY, WATCHED_KEY, traffic_key
 from router.net.redis.pipeline import RedisDownError
 from router.shared.status.router_snapshots import LIFETIME

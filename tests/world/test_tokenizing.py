@@ -5,7 +5,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from tests.support.router_server import router_config, with_fallback
 from tests.world.processes import WorldEngines, WorldRouter
 from tests.world.scenario import World, scenario

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.api.auth import hash_key
+from router.api.access.auth import hash_key
 from router.shared.engines.announcements import AnnouncedEngine, write_command
 from tests.support.on_demand import QUEUED, Launcher, queued, with_wake
 from tests.support.router_server import MISTRAL, router_config

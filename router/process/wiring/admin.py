@@ -6,16 +6,16 @@ from typing import Final, NamedTuple
 
 from starlette.routing import Route
 
-from router.api.adapter_admin import AdapterAdmin
-from router.api.admin import AdminRoutes
-from router.api.admin_access import AdminAccess
-from router.api.auth import AdminAuthenticator
-from router.api.dashboard import DashboardRoutes
-from router.api.engine_admin import EngineAdmin
-from router.api.event_hub import EventHub
-from router.api.key_admin import KeyAdmin
-from router.api.sessions import Sessions
-from router.api.status import StatusAdmin
+from router.api.access.admin_access import AdminAccess
+from router.api.access.auth import AdminAuthenticator
+from router.api.access.sessions import Sessions
+from router.api.admin.adapter_admin import AdapterAdmin
+from router.api.admin.engine_admin import EngineAdmin
+from router.api.admin.key_admin import KeyAdmin
+from router.api.admin.routes import AdminRoutes
+from router.api.admin.status import StatusAdmin
+from router.api.dashboard.event_hub import EventHub
+from router.api.dashboard.routes import DashboardRoutes
 from router.dashboard.pages import dashboard_page
 from router.flow.explain import Explainer
 from router.flow.explain_choice import ChoiceExplainer

@@ -4,7 +4,7 @@ import time
 from functools import partial
 from typing import NamedTuple
 
-from router.api.response_headers import ResponseHeaders
+from router.api.inference.response_headers import ResponseHeaders
 from router.core.cache.miss_reason import SeenKeys
 from router.core.endpoints.requests.cache_salt import derive_salts
 from router.flow.attempts.candidates import build_candidates

@@ -6,12 +6,12 @@ from typing import NamedTuple
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
-from router.api.auth import Authenticator
+from router.api.access.auth import Authenticator
+from router.api.admin.usage import tenant_usage_route
 from router.api.cors import CorsPolicy
-from router.api.inference import InferenceEndpoint
-from router.api.ops import OpsRoutes, api_error, http_error, unhandled_error
-from router.api.prompt_log import AsgiEndpoint, with_prompt_log
-from router.api.usage import tenant_usage_route
+from router.api.inference.endpoint import InferenceEndpoint
+from router.api.inference.prompt_log import AsgiEndpoint, with_prompt_log
+from router.api.ops.routes import OpsRoutes, api_error, http_error, unhandled_error
 from router.core.endpoints.table import ENDPOINTS, UPLOAD_ENDPOINTS
 from router.errors import ApiError
 from router.process.process_state import ProcessState

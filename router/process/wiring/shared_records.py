@@ -4,7 +4,7 @@ import time
 from functools import partial
 from typing import NamedTuple
 
-from router.api.auth import Authenticator
+from router.api.access.auth import Authenticator
 from router.flow.attempts.admission import Admission
 from router.flow.replicas.invalidation import on_drains
 from router.process.process_state import ProcessState

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from router.api.event_hub import EventHub
-from router.api.status import HOUR, StatusReader
+from router.api.admin.status import HOUR, StatusReader
+from router.api.dashboard.event_hub import EventHub
 from router.core.routing.prefill import PrefixIndexStatus
 from router.flow.replicas.router_snapshot import ProcessLoad, take_snapshot
 from router.flow.replicas.status_publisher import StatusPublisher

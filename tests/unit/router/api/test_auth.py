@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from router.api.auth import KEYS_UNKNOWN, MODE_UNSET, AdminAuthenticator, Authenticator, Headers, hash_key
+from router.api.access.auth import KEYS_UNKNOWN, MODE_UNSET, AdminAuthenticator, Authenticator, Headers, hash_key
 from router.core.api_keys import KeyRecord
 from router.errors import ApiError
 

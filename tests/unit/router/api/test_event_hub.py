@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from router.api import event_hub
-from router.api.event_hub import MAX_VIEWERS, EventHub, Viewer
+from router.api.dashboard import event_hub
+from router.api.dashboard.event_hub import MAX_VIEWERS, EventHub, Viewer
 from router.errors import ApiError
 from router.net.redis.errors import RedisBackendError
 from tests.support.waiting import eventually

@@ -1,6 +1,6 @@
 """How often an address may fail to log in."""
 
-from router.api.login_limiter import MAX_FAILURES, WINDOW, LoginLimiter
+from router.api.access.login_limiter import MAX_FAILURES, WINDOW, LoginLimiter
 
 
 class Clock:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.api.metrics_format import prefers_openmetrics
+from router.api.ops.metrics_format import prefers_openmetrics
 
 PROMETHEUS_2 = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"

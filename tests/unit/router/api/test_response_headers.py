@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.api.response_headers import ResponseHeaders
+from router.api.inference.response_headers import ResponseHeaders
 from router.core.endpoints.chat import CHAT
 from router.core.types import BypassReason, CacheStatus
 from router.flow.exchange import Exchange

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.auth import hash_key
-from router.api.sessions import SESSION_SECONDS, Sessions
+from router.api.access.auth import hash_key
+from router.api.access.sessions import SESSION_SECONDS, Sessions
 
 KEYS = [hash_key(b"one"), hash_key(b"two")]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.response_headers import ResponseHeaders
+from router.api.inference.response_headers import ResponseHeaders
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.messages import MESSAGES
 from router.core.types import BypassReason, CacheStatus

@@ -10,8 +10,8 @@ from typing import Final
 
 from starlette.requests import Request
 
-from router.api.auth import AdminAuthenticator, invalid_key
-from router.api.sessions import SESSION_COOKIE, Sessions
+from router.api.access.auth import AdminAuthenticator, invalid_key
+from router.api.access.sessions import SESSION_COOKIE, Sessions
 from router.errors import PERMISSION, ApiError
 
 CSRF_HEADER: Final = "x-roundhouse-csrf"

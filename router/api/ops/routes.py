@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from router.api.access.auth import Authenticator
 from router.api.allowed_methods import allowed_methods
-from router.api.auth import Authenticator
-from router.api.metrics_format import prefers_openmetrics
+from router.api.ops.metrics_format import prefers_openmetrics
 from router.build_info import build_version
 from router.core.resilience.breaker import BreakerState
 from router.errors import ApiError, internal_error, unknown_model

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from router.api.query import query_count
+from router.api.admin.query import query_count
 from router.net.redis.commands import Command
 from router.net.redis.errors import RedisBackendError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from router.api.inference import read_body
+from router.api.inference.endpoint import read_body
 from router.errors import bad_request
 from router.flow.replicas.adapter_publication import publish_change
 from router.store.admin.scan import RedisClient

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.api.auth import Authenticator
+from router.api.access.auth import Authenticator
 from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import split_parts
 from router.core.endpoints.endpoint import EncodedInput, Endpoint, InferenceRequest, ScoredInput, TokenizedInput

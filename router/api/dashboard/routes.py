@@ -13,12 +13,12 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from router.api.admin_access import AdminAccess, comes_from_own_origin, forbidden
-from router.api.event_hub import EventHub
-from router.api.inference import ClientDisconnectedError, read_body
-from router.api.login_limiter import LoginLimiter
-from router.api.ops import api_error
-from router.api.sessions import SESSION_COOKIE, SESSION_SECONDS
+from router.api.access.admin_access import AdminAccess, comes_from_own_origin, forbidden
+from router.api.access.login_limiter import LoginLimiter
+from router.api.access.sessions import SESSION_COOKIE, SESSION_SECONDS
+from router.api.dashboard.event_hub import EventHub
+from router.api.inference.endpoint import ClientDisconnectedError, read_body
+from router.api.ops.routes import api_error
 from router.dashboard.pages import STATIC_FILES, closed_page, login_page
 from router.errors import NOT_FOUND, ApiError
 from router.net.server.client_connection import CLIENT_EXTENSION, ClientConnection

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from router.api.explained_request import EXPLAIN_OVERHEAD, decode_explained
-from router.api.inference import read_body
+from router.api.admin.explained_request import EXPLAIN_OVERHEAD, decode_explained
+from router.api.inference.endpoint import read_body
 from router.core.routing.prefill import PrefixIndexStatus
 from router.errors import NOT_FOUND, ApiError
 from router.flow.explain_choice import ChoiceExplainer, ChoiceRequest

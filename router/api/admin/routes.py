@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.api.adapter_admin import AdapterAdmin
-from router.api.admin_access import AdminAccess
+from router.api.access.admin_access import AdminAccess
+from router.api.admin.adapter_admin import AdapterAdmin
+from router.api.admin.engine_admin import EngineAdmin
+from router.api.admin.explained_request import EXPLAIN_OVERHEAD, decode_explained
+from router.api.admin.key_admin import KeyAdmin
+from router.api.admin.query import query_count
+from router.api.admin.savings import savings_handler
+from router.api.admin.status import StatusAdmin
+from router.api.admin.usage import usage_handler
 from router.api.allowed_methods import FallbackRoute, allowed_methods
-from router.api.engine_admin import EngineAdmin
-from router.api.explained_request import EXPLAIN_OVERHEAD, decode_explained
-from router.api.inference import ClientDisconnectedError, read_body
-from router.api.key_admin import KeyAdmin
-from router.api.query import query_count
-from router.api.savings import savings_handler
-from router.api.status import StatusAdmin
-from router.api.usage import usage_handler
+from router.api.inference.endpoint import ClientDisconnectedError, read_body
 from router.core.cache.entry_filter import (
     MAX_PAGE_SIZE,
     EntryFilter,

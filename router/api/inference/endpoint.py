@@ -10,8 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-from router.api.auth import Authenticator
-from router.api.response_headers import JSON_CONTENT_TYPE, RawHeaders, ResponseHeaders
+from router.api.access.auth import Authenticator
+from router.api.inference.response_headers import JSON_CONTENT_TYPE, RawHeaders, ResponseHeaders
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl, parse_cache_control
 from router.core.endpoints.endpoint import Endpoint, FileUpload
 from router.core.endpoints.errors.error_envelope import BrokenStream

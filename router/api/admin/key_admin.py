@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 from starlette.requests import Request
 
-from router.api.inference import read_body
+from router.api.inference.endpoint import read_body
 from router.errors import bad_request
 from router.settings import Settings
 from router.store.admin.keys import create_key, list_keys, parse_expiry, revoke_key

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.api.auth import Authenticator
+from router.api.access.auth import Authenticator
 from router.core.quota.budget import BudgetStatus, budget_status
 from router.errors import bad_request, unavailable
 from router.net.redis.errors import RedisBackendError
