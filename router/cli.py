@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from router.build_info import describe_build
-from router.commands.cache import app as cache
+from router.commands.cache.commands import app as cache
 from router.commands.console import (
     EXIT_FAILED,
     EXIT_USAGE,
@@ -26,8 +26,8 @@ from router.commands.console import (
     print_err,
     write_json,
 )
-from router.commands.engine_plan import build_plan, exec_engines
-from router.commands.engines import app as engine_commands
+from router.commands.engines.commands import app as engine_commands
+from router.commands.engines.engine_plan import build_plan, exec_engines
 from router.commands.init import init
 from router.commands.keys import app as keys
 from router.commands.reload import reload

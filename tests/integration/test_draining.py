@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from router.api.access.auth import hash_key
-from router.commands import engines as engine_commands
+from router.commands.engines import commands as engine_commands
 from router.core.cache.redis_keys import DRAINS_KEY
 from tests.support.cli_helpers import CommandResult, run_cli
 from tests.support.ports import free_port

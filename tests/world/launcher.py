@@ -24,7 +24,7 @@ from engines.simulator.__main__ import parse_arguments
 from engines.switch.record import read_records, restore
 from engines.switch.request import Progress, RollbackRequest, Step, SwitchRequest, SwitchResult
 from engines.switch.switcher import Report, Switcher
-from router.commands.engine_plan import build_plan
+from router.commands.engines.engine_plan import build_plan
 from router.settings import parse
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.network import SimulatedNetwork

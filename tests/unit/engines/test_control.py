@@ -22,9 +22,9 @@ from engines.switch.request import (
     SwitchRequest,
     SwitchResult,
 )
-from router.commands.restart import is_up_running, request_restart
-from router.commands.switch import ControlError
-from router.commands.switch import exchange as switch_exchange
+from router.commands.engines.restart import is_up_running, request_restart
+from router.commands.engines.switch import ControlError
+from router.commands.engines.switch import exchange as switch_exchange
 from tests.support.waiting import TEST_TIMEOUT, eventually
 
 

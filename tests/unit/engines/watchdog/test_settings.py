@@ -6,7 +6,7 @@ import msgspec
 
 from engines.plan import UpPlan
 from engines.watchdog.settings import WatchdogSpec
-from router.commands.engine_plan import build_plan
+from router.commands.engines.engine_plan import build_plan
 from router.settings import Settings, parse
 
 MODEL = '[[model]]\nname = "m"\n[[engine]]\nname = "e"\nmodel = "m"\nurl = "http://127.0.0.1:1"\n'

@@ -19,7 +19,7 @@ from router.commands.console import (
     write_json,
     write_table,
 )
-from router.commands.engine_access import probe_engines, with_announced
+from router.commands.engines.engine_access import probe_engines, with_announced
 from router.commands.redis import with_redis
 from router.commands.router_view import read_router_view
 from router.settings import DEFAULT_PATH, Settings

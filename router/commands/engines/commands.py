@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from msgspec.structs import replace
 
-from router.commands.adapters import app as adapters
 from router.commands.console import (
     EXIT_USAGE,
     ConfigOption,
@@ -27,13 +26,14 @@ from router.commands.console import (
     progress,
     write_json,
 )
-from router.commands.engine_access import engine_names, probe_engines, with_announced
-from router.commands.engine_explain import explain
-from router.commands.engine_list import list_command
-from router.commands.logs import logs
+from router.commands.engines.adapters import app as adapters
+from router.commands.engines.engine_access import engine_names, probe_engines, with_announced
+from router.commands.engines.engine_explain import explain
+from router.commands.engines.engine_list import list_command
+from router.commands.engines.logs import logs
+from router.commands.engines.switch import rollback, switch
 from router.commands.redis import with_redis
 from router.commands.suggestions import command_group
-from router.commands.switch import rollback, switch
 from router.commands.termination import Termination
 from router.settings import DEFAULT_PATH, EMBEDDED, Settings
 
@@ -69,7 +69,7 @@ def up(
     vllm_python: VllmPythonOption = None,
 ) -> None:
     """Run engines without a router, on this machine or another, until Ctrl-C; routers find them through Redis."""
-    from router.commands.engine_plan import build_plan, exec_engines
+    from router.commands.engines.engine_plan import build_plan, exec_engines
 
     settings = load_settings(config)
     if settings.cache.url == EMBEDDED:
@@ -93,7 +93,7 @@ def announce(
     config: ConfigOption = Path(DEFAULT_PATH),
 ) -> None:
     """Announce engines that something else runs, while their /health answers; routers find them through Redis."""
-    from router.commands.engine_plan import build_plan, exec_engines
+    from router.commands.engines.engine_plan import build_plan, exec_engines
 
     settings = load_settings(config)
     if settings.cache.url == EMBEDDED:
@@ -113,7 +113,7 @@ def preflight(
     config: ConfigOption = Path(DEFAULT_PATH), vllm_python: VllmPythonOption = None, as_json: JsonOption = False
 ) -> None:
     """Find what would keep engines from starting or serving, before `roundhouse up` starts them."""
-    from router.commands.engine_plan import build_plan, exec_engines
+    from router.commands.engines.engine_plan import build_plan, exec_engines
 
     command = ["preflight", "--json"] if as_json else ["preflight"]
 
@@ -168,7 +168,7 @@ def restart(
     as_json: JsonOption = False,
 ) -> None:
     """Drain an engine that `roundhouse up` has started, restart it when it is idle, and resume it."""
-    from router.commands.restart import is_up_running, request_restart
+    from router.commands.engines.restart import is_up_running, request_restart
     from router.shared.engines.drains import drain_command, resume_command
 
     before = load_settings(config)

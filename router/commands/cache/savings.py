@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from router.commands.cache.options import TenantOption
 from router.commands.console import ConfigOption, JsonOption, load_settings, printable, write_json
-from router.commands.options import TenantOption
 from router.commands.redis import with_redis
 from router.settings import DEFAULT_PATH
 from router.shared.accounting.ledger import RETENTION_DAYS

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
+from router.commands.cache.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
 from router.commands.console import (
     EXIT_USAGE,
     ConfigOption,
@@ -19,7 +20,6 @@ from router.commands.console import (
     progress,
     write_json,
 )
-from router.commands.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
 from router.commands.redis import parse_filter, with_redis
 from router.core.plural import pluralize
 from router.settings import DEFAULT_PATH

@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from router.commands.cache.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
+from router.commands.cache.savings import savings
+from router.commands.cache.transfer import export_, import_from
 from router.commands.console import (
     EXIT_USAGE,
     ConfigOption,
@@ -22,12 +25,9 @@ from router.commands.console import (
     write_json,
     write_table,
 )
-from router.commands.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
 from router.commands.redis import parse_filter, with_redis
 from router.commands.request_body import RequestFile, read_request_body
-from router.commands.savings import savings
 from router.commands.suggestions import command_group
-from router.commands.transfer import export_, import_from
 from router.core.cache.entry_filter import MAX_PAGE_SIZE
 from router.core.endpoints.chat import CHAT
 from router.core.plural import pluralize

@@ -22,7 +22,7 @@ from router.commands.console import (
     write_json,
     write_table,
 )
-from router.commands.engine_access import probe_engines, with_announced
+from router.commands.engines.engine_access import probe_engines, with_announced
 from router.commands.redis import with_redis
 from router.commands.suggestions import command_group
 from router.core.plural import pluralize
