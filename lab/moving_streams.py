@@ -27,11 +27,11 @@ import httpx
 from benchmarks.draft_prompts import mixed_load
 from benchmarks.options import count, input_file
 from benchmarks.small_engines import SERVED, running_engines
-from router.core.routing.answer_time import FamilyLoad
 from router.core.routing.classify import Classifier
-from router.core.routing.counted_steps import SpeculationCounters
-from router.core.routing.draft_stats import DraftStats, MeasuredGeneration
-from router.core.routing.score_bins import score_bin, task_of
+from router.core.routing.draft_models.answer_time import FamilyLoad
+from router.core.routing.draft_models.counted_steps import SpeculationCounters
+from router.core.routing.draft_models.draft_stats import DraftStats, MeasuredGeneration
+from router.core.routing.draft_models.score_bins import score_bin, task_of
 
 DECIDE_AFTER: Final = 24
 CLEARLY_LESS: Final = 0.8

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from benchmarks.options import positive
 from router.core.routing.prefill import AWAY_TOKENS, EngineLoad, Prefills, SentPrompt
-from router.core.routing.prompt_chain import PIECE, PromptChain
+from router.core.routing.prefix_cache.prompt_chain import PIECE, PromptChain
 from router.shared.prompts.prompt_records import HELLO_INTERVAL, PromptRecords
 
 REPLICAS: Final = 4

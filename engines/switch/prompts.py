@@ -7,8 +7,8 @@ import msgspec
 
 from router.core.endpoints.requests.request import parse_request
 from router.core.endpoints.table import ENDPOINT_BY_PATH
-from router.core.routing.prompt_chain import NO_PROMPT, PromptChain, chain_seed, prompt_chain
-from router.core.routing.warm_up import most_saving_first
+from router.core.routing.prefix_cache.prompt_chain import NO_PROMPT, PromptChain, chain_seed, prompt_chain
+from router.core.routing.prefix_cache.warm_up import most_saving_first
 from router.errors import ApiError
 from router.shared.prompts.recent_prompts import RecentPrompt
 

@@ -9,7 +9,7 @@ from math import exp, expm1, log
 from random import Random
 from typing import NamedTuple
 
-from router.core.routing.affinity import rendezvous_weight
+from router.core.routing.prefix_cache.affinity import rendezvous_weight
 
 
 class Prompt(NamedTuple):

@@ -9,8 +9,8 @@ from router.core.endpoints.chat import CHAT
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.core.resilience.breaker import BreakerState
-from router.core.routing.affinity import SESSION_ID
-from router.core.routing.draft_stats import unsupported_fields
+from router.core.routing.draft_models.draft_stats import unsupported_fields
+from router.core.routing.prefix_cache.affinity import SESSION_ID
 from router.core.routing.ranking_criteria import Criterion, deciding_criteria
 from router.core.types import DEFAULT_TENANT, Task
 from router.errors import bad_request

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 from router.api.ops.routes import OpsRoutes
-from router.core.routing.draft_stats import DraftStats
+from router.core.routing.draft_models.draft_stats import DraftStats
 from router.flow.tenant_rules import tenant_rules
 from router.net.client.transport import HTTPTransport
 from router.process.application import Application

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from router.api.access.login_limiter import LoginLimiter
 from router.core.resilience.engine_losses import Suspects
-from router.core.routing.draft_stats import DraftStats
+from router.core.routing.draft_models.draft_stats import DraftStats
 from router.core.routing.prefill import Prefills
 from router.flow.body_budget import BodyBudget
 from router.flow.replicas.latest_requests import LatestRequests

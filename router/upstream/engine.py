@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.routing.context_length import ContextNeed
-from router.core.routing.counted_steps import SpeculationCounters
+from router.core.routing.draft_models.counted_steps import SpeculationCounters
 from router.core.routing.ranking import EngineSnapshot
 from router.core.types import EngineTask, Task
 from router.net.client.target import RequestTarget

@@ -6,7 +6,7 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.core.routing.counted_steps import SpeculationCounters
+from router.core.routing.draft_models.counted_steps import SpeculationCounters
 from router.upstream.engine import EngineGauges
 
 # The names that servers have for the same: vLLM, SGLang, llama.cpp, TGI.

@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from router.core.routing.kv_blocks import NO_BLOCKS, BlockPieces, KvBlocks
-from router.core.routing.kv_event_batches import KvEventBatches
 from router.core.routing.prefill import Prefills
+from router.core.routing.prefix_cache.kv_blocks import NO_BLOCKS, BlockPieces, KvBlocks
+from router.core.routing.prefix_cache.kv_event_batches import KvEventBatches
 from router.net.tasks import cancel_and_wait
 from router.settings import Settings
 from router.settings.replicas import kv_endpoint, replicas

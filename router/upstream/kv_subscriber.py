@@ -18,7 +18,7 @@ from typing import Final
 import zmq
 import zmq.asyncio
 
-from router.core.routing.kv_event_batches import KvEventBatches
+from router.core.routing.prefix_cache.kv_event_batches import KvEventBatches
 from router.settings.replicas import is_bound_here
 from router.upstream.kv_feeds import KvFeed
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.core.routing.kv_blocks import KvBlocks
+from router.core.routing.prefix_cache.kv_blocks import KvBlocks
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer

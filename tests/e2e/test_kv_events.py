@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from router.core.routing.kv_blocks import BlockPieces, KvBlocks
-from router.core.routing.kv_event_batches import KvEventBatches
-from router.core.routing.prefix_index import PrefixIndex
-from router.core.routing.prompt_chain import PIECE, PromptChain
+from router.core.routing.prefix_cache.kv_blocks import BlockPieces, KvBlocks
+from router.core.routing.prefix_cache.kv_event_batches import KvEventBatches
+from router.core.routing.prefix_cache.prefix_index import PrefixIndex
+from router.core.routing.prefix_cache.prompt_chain import PIECE, PromptChain
 from router.upstream.kv_feeds import KvFeed
 from tests.e2e.conftest import REPLICA
 from tests.e2e.vllm_process_tree import VllmProcessTree, running_tree

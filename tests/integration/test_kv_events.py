@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("zmq", reason="pip install 'roundhouse-router[kv-events]'")
 
-from router.core.routing.kv_blocks import KvBlocks, PromptBlocks
+from router.core.routing.prefix_cache.kv_blocks import KvBlocks, PromptBlocks
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, MakeRouter, RouterServer, router_config

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from engines.simulator.kv_events_config import KvEventsConfig
-from router.core.routing.kv_event_batches import KvEventBatches
+from router.core.routing.prefix_cache.kv_event_batches import KvEventBatches
 from router.upstream.kv_feeds import KvFeed
 from tests.simulation.clock import CLOCK
 from tests.simulation.loop import VirtualLoop

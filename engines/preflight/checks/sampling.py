@@ -1,7 +1,7 @@
 """Are there sampling settings that vLLM refuses with speculative decoding?
 
-vLLM refuses min_p and logit_bias then (see router.core.routing.draft_stats.unsupported_fields). The router keeps these
-fields of a request away from such an engine. But min_p may also be a default of the engine itself.
+vLLM refuses min_p and logit_bias then (see router.core.routing.draft_models.draft_stats.unsupported_fields). The router
+keeps these fields of a request away from such an engine. But min_p may also be a default of the engine itself.
 """
 
 from collections.abc import Iterator

@@ -16,8 +16,8 @@ from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl, parse_c
 from router.core.endpoints.endpoint import Endpoint, FileUpload
 from router.core.endpoints.errors.error_envelope import BrokenStream
 from router.core.quota.rate_limit import rate_limit_headers
-from router.core.routing.affinity import SESSION_ID
 from router.core.routing.max_ttft import parse_max_ttft
+from router.core.routing.prefix_cache.affinity import SESSION_ID
 from router.core.trace_context import traceparent_of, tracestate_of
 from router.errors import ENGINE_LOST, ApiError, internal_error, unavailable
 from router.flow.body_budget import BodyAllocation, BodyBudget

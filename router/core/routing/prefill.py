@@ -36,10 +36,10 @@ from typing import Final
 
 import msgspec
 
-from router.core.routing.affinity import rendezvous_weight
-from router.core.routing.kv_blocks import NO_BLOCKS, PromptBlocks
-from router.core.routing.prefix_index import PrefixIndex
-from router.core.routing.prompt_chain import PIECE, PromptChain
+from router.core.routing.prefix_cache.affinity import rendezvous_weight
+from router.core.routing.prefix_cache.kv_blocks import NO_BLOCKS, PromptBlocks
+from router.core.routing.prefix_cache.prefix_index import PrefixIndex
+from router.core.routing.prefix_cache.prompt_chain import PIECE, PromptChain
 from router.core.types import BYTES_PER_TOKEN
 
 EXCESS_WEIGHT: Final = 2.0

@@ -2,7 +2,7 @@
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.routing.context_length import context_need
-from router.core.routing.draft_stats import unsupported_fields
+from router.core.routing.draft_models.draft_stats import unsupported_fields
 from router.upstream.engine import Engine
 
 

@@ -11,16 +11,16 @@ import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.requests.request import without_fields
-from router.core.routing.affinity import session_home
-from router.core.routing.answer_time import FamilyLoad
 from router.core.routing.context_length import TokenBounds, check_fit, context_length_error, context_need, token_bounds
-from router.core.routing.counted_steps import SpeculationCounters
-from router.core.routing.draft_stats import DraftStats, MeasuredGeneration, unsupported_fields
+from router.core.routing.draft_models.answer_time import FamilyLoad
+from router.core.routing.draft_models.counted_steps import SpeculationCounters
+from router.core.routing.draft_models.draft_stats import DraftStats, MeasuredGeneration, unsupported_fields
+from router.core.routing.draft_models.score_bins import TASKS, score_bin
+from router.core.routing.draft_models.step_rates import load_level
 from router.core.routing.prefill import PrefillEstimate, Prefills
-from router.core.routing.prompt_chain import chain_seed
+from router.core.routing.prefix_cache.affinity import session_home
+from router.core.routing.prefix_cache.prompt_chain import chain_seed
 from router.core.routing.ranking import EngineSnapshot, rank_with_seconds, task_distance
-from router.core.routing.score_bins import TASKS, score_bin
-from router.core.routing.step_rates import load_level
 from router.core.routing.traffic_share import REST
 from router.core.types import Task
 from router.errors import unknown_model

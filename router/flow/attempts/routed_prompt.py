@@ -18,14 +18,14 @@ from router.core.routing.prefill import (
     Prefills,
     SentPrompt,
 )
-from router.core.routing.prefix_tokens import PrefixTokens, compare_prefix
-from router.core.routing.prompt_chain import (
+from router.core.routing.prefix_cache.prompt_chain import (
     PromptChain,
     answered_chain,
     has_several_prompts,
     parse_answer,
     prompt_chain,
 )
+from router.core.routing.prefix_tokens import PrefixTokens, compare_prefix
 from router.core.routing.ranking import EngineSnapshot, PromptCost
 from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.engine import Engine

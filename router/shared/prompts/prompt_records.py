@@ -23,7 +23,7 @@ from typing import Final, Protocol
 import msgspec
 
 from router.core.routing.prefill import EnginePrefill, Prefills, SentPrompt
-from router.core.routing.prompt_chain import NO_PROMPT, PIECE, PromptChain
+from router.core.routing.prefix_cache.prompt_chain import NO_PROMPT, PIECE, PromptChain
 from router.shared.prompts.prompt_snapshot import (
     SnapshotPiece,
     SnapshotReceiver,

@@ -12,10 +12,10 @@ from router.core.endpoints.chat import CHAT
 from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.recording.recorded_response import RequestSpeculation
-from router.core.routing.counted_steps import SpeculationCounters
-from router.core.routing.draft_stats import DraftStats
+from router.core.routing.draft_models.counted_steps import SpeculationCounters
+from router.core.routing.draft_models.draft_stats import DraftStats
+from router.core.routing.draft_models.speeds import MIN_GENERATIONS
 from router.core.routing.prefill import Prefills
-from router.core.routing.speeds import MIN_GENERATIONS
 from router.core.routing.traffic_share import REST
 from router.core.types import Task
 from router.errors import ApiError

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from router.core.resilience.breaker import BreakerPolicy, BreakerState
-from router.core.routing.draft_stats import DraftStats
+from router.core.routing.draft_models.draft_stats import DraftStats
 from router.core.routing.prefill import Prefills
 from router.flow.attempts.admission import Admission
 from router.flow.attempts.engine_health import EngineHealth

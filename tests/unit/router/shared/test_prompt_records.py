@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.routing.prefill import AWAY_TOKENS, SESSION_AWAY_TOKENS, EngineLoad, Prefills
-from router.core.routing.prompt_chain import PIECE, PromptChain
+from router.core.routing.prefix_cache.prompt_chain import PIECE, PromptChain
 from router.shared.prompts.prompt_records import (
     ASK_DELAY,
     CHAIN_VERSION,

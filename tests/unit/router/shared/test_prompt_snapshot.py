@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.routing.prefill import Prefills
-from router.core.routing.prefix_index import MIN_WEIGHT
-from router.core.routing.prompt_chain import PIECE, PromptChain
+from router.core.routing.prefix_cache.prefix_index import MIN_WEIGHT
+from router.core.routing.prefix_cache.prompt_chain import PIECE, PromptChain
 from router.shared.prompts.prompt_snapshot import (
     ASK_PERIOD,
     INTERVAL,

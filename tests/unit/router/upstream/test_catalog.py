@@ -4,7 +4,7 @@ import pytest
 
 from router.core.quota.model_access import ModelAccess
 from router.core.resilience.breaker import BreakerState
-from router.core.routing.counted_steps import SpeculationCounters
+from router.core.routing.draft_models.counted_steps import SpeculationCounters
 from router.core.types import EngineTask, Task
 from router.errors import ApiError
 from router.upstream.catalog import Catalog, Model

@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
-from router.core.routing.kv_blocks import NO_BLOCKS, KvBlocks
-from router.core.routing.kv_event_batches import KvEventBatches
 from router.core.routing.prefill import Prefills
+from router.core.routing.prefix_cache.kv_blocks import NO_BLOCKS, KvBlocks
+from router.core.routing.prefix_cache.kv_event_batches import KvEventBatches
 from router.upstream import kv_feeds
 from router.upstream.kv_feeds import KvFeed, KvFeeds
 from tests.support.waiting import eventually

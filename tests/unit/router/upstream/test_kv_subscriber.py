@@ -12,10 +12,10 @@ pytest.importorskip("zmq", reason="pip install 'roundhouse-router[kv-events]'")
 
 import zmq.asyncio
 
-from router.core.routing.kv_blocks import BlockPieces, KvBlocks
-from router.core.routing.kv_event_batches import KvEventBatches
-from router.core.routing.prefix_index import PrefixIndex
-from router.core.routing.prompt_chain import PromptChain
+from router.core.routing.prefix_cache.kv_blocks import BlockPieces, KvBlocks
+from router.core.routing.prefix_cache.kv_event_batches import KvEventBatches
+from router.core.routing.prefix_cache.prefix_index import PrefixIndex
+from router.core.routing.prefix_cache.prompt_chain import PromptChain
 from router.upstream import kv_subscriber
 from router.upstream.kv_feeds import KvFeed
 from tests.support.ports import free_port

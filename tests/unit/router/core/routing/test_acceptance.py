@@ -6,9 +6,9 @@ from statistics import NormalDist, fmean
 
 import pytest
 
-from router.core.routing.acceptance import Acceptance
-from router.core.routing.answer_time import FamilyLoad, StepRate, answer_seconds
-from router.core.routing.score_bins import bins_of, score_bin
+from router.core.routing.draft_models.acceptance import Acceptance
+from router.core.routing.draft_models.answer_time import FamilyLoad, StepRate, answer_seconds
+from router.core.routing.draft_models.score_bins import bins_of, score_bin
 
 SEEDS = range(10)
 HOUR = 3600.0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.routing.affinity import SESSION_ID, rendezvous_weight, session_home
+from router.core.routing.prefix_cache.affinity import SESSION_ID, rendezvous_weight, session_home
 
 URLS = st.lists(st.text("abcdef.-0123456789", min_size=1, max_size=8), min_size=2, max_size=8, unique=True)
 HOMES = st.lists(st.integers(1, 2**64 - 1), min_size=1, max_size=40, unique=True)

@@ -11,7 +11,7 @@ from engines.simulator.kvcache import BlockPool, block_hashes
 from engines.simulator.scheduler import Scheduler
 from engines.simulator.scheduler import Sequence as EngineSequence
 from engines.simulator.settings import BLOCK_SIZE
-from router.core.routing.kv_blocks import (
+from router.core.routing.prefix_cache.kv_blocks import (
     MAX_WAITING,
     MAX_WAITING_BLOCKS,
     BlockEvent,
@@ -21,8 +21,8 @@ from router.core.routing.kv_blocks import (
     RemovedBlocks,
     StoredBlocks,
 )
-from router.core.routing.prefix_index import PrefixIndex
-from router.core.routing.prompt_chain import PromptChain
+from router.core.routing.prefix_cache.prefix_index import PrefixIndex
+from router.core.routing.prefix_cache.prompt_chain import PromptChain
 
 TOKEN_BYTES = 4
 Path = Sequence[int]

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.simulator.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
-from router.core.routing.kv_blocks import BlockPieces, KvBlocks
-from router.core.routing.kv_event_batches import MAX_GROUPS, KvEventBatches
-from router.core.routing.prefix_index import PrefixIndex
+from router.core.routing.prefix_cache.kv_blocks import BlockPieces, KvBlocks
+from router.core.routing.prefix_cache.kv_event_batches import MAX_GROUPS, KvEventBatches
+from router.core.routing.prefix_cache.prefix_index import PrefixIndex
 
 encode = msgspec.msgpack.encode
 

@@ -19,7 +19,7 @@ from router.core.routing.prefill import (
     Prefills,
     SentPrompt,
 )
-from router.core.routing.prompt_chain import NO_PROMPT, PIECE, PromptChain
+from router.core.routing.prefix_cache.prompt_chain import NO_PROMPT, PIECE, PromptChain
 from router.core.types import BYTES_PER_TOKEN
 
 R = DEFAULT_SECONDS_PER_TOKEN

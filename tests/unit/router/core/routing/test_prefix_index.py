@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.routing.prefix_index import MAX_MARKS, MIN_WEIGHT, PrefixIndex
-from router.core.routing.prompt_chain import PIECE, PromptChain
+from router.core.routing.prefix_cache.prefix_index import MAX_MARKS, MIN_WEIGHT, PrefixIndex
+from router.core.routing.prefix_cache.prompt_chain import PIECE, PromptChain
 
 # A prompt is a path in a tree: pieces are numbers, and a hash stands for all pieces before it.
 PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=30)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.routing.prompt_chain import (
+from router.core.routing.prefix_cache.prompt_chain import (
     NO_PROMPT,
     PIECE,
     PromptChain,

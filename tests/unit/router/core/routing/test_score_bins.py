@@ -3,7 +3,7 @@
 import pytest
 
 from router.core.routing.classify import task_for
-from router.core.routing.score_bins import BINS, TASKS, bins_of, score_bin, task_of
+from router.core.routing.draft_models.score_bins import BINS, TASKS, bins_of, score_bin, task_of
 
 
 @pytest.mark.parametrize("log_odds", [-50.0, -6.0, -1.5, -0.1, 0.0, 0.1, 0.9, 2.0, 50.0])

@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.routing.prompt_chain import NO_PROMPT, PIECE, PromptChain
-from router.core.routing.warm_up import most_saving_first
+from router.core.routing.prefix_cache.prompt_chain import NO_PROMPT, PIECE, PromptChain
+from router.core.routing.prefix_cache.warm_up import most_saving_first
 
 
 def chain(*path: int, size: int = PIECE) -> PromptChain:

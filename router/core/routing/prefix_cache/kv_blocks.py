@@ -25,8 +25,8 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 import xxhash
 
-from router.core.routing.prefix_index import PrefixIndex
-from router.core.routing.prompt_chain import PromptChain
+from router.core.routing.prefix_cache.prefix_index import PrefixIndex
+from router.core.routing.prefix_cache.prompt_chain import PromptChain
 
 MAX_BLOCKS: Final = 1 << 21
 """Blocks of an engine that are remembered, the newest; 32 million tokens in blocks of 16."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 from typing import Final
 
-from router.core.routing.prompt_chain import PIECE, PromptChain
+from router.core.routing.prefix_cache.prompt_chain import PIECE, PromptChain
 
 MIN_WEIGHT: Final = 128
 """Bytes that a piece counts at least, so that clients cannot fill the memory with short messages."""

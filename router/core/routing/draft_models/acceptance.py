@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from math import sqrt
 from typing import Final, NamedTuple
 
-from router.core.routing.score_bins import BINS
+from router.core.routing.draft_models.score_bins import BINS
 
 # Observations in a bin after which an older one has 1/e of its weight.
 _MEMORY: Final = 60.0

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.routing.kv_blocks import BlockEvent, ClearedBlocks, KvBlocks, RemovedBlocks, StoredBlocks
+from router.core.routing.prefix_cache.kv_blocks import BlockEvent, ClearedBlocks, KvBlocks, RemovedBlocks, StoredBlocks
 
 MAX_BLOCK_SIZE: Final = 1 << 16
 MAX_GROUPS: Final = 256

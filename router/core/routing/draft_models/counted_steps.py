@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from router.core.routing.speeds import HALF_LIFE
+from router.core.routing.draft_models.speeds import HALF_LIFE
 
 MIN_STEPS: Final = 100.0
 """Total weight of steps from which on the tokens per step of a family are known."""

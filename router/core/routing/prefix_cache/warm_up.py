@@ -9,7 +9,7 @@ system prompt that many requests have comes before a long prompt that only one h
 from collections import Counter
 from collections.abc import Sequence
 
-from router.core.routing.prompt_chain import PromptChain
+from router.core.routing.prefix_cache.prompt_chain import PromptChain
 
 
 def most_saving_first(chains: Sequence[PromptChain]) -> list[int]:

@@ -10,8 +10,8 @@ does also pays at a lower one.
 
 from typing import Final
 
-from router.core.routing.acceptance import TokensPerStep
-from router.core.routing.speeds import MAX_GAP, DecayingSpeeds, SpeedEstimate
+from router.core.routing.draft_models.acceptance import TokensPerStep
+from router.core.routing.draft_models.speeds import MAX_GAP, DecayingSpeeds, SpeedEstimate
 
 MAX_LEVEL: Final = 10
 """The level of all loads from 512 on."""

@@ -19,8 +19,8 @@ from typing import Final
 import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.routing.acceptance import Acceptance, TokensPerStep
-from router.core.routing.answer_time import (
+from router.core.routing.draft_models.acceptance import Acceptance, TokensPerStep
+from router.core.routing.draft_models.answer_time import (
     DEFAULT_STEPS_PER_SECOND,
     MIN_TOKENS_PER_STEP,
     AnswerLengths,
@@ -28,10 +28,10 @@ from router.core.routing.answer_time import (
     StepRate,
     answer_seconds,
 )
-from router.core.routing.counted_steps import CountedSteps, SpeculationCounters
-from router.core.routing.score_bins import BINS, bins_of, task_of
-from router.core.routing.speeds import MAX_GAP, MIN_GENERATIONS, DecayingSpeeds, SpeedEstimate
-from router.core.routing.step_rates import CLOSEST_LEVELS, MAX_LEVEL, StepRates, load_level
+from router.core.routing.draft_models.counted_steps import CountedSteps, SpeculationCounters
+from router.core.routing.draft_models.score_bins import BINS, bins_of, task_of
+from router.core.routing.draft_models.speeds import MAX_GAP, MIN_GENERATIONS, DecayingSpeeds, SpeedEstimate
+from router.core.routing.draft_models.step_rates import CLOSEST_LEVELS, MAX_LEVEL, StepRates, load_level
 from router.core.types import Task
 
 _SPEED_MARGIN: Final = 1.1  # ratio of speeds from which on an engine may be clearly slower than another
