@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
-from engines.simulator.kvcache import BlockPool, SequenceBlocks
+from engines.simulator.kv_cache.block_pool import BlockPool, SequenceBlocks
 from engines.simulator.settings import BLOCK_SIZE
 
 DRAFT_FACTOR: Final = 1.3

@@ -8,7 +8,7 @@ from array import array
 from itertools import product
 from typing import Final
 
-from engines.simulator.kvcache import block_hashes
+from engines.simulator.kv_cache.block_pool import block_hashes
 
 Message = dict[str, str]
 

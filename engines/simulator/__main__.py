@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import NamedTuple, get_args
 
-from engines.simulator.adapters import parse_module
-from engines.simulator.kv_events import KvEndpointError
-from engines.simulator.kv_events_config import parse_kv_events_config
+from engines.simulator.endpoints.adapters import parse_module
+from engines.simulator.kv_cache.kv_events import KvEndpointError
+from engines.simulator.kv_cache.kv_events_config import parse_kv_events_config
 from engines.simulator.server import run
 from engines.simulator.settings import PoolingTask, SimulatorSettings, SpecDecodeMetricsLevel
 

@@ -11,26 +11,26 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from engines.simulator.adapters import AdapterRegistry, adapter_routes
-from engines.simulator.apis import APIS
-from engines.simulator.bodies import models_body
-from engines.simulator.control import control_routes
-from engines.simulator.embeddings import EmbeddingEndpoint
-from engines.simulator.engine import EngineCore
-from engines.simulator.faults import Fault, FaultRegistry
-from engines.simulator.generation import GenerationEndpoint
-from engines.simulator.generation_log import GenerationLog
-from engines.simulator.json_endpoint import JsonApi, JsonEndpoint
-from engines.simulator.kv_events import NO_KV_EVENTS, KvEvents, PublishedKvEvents
-from engines.simulator.kv_events_config import KvEventsConfig
+from engines.simulator.control.faults import Fault, FaultRegistry
+from engines.simulator.control.generation_log import GenerationLog
+from engines.simulator.control.request_log import RequestLog
+from engines.simulator.control.routes import control_routes
+from engines.simulator.endpoints.adapters import AdapterRegistry, adapter_routes
+from engines.simulator.endpoints.apis import APIS
+from engines.simulator.endpoints.embeddings import EmbeddingEndpoint
+from engines.simulator.endpoints.generation import GenerationEndpoint
+from engines.simulator.endpoints.json_endpoint import JsonApi, JsonEndpoint
+from engines.simulator.endpoints.pooled import CLASSIFY_API, POOLING_API
+from engines.simulator.endpoints.scoring import SCORING_APIS
+from engines.simulator.endpoints.tokenizing import COUNT_TOKENS_API, TOKENIZER_APIS
+from engines.simulator.endpoints.transcripts import TRANSCRIPT_APIS, TranscriptEndpoint
+from engines.simulator.engine.core import EngineCore
+from engines.simulator.engine.ranks import Ranks
+from engines.simulator.formats.bodies import models_body
+from engines.simulator.kv_cache.kv_events import NO_KV_EVENTS, KvEvents, PublishedKvEvents
+from engines.simulator.kv_cache.kv_events_config import KvEventsConfig
 from engines.simulator.metrics import EngineCollector, MetricsPage
-from engines.simulator.pooled import CLASSIFY_API, POOLING_API
-from engines.simulator.ranks import Ranks
-from engines.simulator.request_log import RequestLog
-from engines.simulator.scoring import SCORING_APIS
 from engines.simulator.settings import VLLM_VERSION, SimulatorSettings
-from engines.simulator.tokenizing import COUNT_TOKENS_API, TOKENIZER_APIS
-from engines.simulator.transcripts import TRANSCRIPT_APIS, TranscriptEndpoint
 
 _VARY = {"Vary": "Origin"}
 
@@ -40,7 +40,7 @@ OpenPublisher = Callable[[KvEventsConfig], Callable[[bytes], None]]
 
 
 def open_zmq(config: KvEventsConfig) -> Callable[[bytes], None]:
-    from engines.simulator.kv_publisher import ZmqKvPublisher  # pyzmq is an extra
+    from engines.simulator.kv_cache.kv_publisher import ZmqKvPublisher  # pyzmq is an extra
 
     return ZmqKvPublisher(config).send
 

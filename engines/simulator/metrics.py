@@ -8,12 +8,12 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from engines.simulator.control.faults import Fault
 from engines.simulator.counters import EngineCounters
-from engines.simulator.faults import Fault
+from engines.simulator.engine.scheduler import Scheduler
+from engines.simulator.engine.speculation import SpeculativeDecoder
 from engines.simulator.metrics_text import metrics_text
-from engines.simulator.scheduler import Scheduler
 from engines.simulator.settings import BLOCK_SIZE, SimulatorSettings
-from engines.simulator.speculation import SpeculativeDecoder
 
 _HISTOGRAMS = {
     "request_prompt_tokens": "Number of prefill tokens processed.",

@@ -5,7 +5,7 @@ from typing import Literal
 
 from xxhash import xxh32_hexdigest
 
-from engines.simulator.kv_events_config import KvEventsConfig
+from engines.simulator.kv_cache.kv_events_config import KvEventsConfig
 
 VLLM_VERSION = "0.32.0"
 BLOCK_SIZE = 16
@@ -101,7 +101,7 @@ class SimulatorSettings:
 
     @property
     def has_time_model(self) -> bool:
-        """Whether the requests share the engine's time (engines/simulator/steps.py)."""
+        """Whether the requests share the engine's time (engines/simulator/engine/steps.py)."""
         return self.prefill_tokens_per_second > 0 or self.decode > 0
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engines.simulator.tokens import split_tokens
+from engines.simulator.text.tokens import split_tokens
 from tests.chaos.generation_store import GenerationIndex, LoggedGeneration
 from tests.chaos.oracle import ClientResponse, ResponseVerdict, check_response
 from tests.chaos.workload import (

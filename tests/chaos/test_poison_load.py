@@ -2,7 +2,7 @@
 
 import pytest
 
-from engines.simulator.faults import parse_markers, plan_faults
+from engines.simulator.control.faults import parse_markers, plan_faults
 from tests.chaos.oracle import ClientResponse
 from tests.chaos.poison_load import _is_answer
 from tests.chaos.workload import FIRST_HOT_QUESTION, FIRST_POISON_QUESTION, POISON_EXIT_CODE, WorkloadQuestion

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 
-from engines.simulator.generation_log import PLACEHOLDER
+from engines.simulator.control.generation_log import PLACEHOLDER
 from router.core.cache.key import CacheKey, ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.endpoints.requests.request import parse_request

@@ -135,7 +135,7 @@ async def test_up_runs_simulated_engines_where_the_simulator_is_installed(
 def test_each_distribution_can_be_removed_and_replaced_without_the_other(
     both_environment: Environment, distributions: Distributions
 ) -> None:
-    both = ("-c", "import router.errors, engines.plan, engines.simulator.tokens, engines.tiny.plan")
+    both = ("-c", "import router.errors, engines.plan, engines.simulator.text.tokens, engines.tiny.plan")
     assert both_environment.run(both_environment.python, *both).returncode == 0
     both_environment.install(distributions.router)
     assert both_environment.run(both_environment.python, *both).returncode == 0

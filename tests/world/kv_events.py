@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
-from engines.simulator.kv_events_config import KvEventsConfig
+from engines.simulator.kv_cache.kv_events_config import KvEventsConfig
 from router.core.routing.prefix_cache.kv_event_batches import KvEventBatches
 from router.upstream.kv_feeds import KvFeed
 from tests.simulation.clock import CLOCK

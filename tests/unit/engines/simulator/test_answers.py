@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.simulator.answers import OutputSpec, TokenKind, generate_tokens, looks_like_code
-from engines.simulator.faults import FaultRegistry, make_fault, parse_markers, plan_faults
-from engines.simulator.kv_events import BlockOrigin
-from engines.simulator.kvcache import BlockPool, block_hashes
-from engines.simulator.scheduler import Scheduler, Sequence
-from engines.simulator.schemas import sample_document
+from engines.simulator.control.faults import FaultRegistry, make_fault, parse_markers, plan_faults
+from engines.simulator.engine.scheduler import Scheduler, Sequence
+from engines.simulator.kv_cache.block_pool import BlockPool, block_hashes
+from engines.simulator.kv_cache.kv_events import BlockOrigin
 from engines.simulator.settings import SimulatorSettings
-from engines.simulator.stop_strings import StopStringMatcher
-from engines.simulator.tokens import split_tokens
+from engines.simulator.text.answers import OutputSpec, TokenKind, generate_tokens, looks_like_code
+from engines.simulator.text.schemas import sample_document
+from engines.simulator.text.stop_strings import StopStringMatcher
+from engines.simulator.text.tokens import split_tokens
 
 TEXT = st.text(alphabet=st.sampled_from("ab .,\n\r\t  é👩\u200d💻e\u03011234"), max_size=60)
 

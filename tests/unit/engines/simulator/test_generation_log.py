@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engines.simulator.generation_log import name_to_floats
+from engines.simulator.control.generation_log import name_to_floats
 from tests.support.http_exchange import send_request
 from tests.support.simulated_engine import SimulatedEngine
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.simulator.adapters import AdapterRegistry
-from engines.simulator.kv_events import BlockOrigin, EventBatch, PublishedKvEvents
-from engines.simulator.kv_events_config import parse_kv_events_config
-from engines.simulator.kvcache import BlockPool, block_hashes
-from engines.simulator.requests import completion_request
-from engines.simulator.scheduler import Scheduler, Sequence
+from engines.simulator.endpoints.adapters import AdapterRegistry
+from engines.simulator.engine.scheduler import Scheduler, Sequence
+from engines.simulator.kv_cache.block_pool import BlockPool, block_hashes
+from engines.simulator.kv_cache.kv_events import BlockOrigin, EventBatch, PublishedKvEvents
+from engines.simulator.kv_cache.kv_events_config import parse_kv_events_config
 from engines.simulator.settings import SimulatorSettings
+from engines.simulator.validation.requests import completion_request
 from tests.support.paths import CAPTURES
 
 STORED = {

@@ -11,9 +11,9 @@ import pytest
 
 zmq = pytest.importorskip("zmq", reason="pip install 'roundhouse-simulator[kv-events]'")
 
-from engines.simulator.kv_events import KvEndpointError  # noqa: E402 - after the check
-from engines.simulator.kv_events_config import KvEventsConfig  # noqa: E402
-from engines.simulator.kv_publisher import ZmqKvPublisher  # noqa: E402
+from engines.simulator.kv_cache.kv_events import KvEndpointError  # noqa: E402 - after the check
+from engines.simulator.kv_cache.kv_events_config import KvEventsConfig  # noqa: E402
+from engines.simulator.kv_cache.kv_publisher import ZmqKvPublisher  # noqa: E402
 from tests.support.ports import free_port  # noqa: E402
 from tests.support.simulated_engine import SimulatedEngine  # noqa: E402
 

@@ -6,8 +6,8 @@ from unittest.mock import patch
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engines.simulator.engine import EngineCore
-from engines.simulator.faults import Fault, FaultRegistry
+from engines.simulator.control.faults import Fault, FaultRegistry
+from engines.simulator.engine.core import EngineCore
 from engines.simulator.metrics import EngineCollector, MetricsPage
 from engines.simulator.metrics_text import metrics_text
 from engines.simulator.settings import SimulatorSettings

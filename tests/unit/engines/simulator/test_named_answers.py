@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engines.simulator.faults import FaultPlan
-from engines.simulator.generation_log import GenerationLog
-from engines.simulator.prompts import Prompt, chat_prompt, completion_prompts
-from engines.simulator.tokens import encode_text
+from engines.simulator.control.faults import FaultPlan
+from engines.simulator.control.generation_log import GenerationLog
+from engines.simulator.text.prompts import Prompt, chat_prompt, completion_prompts
+from engines.simulator.text.tokens import encode_text
 
 CHAT = [{"role": "user", "content": "Say it."}]
 PLAN = FaultPlan(exact="{generation} is said, {generation}")

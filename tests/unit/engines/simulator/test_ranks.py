@@ -8,11 +8,11 @@ import pytest
 from starlette.applications import Starlette
 
 from engines.simulator.app import create_app
-from engines.simulator.engine import EngineCore
-from engines.simulator.kv_events import BlockOrigin
-from engines.simulator.kv_events_config import KvEventsConfig
-from engines.simulator.ranks import Ranks
-from engines.simulator.scheduler import Sequence
+from engines.simulator.engine.core import EngineCore
+from engines.simulator.engine.ranks import Ranks
+from engines.simulator.engine.scheduler import Sequence
+from engines.simulator.kv_cache.kv_events import BlockOrigin
+from engines.simulator.kv_cache.kv_events_config import KvEventsConfig
 from engines.simulator.settings import SimulatorSettings
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.simulator.fields import parse_body
 from engines.simulator.rejections import Rejection
-from engines.simulator.requests import (
+from engines.simulator.settings import SimulatorSettings
+from engines.simulator.validation.fields import parse_body
+from engines.simulator.validation.requests import (
     CHAT_FIELDS,
     COMPLETION_FIELDS,
     GenerationRequest,
     chat_request,
     completion_request,
 )
-from engines.simulator.settings import SimulatorSettings
 
 SETTINGS = SimulatorSettings(model="m", auto_tool_choice=True)
 MESSAGES = [{"role": "user", "content": "x"}]

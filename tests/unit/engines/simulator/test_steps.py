@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from engines.simulator.engine import EngineCore
-from engines.simulator.faults import FaultPlan
-from engines.simulator.kv_events import BlockOrigin
-from engines.simulator.kvcache import BlockPool
-from engines.simulator.requests import completion_request
-from engines.simulator.scheduler import Scheduler, Sequence
+from engines.simulator.control.faults import FaultPlan
+from engines.simulator.engine.core import EngineCore
+from engines.simulator.engine.scheduler import Scheduler, Sequence
+from engines.simulator.engine.steps import Step, plan_step
+from engines.simulator.kv_cache.block_pool import BlockPool
+from engines.simulator.kv_cache.kv_events import BlockOrigin
 from engines.simulator.settings import SimulatorSettings
-from engines.simulator.steps import Step, plan_step
+from engines.simulator.validation.requests import completion_request
 from tests.simulation.clock import virtual_time
 from tests.simulation.loop import new_loop
 

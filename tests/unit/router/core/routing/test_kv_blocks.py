@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.simulator.kv_events import BlockOrigin
-from engines.simulator.kvcache import BlockPool, block_hashes
-from engines.simulator.scheduler import Scheduler
-from engines.simulator.scheduler import Sequence as EngineSequence
+from engines.simulator.engine.scheduler import Scheduler
+from engines.simulator.engine.scheduler import Sequence as EngineSequence
+from engines.simulator.kv_cache.block_pool import BlockPool, block_hashes
+from engines.simulator.kv_cache.kv_events import BlockOrigin
 from engines.simulator.settings import BLOCK_SIZE
 from router.core.routing.prefix_cache.kv_blocks import (
     MAX_WAITING,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.simulator.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
+from engines.simulator.kv_cache.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from router.core.routing.prefix_cache.kv_blocks import BlockPieces, KvBlocks
 from router.core.routing.prefix_cache.kv_event_batches import MAX_GROUPS, KvEventBatches
 from router.core.routing.prefix_cache.prefix_index import PrefixIndex
