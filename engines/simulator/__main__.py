@@ -35,6 +35,20 @@ def main() -> None:
 def parse_arguments(argv: Sequence[str]) -> Arguments:
     """Exits with code 2 and a message for arguments that are wrong."""
     parser = argparse.ArgumentParser(prog="python -m engines.simulator", description="Serve as vLLM 0.32 would.")
+    _add_model_options(parser)
+    _add_speed_options(parser)
+    _add_endpoint_options(parser)
+    options = parser.parse_args(argv)
+    try:
+        settings = _settings(options)
+    except ValueError as error:
+        parser.error(str(error))
+    if settings.kv_events.is_published and find_spec("zmq") is None:
+        parser.error("--kv-events-config needs pyzmq: pip install 'roundhouse-simulator[kv-events]'")
+    return Arguments(settings, options.host, options.port, options.log_level)
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 chooses a free port and prints it on stdout")
     parser.add_argument("--model", required=True)
@@ -50,6 +64,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         "--per-request-spec-decode-metrics", default="none", choices=get_args(SpecDecodeMetricsLevel),
         help="what responses say of the accepted draft tokens of their own request",
     )  # fmt: skip
+
+
+def _add_speed_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ttft-ms", type=_amount, default=0.0, help="milliseconds to the first token")
     parser.add_argument("--tokens-per-second", type=_amount, default=0.0, help="of each request; 0: any number")
     parser.add_argument(
@@ -69,6 +86,9 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     parser.add_argument(
         "--data-parallel-size", type=int, default=1, help="ranks, each with a KV cache and a queue of its own"
     )
+
+
+def _add_endpoint_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runner", default="generate", choices=["generate", "pooling"], help="pooling: no generation")
     parser.add_argument("--pooling-task", default="embed", choices=get_args(PoolingTask), help="of a pooling model")
     parser.add_argument("--num-labels", type=int, default=1, help="classes of a model for classification")
@@ -91,45 +111,42 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         help="serve /v1/load_lora_adapter and /v1/unload_lora_adapter, as with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
     )  # fmt: skip
     parser.add_argument("--log-level", default="warning", choices=["critical", "error", "warning", "info", "debug"])
-    options = parser.parse_args(argv)
-    try:
-        settings = SimulatorSettings(
-            model=options.model,
-            served_names=tuple(options.served_model_name),
-            max_model_len=options.max_model_len,
-            draft=options.draft,
-            num_speculative_tokens=options.num_speculative_tokens,
-            acceptance=options.acceptance,
-            code_acceptance=options.code_acceptance,
-            per_request_spec_decode_metrics=options.per_request_spec_decode_metrics,
-            ttft=options.ttft_ms / 1000,
-            tokens_per_second=options.tokens_per_second,
-            prefill_tokens_per_second=options.prefill_tokens_per_second,
-            decode=options.decode_ms / 1000,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            jitter=options.jitter,
-            seed=options.seed,
-            kv_blocks=options.kv_blocks,
-            max_num_seqs=options.max_num_seqs,
-            data_parallel_size=options.data_parallel_size,
-            auto_tool_choice=options.enable_auto_tool_choice,
-            pooling=options.runner == "pooling",
-            pooling_task=options.pooling_task,
-            num_labels=options.num_labels,
-            speech=options.speech,
-            generations=options.generations,
-            enable_prompt_tokens_details=options.enable_prompt_tokens_details,
-            kv_events=parse_kv_events_config(options.kv_events_config or "{}"),
-            server_dev_mode=options.server_dev_mode,
-            enable_lora=options.enable_lora,
-            lora_modules=tuple(parse_module(text) for text in options.lora_modules),
-            allow_runtime_lora_updating=options.allow_runtime_lora_updating,
-        )
-    except ValueError as error:
-        parser.error(str(error))
-    if settings.kv_events.is_published and find_spec("zmq") is None:
-        parser.error("--kv-events-config needs pyzmq: pip install 'roundhouse-simulator[kv-events]'")
-    return Arguments(settings, options.host, options.port, options.log_level)
+
+
+def _settings(options: argparse.Namespace) -> SimulatorSettings:
+    """Raises ValueError."""
+    return SimulatorSettings(
+        model=options.model,
+        served_names=tuple(options.served_model_name),
+        max_model_len=options.max_model_len,
+        draft=options.draft,
+        num_speculative_tokens=options.num_speculative_tokens,
+        acceptance=options.acceptance,
+        code_acceptance=options.code_acceptance,
+        per_request_spec_decode_metrics=options.per_request_spec_decode_metrics,
+        ttft=options.ttft_ms / 1000,
+        tokens_per_second=options.tokens_per_second,
+        prefill_tokens_per_second=options.prefill_tokens_per_second,
+        decode=options.decode_ms / 1000,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        jitter=options.jitter,
+        seed=options.seed,
+        kv_blocks=options.kv_blocks,
+        max_num_seqs=options.max_num_seqs,
+        data_parallel_size=options.data_parallel_size,
+        auto_tool_choice=options.enable_auto_tool_choice,
+        pooling=options.runner == "pooling",
+        pooling_task=options.pooling_task,
+        num_labels=options.num_labels,
+        speech=options.speech,
+        generations=options.generations,
+        enable_prompt_tokens_details=options.enable_prompt_tokens_details,
+        kv_events=parse_kv_events_config(options.kv_events_config or "{}"),
+        server_dev_mode=options.server_dev_mode,
+        enable_lora=options.enable_lora,
+        lora_modules=tuple(parse_module(text) for text in options.lora_modules),
+        allow_runtime_lora_updating=options.allow_runtime_lora_updating,
+    )
 
 
 def _is_set(variable: str) -> bool:

@@ -1,7 +1,7 @@
 """The routes of a simulated engine. Its objects are wired here."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -53,11 +53,65 @@ def create_app(settings: SimulatorSettings, open_publisher: OpenPublisher = open
             for rank in range(settings.data_parallel_size)
         ]
     )
-    engine = ranks.cores[0]  # of what generates nothing
-    fault_registry, request_log = FaultRegistry(), RequestLog()
     generation_log = None if settings.generations is None else GenerationLog(Path(settings.generations), time.monotonic)
-    adapters = AdapterRegistry(settings)
+    fault_registry, request_log, adapters = FaultRegistry(), RequestLog(), AdapterRegistry(settings)
+    api_routes = _api_routes(settings, ranks, adapters, fault_registry, request_log, generation_log)
+    if settings.allow_runtime_lora_updating:
+        api_routes += adapter_routes(adapters)
+    return Starlette(
+        routes=[
+            *api_routes,
+            *_server_routes(settings, ranks, adapters, fault_registry),
+            *control_routes(fault_registry, request_log),
+        ],
+        exception_handlers={HTTPException: _http_error},
+    )
 
+
+def _api_routes(
+    settings: SimulatorSettings, ranks: Ranks, adapters: AdapterRegistry, fault_registry: FaultRegistry,
+    request_log: RequestLog, generation_log: GenerationLog | None,
+) -> list[Route]:  # fmt: skip
+    routes: list[Route] = []
+    if settings.pooling:
+        if settings.pooling_task == "embed":
+            embeddings = EmbeddingEndpoint(settings, fault_registry, request_log, generation_log, time.time)
+            routes.append(Route("/v1/embeddings", embeddings, methods=["POST"]))
+    elif settings.speech:
+        routes += [
+            Route(
+                api.path,
+                TranscriptEndpoint(api, ranks, adapters, fault_registry, request_log, generation_log, time.time),
+                methods=["POST"],
+            )
+            for api in TRANSCRIPT_APIS
+        ]
+    else:
+        routes += [
+            Route(
+                api.path,
+                GenerationEndpoint(api, ranks, adapters, fault_registry, request_log, generation_log, time.time),
+                methods=["POST"],
+            )
+            for api in APIS
+        ]
+    counters = ranks.cores[0].counters  # of what generates nothing
+    routes += [
+        Route(
+            api.path,
+            JsonEndpoint(
+                api, adapters, counters, fault_registry, request_log, generation_log, time.monotonic, time.time
+            ),
+            methods=["POST"],
+        )
+        for api in _json_apis(settings)
+    ]
+    return routes
+
+
+def _server_routes(
+    settings: SimulatorSettings, ranks: Ranks, adapters: AdapterRegistry, fault_registry: FaultRegistry
+) -> Iterator[Route]:
     def kv_fault() -> Fault | None:
         return fault_registry.engine_fault("kv")
 
@@ -88,56 +142,14 @@ def create_app(settings: SimulatorSettings, open_publisher: OpenPublisher = open
         results = [core.reset_prefix_cache() for core in ranks.cores]  # each of them, whatever the first says
         return _json({"success": all(results)})
 
-    api_routes: list[Route] = []
-    if settings.pooling:
-        if settings.pooling_task == "embed":
-            embeddings = EmbeddingEndpoint(settings, fault_registry, request_log, generation_log, time.time)
-            api_routes.append(Route("/v1/embeddings", embeddings, methods=["POST"]))
-    elif settings.speech:
-        api_routes += [
-            Route(
-                api.path,
-                TranscriptEndpoint(api, ranks, adapters, fault_registry, request_log, generation_log, time.time),
-                methods=["POST"],
-            )
-            for api in TRANSCRIPT_APIS
-        ]
-    else:
-        api_routes += [
-            Route(
-                api.path,
-                GenerationEndpoint(api, ranks, adapters, fault_registry, request_log, generation_log, time.time),
-                methods=["POST"],
-            )
-            for api in APIS
-        ]
-    api_routes += [
-        Route(
-            api.path,
-            JsonEndpoint(
-                api, adapters, engine.counters, fault_registry, request_log, generation_log, time.monotonic, time.time
-            ),
-            methods=["POST"],
-        )
-        for api in _json_apis(settings)
-    ]
     if settings.server_dev_mode:
-        api_routes.append(Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"]))
-    if settings.allow_runtime_lora_updating:
-        api_routes += adapter_routes(adapters)
-    return Starlette(
-        routes=[
-            *api_routes,
-            Route("/v1/models", models, methods=["GET"]),
-            Route("/health", health, methods=["GET"]),
-            Route("/ping", health, methods=["GET", "POST"]),
-            Route("/version", version, methods=["GET"]),
-            Route("/load", load, methods=["GET"]),
-            Route("/metrics", metrics, methods=["GET"]),
-            *control_routes(fault_registry, request_log),
-        ],
-        exception_handlers={HTTPException: _http_error},
-    )
+        yield Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"])
+    yield Route("/v1/models", models, methods=["GET"])
+    yield Route("/health", health, methods=["GET"])
+    yield Route("/ping", health, methods=["GET", "POST"])
+    yield Route("/version", version, methods=["GET"])
+    yield Route("/load", load, methods=["GET"])
+    yield Route("/metrics", metrics, methods=["GET"])
 
 
 def _kv_events(settings: SimulatorSettings, rank: int, open_publisher: OpenPublisher) -> KvEvents:
