@@ -85,7 +85,7 @@ class Telemetry:
             HistogramExemplars("llm_time_to_first_token_seconds"),
         )
         self._prefills = PrefillMetrics(objects)
-        self._savings = SavingsMetrics(objects, self._watts_per_request)
+        self._savings = SavingsMetrics(objects)
         self._usage = UsageCounter()
         self._observer: RequestObserver | None = None
         self._engines: dict[str, Engine] = {}
@@ -159,8 +159,11 @@ class Telemetry:
         self, tenant: str, key_id: str | None, model: str, cache: CacheStatus, engine: str | None,
         requests: int, tokens: int, seconds: float,
     ) -> None:  # fmt: skip
-        self._savings.record_requests(tenant, model, cache, engine, requests, tokens, seconds)
-        self._usage.add_requests(tenant, key_id, model, cache, requests, tokens)
+        watts = self._watts_per_request(engine) if engine is not None else None
+        joules = watts * seconds if watts is not None else None
+        self._usage.add_requests(tenant, key_id, model, cache, requests, tokens, seconds, joules)
+        if cache in _WITHOUT_GENERATION:
+            self._savings.record_saved(tenant, model, seconds, joules)
 
     def _schedule_flush(self, series: _Series) -> None:
         if self._flush_timer is None:
@@ -211,10 +214,10 @@ class Telemetry:
         attempt = generation.attempt
         if attempt.sent_at is not None:
             seconds = ended_at - attempt.sent_at
-            energy = attempt.energy
-            series.add_work(
-                seconds + attempt.earlier_seconds, energy.take(ended_at, seconds) if energy is not None else None
-            )
+            joules = attempt.energy.take(ended_at, seconds) if attempt.energy is not None else None
+            series.add_work(seconds + attempt.earlier_seconds, joules)
+            if joules is not None:
+                self._usage.add_energy(generation, joules)
         elif attempt.earlier_seconds > 0:  # its client left when its engine had failed
             series.add_work(attempt.earlier_seconds, None)
         series.prompt_tokens += generation.prompt_tokens
@@ -236,7 +239,7 @@ class Telemetry:
             completion_counter=self._tokens.labels(tenant, model, "completion").inc,
             speed_histogram=self._speed.labels(model),
             latency_histogram=self._latency.labels(model),
-            record_generations=partial(self._savings.record_generations, tenant, model),
+            record_generations=partial(self._savings.record_spent, tenant, model),
         )
         return series
 
@@ -293,9 +296,7 @@ class Telemetry:
         `clock`: seconds since the epoch.
         """
         self.flush()
-        now = clock()
-        self._savings.flush_ledger(pipeline, now)
-        self._usage.flush(pipeline, now)
+        self._usage.flush(pipeline, clock())
 
     def render(self, *, as_openmetrics: bool = False) -> bytes:
         """The page for Prometheus, in its text format or in OpenMetrics, which has exemplars."""

@@ -1,43 +1,92 @@
-"""The usage of tenants and their API keys, out of the facts of requests and generations."""
+"""One ledger of what requests used and saved: each fact is counted once, by tenant, API key, model and kind.
 
-from collections.abc import Iterator
-from typing import Final
+The usage in Redis has these sums as they are. The savings are a projection of them: the same sums without the keys.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal, get_args
 
 from router.core.types import CacheStatus
 from router.flow.exchange import GenerationRecord
 from router.net.redis.pipeline import RedisPipeline
-from router.shared.accounting.usage import UsageKind, UsageLedger
+from router.shared.accounting.ledger import SavingsKind, SavingsLedger
+from router.shared.accounting.usage import MAX_ACCOUNTS, UsageKind, UsageLedger
+
+Kind = UsageKind | Literal["gpu_seconds_saved", "joules_spent", "joules_saved"]
+
+_Account = tuple[str, str | None, str, Kind]  # tenant, key id, model, kind
+
+_USAGE: Final[Mapping[Kind, UsageKind]] = {kind: kind for kind in get_args(UsageKind)}
+_SAVINGS: Final[Mapping[Kind, SavingsKind]] = {
+    "requests": "requests",
+    "hits": "hits",
+    "coalesced": "coalesced",
+    "saved_tokens": "saved_tokens",
+    "gpu_seconds": "gpu_seconds_spent",
+    "gpu_seconds_saved": "gpu_seconds_saved",
+    "joules_spent": "joules_spent",
+    "joules_saved": "joules_saved",
+}
+"""The kinds that the savings have, with their names there."""
 
 _FROM_STORE: Final = (CacheStatus.HIT, CacheStatus.STALE)
 
 
 class UsageCounter:
-    """What counts as usage.
+    """What counts.
 
-    - A request counts for the key that it was sent with. A hit, and one that shares a generation, saves tokens.
+    - A request counts for the key that it was sent with. A hit, and one that shares a generation, saves tokens, seconds
+      and energy.
     - A generation counts for the key of the request that started it, with what the rates and budgets count.
     """
 
     def __init__(self) -> None:
-        self._ledger = UsageLedger()
+        self._sums: dict[_Account, float] = {}  # since the last flush
+        self._usage = UsageLedger()
+        self._savings = SavingsLedger()
 
     def add_requests(
-        self, tenant: str, key_id: str | None, model: str, cache: CacheStatus, requests: int, saved_tokens: int
-    ) -> None:
-        """Requests of one kind, and the tokens of their responses, all together."""
-        self._ledger.add(tenant, key_id, model, [("requests", requests)])
+        self, tenant: str, key_id: str | None, model: str, cache: CacheStatus,
+        requests: int, tokens: int, seconds: float, joules: float | None,
+    ) -> None:  # fmt: skip
+        """Requests of one kind. `tokens`, `seconds`, `joules`: what their responses took to generate, all together.
+
+        `joules`: None where the engine's power is unknown.
+        """
+        self._add((tenant, key_id, model, "requests"), requests)
         if cache in _FROM_STORE:
-            self._ledger.add(tenant, key_id, model, [("hits", requests), ("saved_tokens", saved_tokens)])
+            self._add((tenant, key_id, model, "hits"), requests)
         elif cache is CacheStatus.COALESCED:
-            self._ledger.add(tenant, key_id, model, [("coalesced", requests), ("saved_tokens", saved_tokens)])
+            self._add((tenant, key_id, model, "coalesced"), requests)
+        else:
+            return
+        self._add((tenant, key_id, model, "saved_tokens"), tokens)
+        self._add((tenant, key_id, model, "gpu_seconds_saved"), seconds)
+        self._add((tenant, key_id, model, "joules_saved"), joules or 0.0)
 
     def add_generation(self, generation: GenerationRecord, now: float) -> None:
         """`now`: an instant of time.perf_counter, at which the generation ended."""
-        self._ledger.add(generation.tenant, generation.key_id, generation.model, _generation_usage(generation, now))
+        tenant, key_id, model = generation.tenant, generation.key_id, generation.model
+        for kind, amount in _generation_usage(generation, now):
+            self._add((tenant, key_id, model, kind), amount)
+
+    def add_energy(self, generation: GenerationRecord, joules: float) -> None:
+        self._add((generation.tenant, generation.key_id, generation.model, "joules_spent"), joules)
+
+    def _add(self, account: _Account, amount: float) -> None:
+        if amount and (account in self._sums or len(self._sums) < MAX_ACCOUNTS):
+            self._sums[account] = self._sums.get(account, 0.0) + amount
 
     def flush(self, pipeline: RedisPipeline, now: float) -> None:
         """`now`: seconds since the epoch."""
-        self._ledger.flush(pipeline, now)
+        sums, self._sums = self._sums, {}
+        for (tenant, key_id, model, kind), amount in sums.items():
+            if kind in _USAGE:
+                self._usage.add(tenant, key_id, model, [(_USAGE[kind], amount)])
+            if kind in _SAVINGS:
+                self._savings.add(tenant, model, [(_SAVINGS[kind], amount)])
+        self._savings.flush(pipeline, now)
+        self._usage.flush(pipeline, now)
 
 
 def _generation_usage(generation: GenerationRecord, now: float) -> Iterator[tuple[UsageKind, float]]:
