@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -125,6 +125,15 @@ class GenerationRequest:
         return "\n".join(prompt.text for prompt in self.prompts)
 
 
+class ChatTurn(NamedTuple):
+    """What a chat generates. `tool_calls`: with their argument schemas. `names_tool`: the client named the tool."""
+
+    tool_calls: tuple[tuple[str, object], ...] = ()
+    names_tool: bool = False
+    thinking: bool = False
+    role: str = "assistant"
+
+
 def chat_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRequest:
     """Parses a body of /v1/chat/completions.
 
@@ -157,12 +166,13 @@ def chat_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRe
         limit_name,
         body.get(limit_name),
         logprobs,
-        chat=True,
-        tool_calls=calls,
-        names_tool=named,
-        thinking=bool(kwargs.get("enable_thinking", kwargs.get("thinking"))),
-        # vLLM names the role of the message that it continues, whichever that is.
-        role="assistant" if generation_prompt else body["messages"][-1]["role"],
+        ChatTurn(
+            tool_calls=calls,
+            names_tool=named,
+            thinking=bool(kwargs.get("enable_thinking", kwargs.get("thinking"))),
+            # vLLM names the role of the message that it continues, whichever that is.
+            role="assistant" if generation_prompt else body["messages"][-1]["role"],
+        ),
     )
 
 
@@ -182,7 +192,7 @@ def completion_request(body: fields.Body, settings: SimulatorSettings) -> Genera
             raise bad_request(f"Token id {largest} is out of vocabulary")
     # OpenAI's default for completions.
     limit = 16 if body.get("max_tokens") is None else body["max_tokens"]
-    return _build_request(body, settings, prompts, "max_tokens", limit, body.get("logprobs"), chat=False)
+    return _build_request(body, settings, prompts, "max_tokens", limit, body.get("logprobs"))
 
 
 def _tools_to_call(body: fields.Body, settings: SimulatorSettings) -> tuple[tuple[tuple[str, object], ...], bool]:
@@ -230,13 +240,10 @@ def _build_request(
     limit_name: str,
     limit: int | None,
     logprobs: int | None,
-    *,
-    chat: bool,
-    tool_calls: tuple[tuple[str, object], ...] = (),
-    names_tool: bool = False,
-    thinking: bool = False,
-    role: str = "assistant",
+    turn: ChatTurn | None = None,
 ) -> GenerationRequest:
+    """`turn`: None for a completion."""
+    chat, turn = turn is not None, turn or ChatTurn()
     echo = bool(body.get("echo"))
     echo_only = echo and limit == 0 and not chat
     check_values(body, settings, limit_name, limit, logprobs, echo_only=echo_only)
@@ -269,10 +276,10 @@ def _build_request(
         echo=echo and not chat,
         echo_only=echo_only,
         return_token_ids=bool(body.get("return_token_ids")),
-        thinking=thinking,
-        role=role,
-        tool_calls=tool_calls,
-        names_tool=names_tool,
+        thinking=turn.thinking,
+        role=turn.role,
+        tool_calls=turn.tool_calls,
+        names_tool=turn.names_tool,
         json_schema=_json_schema(body),
         prompt_tokens_details=settings.enable_prompt_tokens_details,
         sampling_hash=_sampling_hash(body, settings),
