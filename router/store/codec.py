@@ -15,31 +15,6 @@ FIELD_NAMES: Final = (*Entry.__struct_fields__, "checksum", "format")
 
 _ENCODED_FIELD_NAMES: Final = [name.encode() for name in FIELD_NAMES]
 
-
-# Entries are encoded by templates: hiredis takes some 1600 instructions per word (docs/decisions/0001). Each field has
-# placeholders for the length of its value and the value.
-def _field_template(*names: str) -> str:
-    return "".join([f"${len(name)}\r\n{name}\r\n$%d\r\n%s\r\n" for name in names])
-
-
-_REQUIRED_FIELDS: Final = _field_template(
-    "digest",
-    "model",
-    "engine",
-    "task",
-    "created",
-    "ttl",
-    "prompt_tokens",
-    "completion_tokens",
-    "generation_ms",
-    "stale",
-)
-_REQUIRED_WORD_COUNT: Final = 20  # names and values of these
-_QUERY_HASH_FIELDS: Final = _field_template("question", "params")
-_PURGES_FIELD: Final = _field_template("purges")
-_CHECKSUM_AND_FORMAT_FIELDS: Final = (
-    f"$8\r\nchecksum\r\n$16\r\n%s\r\n$6\r\nformat\r\n${len(FORMAT_VERSION)}\r\n{FORMAT_VERSION.decode()}\r\n"
-)
 _FORMAT_1_FIELDS: Final = frozenset((b"digest", b"model", b"engine", b"task", b"created", b"completion_tokens"))
 _MAX_NUMBER: Final = 1e18  # the router writes no larger number
 _TASKS: Final[Mapping[bytes, Task]] = {b"code": "code", b"chat": "chat"}
@@ -53,28 +28,38 @@ def encode_entry(entry: Entry, checked_purges: tuple[int, int]) -> tuple[int, li
     Absent values are left out. All text but the body, the stream and the documents is ASCII, as the names in the
     configuration are. `checked_purges` replaces the entry's `purges`: only the writer knows it.
     """
-    created, ttl, stale = repr(entry.created), repr(entry.ttl), repr(entry.stale)
-    prompt, completion, generation_ms = f"{entry.prompt_tokens}", f"{entry.completion_tokens}", f"{entry.generation_ms}"
-    text = _REQUIRED_FIELDS % (
-        len(entry.digest), entry.digest, len(entry.model), entry.model, len(entry.engine), entry.engine,
-        len(entry.task), entry.task, len(created), created, len(ttl), ttl, len(prompt), prompt,
-        len(completion), completion, len(generation_ms), generation_ms, len(stale), stale,
-    )  # fmt: skip
-    count = _REQUIRED_WORD_COUNT
+    fields = [
+        ("digest", entry.digest),
+        ("model", entry.model),
+        ("engine", entry.engine),
+        ("task", entry.task),
+        ("created", repr(entry.created)),
+        ("ttl", repr(entry.ttl)),
+        ("prompt_tokens", str(entry.prompt_tokens)),
+        ("completion_tokens", str(entry.completion_tokens)),
+        ("generation_ms", str(entry.generation_ms)),
+        ("stale", repr(entry.stale)),
+        ("purges", f"{checked_purges[0]}-{checked_purges[1]}"),
+        ("checksum", checksum(entry.body, entry.stream)),
+        ("format", FORMAT_VERSION.decode()),
+    ]
     if entry.question:
-        text += _QUERY_HASH_FIELDS % (len(entry.question), entry.question, len(entry.params), entry.params)
-        count += 4  # two names, two values
-    purges = f"{checked_purges[0]}-{checked_purges[1]}"
-    text += _PURGES_FIELD % (len(purges), purges) + _CHECKSUM_AND_FORMAT_FIELDS % checksum(entry.body, entry.stream)
-    count += 6  # purges, checksum and format
+        fields += [("question", entry.question), ("params", entry.params)]
+    count = 2 * len(fields)  # names and values
+    # Not by hiredis, which takes some 1600 instructions for each word (docs/decisions/0001).
+    words = ["".join([_encode_field(name, value) for name, value in fields]).encode("ascii")]
     # These may be large or not ASCII, so they are not copied into the text.
-    words = [text.encode("ascii")]
     documents = _encode_json(entry.documents) if entry.documents else None
     for name, value in ((b"body", entry.body), (b"stream", entry.stream), (b"documents", documents)):
         if value is not None:
             words += (b"$%d\r\n%b\r\n$%d\r\n" % (len(name), name, len(value)), value, b"\r\n")
             count += 2
     return count, words
+
+
+def _encode_field(name: str, value: str) -> str:
+    """Both in Redis' protocol: each after its length."""
+    return f"${len(name)}\r\n{name}\r\n${len(value)}\r\n{value}\r\n"
 
 
 def checksum(body: bytes, stream: bytes | None) -> str:

@@ -71,8 +71,8 @@ class RedisPipeline:
         self._probe_command: Command = ("EXISTS", probe_key)
         self._queued: list[_QueueItem] = []
         self._in_flight: list[_QueueItem] = []
-        self._idle = asyncio.Event()  # not set: a batch is in flight, or is sent in the next loop iteration
-        self._idle.set()
+        self._is_idle = True  # False: a batch is in flight, or is sent in the next loop iteration
+        self._became_idle = asyncio.Event()  # for those that wait for it
         self._loop: asyncio.AbstractEventLoop
         self._probe_task: asyncio.Task[None] | None = None
         self._is_up = False  # asked for each command; the event is for those that wait
@@ -100,8 +100,9 @@ class RedisPipeline:
 
     async def aclose(self) -> None:
         """Sends what is queued, then closes the connections."""
-        while not self._idle.is_set():
-            await self._idle.wait()
+        while not self._is_idle:
+            self._became_idle.clear()
+            await self._became_idle.wait()
             await asyncio.sleep(0)  # a task that has just got its replies may send one more command
         await cancel_and_wait(self._probe_task)
         self._set_up(False)  # before the backend closes: a command that comes now must not open a new connection
@@ -148,11 +149,15 @@ class RedisPipeline:
 
     def _enqueue(self, item: "_QueueItem") -> None:
         self._queued.append(item)
-        if self._idle.is_set():
-            self._idle.clear()
+        if self._is_idle:
+            self._is_idle = False
             self._loop.call_soon(self._send_batch)  # not at once: the other callbacks of this iteration join the batch
 
     # -- a batch ----------------------------------------------------------------------------------------------------
+
+    def _set_idle(self) -> None:
+        self._is_idle = True
+        self._became_idle.set()
 
     def _take_batch(self) -> "tuple[list[_QueueItem], int]":
         size = count = 0
@@ -195,7 +200,7 @@ class RedisPipeline:
         if self._queued:
             self._send_batch()  # before the replies are handed out: Redis works while the callers process them
         else:
-            self._idle.set()
+            self._set_idle()
         start = 0
         for commands, _, future in completed:
             if not future.done():  # done: the caller has cancelled it
@@ -208,7 +213,7 @@ class RedisPipeline:
 
     def _fail_all(self) -> None:
         failed, self._in_flight, self._queued = self._in_flight + self._queued, [], []
-        self._idle.set()
+        self._set_idle()
         for _, _, future in failed:
             if not future.done():
                 try:

@@ -16,7 +16,9 @@ def workload(request: InferenceRequest) -> Workload:
         return Workload(longest_answer(request.form))
     fields = request.fields
     prompts = _count_prompts(request, fields)
-    choices = max((_positive(fields.get(name)) for name in _CHOICE_FIELDS), default=1)
+    choices = 1
+    for name in _CHOICE_FIELDS:
+        choices = max(choices, _positive(fields.get(name)))
     return Workload(_longest_answer(request), prompts * choices, request.prompt_size)
 
 
