@@ -30,7 +30,8 @@ from benchmarks.small_engines import SERVED, running_engines
 from router.core.routing.classify import Classifier
 from router.core.routing.draft_models.answer_time import FamilyLoad
 from router.core.routing.draft_models.counted_steps import SpeculationCounters
-from router.core.routing.draft_models.draft_stats import DraftStats, MeasuredGeneration
+from router.core.routing.draft_models.draft_performance import MeasuredGeneration
+from router.core.routing.draft_models.draft_stats import DraftStats
 from router.core.routing.draft_models.score_bins import score_bin, task_of
 
 DECIDE_AFTER: Final = 24

@@ -38,12 +38,11 @@ from typing import TypeVar
 
 import msgspec
 
+from router.core.routing.classifier_weights import Table, Weights
 from router.core.routing.classify import (
     END_WEIGHT,
     ONE_WORD,
     Classifier,
-    Table,
-    Weights,
     chat_prior,
     feature,
     features,

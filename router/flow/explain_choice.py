@@ -14,8 +14,9 @@ from router.core.routing.prefix_cache.affinity import SESSION_ID
 from router.core.routing.ranking_criteria import Criterion, deciding_criteria
 from router.core.types import DEFAULT_TENANT, Task
 from router.errors import bad_request
-from router.flow.attempts.engine_selection import EngineSelector, ExplainedSelection, RankedEngine
+from router.flow.attempts.engine_selection import EngineSelector
 from router.flow.request_resolver import RequestResolver
+from router.flow.selection import ExplainedSelection, RankedEngine
 from router.flow.tenant_rules import TenantRules
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine

@@ -13,7 +13,6 @@ from router.core.resilience.wait_preference import parse_wait
 from router.core.types import BypassReason, CacheStatus
 from router.errors import ApiError, not_cached
 from router.flow.attempts.candidates import Candidates
-from router.flow.attempts.engine_selection import Selection
 from router.flow.attempts.model_start import NO_START, AwaitedStart, ModelStart
 from router.flow.attempts.routed_prompt import RoutedPrompt
 from router.flow.attempts.waking import Waking
@@ -26,6 +25,7 @@ from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.response_storage import ResponseStorage
+from router.flow.selection import Selection
 from router.flow.sharing.coalescer import Coalescer
 from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.new_generation import NewGeneration, StoreResponse

@@ -10,13 +10,11 @@ from router.errors import ENGINE_FAILED, ENGINE_LOST, UPSTREAM, ApiError
 from router.flow.attempts.continuation import has_survivor, is_exact, run_to_end
 from router.flow.attempts.dispatch import Dispatcher
 from router.flow.attempts.dispatch_errors import shown_message
-from router.flow.attempts.engine_selection import EngineSelector
 from router.flow.exchange import GenerationRecord
 from router.flow.result import LOST, GenerationResult
 from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.new_generation import NewGeneration
 from router.net.client.errors import EngineError
-from router.shared.quota.rate_limits import TenantLimits
 from router.upstream.engine import Engine
 
 
@@ -100,16 +98,18 @@ async def _run_json(
 
 def record_generation(
     record_metrics: Callable[[GenerationRecord, float], None],
-    selector: EngineSelector,
-    tenant_limits: TenantLimits,
+    learn: Callable[[GenerationRecord], None],
+    spend: Callable[[str, int, float], None],
     record: GenerationRecord,
 ) -> None:
     """Passes on the facts of a generation that has ended, well or not. The tenant that started it pays for its tokens,
     any other client that received them.
+
+    `learn`: see EngineSelector; `spend`: see TenantLimits.
     """
     now = time.perf_counter()
     record.prompt.on_ended(now)
     record_metrics(record, now)
     record.trace.finish(record, "cancelled" if record.error_reason == LOST else record.error_reason)
-    selector.record_generation(record)
-    tenant_limits.spend(record.tenant, record.total_tokens, record.gpu_seconds(now))
+    learn(record)
+    spend(record.tenant, record.total_tokens, record.gpu_seconds(now))

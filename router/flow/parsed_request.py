@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import msgspec
-
 from router.core.cache.cache_control import CacheControl
 from router.core.cache.fingerprint import Fingerprint
 from router.core.cache.key import CacheKey, RequestParts
@@ -14,7 +12,7 @@ from router.core.types import Task
 from router.upstream.catalog import Model
 
 
-class ParsedRequest(msgspec.Struct):
+class ParsedRequest:
     """`log_odds`, `task`, `fingerprint` and `part_hashes` are computed at their first use: a cache hit needs none of
     them.
 
@@ -23,17 +21,36 @@ class ParsedRequest(msgspec.Struct):
     - `engine_revision`: the own revision of these engines, which the key stands for; None for the model's.
     """
 
-    request: InferenceRequest
-    parts: RequestParts
-    model: Model
-    key: CacheKey
-    control: CacheControl
-    _log_odds_of: Callable[[str], float]
-    _log_odds: float | None
-    cohort: str | None = None
-    engine_revision: str | None = None
-    _fingerprint: Fingerprint | None = None
-    _part_hashes: PartHashes | None = None
+    __slots__ = (
+        "_fingerprint",
+        "_log_odds",
+        "_log_odds_of",
+        "_part_hashes",
+        "cohort",
+        "control",
+        "engine_revision",
+        "key",
+        "model",
+        "parts",
+        "request",
+    )
+
+    def __init__(
+        self, request: InferenceRequest, parts: RequestParts, model: Model, key: CacheKey, control: CacheControl,
+        log_odds_of: Callable[[str], float], log_odds: float | None,
+    ) -> None:  # fmt: skip
+        """`log_odds_of` scores a question; `log_odds`: None if that was not needed yet."""
+        self.request = request
+        self.parts = parts
+        self.model = model
+        self.key = key
+        self.control = control
+        self.cohort: str | None = None
+        self.engine_revision: str | None = None
+        self._log_odds_of = log_odds_of
+        self._log_odds = log_odds
+        self._fingerprint: Fingerprint | None = None
+        self._part_hashes: PartHashes | None = None
 
     @property
     def log_odds(self) -> float:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from router.core.resilience.retry import RetryBudget
+from router.core.resilience.retry_budget import RetryBudget
 from tests.support.router_server import router_config
 from tests.support.sse_answers import chat_text
 from tests.world.processes import WorldEngine, WorldRouter

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from router.core.resilience.retry import Attempt, RetrySchedule
+from router.core.resilience.retry import Attempt
+from router.core.resilience.retry_schedule import RetrySchedule
 
 T = TypeVar("T")
 

@@ -1,9 +1,6 @@
 """Retries before the first token: which engine is tried next, after which wait, and how many attempts are made."""
 
-from collections.abc import Iterable
 from email.utils import mktime_tz, parsedate_tz
-from math import exp
-from operator import itemgetter
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -94,90 +91,6 @@ class Attempt(msgspec.Struct, Generic[T], frozen=True):
 
     engines: tuple[T, ...]
     wait: float
-
-
-class RetrySchedule(Generic[T]):
-    """The attempts of one request at the engines of one model: each engine once, then retries after waits.
-
-    After `next_attempt`, the caller calls `mark_tried` with the engine that was tried or skipped, and then `on_failure`
-    if the attempt failed.
-    """
-
-    def __init__(self, engines: Iterable[T]) -> None:
-        self._untried = list(engines)
-        self._retryable: list[tuple[float, T]] = []  # when the engine may be retried, and the engine
-        self._attempt_count = 0
-        self._timeout_count = 0
-        self._retry_count = 0
-
-    def next_attempt(self, now: float, random: float) -> Attempt[T] | None:
-        """The next attempt, or None if none is left. `now`: seconds of a monotonic clock; `random`: 0 to 1."""
-        if self._attempt_count >= MAX_ATTEMPTS or self._timeout_count >= MAX_TIMEOUTS:
-            return None
-        if self._untried:  # all of them: admission selects the first with a free slot
-            return Attempt(tuple(self._untried), 0.0)
-        if not self._retryable:
-            return None
-        not_before, engine = min(self._retryable, key=itemgetter(0))
-        # The jitter is added to the Retry-After: otherwise all rejected requests would retry at the same instant.
-        wait = max(0.0, not_before - now) + backoff(self._retry_count, random)
-        return Attempt((engine,), wait) if wait <= MAX_WAIT else None
-
-    def mark_tried(self, engine: T) -> None:
-        if engine in self._untried:
-            self._untried.remove(engine)
-        else:  # a retry; if it fails, on_failure adds the engine again
-            self._retryable = [(retry_at, other) for retry_at, other in self._retryable if other != engine]
-            self._retry_count += 1
-
-    def on_failure(self, engine: T, reason: str, retry_after: float | None, now: float) -> None:
-        failure = classify_failure(reason, retry_after)
-        self._attempt_count += failure.counts_as_attempt
-        self._timeout_count += reason in ("timeout", "slow")
-        if failure.may_retry_engine:
-            self._retryable.append((now + (retry_after or 0.0), engine))
-
-
-def backoff(retry_index: int, random: float) -> float:
-    """Seconds to wait before a retry, numbered from 0: exponential, with full jitter (`random`: 0 to 1).
-
-    Source: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/.
-    """
-    return random * min(MAX_WAIT, INITIAL_BACKOFF * 2.0**retry_index)
-
-
-class RetryBudget:
-    """Limits retries to a share of the requests, plus a minimum rate.
-
-    A leaky token bucket: unused tokens decay with a time constant of `WINDOW` seconds, so an hour without failures does
-    not accumulate retries for a later outage. `now`: seconds of a monotonic clock. Source: Finagle's RetryBudget.
-    """
-
-    RETRY_RATIO: Final = 0.2  # tokens that each request adds; a retry takes one
-    MIN_RETRIES_PER_SECOND: Final = 5.0  # for a router with few requests
-    WINDOW: Final = 30.0
-
-    def __init__(self, now: float, min_per_second: float | None = None) -> None:
-        # The level at which the minimum rate and the decay balance, so that a new router can retry at once.
-        self._least = (self.MIN_RETRIES_PER_SECOND if min_per_second is None else min_per_second) * self.WINDOW
-        self._tokens = self._least
-        self._updated_at = now
-
-    def on_request(self, now: float) -> None:
-        self._decay(now)
-        self._tokens += self.RETRY_RATIO
-
-    def try_acquire(self, now: float) -> bool:
-        self._decay(now)
-        if self._tokens < 1.0:
-            return False
-        self._tokens -= 1.0
-        return True
-
-    def _decay(self, now: float) -> None:
-        left = exp(-max(0.0, now - self._updated_at) / self.WINDOW)
-        self._tokens = self._tokens * left + self._least * (1.0 - left)
-        self._updated_at = max(self._updated_at, now)
 
 
 def parse_retry_after(text: str | None, now: float) -> float | None:

@@ -29,6 +29,7 @@ from typing import Final, Self
 
 import msgspec
 
+from router.core.routing.classifier_weights import Classification, Table, Weights
 from router.core.types import Task
 
 HEAD_LENGTH: Final = 200
@@ -92,30 +93,6 @@ ONE_WORD: Final = "(one word)"
 
 # A word, a run of symbols or a layout feature is a str; a pair of characters is an int, its two units of UTF-16.
 Feature = str | int
-
-
-class Classification(msgspec.Struct, frozen=True):
-    """`score`: the estimated probability, from 0 to 1, that the prompt asks for code."""
-
-    task: Task
-    score: float
-
-
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Weights in hundredths of log-odds: above 0 for code, below 0 for chat.
-
-    They are integers, because a sum of floats depends on the order, and that of a set of str differs between processes.
-    """
-
-    bias: int
-    features: dict[str, int]
-
-
-class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Trained weights: for short prompts, where a word says much, and for long ones, where it may occur by chance."""
-
-    short: Table
-    long: Table
 
 
 def is_short(text: str) -> bool:

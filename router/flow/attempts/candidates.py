@@ -7,10 +7,11 @@ import msgspec
 
 from router.flow.attempts.admission import Admission
 from router.flow.attempts.engine_health import EngineHealth
-from router.flow.attempts.engine_selection import EngineSelector, Selection
+from router.flow.attempts.engine_selection import EngineSelector
 from router.flow.attempts.ttft_limits import TtftLimits
 from router.flow.brownout import Brownout
 from router.flow.parsed_request import ParsedRequest
+from router.flow.selection import Selection
 from router.flow.tenant_rules import TenantRules
 from router.shared.engines.breakers import Breakers
 from router.upstream.catalog import Catalog

@@ -12,12 +12,8 @@ from typing import Final
 from router.core.resilience.attempts import Attempts
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness, engine_readiness
-from router.core.resilience.retry import (
-    CONTINUATIONS_PER_SECOND,
-    CREDENTIAL_REASONS,
-    RetryBudget,
-    classify_failure,
-)
+from router.core.resilience.retry import CONTINUATIONS_PER_SECOND, CREDENTIAL_REASONS, classify_failure
+from router.core.resilience.retry_budget import RetryBudget
 from router.net.client.errors import EngineError, describe_cause
 from router.shared.engines.breakers import Breakers
 from router.upstream.engine import Engine

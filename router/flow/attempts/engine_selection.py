@@ -7,17 +7,15 @@ from statistics import NormalDist
 from types import MappingProxyType
 from typing import Final
 
-import msgspec
-
-from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.requests.request import without_fields
 from router.core.routing.context_length import TokenBounds, check_fit, context_length_error, context_need, token_bounds
 from router.core.routing.draft_models.answer_time import FamilyLoad
 from router.core.routing.draft_models.counted_steps import SpeculationCounters
-from router.core.routing.draft_models.draft_stats import DraftStats, MeasuredGeneration, unsupported_fields
+from router.core.routing.draft_models.draft_performance import MeasuredGeneration
+from router.core.routing.draft_models.draft_stats import DraftStats, unsupported_fields
 from router.core.routing.draft_models.score_bins import TASKS, score_bin
 from router.core.routing.draft_models.step_rates import load_level
-from router.core.routing.prefill import PrefillEstimate, Prefills
+from router.core.routing.prefill import Prefills
 from router.core.routing.prefix_cache.affinity import session_home
 from router.core.routing.prefix_cache.prompt_chain import chain_seed
 from router.core.routing.ranking import EngineSnapshot, rank_with_seconds, task_distance
@@ -26,9 +24,10 @@ from router.core.types import Task
 from router.errors import unknown_model
 from router.flow.attempts.cohorts import split_by_cohort
 from router.flow.attempts.eligibility import has_endpoint, supports_fields
-from router.flow.attempts.routed_prompt import UNROUTED, ChainedPrompt, RoutedPrompt
+from router.flow.attempts.routed_prompt import ChainedPrompt
 from router.flow.exchange import GenerationRecord
 from router.flow.parsed_request import ParsedRequest
+from router.flow.selection import ExplainedSelection, RankedEngine, Selection
 from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog
 from router.upstream.engine import DraftStatus, Engine
@@ -36,38 +35,6 @@ from router.upstream.engine import DraftStatus, Engine
 log = logging.getLogger("roundhouse.engines")
 
 _MIN_PROBABILITY: Final = 1e-6  # 0 and 1 have no normal deviation
-
-
-class Selection(msgspec.Struct, frozen=True):
-    """The engines for a request, and the request as they get it.
-
-    - `order_engines` ranks the engines by their state at the time of the call. It is called right before the request is
-      sent, because a request counts as load at an engine only once it is sent.
-    - `adjusted_fields` are left out of the request because no engine of the model supports them. The response then
-      does not match the request exactly, so it must not be shared or stored.
-    """
-
-    order_engines: Callable[[], Sequence[Engine]]
-    request: InferenceRequest
-    adjusted_fields: tuple[str, ...] = ()
-    prompt: RoutedPrompt = UNROUTED
-
-
-class RankedEngine(msgspec.Struct, frozen=True):
-    """An engine as it was ranked. `estimate`: of the prompt there. `total_seconds`: see rank_with_seconds."""
-
-    engine: Engine
-    snapshot: EngineSnapshot
-    total_seconds: float | None
-    estimate: PrefillEstimate | None
-
-
-class ExplainedSelection(msgspec.Struct, frozen=True):
-    """`cohorts`: the engines that would be tried, those of each part in their order; see Selection for the others."""
-
-    cohorts: Sequence[Sequence[RankedEngine]]
-    adjusted_fields: tuple[str, ...]
-    bounds: TokenBounds
 
 
 class EngineSelector:
@@ -290,7 +257,7 @@ class EngineSelector:
 
     # -- measurements -------------------------------------------------------------------------------------------------
 
-    def record_generation(self, record: GenerationRecord) -> None:
+    def learn(self, record: GenerationRecord) -> None:
         name = record.attempt.engine
         if name is None or record.error_reason is not None or record.dispatched_at is None:
             return

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from router.core.resilience.readiness import Readiness
 from router.core.routing.max_ttft import Appointments, too_late
-from router.flow.attempts.engine_selection import Selection
+from router.flow.selection import Selection
 from router.upstream.engine import Engine
 
 

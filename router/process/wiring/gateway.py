@@ -108,6 +108,6 @@ def _build_coalescer(
         on_abandon=cache.on_abandon,
         abandon_timeout=cache.abandon,
         join_limit=cache.max_entry,
-        record_generation=partial(record_generation, record_metrics, engines.selector, tenant_limits),
+        record_generation=partial(record_generation, record_metrics, engines.selector.learn, tenant_limits.spend),
         max_abandoned=abandon_limits(settings),
     )

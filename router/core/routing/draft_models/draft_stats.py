@@ -16,8 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import exp
 from typing import Final
 
-import msgspec
-
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.routing.draft_models.acceptance import Acceptance, TokensPerStep
 from router.core.routing.draft_models.answer_time import (
@@ -29,8 +27,10 @@ from router.core.routing.draft_models.answer_time import (
     answer_seconds,
 )
 from router.core.routing.draft_models.counted_steps import CountedSteps, SpeculationCounters
+from router.core.routing.draft_models.decaying_speeds import DecayingSpeeds
+from router.core.routing.draft_models.draft_performance import DraftPerformance, MeasuredGeneration
 from router.core.routing.draft_models.score_bins import BINS, bins_of, task_of
-from router.core.routing.draft_models.speeds import MAX_GAP, MIN_GENERATIONS, DecayingSpeeds, SpeedEstimate
+from router.core.routing.draft_models.speeds import MAX_GAP, MIN_GENERATIONS, SpeedEstimate
 from router.core.routing.draft_models.step_rates import CLOSEST_LEVELS, MAX_LEVEL, StepRates, load_level
 from router.core.types import Task
 
@@ -64,48 +64,6 @@ def unsupported_fields(request: InferenceRequest) -> tuple[str, ...]:
     return tuple(unsupported)
 
 
-class MeasuredGeneration(msgspec.Struct, frozen=True, kw_only=True):
-    """A generation that ended well.
-
-    - `rivals`: the families that could have served it.
-    - `bin_`: that of its prompt's score; see score_bins.
-    - `seconds`: its whole duration at the engine. `level`: the load of the engine at its end; see step_rates.
-    - `speculation`: as the engine reported it with the response; None is unknown.
-    - `has_draft`: whether the engine has a draft; None is unknown.
-    - `choices`: those that were generated at the same time; `tokens` are those of all.
-    """
-
-    engine: str
-    family: str
-    model: str
-    rivals: frozenset[str]
-    bin_: int
-    tokens: int
-    seconds: float
-    level: int = 1
-    speculation: SpeculationCounters | None = None
-    has_draft: bool | None = None
-    choices: int = 1
-
-    @property
-    def steps(self) -> float | None:
-        """Each step yields one token of the target model; accepted draft tokens come on top."""
-        if self.speculation is not None:
-            return max(1.0, self.tokens - self.speculation.accepted)
-        return self.tokens if self.has_draft is False else None
-
-
-class DraftPerformance(msgspec.Struct, frozen=True):
-    """The measured performance of a family at a task; None is unknown.
-
-    - `tokens_per_second`: of one request, from dispatch to its last token.
-    - `tokens_per_step`: one token of the target model, plus the accepted draft tokens.
-    """
-
-    tokens_per_second: float | None = None
-    tokens_per_step: float | None = None
-
-
 class DraftStats:
     """The measurements of one router process. Its size is bounded by the number of families, engines and bins.
 
@@ -135,10 +93,13 @@ class DraftStats:
         # The time from the first token on would say more about the draft. But tokens that arrive late arrive together,
         # and then that time is close to zero.
         if done.tokens >= _MIN_ANSWER_TOKENS and done.seconds > 0 and done.choices == 1:
-            key = done.family, task_of(done.bin_)
-            self._speeds.setdefault(key, DecayingSpeeds()).add(done.tokens / done.seconds, now)
-            at_level = self._speeds_by_level.setdefault((*key, done.level), DecayingSpeeds(max_gap=MAX_GAP))
-            at_level.add(done.tokens / done.seconds, now)
+            task, speed = task_of(done.bin_), done.tokens / done.seconds
+            if (speeds := self._speeds.get((done.family, task))) is None:
+                speeds = self._speeds[done.family, task] = DecayingSpeeds()
+            speeds.add(speed, now)
+            if (speeds := self._speeds_by_level.get((done.family, task, done.level))) is None:
+                speeds = self._speeds_by_level[done.family, task, done.level] = DecayingSpeeds(max_gap=MAX_GAP)
+            speeds.add(speed, now)
             if done.steps is not None:
                 self._step_rates.add(done.family, done.level, done.steps / done.seconds, now)
 

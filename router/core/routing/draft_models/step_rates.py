@@ -11,7 +11,8 @@ does also pays at a lower one.
 from typing import Final
 
 from router.core.routing.draft_models.acceptance import TokensPerStep
-from router.core.routing.draft_models.speeds import MAX_GAP, DecayingSpeeds, SpeedEstimate
+from router.core.routing.draft_models.decaying_speeds import DecayingSpeeds
+from router.core.routing.draft_models.speeds import MAX_GAP, SpeedEstimate
 
 MAX_LEVEL: Final = 10
 """The level of all loads from 512 on."""
@@ -39,10 +40,14 @@ class StepRates:
         self._rates_by_level: dict[tuple[str, int], DecayingSpeeds] = {}
 
     def add(self, family: str, level: int, steps_per_second: float, now: float) -> None:
-        self._rates.setdefault(family, DecayingSpeeds()).add(steps_per_second, now)
-        recent = self._recent_rates_by_level.setdefault((family, level), DecayingSpeeds(max_gap=MAX_GAP))
+        if (rates := self._rates.get(family)) is None:
+            rates = self._rates[family] = DecayingSpeeds()
+        rates.add(steps_per_second, now)
+        if (recent := self._recent_rates_by_level.get((family, level))) is None:
+            recent = self._recent_rates_by_level[family, level] = DecayingSpeeds(max_gap=MAX_GAP)
         recent.add(steps_per_second, now)
-        at_level = self._rates_by_level.setdefault((family, level), DecayingSpeeds(_HALF_LIFE_AT_A_LOAD))
+        if (at_level := self._rates_by_level.get((family, level))) is None:
+            at_level = self._rates_by_level[family, level] = DecayingSpeeds(_HALF_LIFE_AT_A_LOAD)
         at_level.add(steps_per_second, now)
 
     def estimate(self, family: str, now: float) -> SpeedEstimate | None:

@@ -3,7 +3,8 @@
 from typing import Any
 
 from router.core.resilience.breaker import BreakerPolicy
-from router.core.resilience.retry import CONTINUATIONS_PER_SECOND, RetryBudget
+from router.core.resilience.retry import CONTINUATIONS_PER_SECOND
+from router.core.resilience.retry_budget import RetryBudget
 from router.flow.attempts.engine_health import EngineHealth
 from router.net.client.errors import EngineError
 from router.net.redis.clock import RedisClock

@@ -85,7 +85,7 @@ class SelectionHarness:
                 work.speculation = RequestSpeculation(steps, 60 - steps)
             for name, value in facts.items():
                 setattr(work, name, value)
-            self.chooser.record_generation(work)
+            self.chooser.learn(work)
 
     def counted(self, engine: str, steps: float, accepted: float) -> None:
         self.engines[engine].update_gauges(EngineGauges(running=0, spec_counts=SpeculationCounters(steps, accepted)))

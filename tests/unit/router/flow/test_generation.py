@@ -6,53 +6,37 @@ from typing import Any
 import pytest
 
 from router.flow.attempts.continuation import has_survivor
-from router.flow.attempts.engine_selection import EngineSelector
 from router.flow.exchange import AttemptFacts, Continuation, GenerationRecord
 from router.flow.generation import record_generation
 from router.flow.result import LOST
-from router.shared.quota.rate_limits import TenantLimits
 from tests.support.inflight_factory import generation_record
-
-
-class Selector(EngineSelector):
-    def __init__(self) -> None:
-        self.recorded: list[GenerationRecord] = []
-
-    def record_generation(self, record: GenerationRecord) -> None:
-        self.recorded.append(record)
-
-
-class Limits(TenantLimits):
-    def __init__(self) -> None:
-        self.spent: list[tuple[str, int, float]] = []
-
-    def spend(self, tenant: str, tokens: int, gpu_seconds: float) -> None:
-        self.spent.append((tenant, tokens, gpu_seconds))
 
 
 def test_a_generation_is_counted_and_measured_and_its_tenant_pays_for_its_tokens() -> None:
     metrics: list[tuple[GenerationRecord, float]] = []
-    selector, limits = Selector(), Limits()
+    measured: list[GenerationRecord] = []
+    spent: list[tuple[str, int, float]] = []
     reported, estimated = generation_record("acme"), generation_record("beta")
     reported.prompt_tokens, reported.completion_tokens = 3, 4
     estimated.estimated_tokens = 5
     for record in (reported, estimated):
-        record_generation(lambda *facts: metrics.append(facts), selector, limits, record)
-    assert limits.spent == [("acme", 7, 0.0), ("beta", 5, 0.0)], "no engine has worked on them"
-    assert [record for record, _ in metrics] == selector.recorded == [reported, estimated]
+        record_generation(lambda *facts: metrics.append(facts), measured.append, lambda *use: spent.append(use), record)
+    assert spent == [("acme", 7, 0.0), ("beta", 5, 0.0)], "no engine has worked on them"
+    assert [record for record, _ in metrics] == measured == [reported, estimated]
 
 
 def test_its_metrics_and_its_tenant_count_the_same_seconds() -> None:
     metrics: list[tuple[GenerationRecord, float]] = []
-    limits, record = Limits(), generation_record("acme")
+    spent: list[tuple[str, int, float]] = []
+    record = generation_record("acme")
     record.attempt, record.first_token_at = AttemptFacts(sent_at=1.0), 1.5
 
     def slow_metrics(*facts: Any) -> None:
         metrics.append(facts)
         time.sleep(0.001)  # the clock goes on meanwhile
 
-    record_generation(slow_metrics, Selector(), limits, record)
-    ((_, _, paid),) = limits.spent
+    record_generation(slow_metrics, lambda _: None, lambda *use: spent.append(use), record)
+    ((_, _, paid),) = spent
     assert paid == record.gpu_seconds(metrics[0][1])
 
 

@@ -10,12 +10,11 @@ from router.core.resilience.retry import (
     MAX_RETRY_AFTER,
     MAX_WAIT,
     Attempt,
-    RetryBudget,
-    RetrySchedule,
-    backoff,
     classify_failure,
     parse_retry_after,
 )
+from router.core.resilience.retry_budget import RetryBudget
+from router.core.resilience.retry_schedule import RetrySchedule, backoff
 
 # -- the next engine --------------------------------------------------------------------------------------------------
 

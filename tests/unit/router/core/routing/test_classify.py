@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.core.routing.classifier_weights import Table, Weights
 from router.core.routing.classify import (
     CHAT_PRIOR,
     END_WEIGHT,
@@ -20,8 +21,6 @@ from router.core.routing.classify import (
     MAX_SHORT_PROMPT,
     TAIL_LENGTH,
     Classifier,
-    Table,
-    Weights,
     feature,
     features,
     is_short,

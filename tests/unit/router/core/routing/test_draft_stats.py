@@ -7,7 +7,8 @@ import pytest
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.routing.draft_models.answer_time import FamilyLoad
 from router.core.routing.draft_models.counted_steps import SpeculationCounters
-from router.core.routing.draft_models.draft_stats import DraftStats, MeasuredGeneration, unsupported_fields
+from router.core.routing.draft_models.draft_performance import MeasuredGeneration
+from router.core.routing.draft_models.draft_stats import DraftStats, unsupported_fields
 from router.core.routing.draft_models.speeds import HALF_LIFE, MAX_GAP, MIN_GENERATIONS
 from router.core.types import Task
 from tests.support.factories import chat, completion, embeddings, messages, responses
