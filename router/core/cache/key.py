@@ -45,10 +45,12 @@ class CacheKey(msgspec.Struct, eq=False, gc=False):
     @property
     def digest(self) -> str:
         if not self._digest:
-            parts = [part.encode() if isinstance(part, str) else part for part in self.canonical_parts]
-            # The length prefix keeps ("ab", "c") and ("a", "bc") apart.
-            data = b"".join([b"%d:%b" % (len(part), part) for part in parts])
-            self._digest = hashlib.sha256(data).hexdigest()
+            digest = hashlib.sha256()
+            for part in self.canonical_parts:
+                data = part.encode() if isinstance(part, str) else part
+                # The length prefix keeps ("ab", "c") and ("a", "bc") apart.
+                digest.update(b"%d:%b" % (len(data), data))
+            self._digest = digest.hexdigest()
         return self._digest
 
     @property
