@@ -82,7 +82,7 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     """The facts of one generation, which several requests may share. Times are those of time.perf_counter.
 
     - `request_id`: that of the request that started it; `engine_request_id`: see Exchange.
-    - `traceparent`, `tracestate`: for the engine; see router.core.trace_context. `trace`: see RequestTrace.
+    - `traceparent`, `tracestate`: for the engine; see router.core.trace_context. `trace`: see GenerationTrace.
     - `leader_traceparent`: of the request in another process that started it, if that is traced.
     - `key_id`: of the API key of that request; see Exchange. `priority`: see router.core.quota.priority.
     - `attempt`: the last one. `attempts`: those at engines, so far. `failed_attempts`: as (engine, reason).

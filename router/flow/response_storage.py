@@ -28,7 +28,7 @@ class ResponseStorage:
     ) -> None:  # fmt: skip
         """`retention`: None keeps every entry for its TTL. `record_write` gets the result of every write of an entry.
 
-        `clock`: see Gateway.
+        `clock`: see CacheLookup.
         """
         self._store = store
         self._purges = purges

@@ -11,12 +11,12 @@ from router.process.application import Application
 from router.process.process_state import ProcessState
 from router.process.runtime import Runtime
 from router.process.wiring.admin import build_admin
-from router.process.wiring.background import build_background_services
-from router.process.wiring.engine_pool import build_engine_pool
+from router.process.wiring.background import build_background
+from router.process.wiring.engine_pool import EnginePool, build_engine_pool
 from router.process.wiring.gateway import build_gateway
 from router.process.wiring.http_endpoints import build_http_endpoints
 from router.process.wiring.probe import build_probe
-from router.process.wiring.redis_link import open_redis_link
+from router.process.wiring.redis_link import RedisLink, open_redis_link
 from router.process.wiring.request_resolver import build_request_resolver
 from router.process.wiring.shared_records import build_authenticator, build_shared_records
 from router.settings import Settings
@@ -60,13 +60,23 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     engines = build_engine_pool(
         settings, process_state, redis, (old.settings, old.engines) if old is not None else None
     )
+    try:
+        return _build_parts(settings, process_state, redis, engines, old)
+    except BaseException:
+        engines.admission.close()  # engines that the old configuration has, too, would go on notifying it
+        raise
+
+
+def _build_parts(
+    settings: Settings, process_state: ProcessState, redis: RedisLink, engines: EnginePool, old: Runtime | None
+) -> Runtime:
     auth = build_authenticator(settings, redis)
     records = build_shared_records(
         settings, process_state, redis, auth, engines, (old.settings, old.records) if old is not None else None
     )
     rules, resolver = tenant_rules(settings, engines.catalog), build_request_resolver(settings, engines.catalog)
     gateway = build_gateway(settings, process_state, redis, engines, records.tenant_limits, resolver, rules)
-    background = build_background_services(settings, process_state, redis, engines, records, gateway)
+    background = build_background(settings, process_state, redis, engines, records, gateway)
     probe = build_probe(process_state.telemetry, redis, engines)
     ops = OpsRoutes(
         catalog=engines.catalog,
@@ -84,6 +94,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     tracer = open_tracer(settings, record_dropped, process_state.open_exporter, former)
     return Runtime(
         settings,
+        process_state,
         engines=engines,
         probe=probe,
         records=records,
@@ -94,6 +105,5 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
         ),
         admin=admin,
         background=background,
-        kv_feeds=process_state.kv_feeds,
         tracer=tracer,
     )  # fmt: skip

@@ -2,8 +2,8 @@
 
 Theory of operation. Everything that depends on the configuration belongs to one Runtime. A reload creates and starts a
 second Runtime beside the first, then replaces it with one assignment; so a request sees either the old or the new one,
-and ends with the one it began with. The old Runtime is closed after its last request and generation. What outlives it,
-the metrics and the connections to engines, belongs to ProcessState.
+and ends with the one it began with. The old Runtime is closed after its last request and generation. What outlives it
+belongs to ProcessState, and changes only when a Runtime takes effect.
 """
 
 import asyncio
@@ -159,8 +159,8 @@ class Application:
             await new.aclose()
             raise
         self._runtime = new
-        old.records.drains.unpublished.clear()  # the new one has taken them over, and publishes them
-        new.records.tenant_limits.take_over(old.records.tenant_limits)
+        # Without a wait in between, so that no request meets a half of each.
+        new.take_effect(old)
         # Before the next wait, which may be cancelled: the old one must be closed in any case.
         task = asyncio.get_running_loop().create_task(self._retire(old))
         self._retiring[task] = old
@@ -216,6 +216,7 @@ class Application:
         self._process_state.siblings.start(self._process_state.prompt_records.on_message)
         async with self._reload_lock:
             # The lock: the fleet may change during the start, and a runtime that is not started cannot be closed.
+            self._runtime.take_effect(None)
             await self._runtime.start()
         await self._apply_fleet()
         await send({"type": "lifespan.startup.complete"})

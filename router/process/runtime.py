@@ -2,9 +2,10 @@
 
 import asyncio
 
-from router.flow.replicas.background import BackgroundServices
 from router.net.tasks import cancel_and_wait
+from router.process.process_state import ProcessState
 from router.process.wiring.admin import Admin
+from router.process.wiring.background import Background
 from router.process.wiring.engine_pool import EnginePool
 from router.process.wiring.gateway import GatewayParts
 from router.process.wiring.http_endpoints import HttpEndpoints
@@ -12,7 +13,7 @@ from router.process.wiring.shared_records import SharedRecords
 from router.settings import Settings
 from router.telemetry.tracing.tracer import Tracer
 from router.upstream.catalog import BreakerStates, Catalog
-from router.upstream.kv_feeds import KvFeeds, configured_feeds
+from router.upstream.kv_feeds import configured_feeds
 from router.upstream.probe import EngineProbe
 
 
@@ -25,6 +26,7 @@ class Runtime:
     def __init__(
         self,
         settings: Settings,
+        process_state: ProcessState,
         *,
         engines: EnginePool,
         probe: EngineProbe,
@@ -32,8 +34,7 @@ class Runtime:
         gateway: GatewayParts,
         http: HttpEndpoints,
         admin: Admin,
-        background: BackgroundServices,
-        kv_feeds: KvFeeds,
+        background: Background,
         tracer: Tracer | None,
     ) -> None:
         """`tracer`: None if tracing is off."""
@@ -50,20 +51,34 @@ class Runtime:
         self.active_requests = self.other_requests = 0
         self._admin = admin
         self._probe = probe
-        self._background_services = background
+        self._background_services = background.services
+        self._record_link = background.record_link
         self._coalescer = gateway.coalescer
         self._leases = gateway.cache.leases
-        self._kv_feeds = kv_feeds
+        self._process_state = process_state
         self._probe_task: asyncio.Task[None] | None = None
         self._background_task: asyncio.Task[None] | None = None
         self._status_task: asyncio.Task[None] | None = None
+
+    def take_effect(self, old: "Runtime | None") -> None:
+        """To be called when it is to answer the requests. `old`: the one that it replaces.
+
+        What outlives a configuration changes only here, so that one that cannot start changes nothing.
+        """
+        engines = self.catalog.engines.values()
+        self.catalog.take_effect()
+        self._process_state.prefills.keep([engine.id for engine in engines], {each.id: each.model for each in engines})
+        self._process_state.prompt_records.link = self._record_link
+        if old is not None:
+            self.records.drains.take_over(old.records.drains)
+            self.records.tenant_limits.take_over(old.records.tenant_limits)
 
     async def start(self) -> None:
         """Returns after the first contact with Redis and every engine, whether they answer or not."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._background_services.start())
             group.create_task(self._probe.check())
-        await self._kv_feeds.follow(configured_feeds(self.settings))
+        await self._process_state.kv_feeds.follow(configured_feeds(self.settings))
         loop = asyncio.get_running_loop()
         # The first check is over before the application reports that it has started: it can route at once.
         self._probe_task, self._background_task, self._status_task = (

@@ -2,8 +2,8 @@
 
 Theory of operation. Each worker has a pipe from its supervisor, which carries commands. When the pipe breaks, the
 supervisor has died, and the worker ends. Only the supervisor reloads the configuration: so all workers get the same
-one, and a replacement worker gets the last valid one. A configuration can be larger than a pipe, and a frozen worker
-reads none; so a thread for each worker writes, and the supervisor never waits for it.
+one, and a worker that replaces another gets the one that is in effect. A configuration can be larger than a pipe, and a
+frozen worker reads none; so a thread for each worker writes, and the supervisor never waits for it.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from queue import SimpleQueue
@@ -67,10 +68,12 @@ class WorkerProcess:
         self._sender.start()
         self.started_at = time.monotonic()
         self.engines: EngineCount | None = None
+        self._unreported = 0  # settings that were sent to it, of which it has not said what came of them
         self._has_hung_up = False
 
     def send_command(self, command: ServerCommand) -> None:
         """Returns at once; the worker gets its commands in their order."""
+        self._unreported += isinstance(command, Settings)
         self._unsent.put(command)
 
     def _send_commands(self) -> None:
@@ -83,8 +86,8 @@ class WorkerProcess:
         """What to wait for: its end, and its reports."""
         return [self.process.sentinel, *([] if self._has_hung_up else [self._commands])]
 
-    def receive_reports(self) -> list[Reloaded]:
-        """Its reports about reloads; that it is ready goes into `engines`."""
+    def receive_reports(self) -> Reloaded | None:
+        """Its report about the last settings that it got, if it is new; that it is ready goes into `engines`."""
         reloads = []
         try:
             while not self._has_hung_up and self._commands.poll():
@@ -95,7 +98,9 @@ class WorkerProcess:
                         self.engines = engines
         except (EOFError, OSError):  # it has died, which _check_workers notices
             self._has_hung_up = True
-        return reloads
+        # Its reports come in the order of the settings. Those about earlier ones say nothing about the last.
+        self._unreported -= len(reloads)
+        return reloads[-1] if reloads and not self._unreported else None
 
     @property
     def last_heartbeat(self) -> float | None:
@@ -110,6 +115,23 @@ class WorkerProcess:
         self._commands.close()
 
 
+class _Reload:
+    """One in progress. `waiting`: the workers that have not said what came of it; `applied`: where it is in effect."""
+
+    def __init__(self, settings: Settings, workers: Sequence[WorkerProcess]) -> None:
+        self.settings = settings
+        self.waiting = set(workers)
+        self.applied: list[WorkerProcess] = []
+        self.problem: str | None = None
+
+    def on_report(self, worker: WorkerProcess, problem: str | None) -> None:
+        if worker in self.waiting:
+            self.waiting.remove(worker)
+            self.problem = self.problem or problem
+            if problem is None:
+                self.applied.append(worker)
+
+
 class Supervisor:
     """Decides how many workers run, and sends them commands.
 
@@ -117,7 +139,8 @@ class Supervisor:
     - SIGHUP reloads the configuration; an invalid one is refused and not sent to the workers. A SIGHUP because the
       terminal has closed is handled as a SIGINT.
     - It logs that the router is ready when all workers are, once.
-    - A reload is finished when each worker has said what came of it, or has died: its replacement has the new settings.
+    - A reload is finished when each worker has said what came of it. One that replaces a worker gets the new settings
+      when it has started. If a worker cannot apply them, the others get the previous ones back.
     - A worker that dies is replaced, and so is one whose event loop is blocked. If one cannot start, all stop.
     - The slots of a worker that dies are free for the others before its replacement starts.
     """
@@ -134,8 +157,7 @@ class Supervisor:
         """`heartbeat_timeout`: seconds without a heartbeat after which a worker is killed, once it has sent one."""
         self._settings = settings
         self._reloader = reloader
-        self._reloading: set[WorkerProcess] = set()
-        self._reload_problem: str | None = None
+        self._reload: _Reload | None = None
         self._listen_socket = listen_socket
         self._metrics_dir = metrics_dir
         self._slots_dir = Path(metrics_dir, "slots")
@@ -181,9 +203,10 @@ class Supervisor:
 
     def _receive_reports(self) -> None:
         for worker in self._workers:
-            for reload in worker.receive_reports():
-                self._reload_problem = self._reload_problem or reload.problem
-                self._has_reloaded(worker)
+            report = worker.receive_reports()
+            if report is not None and self._reload is not None:
+                self._reload.on_report(worker, report.problem)
+                self._finish_reload()
         reports = [worker.engines for worker in self._workers if worker.engines is not None]
         if not self._was_ready and self._kill_at is None and len(reports) == self._settings.router.workers:
             self._was_ready = True
@@ -194,8 +217,7 @@ class Supervisor:
         if signal_number == signal.SIGHUP and not self._terminal.hung_up:
             settings = self._reloader.read(self._settings)
             if settings is not None and self._kill_at is None:
-                self._settings = settings
-                self._reloading, self._reload_problem = set(self._workers), None
+                self._reload = _Reload(settings, self._workers)
                 self._broadcast(settings)
         elif signal_number == signal.SIGTERM:
             self._stop("drain")
@@ -204,11 +226,18 @@ class Supervisor:
         else:
             self._kill_all(FORCED_EXIT_CODE)
 
-    def _has_reloaded(self, worker: WorkerProcess) -> None:
-        if worker in self._reloading:
-            self._reloading.remove(worker)
-            if not self._reloading:
-                self._reloader.finish(self._reload_problem)
+    def _finish_reload(self) -> None:
+        reload = self._reload
+        if reload is None or reload.waiting:
+            return
+        self._reload = None
+        problem = reload.problem or (None if reload.applied else "the router is stopping")
+        if problem is None:
+            self._settings = reload.settings
+        else:
+            for worker in reload.applied:
+                worker.send_command(self._settings)
+        self._reloader.finish(problem)
 
     def _stop(self, command: ServerCommand) -> None:
         self._broadcast(command)
@@ -233,7 +262,8 @@ class Supervisor:
             worker.close()
             self._workers.remove(worker)
             release_worker(worker.place)
-            self._has_reloaded(worker)
+            if self._reload is not None:
+                self._reload.waiting.discard(worker)
         for worker in dead:
             code = worker.process.exitcode
             if self._kill_at is not None:
@@ -245,7 +275,13 @@ class Supervisor:
             else:
                 log.warning("worker %s exited with code %s; replacing it", worker.process.pid, code)
                 time.sleep(max(0.0, worker.started_at + _MIN_LIFETIME - time.monotonic()))
-                self._workers.append(self._start_worker(worker.place))
+                replacement = self._start_worker(worker.place)
+                self._workers.append(replacement)
+                # It starts with settings that are known to work: if the new ones are not, it does not end at once.
+                if self._reload is not None:
+                    self._reload.waiting.add(replacement)
+                    replacement.send_command(self._reload.settings)
+        self._finish_reload()
 
     def _kill_unresponsive(self, now: float) -> None:
         for worker in self._workers:

@@ -82,9 +82,13 @@ class Catalog:
 
     def __init__(
         self, models: Sequence[Model], engines: Sequence[Engine], reported_adapters: set[str] | None = None, *,
-        default_model: str | None = None,
+        default_model: str | None = None, changes: Sequence[Callable[[], None]] = (),
     ) -> None:  # fmt: skip
-        """`reported_adapters`: of the catalog that this one replaces. `default_model`: see `requested_name`."""
+        """`reported_adapters`: of the catalog that this one replaces. `default_model`: see `requested_name`.
+
+        `changes`: of engines that this catalog shares with the one that it replaces; see `take_effect`.
+        """
+        self._changes = changes
         self._default_model = default_model
         self.reported_adapters = reported_adapters if reported_adapters is not None else set()
         self.models = list(models)
@@ -104,6 +108,11 @@ class Catalog:
         self._seen_adapters: list[Sequence[ListedAdapter]] = []
         self._uncounted: Set[str] = frozenset()  # engines whose requests the workers do not count together
         self.update_adapters()
+
+    def take_effect(self) -> None:
+        """To be called when requests use this catalog, and not before: until then, its engines are another one's."""
+        for change in self._changes:
+            change()
 
     def resolve(self, name: str, task: Task | None, access: ModelAccess | None = None) -> Model:
         """The model that a client's name stands for. Raises ApiError (404) for an unknown name.

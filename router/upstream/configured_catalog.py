@@ -1,6 +1,7 @@
 """The catalog that the settings describe."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -36,21 +37,22 @@ def build_catalog(
     ]
     engines: list[Engine] = []
     created: list[Engine] = []
+    changes: list[Callable[[], None]] = []
     try:
-        _add_engines(settings, old, slots, engines, created)
+        _add_engines(settings, old, slots, engines, created, changes)
     except OSError:  # no room for the file of an engine's slots; those of the others would stay open
         for engine in created:
             engine.close()
         raise
     reported_adapters = old[1].reported_adapters if old is not None else None
-    return Catalog(models, engines, reported_adapters, default_model=settings.router.default_model)
+    return Catalog(models, engines, reported_adapters, default_model=settings.router.default_model, changes=changes)
 
 
 def _add_engines(
     settings: Settings, old: tuple[Settings, Catalog] | None, slots: SharedSlots | ProcessSlots | None,
-    engines: list[Engine], created: list[Engine],
+    engines: list[Engine], created: list[Engine], changes: list[Callable[[], None]],
 ) -> None:  # fmt: skip
-    """Adds all to `engines`, and those that did not exist before to `created`, too."""
+    """Adds all to `engines`, those that did not exist before to `created`, too; `changes` gets those of the others."""
     revisions = {model.name: model.revision for model in settings.model}
     before = {(each.family, each.id): each for each in old[1].engines.values()} if old is not None else {}
     for engine in settings.engine:
@@ -62,8 +64,8 @@ def _add_engines(
             previous = before.get((engine.name, replica.id))
             # Its place among the URLs of its table, and so its name, may be another one.
             if previous is not None and unchanged and previous.name == replica.name:
-                previous.baseline = _baseline(engine, settings.engine)
-                previous.revision = _own_revision(engine, revisions)
+                baseline, revision = _baseline(engine, settings.engine), _own_revision(engine, revisions)
+                changes.append(partial(previous.change, baseline=baseline, revision=revision))
                 engines.append(previous)
                 continue
             announced = previous.announced if previous is not None else None

@@ -206,6 +206,10 @@ class Engine:
         self._logged_refusal: int | None = None
         self.set_announced(announced)
 
+    def change(self, *, baseline: str | None, revision: str | None) -> None:
+        """What another configuration says of it that depends on other engines."""
+        self.baseline, self.revision = baseline, revision
+
     def target(self, path: str) -> RequestTarget:
         # There are few paths, so the dictionary stays small.
         target = self._targets.get(path)

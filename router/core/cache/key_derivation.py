@@ -200,7 +200,7 @@ def _event_options(fields: dict[str, Any]) -> dict[str, Any]:
     """The stream options that change the events themselves, such as vLLM's continuous_usage_stats."""
     options = fields.get("stream_options") or {}
     # `include_usage` is left out: the usage is stored with every stream, and replayed only to clients that want it.
-    # Without it, `continuous_usage_stats` has no effect; see endpoints.request.
+    # Without it, `continuous_usage_stats` has no effect; see endpoints.requests.request.
     ignored = ("include_usage",) if wants_usage(options) else ("include_usage", "continuous_usage_stats")
     return {
         name: value

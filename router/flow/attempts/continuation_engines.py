@@ -56,4 +56,4 @@ class ContinuationEngines:
 
 
 def _can_serve(engine: Engine, request: InferenceRequest) -> bool:
-    return engine.up is True and is_eligible(engine, request, time.monotonic())
+    return engine.up is True and is_eligible(engine, request, time.perf_counter())

@@ -7,7 +7,7 @@ from router.upstream.engine import Engine
 
 
 def has_endpoint(engine: Engine, path: str, now: float) -> bool:
-    """`now`: of time.monotonic."""
+    """`now`: of time.perf_counter, as in `EngineRequests`, which notes the endpoints that an engine lacks."""
     return not engine.unserved_paths.has(path, now)
 
 

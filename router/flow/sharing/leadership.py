@@ -58,7 +58,7 @@ class Leadership:
     ) -> GenerationResult | None:
         """What another process generated. None: this process has to, with the lease or, without Redis, without one.
 
-        `replaced_entry_created`: see Coalescer.start.
+        `replaced_entry_created`: see NewGeneration.
         """
         key = inflight.key
         assert key is not None  # it has a claim

@@ -1,12 +1,13 @@
 """What a configuration runs in the background: one list of what is read first, of what runs, and of what is closed."""
 
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from router.core.cache.redis_keys import tracked_prefixes
 from router.flow.replicas.background import BackgroundServices, every, flush_hits, load_purges
 from router.flow.replicas.invalidation import InvalidationHandler, KnownEntries, KnownRecords, PromptMessages
 from router.net.redis.listener import Listener
+from router.net.redis.pipeline import RedisPipeline
 from router.net.redis.url import parse_redis_url
 from router.process.process_state import ProcessState
 from router.process.wiring.engine_pool import EnginePool
@@ -18,23 +19,31 @@ from router.shared.accounting.ledger import FLUSH_INTERVAL
 from router.shared.cache.retention import REFRESH_INTERVAL
 from router.shared.connection.rights_report import RightsReport
 from router.shared.prompts.prompt_link import RedisRecordLink
-from router.shared.prompts.prompt_records import PROMPTS_CHANNEL
+from router.shared.prompts.prompt_records import PROMPTS_CHANNEL, PromptRecords, RecordLink
 from router.shared.prompts.sibling_link import FirstUpLink
 
 _HIT_FLUSH_INTERVAL: Final = 2.0  # seconds
 _ANNOUNCEMENTS_INTERVAL: Final = 2.0  # seconds between two reads, which decide whether a lease has ended
 
 
-def build_background_services(
+class Background(NamedTuple):
+    """`record_link`: how what other routers send of their prompts comes, and this process' records go."""
+
+    services: BackgroundServices
+    record_link: RecordLink
+
+
+def build_background(
     settings: Settings,
     process_state: ProcessState,
     redis: RedisLink,
     engines: EnginePool,
     records: SharedRecords,
     parts: GatewayParts,
-) -> BackgroundServices:
+) -> Background:
     pipeline, cache, coalescer = redis.pipeline, parts.cache, parts.coalescer
-    invalidation = _invalidation(process_state, redis, engines, records, parts)
+    redis_link = RedisRecordLink(pipeline)
+    invalidation = _invalidation(process_state.prompt_records, redis_link, pipeline, engines, records, parts)
     listener = Listener(
         redis.backend,
         prefixes=tracked_prefixes(tenants(settings)),
@@ -47,7 +56,7 @@ def build_background_services(
     flush_savings = partial(process_state.telemetry.flush_savings, pipeline, redis.clock.now)
     flush_all_hits = partial(flush_hits, pipeline, cache.hit_counter)
     retention = cache.retention
-    return BackgroundServices(
+    services = BackgroundServices(
         pipeline,
         reads=[
             records.stored_keys.try_refresh,
@@ -81,16 +90,16 @@ def build_background_services(
             cache.leases.stop,  # last: until the pipeline is closed, replies make the stream writers send what remains
         ],
     )
+    return Background(services, FirstUpLink(redis_link, process_state.siblings))
 
 
 def _invalidation(
-    process_state: ProcessState, redis: RedisLink, engines: EnginePool, records: SharedRecords, parts: GatewayParts
-) -> InvalidationHandler:
-    cache, prompt_records = parts.cache, process_state.prompt_records
-    record_link = RedisRecordLink(redis.pipeline)
-    prompt_records.link = FirstUpLink(record_link, process_state.siblings)
+    prompt_records: PromptRecords, record_link: RedisRecordLink, pipeline: RedisPipeline, engines: EnginePool,
+    records: SharedRecords, parts: GatewayParts,
+) -> InvalidationHandler:  # fmt: skip
+    cache = parts.cache
     return InvalidationHandler(
-        redis.pipeline,
+        pipeline,
         KnownEntries(cache.local, cache.seen_keys, parts.coalescer, cache.purges, cache.leases, cache.retention),
         KnownRecords(records.stored_keys, records.drains, records.announcements, engines.breakers),
         PromptMessages(prompt_records, record_link),

@@ -71,8 +71,6 @@ def build_engine_pool(
 
 
 def _build_selector(settings: Settings, process_state: ProcessState, catalog: Catalog) -> EngineSelector:
-    models = {engine.id: engine.model for engine in catalog.engines.values()}
-    process_state.prefills.keep(models.keys(), models)
     return EngineSelector(
         catalog,
         process_state.draft_stats,

@@ -90,12 +90,18 @@ class Drains:
     def __init__(
         self, pipeline: RedisPipeline, on_change: Callable[[frozenset[str]], None], previous: "Drains | None" = None
     ) -> None:
-        """`previous`: the object of the former configuration, whose state is taken over."""
+        """`previous`: that of the former configuration. They share the changes until `take_over`."""
         self._pipeline = pipeline
         self._on_change = on_change
-        self._states: dict[str, DrainState] = dict(previous._states) if previous is not None else {}  # noqa: SLF001 - its own kind
-        self.unpublished: dict[str, bool] = dict(previous.unpublished) if previous is not None else {}
+        self._states: dict[str, DrainState] = previous._states if previous is not None else {}  # noqa: SLF001 - its own kind
+        self.unpublished: dict[str, bool] = previous.unpublished if previous is not None else {}
         self.names: frozenset[str] = previous.names if previous is not None else frozenset()
+
+    def take_over(self, previous: "Drains") -> None:
+        """From now on, this one publishes the changes. `previous` may have got some since this one was created."""
+        # It goes on reading until its last request has ended, and would publish a change again that was reversed since.
+        previous.unpublished = {}
+        self._update_names()
 
     async def drain(self, engine: str) -> bool:
         return await self._set_drained(engine, drained=True)

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from router.process import supervisor
+from router.process.reloading import Reloader
+from router.process.server import Reloaded
 from router.process.supervisor import Supervisor, WorkerProcess, too_long_silence
-from router.settings import parse
+from router.settings import Settings, parse
 from router.upstream.shared_slots import WorkerPlace
 from tests.support.router_server import router_config
 
@@ -124,3 +126,117 @@ def test_commands_to_a_worker_that_reads_none_do_not_hold_up_the_supervisor(
         finally:
             worker.process.kill()
             worker.close()
+
+
+SETTINGS = [
+    parse(router_config("redis://127.0.0.1:1", {name: ("llama", "any", "http://127.0.0.1:1")}), {}) for name in "abc"
+]
+
+
+class ReloadingWorker(WorkerProcess):
+    """One whose reports are given; `sent` has the commands that it got."""
+
+    def __init__(self, number: int, directory: Path) -> None:
+        self.place = WorkerPlace(directory, number, 2)
+        self.sent: list[Any] = []
+        self.reports: list[str | None] = []
+        self.engines = None
+        self.is_dead = False
+        self.started_at, self.exitcode, self.pid = 0.0, -9, number
+        self.process: Any = self
+        self._commands: Any = self
+        self._unsent: Any = SimpleNamespace(put=self.sent.append)
+        self._unreported = 0
+        self._has_hung_up = False
+
+    def is_alive(self) -> bool:
+        return not self.is_dead
+
+    def poll(self) -> bool:
+        return bool(self.reports)
+
+    def recv(self) -> Reloaded:
+        return Reloaded(self.reports.pop(0))
+
+    def close(self) -> None:
+        pass
+
+
+class Reloads(Reloader):
+    """Reads one of SETTINGS after the other; `outcomes`: what came of them."""
+
+    def __init__(self) -> None:
+        self._read = iter(SETTINGS[1:])
+        self.outcomes: list[str | None] = []
+
+    def read(self, old: Settings) -> Settings:
+        return next(self._read)
+
+    def finish(self, problem: str | None) -> None:
+        self.outcomes.append(problem)
+
+
+@pytest.fixture
+def reloading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Supervisor, list[ReloadingWorker], Reloads]:
+    unused: Any = None
+    reloads = Reloads()
+    supervising = Supervisor(SETTINGS[0], reloads, unused, str(tmp_path))
+    workers = [ReloadingWorker(number, tmp_path) for number in range(2)]
+    supervising._workers = list(workers)
+    monkeypatch.setattr(supervisor, "release_worker", lambda _: None)
+    return supervising, workers, reloads
+
+
+def test_a_configuration_that_one_worker_cannot_apply_is_in_effect_nowhere(
+    reloading: tuple[Supervisor, list[ReloadingWorker], Reloads],
+) -> None:
+    supervising, (able, unable), reloads = reloading
+    supervising._on_signal(signal.SIGHUP)
+    able.reports, unable.reports = [None], ["no space left"]
+    supervising._receive_reports()
+    assert reloads.outcomes == ["no space left"]
+    assert (able.sent, unable.sent) == ([SETTINGS[1], SETTINGS[0]], [SETTINGS[1]])
+    able.reports = [None]
+    supervising._receive_reports()
+    assert reloads.outcomes == ["no space left"], "that it has the previous one again is no outcome"
+    assert supervising._settings is SETTINGS[0], "a worker that replaces another starts with it"
+
+
+def test_what_came_of_a_reload_does_not_finish_the_next_one(
+    reloading: tuple[Supervisor, list[ReloadingWorker], Reloads],
+) -> None:
+    supervising, workers, reloads = reloading
+    for _ in range(2):
+        supervising._on_signal(signal.SIGHUP)
+    for worker in workers:
+        worker.reports = [None]  # about the first
+    supervising._receive_reports()
+    assert reloads.outcomes == []
+    for worker in workers:
+        worker.reports = ["no space left"]
+    supervising._receive_reports()
+    assert reloads.outcomes == ["no space left"]
+
+
+def test_a_worker_that_starts_during_a_reload_gets_the_new_settings_after_those_in_effect(
+    reloading: tuple[Supervisor, list[ReloadingWorker], Reloads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervising, (dying, other), reloads = reloading
+    started: list[Any] = []
+
+    def start(place: WorkerPlace) -> ReloadingWorker:
+        started.append(supervising._settings)
+        return ReloadingWorker(place.worker, place.directory)
+
+    monkeypatch.setattr(supervising, "_start_worker", start)
+    supervising._on_signal(signal.SIGHUP)
+    dying.is_dead, other.reports = True, [None]
+    supervising._receive_reports()
+    supervising._check_workers()
+    assert (started, reloads.outcomes) == ([SETTINGS[0]], [])
+    replacement: Any = supervising._workers[-1]
+    assert replacement.sent == [SETTINGS[1]]
+    replacement.reports = [None]
+    supervising._receive_reports()
+    assert reloads.outcomes == [None]
+    assert supervising._settings is SETTINGS[1]

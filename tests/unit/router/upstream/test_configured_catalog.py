@@ -121,6 +121,8 @@ def test_an_engine_that_is_added_later_is_compared_with() -> None:
     before = build_catalog(old)
     after = reloaded(old, before, settings(f"{URL}\n{DRAFT}", rest=other(LAUNCH)))
     assert after.engines["one"] is before.engines["one"]
+    assert after.engines["one"].baseline is None, "it is still that of the configuration before"
+    after.take_effect()
     assert after.engines["one"].baseline == "plain"
 
 
