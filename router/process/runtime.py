@@ -1,4 +1,15 @@
-"""What belongs to one configuration; router.process.application replaces the one by another."""
+"""What belongs to one configuration; router.process.application replaces the one by another.
+
+What a reload keeps:
+
+- ProcessState outlives it: metrics, connections to engines, the engines' slots and prefix caches, drafts, sessions.
+- The next configuration gets: engines with the same settings, as the same objects, and the state of those with the same
+  address; breakers, drains, announced engines, the tracer; stored keys, if Redis is the same; what budgets have used.
+- Redis has the rates of tenants; what a process counts of them while Redis is down starts anew.
+- Anew: connections to Redis, the local cache, the reasons of misses, the retries that are left.
+
+Some is handed over when it is built, which changes nothing of the old configuration; the rest in `Runtime.take_effect`.
+"""
 
 import asyncio
 
