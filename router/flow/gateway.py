@@ -32,11 +32,11 @@ from router.flow.sharing.new_generation import NewGeneration, StoreResponse
 from router.shared.cache.purges import Purges
 from router.upstream.engine import Engine
 
-# Attempts of one request: it starts over if the in-flight request that it joined has no response for it. The last
-# attempt is not shared, so nothing can make it start over again.
-_MAX_ATTEMPTS: Final = 3
+# Of one request: it starts over if the in-flight request that it joined has no response for it. The last round is not
+# shared, so nothing can make it start over again.
+_MAX_ROUNDS: Final = 3
 
-# Seconds for an attempt at the end of the client's time in queues: a free slot here may be used still.
+# Seconds for a round at the end of the client's time in queues: a free slot here may be used still.
 _MIN_QUEUE_TIME: Final = 0.1
 
 _ENGINE_FAILURE_STATUSES: Final = (502, 503, 504)  # errors in whose place a stale entry is served
@@ -141,28 +141,30 @@ class Gateway:
         lookup: Lookup,
     ) -> GatewayResponse:  # fmt: skip
         """`lookup`: why no entry was served."""
-        start = self._start_of_model(exchange, parsed, caller)
+        model_start = self._start_of_model(exchange, parsed, caller)
         # Without Redis, requests of this process still share. Any other bypass wants a generation of its own.
-        may_share = start.is_shareable and (not isinstance(lookup, Bypass) or lookup.reason is BypassReason.REDIS_DOWN)
-        started_at, attempt = time.perf_counter(), 0
+        may_share = model_start.is_shareable and (
+            not isinstance(lookup, Bypass) or lookup.reason is BypassReason.REDIS_DOWN
+        )
+        started_at, rounds = time.perf_counter(), 0
         retry_after: int | None = None  # of the queue in another process that has refused it
         while True:
-            attempt += 1
-            share = may_share and attempt < _MAX_ATTEMPTS
+            rounds += 1
+            share = may_share and rounds < _MAX_ROUNDS
             inflight = self._coalescer.find(parsed.key) if share else None
             is_new = inflight is None
             if inflight is None:
-                new = self._new_generation(exchange, parsed, caller, start, store_response, lookup)
+                new = self._new_generation(exchange, parsed, caller, model_start, store_response, lookup)
                 key = parsed.key if share and not exchange.adjusted_fields else None
                 inflight = self._coalescer.start(new, key, self._purges.last_position)
             exchange.dispatched_at = time.perf_counter()
-            must_wait = start.must_wait()
+            must_wait = model_start.must_wait()
             delivery = ResponseDelivery(
                 inflight, parsed.request, exchange, is_initiator=is_new,
                 queue_time=self._queue_time(started_at, retry_after, must_wait=must_wait), retry_after=retry_after or 1,
                 pass_comments=caller.heartbeat.pass_comments,
             )  # fmt: skip
-            start.show_in(caller.heartbeat, inflight, must_wait=must_wait)
+            model_start.show_in(caller.heartbeat, inflight, must_wait=must_wait)
             try:
                 return self._response(exchange, inflight, delivery, await delivery.start(), is_new=is_new)
             except RetryRequest as retry:

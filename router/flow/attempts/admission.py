@@ -48,7 +48,11 @@ def queue_timeout(retry_after: int) -> NoSlotError:
 
 
 class Slot:
-    """The right to have one request at an engine, until `release`; a second `release` does nothing."""
+    """The right to have one request at an engine, until `release`; a second `release` does nothing.
+
+    The loop over attempts owns it until an attempt succeeds. Then a stream owns it until it is closed; the slot of a
+    JSON response is free when that is complete.
+    """
 
     __slots__ = ("_admission", "engine", "tenant")
 

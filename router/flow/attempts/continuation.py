@@ -95,7 +95,7 @@ async def _go_on(
         record.continuations.append(Continuation(failure.reason, "cancelled"))
         raise
     except ApiError as refusal:
-        record.attempt = before
+        record.attempt = before  # the response ends as the broken engine's
         _give_up(record, broken, failure, refusal.reason)
     record.prompt.on_first_token(time.perf_counter())  # what the in-flight request publishes is not its first any more
     so_far = seam.so_far

@@ -75,7 +75,10 @@ class Dispatcher:
     def continue_stream(
         self, inflight: InFlightRequest, seam: Seam, engines: Sequence[Engine]
     ) -> Awaitable[tuple[EngineStream, Restart]]:
-        """As `start_stream`, for the rest of a stream that an engine has broken off; and how its engine goes on."""
+        """As `start_stream`, for the rest of a stream that an engine has broken off; and how its engine goes on.
+
+        It does not wait for an engine to start: the client would wait in the middle of the response.
+        """
         return self._first_success(partial(self._attempts.rest, seam), inflight, engines, broken_off=seam.error)
 
     def generate_json(
@@ -103,7 +106,7 @@ class Dispatcher:
         record, health = inflight.record, self._health
         failures = Failures(broken_off)
         require_allowed = partial(self.losses.require_allowed, record.tenant, inflight.request)
-        if broken_off is None:
+        if broken_off is None:  # requests earn retries; a continuation spends one
             health.record_request()
         attempts = health.attempts(engines, require_allowed)
         while True:

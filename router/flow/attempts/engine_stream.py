@@ -1,4 +1,9 @@
-"""The stream of one engine, from its response's body to the publisher of events."""
+"""The stream of one engine, from its response's body to the publisher of events.
+
+Theory of operation. A chunk passes from the engine's socket to the client's in one call, without a task or a future:
+HTTPConnection.data_received, `_on_chunk`, the recorder's `feed`, InFlightRequest.publish, the delivery's `on_data` of
+each client, and the `try_send` of its connection. What a client cannot take now waits in its own buffer.
+"""
 
 from collections.abc import Callable
 from typing import Protocol

@@ -81,8 +81,9 @@ class Seam:
     """Where one engine has broken a stream off.
 
     - `obstacle`: why no engine can go on, in a word; None if nothing is known against it.
-    - `read` takes the time that the length of the stream takes; what is not in this list comes after it.
-    - `able` and `may_be_complete` tell whether it is worth it.
+    - Before `read`, whose time grows with the stream: `has_obstacle`, `able` and `may_be_complete`, which tell whether
+      it is worth it.
+    - After it: `so_far`, `is_complete`, `end`, `candidates`, `restart_at`, `new_recorder`.
     """
 
     def __init__(
