@@ -125,7 +125,8 @@ class RedisConnection(asyncio.Protocol):
         self._deadline = 0.0
         self._max_deadline = 0.0
         self._expired_once = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._timer_at = 0.0
         self._fatal_error: Exception | None = None
         self._retired = False
 
@@ -177,11 +178,15 @@ class RedisConnection(asyncio.Protocol):
         self._timeout, self._max_deadline, self._expired_once = timeout, deadline + extra_time, False
         # A timer that fires earlier stays: it finds the new deadline and starts again. A timer per batch costs more.
         if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._check_deadline)
-        elif deadline < self._timer.when():
+            self._set_timer(deadline)
+        elif deadline < self._timer_at:
             self._timer.cancel()
-            self._timer = self._loop.call_at(deadline, self._check_deadline)
+            self._set_timer(deadline)
         return batch
+
+    def _set_timer(self, at: float) -> None:
+        # uvloop returns a Handle without `when` if the time has passed, as after a pause of the process.
+        self._timer, self._timer_at = self._loop.call_at(at, self._check_deadline), at
 
     def retire(self) -> None:
         """Accepts no batch after the one in flight."""
@@ -247,7 +252,7 @@ class RedisConnection(asyncio.Protocol):
             return
         if self._loop.time() < self._deadline:
             self._expired_once = False
-            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+            self._set_timer(self._deadline)
         elif self._expired_once:
             self._fail(TimeoutError())
         else:
@@ -255,6 +260,7 @@ class RedisConnection(asyncio.Protocol):
             # already, so the batch gets one more loop iteration before it fails.
             self._expired_once = True
             self._timer = self._loop.call_later(_LOOP_TICK, self._check_deadline)
+            self._timer_at = self._loop.time() + _LOOP_TICK
 
     def _fail(self, error: Exception) -> None:
         self.retire()

@@ -246,3 +246,15 @@ async def test_replies_that_arrive_one_byte_at_a_time_time_out_at_the_maximum(pa
     with pytest.raises(RedisBackendError, match="TimeoutError"):
         await batch
     assert 0.28 < clock() - started < 1
+
+
+async def test_a_pause_of_the_process_between_two_batches_does_not_fail_the_second(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    # For a time that has passed, uvloop returns a handle without `when`.
+    monkeypatch.setattr(loop, "call_at", lambda *_, **__: loop.call_soon(lambda: None))
+    for timeout in (0.9, 0.8, 0.7):
+        replies = pair.connection.execute([GET], timeout)
+        await pair.server.send(b"+OK\r\n")
+        assert await replies == [b"OK"]
