@@ -62,7 +62,7 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     )
     try:
         return _build_parts(settings, process_state, redis, engines, old)
-    except BaseException:
+    except BaseException:  # whatever it is, it is raised again
         engines.admission.close()  # engines that the old configuration has, too, would go on notifying it
         raise
 

@@ -71,7 +71,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, eq=False):
     - `max_in_flight`: maximum number of concurrent requests; None is no limit.
     - `has_draft`: whether it gives the engine a draft; unknown for an engine that roundhouse did not start.
     - `headers`: what every request to it carries. `ca_file`: see create_tls_context.
-    - `kind`: None if it does not tell it. `stated_traits`: see engine_kinds.
+    - `kind`: None if it is not configured. `stated_traits`: see engine_kinds.
     - The others: see Engine. `baseline` and `revision` depend on other engines, and may change.
     """
 

@@ -81,8 +81,7 @@ class Seam:
     """Where one engine has broken a stream off.
 
     - `obstacle`: why no engine can go on, in a word; None if nothing is known against it.
-    - Before `read`, whose time grows with the stream: `has_obstacle`, `able` and `may_be_complete`, which tell whether
-      it is worth it.
+    - Before `read`: `has_obstacle`, `able` and `may_be_complete`. `read` takes longer for a longer stream.
     - After it: `so_far`, `is_complete`, `end`, `candidates`, `restart_at`, `new_recorder`.
     """
 

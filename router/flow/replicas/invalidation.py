@@ -68,7 +68,7 @@ class KnownRecords(NamedTuple):
 
 
 class PromptMessages(NamedTuple):
-    """What routers tell each other of the prompts that engines hold."""
+    """Messages between routers about the prompts in the engines' prefix caches."""
 
     records: PromptRecords
     link: RedisRecordLink

@@ -1,4 +1,4 @@
-"""What this process tells of itself, and what it reads of the others: for the dashboard, `top` and /admin/status."""
+"""The status of this process and of the others, for the dashboard, `top` and /admin/status."""
 
 import time
 from collections.abc import Callable, Mapping
