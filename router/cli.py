@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from router.build_info import describe_build
 from router.commands.cache.commands import app as cache
 from router.commands.console import (
     EXIT_FAILED,
@@ -55,6 +54,8 @@ for command in (init, serve, reload, top, usage):
 @app.callback(invoke_without_command=True)
 def _root(show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if show_version:
+        from router.build_info import describe_build
+
         typer.echo(f"roundhouse {describe_build()}")
         raise typer.Exit
 

@@ -18,13 +18,11 @@ from router.commands.first_options import (
     check_key_of,
     is_variable,
 )
-from router.discovery.ask import ask_engines
 from router.discovery.configuration_text import DEFAULT_REDIS, configuration_text, without_passwords
 from router.discovery.plan import Answer, Plan, plan
 from router.net.redis.url import find_url_problems, parse_redis_url
 from router.settings import DEFAULT_PATH, EMBEDDED
 from router.settings.addresses import base_url, is_engine_url
-from router.shared.connection.redis import ask_server
 
 _DEFAULT_ENGINE: Final = "http://127.0.0.1:8000"
 _DEFAULT_KEY_VARIABLE: Final = "VLLM_API_KEY"
@@ -78,6 +76,8 @@ def init(
 
 def _ask(urls: list[str], api_key_env: str | None) -> list[Answer]:
     key = os.environ.get(api_key_env or "")
+    from router.discovery.ask import ask_engines
+
     return asyncio.run(ask_engines(urls, {"authorization": f"Bearer {key}"} if key else {}))
 
 
@@ -116,6 +116,8 @@ def _check_redis(url: str) -> None:
     if url == EMBEDDED:
         print_err('roundhouse: url = "embedded" is the Redis that `roundhouse up` starts; `serve` starts none')
         return
+    from router.shared.connection.redis import ask_server
+
     for problem in find_url_problems(url):
         fail(f"--redis: {problem}", EXIT_USAGE)
     report = asyncio.run(ask_server(url, timeout=_REDIS_TIMEOUT))

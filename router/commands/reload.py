@@ -13,7 +13,6 @@ import typer
 
 from router.commands.console import EXIT_USAGE, ConfigOption, JsonOption, fail, load_settings, print_err, write_json
 from router.process.pid_file import pid_file_path, running_pid, running_routers
-from router.process.reloading import read_outcome
 from router.settings import DEFAULT_PATH
 
 _POLL_INTERVAL: Final = 0.05  # seconds
@@ -51,6 +50,8 @@ def _reload(path: Path, timeout: float, *, as_json: bool) -> None:
         running = ", ".join(map(str, running_routers(path.parent)))
         others = f"; these run: {running} (--pid-file)" if running else "; does it run on this machine?"
         fail(f"no router runs with {path}{others}")
+    from router.process.reloading import read_outcome
+
     outcome_file = path.with_suffix(".reload")
     before = read_outcome(outcome_file)
     try:

@@ -8,7 +8,7 @@ import typer
 from router.commands.console import ConfigOption, JsonOption, load_settings, write_json, write_table
 from router.commands.redis import with_redis
 from router.settings import DEFAULT_PATH
-from router.shared.accounting.daily_sums import RETENTION_DAYS
+from router.shared.accounting.retention import RETENTION_DAYS
 
 if TYPE_CHECKING:  # imported by the command, since they would slow all others down
     from router.store.admin.usage import Dimension, Usage, UsageSums

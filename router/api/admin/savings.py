@@ -6,7 +6,7 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from router.errors import bad_request
-from router.shared.accounting.ledger import RETENTION_DAYS
+from router.shared.accounting.retention import RETENTION_DAYS
 from router.store.admin.savings import fetch_savings
 from router.store.admin.scan import RedisClient
 

@@ -9,7 +9,7 @@ from router.commands.cache.options import TenantOption
 from router.commands.console import ConfigOption, JsonOption, load_settings, printable, write_json
 from router.commands.redis import with_redis
 from router.settings import DEFAULT_PATH
-from router.shared.accounting.ledger import RETENTION_DAYS
+from router.shared.accounting.retention import RETENTION_DAYS
 
 if TYPE_CHECKING:  # imported by the command, since they would slow all others down
     from rich.table import Table

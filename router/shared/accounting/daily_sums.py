@@ -14,14 +14,12 @@ from typing import Any, Final, Generic, TypeVar
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 from router.net.redis.replies import decode_reply
+from router.shared.accounting.retention import RETENTION_DAYS
 
 AccountT = TypeVar("AccountT")
 
 FLUSH_INTERVAL: Final = 5.0
 """Seconds between two flushes, which is what a process that is killed loses at most."""
-
-RETENTION_DAYS: Final = 400
-"""Days after which Redis drops the sums of a day."""
 
 MAX_PENDING_DAYS: Final = 8
 """Days of which sums are kept while Redis is down; older ones are dropped."""

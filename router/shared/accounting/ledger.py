@@ -15,7 +15,6 @@ from router.net.redis.pipeline import RedisPipeline
 from router.shared.accounting.daily_sums import ADD_SCRIPT as ADD_SCRIPT
 from router.shared.accounting.daily_sums import FLUSH_INTERVAL as FLUSH_INTERVAL
 from router.shared.accounting.daily_sums import MAX_PENDING_DAYS as MAX_PENDING_DAYS
-from router.shared.accounting.daily_sums import RETENTION_DAYS as RETENTION_DAYS
 from router.shared.accounting.daily_sums import DailySums, add_to_key, decode_fields
 from router.shared.accounting.daily_sums import days_until as days_until
 

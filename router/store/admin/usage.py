@@ -8,7 +8,8 @@ import msgspec
 from router.core.cache.entry_filter import parse_listing_filter
 from router.errors import bad_request
 from router.shared.accounting import ledger, usage
-from router.shared.accounting.daily_sums import RETENTION_DAYS, utc_day
+from router.shared.accounting.daily_sums import utc_day
+from router.shared.accounting.retention import RETENTION_DAYS
 from router.store.admin.scan import BATCH_SIZE, RedisClient, execute_commands, read_redis_clock
 from router.store.admin.usage_period import usage_days
 

@@ -14,13 +14,13 @@ from router.net.redis.pipeline import RedisDownError
 from router.shared.accounting import ledger as ledger_module
 from router.shared.accounting.ledger import (
     MAX_PENDING_DAYS,
-    RETENTION_DAYS,
     SavingsLedger,
     add_commands,
     days_until,
     decode_sums,
     read_command,
 )
+from router.shared.accounting.retention import RETENTION_DAYS
 
 DAY = 86400.0
 NOON = 1_790_000_000.0 // DAY * DAY + DAY / 2
