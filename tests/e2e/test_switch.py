@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.real]
 
 MODELS = os.environ.get("ROUNDHOUSE_MODELS", "")
 SEA = "Tell me about the sea."
+PAUSE = 0.3
+"""Seconds between two requests of a thread. Without it, they take the processor from the engine that starts."""
 
 
 def ask(tree: VllmProcessTree, prompt: str, *, stream: bool = False) -> httpx.Response:
@@ -35,6 +37,7 @@ def load(tree: VllmProcessTree) -> Iterator[list[httpx.Response]]:
     def send_requests(thread: int) -> None:
         while not ended.is_set():
             responses.append(ask(tree, f"{thread}: request {len(responses)}", stream=thread == 0))
+            ended.wait(PAUSE)
 
     threads = [threading.Thread(target=send_requests, args=[number]) for number in range(2)]
     for thread in threads:
