@@ -101,7 +101,8 @@ compiled: $(VENV)/.installed
 		--no-deps --target $(COMPILED)/built ./$(COMPILED) | $(PIP_FILTER)
 	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
 
-test-compiled: $(VENV)/.developed $(REDIS_BINARY) compiled
+# With `make --jobs=2 test-interpreted test-compiled`, the one runs while the compiler does, which uses one core.
+test-compiled: $(VENV)/.developed $(REDIS_BINARY) compiled $(filter test-interpreted,$(MAKECMDGOALS))
 	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --more none
 
 # In the build that `make compiled` leaves.
