@@ -38,7 +38,7 @@ MODULES: Final = {
     ],
     "router/core/endpoints/requests": ["workload"],
     "router/core/quota": ["fair_queue"],
-    "router/core/resilience": ["attempts", "retry_budget", "retry_schedule"],
+    "router/core/resilience": ["failover", "retry_budget", "retry_schedule"],
     "router/core/routing": ["classify"],
     "router/core/routing/draft_models": ["decaying_speeds", "draft_stats", "step_rates"],
     "router/flow": [

@@ -7,7 +7,7 @@ from router.core.endpoints.recording.recorded_response import NotStoredReason, R
 from router.core.endpoints.recording.recording import StreamRecorder
 from router.core.endpoints.requests.engine_fields import names_engine_memory
 from router.errors import ENGINE_FAILED, ENGINE_LOST, UPSTREAM, ApiError
-from router.flow.attempts.continuation import has_survivor, is_exact, run_to_end
+from router.flow.attempts.continuation.run_to_end import has_survivor, is_exact, run_to_end
 from router.flow.attempts.dispatch import Dispatcher
 from router.flow.attempts.dispatch_errors import shown_message
 from router.flow.exchange import GenerationRecord

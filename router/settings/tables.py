@@ -279,7 +279,7 @@ class TimeoutSettings(Strict, frozen=True):
 
 
 class RetrySettings(Strict, frozen=True):
-    """`continuations` of one stream by other engines; see router.core.endpoints.continuation.continuation."""
+    """`continuations` of one stream by other engines; see router.core.endpoints.continuation.stream_so_far."""
 
     continuations: Annotated[int, Meta(ge=0, le=10)] = 2
 

@@ -15,8 +15,8 @@ from router.core.endpoints.continuation.continued_stream import ContinuedStream
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
 from router.core.resilience import engine_losses
 from router.core.types import Entry
+from router.flow.attempts.continuation.seam import Seam
 from router.flow.attempts.engine_losses import EngineLosses
-from router.flow.attempts.seam import Seam
 from router.flow.sharing.coalescer import Coalescer
 from router.flow.sharing.inflight import InFlightRequest
 from router.shared.cache.purges import Purges

@@ -86,7 +86,7 @@ def classify_failure(reason: str, retry_after: float | None) -> FailureClass:
 T = TypeVar("T")
 
 
-class Attempt(msgspec.Struct, Generic[T], frozen=True):
+class ScheduledAttempt(msgspec.Struct, Generic[T], frozen=True):
     """The next attempt: after `wait` seconds, at one of `engines`, which are in order of preference."""
 
     engines: tuple[T, ...]

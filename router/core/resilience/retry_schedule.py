@@ -9,7 +9,7 @@ from router.core.resilience.retry import (
     MAX_ATTEMPTS,
     MAX_TIMEOUTS,
     MAX_WAIT,
-    Attempt,
+    ScheduledAttempt,
     classify_failure,
 )
 
@@ -30,18 +30,18 @@ class RetrySchedule(Generic[T]):
         self._timeout_count = 0
         self._retry_count = 0
 
-    def next_attempt(self, now: float, random: float) -> Attempt[T] | None:
+    def next_attempt(self, now: float, random: float) -> ScheduledAttempt[T] | None:
         """The next attempt, or None if none is left. `now`: seconds of a monotonic clock; `random`: 0 to 1."""
         if self._attempt_count >= MAX_ATTEMPTS or self._timeout_count >= MAX_TIMEOUTS:
             return None
         if self._untried:  # all of them: admission selects the first with a free slot
-            return Attempt(tuple(self._untried), 0.0)
+            return ScheduledAttempt(tuple(self._untried), 0.0)
         if not self._retryable:
             return None
         not_before, engine = min(self._retryable, key=itemgetter(0))
         # The jitter is added to the Retry-After: otherwise all rejected requests would retry at the same instant.
         wait = max(0.0, not_before - now) + backoff(self._retry_count, random)
-        return Attempt((engine,), wait) if wait <= MAX_WAIT else None
+        return ScheduledAttempt((engine,), wait) if wait <= MAX_WAIT else None
 
     def mark_tried(self, engine: T) -> None:
         if engine in self._untried:

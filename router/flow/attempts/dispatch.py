@@ -13,14 +13,20 @@ from typing import TypeVar
 from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from router.errors import ApiError
 from router.flow.attempts.admission import Admission, NoSlotError, Slot
-from router.flow.attempts.continuation_engines import ContinuationEngines
+from router.flow.attempts.continuation.continuation_engines import ContinuationEngines
+from router.flow.attempts.continuation.seam import (
+    NO_CONTINUATIONS,
+    ContinuationLimits,
+    Restart,
+    Seam,
+    continuation_limits,
+)
 from router.flow.attempts.dispatch_errors import Failures
 from router.flow.attempts.engine_attempts import EngineAttempts
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_losses import EngineLosses
 from router.flow.attempts.engine_request import EngineRequests, lacks_endpoint
 from router.flow.attempts.engine_stream import EngineStream
-from router.flow.attempts.seam import NO_CONTINUATIONS, ContinuationLimits, Restart, Seam, continuation_limits
 from router.flow.attempts.waking import Waking
 from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.flow.sharing.inflight import InFlightRequest
@@ -33,8 +39,8 @@ log = logging.getLogger("roundhouse.dispatch")
 
 T = TypeVar("T")
 
-SendAttempt = Callable[[Slot, InFlightRequest], Awaitable[T]]
-"""One attempt at the engine of a slot. Raises EngineError, or ApiError for a refusal."""
+SendToEngine = Callable[[Slot, InFlightRequest], Awaitable[T]]
+"""Makes one attempt, at the engine of a slot. Raises EngineError, or ApiError for a refusal."""
 
 
 class Dispatcher:
@@ -87,16 +93,16 @@ class Dispatcher:
         """The JSON response, and what can be stored of it or why nothing can. Raises ApiError."""
         return self._dispatch(self._attempts.json, inflight, engines)
 
-    def _dispatch(self, attempt: SendAttempt[T], inflight: InFlightRequest, engines: Sequence[Engine]) -> Awaitable[T]:
+    def _dispatch(self, send: SendToEngine[T], inflight: InFlightRequest, engines: Sequence[Engine]) -> Awaitable[T]:
         if inflight.wait_plan is None or self._waking is None:
-            return self._first_success(attempt, inflight, engines)
-        send = partial(self._first_success, attempt, inflight)
-        return self._waking.send(inflight.record, inflight.wait_plan, engines, send)
+            return self._first_success(send, inflight, engines)
+        first_success = partial(self._first_success, send, inflight)
+        return self._waking.send(inflight.record, inflight.wait_plan, engines, first_success)
 
     # -- the loop over attempts ---------------------------------------------------------------------------------------
 
     async def _first_success(
-        self, attempt: SendAttempt[T], inflight: InFlightRequest, engines: Sequence[Engine],
+        self, send: SendToEngine[T], inflight: InFlightRequest, engines: Sequence[Engine],
         granted: Slot | None = None, *, broken_off: EngineError | None = None,
     ) -> T:  # fmt: skip
         """The result of the first attempt that succeeds. That attempt owns the slot from then on.
@@ -108,9 +114,9 @@ class Dispatcher:
         require_allowed = partial(self.losses.require_allowed, record.tenant, inflight.request)
         if broken_off is None:  # requests earn retries; a continuation spends one
             health.record_request()
-        attempts = health.attempts(engines, require_allowed)
+        failover = health.failover(engines, require_allowed)
         while True:
-            upcoming = attempts.next(health.clock(), health.rng())
+            upcoming = failover.next(health.clock(), health.rng())
             if upcoming is None:
                 raise failures.outcome(engines, health)
             if upcoming.wait > 0:
@@ -125,22 +131,22 @@ class Dispatcher:
                 )
             except NoSlotError as full:
                 failures.no_room = full
-                attempts.leave_model()
+                failover.leave_model()
                 continue
             if slot is None:
                 continue  # these were blocked while it waited; from now on, they are left out
             granted = None
-            attempts.tried(slot.engine)
+            failover.tried(slot.engine)
             try:
                 permit = health.permit(slot.engine, previous_error=failures.last, continues=failures.is_seam)
                 if permit is not None and (not permit.probe or await permit.claim_probe()):
                     self._begin_attempt(record, slot.engine)
                     with permit:
-                        return await self._counting_losses(attempt, slot, inflight)
+                        return await self._counting_losses(send, slot, inflight)
             except EngineError as error:
                 self._on_failed_attempt(inflight, slot.engine, error)
                 failures.add(error, record.model, inflight.request)
-                attempts.failed(slot.engine, error.reason, error.retry_after, health.clock())
+                failover.failed(slot.engine, error.reason, error.retry_after, health.clock())
             except BaseException as cause:
                 # A refusal (ApiError) or a cancellation ends all attempts, so this path releases the slot as well.
                 slot.release()
@@ -179,9 +185,9 @@ class Dispatcher:
                 "request %s: engine %s: %s (%s)", record.request_id, engine.name, error.full_message, error.reason
             )
 
-    async def _counting_losses(self, attempt: SendAttempt[T], slot: Slot, inflight: InFlightRequest) -> T:
+    async def _counting_losses(self, send: SendToEngine[T], slot: Slot, inflight: InFlightRequest) -> T:
         try:
-            return await attempt(slot, inflight)
+            return await send(slot, inflight)
         except EngineError as error:
             await self.on_failure(inflight, slot.engine, error)
             raise error  # noqa: TRY201 - compiled, a `raise` without it can lose the error after an `await`

@@ -3,7 +3,7 @@
 import time
 from typing import Final
 
-from router.core.endpoints.continuation.continuation import asks_token_ids
+from router.core.endpoints.continuation.stream_so_far import asks_token_ids
 from router.core.endpoints.endpoint import Recorder
 from router.core.endpoints.errors.engine_errors import answer_too_large
 from router.core.endpoints.recording.answer_shapes import AnswerShapes
@@ -13,11 +13,11 @@ from router.core.endpoints.recording.token_ids import TokenIdCutter
 from router.core.endpoints.requests.upload import media_type
 from router.core.endpoints.requests.workload import workload
 from router.flow.attempts.admission import Slot
+from router.flow.attempts.continuation.seam import ContinuationLimits, Restart, Seam
 from router.flow.attempts.dispatch_errors import check_unreadable, engine_timeout
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_request import EngineRequests
 from router.flow.attempts.engine_stream import EngineStream, Publisher
-from router.flow.attempts.seam import ContinuationLimits, Restart, Seam
 from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError
 from router.net.client.response import EngineResponse

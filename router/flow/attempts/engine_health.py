@@ -9,8 +9,8 @@ from operator import attrgetter
 from types import TracebackType
 from typing import Final
 
-from router.core.resilience.attempts import Attempts
 from router.core.resilience.breaker import BreakerState
+from router.core.resilience.failover import Failover
 from router.core.resilience.readiness import Readiness, engine_readiness
 from router.core.resilience.retry import CONTINUATIONS_PER_SECOND, CREDENTIAL_REASONS, classify_failure
 from router.core.resilience.retry_budget import RetryBudget
@@ -49,12 +49,12 @@ class EngineHealth:
         self._retry_budget.on_request(now)
         self._continuation_budget.on_request(now)
 
-    def attempts(self, engines: Sequence[Engine], require_allowed: Callable[[], None]) -> Attempts[Engine]:
-        """Those of a request; the engines of each model stand together. `require_allowed`: see Attempts."""
+    def failover(self, engines: Sequence[Engine], require_allowed: Callable[[], None]) -> Failover[Engine]:
+        """Of a request; the engines of each model stand together. `require_allowed`: see Failover."""
         models: Iterable[Sequence[Engine]] = (engines,)
         if engines and engines[0].model != engines[-1].model:
             models = (list(group) for _, group in groupby(engines, key=attrgetter("model")))
-        return Attempts(models, self._ranked, self._is_blocked, require_allowed)
+        return Failover(models, self._ranked, self._is_blocked, require_allowed)
 
     def _ranked(self, engines: Sequence[Engine]) -> Sequence[Engine]:
         if len(engines) < 2:

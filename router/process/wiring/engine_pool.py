@@ -6,7 +6,7 @@ from typing import NamedTuple, get_args
 from router.core.endpoints.requests.cache_salt import sharing_group_name
 from router.core.resilience.breaker import BreakerPolicy
 from router.flow.attempts.admission import Admission
-from router.flow.attempts.continuation_engines import ContinuationEngines
+from router.flow.attempts.continuation.continuation_engines import ContinuationEngines
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_selection import EngineSelector
 from router.flow.attempts.waking import WakeResult, Waking

@@ -1,4 +1,4 @@
-"""The request with which another engine goes on with a stream; see router.core.endpoints.continuation.continuation."""
+"""The request with which another engine goes on with a stream; see router.core.endpoints.continuation.stream_so_far."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ import msgspec
 
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.continuation.continuation import MAX_REPEATED, StreamSoFar
+from router.core.endpoints.continuation.stream_so_far import MAX_REPEATED, StreamSoFar
 from router.core.endpoints.endpoint import InferenceRequest
 
 _SHARED_FIELDS: Final = frozenset(

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.continuation.continuation import StreamSoFar
+from router.core.endpoints.continuation.stream_so_far import StreamSoFar
 from router.core.endpoints.errors.engine_errors import is_error_object, unfinished_error
 from router.core.endpoints.recording.choices import ChoicesFormat
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
@@ -42,7 +42,7 @@ class ContinuedStream:
     def __init__(
         self, recorder: ChoicesRecorder, stream_format: ChoicesFormat, so_far: StreamSoFar, *, by_ids: bool
     ) -> None:
-        """`stream_format`: of the client's stream. `by_ids`: see router.core.endpoints.continuation.continuation."""
+        """`stream_format`: of the client's stream. `by_ids`: see router.core.endpoints.continuation.stream_so_far."""
         self.started = False
         self.ended = False
         self.failure: bytes | None = None

@@ -161,7 +161,7 @@ def engine_body(
     `salt`: the tenant's `cache_salt` where tenants are isolated; see requests.cache_salt. Raises ApiError for an
     invalid `cache_salt` of the client. `stream_usage`: whether the engine takes `stream_options`. `priority`: the one
     that the engine gets, in place of the client's; None for an engine that must not get any. `token_ids`: whether the
-    engine is asked for the ids of tokens, see router.core.endpoints.continuation.continuation.
+    engine is asked for the ids of tokens, see router.core.endpoints.continuation.stream_so_far.
     """
     edits = _edits(request, served_model, salt, stream_usage=stream_usage, priority=priority, token_ids=token_ids)
     if not edits:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness
 from router.flow.attempts.admission import Admission
-from router.flow.attempts.continuation_engines import ContinuationEngines
+from router.flow.attempts.continuation.continuation_engines import ContinuationEngines
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine, EngineConfig
 from tests.support.factories import chat

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.flow.attempts.continuation import has_survivor
+from router.flow.attempts.continuation.run_to_end import has_survivor
 from router.flow.exchange import AttemptFacts, Continuation, GenerationRecord
 from router.flow.generation import record_generation
 from router.flow.result import LOST

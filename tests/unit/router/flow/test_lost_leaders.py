@@ -16,12 +16,12 @@ from router.core.resilience.readiness import Readiness
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
 from router.flow.attempts.admission import Admission
+from router.flow.attempts.continuation.seam import NO_CONTINUATIONS
 from router.flow.attempts.dispatch import Dispatcher
 from router.flow.attempts.engine_attempts import EngineAttempts
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_losses import EngineLosses
 from router.flow.attempts.engine_request import EngineRequests
-from router.flow.attempts.seam import NO_CONTINUATIONS
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.result import GenerationResult

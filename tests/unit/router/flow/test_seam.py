@@ -1,8 +1,8 @@
 """Where an engine has broken a stream off: what is known without its events."""
 
-from router.core.endpoints.continuation.continuation import MAX_LITERAL_EVENTS
+from router.core.endpoints.continuation.stream_so_far import MAX_LITERAL_EVENTS
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
-from router.flow.attempts.seam import Seam
+from router.flow.attempts.continuation.seam import Seam
 from router.net.client.errors import EngineError
 from router.upstream.engine import Engine, EngineConfig
 from tests.support.endpoints import choices_recorder

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.continuation.continuation import held_back, read_so_far
 from router.core.endpoints.continuation.continuation_body import remaining_tokens, request_by_ids
 from router.core.endpoints.continuation.continued_stream import ContinuedStream, end_locally
+from router.core.endpoints.continuation.stream_so_far import held_back, read_so_far
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
 from router.core.endpoints.recording.recorded_response import RecordedResponse

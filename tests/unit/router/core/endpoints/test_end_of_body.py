@@ -3,8 +3,8 @@
 import pytest
 
 from router.core.endpoints.chat import CHAT, CHAT_CHOICES
-from router.core.endpoints.continuation.continuation import read_so_far
 from router.core.endpoints.continuation.continued_stream import ContinuedStream
+from router.core.endpoints.continuation.stream_so_far import read_so_far
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.recording.transcript_recorder import TranscriptRecorder

@@ -9,7 +9,7 @@ from router.core.resilience.retry import (
     MAX_ATTEMPTS,
     MAX_RETRY_AFTER,
     MAX_WAIT,
-    Attempt,
+    ScheduledAttempt,
     classify_failure,
     parse_retry_after,
 )
@@ -83,12 +83,12 @@ def test_an_engine_is_not_retried_before_its_retry_after(reason: str) -> None:
 
 def test_any_untried_engine_may_be_the_next() -> None:
     schedule = RetrySchedule(["a", "b", "c"])
-    assert schedule.next_attempt(0, 0) == Attempt(("a", "b", "c"), 0)
+    assert schedule.next_attempt(0, 0) == ScheduledAttempt(("a", "b", "c"), 0)
     schedule.mark_tried("b")
     schedule.on_failure("b", "reset", None, 0)
-    assert schedule.next_attempt(0, 0) == Attempt(("a", "c"), 0)
+    assert schedule.next_attempt(0, 0) == ScheduledAttempt(("a", "c"), 0)
     schedule.mark_tried("a")  # skipped, as its breaker is open
-    assert schedule.next_attempt(0, 0) == Attempt(("c",), 0)
+    assert schedule.next_attempt(0, 0) == ScheduledAttempt(("c",), 0)
 
 
 @given(st.integers(0, 2000), st.floats(0, 1))

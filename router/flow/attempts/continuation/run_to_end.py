@@ -17,9 +17,9 @@ from typing import NoReturn
 from router.core.endpoints.endpoint import InferenceRequest, Recorder
 from router.core.plural import pluralize
 from router.errors import ApiError
+from router.flow.attempts.continuation.seam import Seam
 from router.flow.attempts.dispatch import Dispatcher
 from router.flow.attempts.engine_stream import EngineStream
-from router.flow.attempts.seam import Seam
 from router.flow.exchange import Continuation, GenerationRecord
 from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError, engine_lost

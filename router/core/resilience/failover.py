@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from router.core.resilience.retry import Attempt
+from router.core.resilience.retry import ScheduledAttempt
 from router.core.resilience.retry_schedule import RetrySchedule
 
 T = TypeVar("T")
 
 
-class Attempts(Generic[T]):
+class Failover(Generic[T]):
     """The attempts of one request, without a clock: `now` is in seconds of a monotonic one.
 
     - The engines of one model are tried as RetrySchedule says, then those of the next one, which is a fallback.
@@ -33,7 +33,7 @@ class Attempts(Generic[T]):
         self._require_allowed = require_allowed
         self._schedule: RetrySchedule[T] | None = None
 
-    def next(self, now: float, random: float) -> Attempt[T] | None:
+    def next(self, now: float, random: float) -> ScheduledAttempt[T] | None:
         """The engines for the next attempt, the best first, and the wait before it; None: no attempt is left.
 
         `random`: from 0 to 1.
@@ -46,7 +46,7 @@ class Attempts(Generic[T]):
                 return None
             self._schedule = RetrySchedule(self._rank(engines))
 
-    def _of_model(self, schedule: RetrySchedule[T], now: float, random: float) -> Attempt[T] | None:
+    def _of_model(self, schedule: RetrySchedule[T], now: float, random: float) -> ScheduledAttempt[T] | None:
         self._require_allowed()
         while (attempt := schedule.next_attempt(now, random)) is not None:
             blocked = [engine for engine in attempt.engines if self._is_blocked(engine)]
@@ -55,7 +55,8 @@ class Attempts(Generic[T]):
             for engine in blocked:
                 schedule.mark_tried(engine)  # else the schedule would return it again
             if len(blocked) < len(attempt.engines):
-                return Attempt(tuple(engine for engine in attempt.engines if engine not in blocked), attempt.wait)
+                free = tuple(engine for engine in attempt.engines if engine not in blocked)
+                return ScheduledAttempt(free, attempt.wait)
         return None
 
     def tried(self, engine: T) -> None:

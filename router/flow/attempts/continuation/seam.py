@@ -7,7 +7,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.continuation.continuation import (
+from router.core.endpoints.continuation.continuation_body import remaining_tokens, request_by_ids, request_by_text
+from router.core.endpoints.continuation.continued_stream import ContinuedStream, end_locally
+from router.core.endpoints.continuation.stream_so_far import (
     StreamSoFar,
     find_obstacle,
     held_back,
@@ -15,8 +17,6 @@ from router.core.endpoints.continuation.continuation import (
     read_so_far,
     request_obstacle,
 )
-from router.core.endpoints.continuation.continuation_body import remaining_tokens, request_by_ids, request_by_text
-from router.core.endpoints.continuation.continued_stream import ContinuedStream, end_locally
 from router.core.endpoints.endpoint import InferenceRequest, Recorder
 from router.core.endpoints.recording.choices import ChoicesFormat
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder

@@ -8,7 +8,8 @@ import pytest
 
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.continuation.continuation import (
+from router.core.endpoints.continuation.continuation_body import request_by_ids
+from router.core.endpoints.continuation.stream_so_far import (
     MAX_LITERAL_EVENTS,
     StreamSoFar,
     find_obstacle,
@@ -16,7 +17,6 @@ from router.core.endpoints.continuation.continuation import (
     may_be_complete,
     read_so_far,
 )
-from router.core.endpoints.continuation.continuation_body import request_by_ids
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
 from router.core.endpoints.recording.delta_template import StreamParts
 from router.core.endpoints.recording.token_ids import TokenIdCutter
