@@ -30,6 +30,7 @@ import hashlib
 import json
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from typing import TypeVar
 
 import msgspec
 
-from router.core.routing.classifier_weights import Table, Weights
+from router.core.routing.classifier_weights import Weight, Weights
 from router.core.routing.classify import (
     END_WEIGHT,
     ONE_WORD,
@@ -63,12 +64,13 @@ TESTS = [
 LENGTH_SCALE = 1.5  # how freely the weights of short and of long prompts may part
 MIN_COUNT = 2  # prompts that have to contain a feature before it gets a weight of its own
 MIN_WEIGHT = (
-    40  # in hundredths; features below it in both tables are left out, which changes no figure and saves a third
+    40  # in hundredths; features below it for both lengths are left out, which changes no figure and saves a third
 )
 TOLERANCE = 0.002
 MAX_PASSES = 300
 FOLDS = 5
 INNER_FOLDS = 3
+LINE_LENGTH = 115  # of the file, in bytes
 # What is chosen among by cross-validation: the inverse of the penalty's strength, and log-odds added towards code.
 STRENGTHS = (2.0, 4.0)
 SHIFTS = (-0.15, 0.0, 0.15, 0.3)
@@ -246,6 +248,9 @@ def train(examples: Sequence[Example], groups: dict[str, tuple[str, ...]], choic
 
     names = sorted({name for _, kind, name in columns if kind == "own"} | groups.keys())
 
+    def bias_of(of_length: str) -> int:
+        return round(100 * (bias + weight.get((of_length, "bias", ""), 0.0) * LENGTH_SCALE + choice.shift))
+
     def folded(of_length: str) -> dict[str, int]:
         def of(kind: str, name: str) -> float:
             alone = weight.get((of_length, kind, name), 0.0) * LENGTH_SCALE
@@ -257,15 +262,15 @@ def train(examples: Sequence[Example], groups: dict[str, tuple[str, ...]], choic
         }
 
     short, long = folded(SHORT_PROMPTS), folded(LONG_PROMPTS)
-    kept = [name for name in names if max(abs(short[name]), abs(long[name])) >= MIN_WEIGHT]
+    weights = {name: Weight(short[name], long[name]) for name in names}
+    kept = {name: both for name, both in weights.items() if max(map(abs, both)) >= MIN_WEIGHT}
+    return Weights(bias=Weight(bias_of(SHORT_PROMPTS), bias_of(LONG_PROMPTS)), features=kept)
 
-    def table(of_length: str, weights: dict[str, int]) -> Table:
-        own_bias = weight.get((of_length, "bias", ""), 0.0) * LENGTH_SCALE
-        return Table(
-            bias=round(100 * (bias + own_bias + choice.shift)), features={name: weights[name] for name in kept}
-        )
 
-    return Weights(short=table(SHORT_PROMPTS, short), long=table(LONG_PROMPTS, long))
+def packed_weights(weights: Weights) -> bytes:
+    """As JSON, sorted by name, in lines of about LINE_LENGTH characters, so that a difference can be read."""
+    # No name has a digit before a symbol, so this is the end of an item.
+    return re.sub(rb"(.{,%d}\d\],)" % LINE_LENGTH, rb"\1\n", msgspec.json.encode(weights)) + b"\n"
 
 
 def score(judged: Iterable[tuple[Task, Task]]) -> Score:
@@ -371,9 +376,9 @@ def main() -> None:
     for path in arguments.test:
         report(path.name, judge(classifier, read(path)))
 
-    packed = json.dumps(msgspec.to_builtins(weights), ensure_ascii=False, indent=0) + "\n"
-    arguments.out.write_text(packed, encoding="utf-8")
-    print(f"{arguments.out.name}: {len(weights.long.features)} features, {len(packed.encode())} bytes")
+    packed = packed_weights(weights)
+    arguments.out.write_bytes(packed)
+    print(f"{arguments.out.name}: {len(weights.features)} features, {len(packed)} bytes")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The weights of the classifier, and its result; see router.core.routing.classify."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from router.core.types import Task
@@ -12,18 +14,19 @@ class Classification(msgspec.Struct, frozen=True):
     score: float
 
 
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Weights in hundredths of log-odds: above 0 for code, below 0 for chat.
+class Weight(NamedTuple):
+    """For short prompts, where a word says much, and for long ones, where it may occur by chance.
 
-    They are integers, because a sum of floats depends on the order, and that of a set of str differs between processes.
+    In hundredths of log-odds: above 0 for code, below 0 for chat. They are integers, because a sum of floats depends on
+    the order, and that of a set of str differs between processes.
     """
 
-    bias: int
-    features: dict[str, int]
+    short: int
+    long: int
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Trained weights: for short prompts, where a word says much, and for long ones, where it may occur by chance."""
+    """What was trained, as `classify_weights.json` has it; features are named as by `name_of`."""
 
-    short: Table
-    long: Table
+    bias: Weight
+    features: dict[str, Weight]

@@ -29,7 +29,7 @@ from typing import Final, Self
 
 import msgspec
 
-from router.core.routing.classifier_weights import Classification, Table, Weights
+from router.core.routing.classifier_weights import Classification, Weights
 from router.core.types import Task
 
 HEAD_LENGTH: Final = 200
@@ -174,8 +174,9 @@ class Classifier:
     __slots__ = ("_long_model", "_short_model")
 
     def __init__(self, weights: Weights) -> None:
-        self._short_model = _LinearModel(weights.short)
-        self._long_model = _LinearModel(weights.long)
+        weight_of = {feature(name): weight for name, weight in weights.features.items()}
+        self._short_model = _LinearModel(weights.bias.short, {one: weight.short for one, weight in weight_of.items()})
+        self._long_model = _LinearModel(weights.bias.long, {one: weight.long for one, weight in weight_of.items()})
 
     @classmethod
     def load(cls) -> Self:
@@ -254,7 +255,7 @@ def task_for(log_odds: float) -> Task:
 
 
 class _LinearModel:
-    """One table, laid out for a fast sum."""
+    """The weights for one length of prompts, laid out for a fast sum."""
 
     # The table is large and not in the CPU's caches when the next prompt comes. So each feature is looked up only once,
     # and equal weights share one object. Weights are stored as offsets from the lowest one, starting at 1: all are
@@ -262,13 +263,11 @@ class _LinearModel:
 
     __slots__ = ("_offset", "_shifted_weights", "bias")
 
-    def __init__(self, table: Table) -> None:
-        self.bias = table.bias / 100
-        self._offset = min(table.features.values(), default=0) - 1
-        offsets = {value: value - self._offset for value in table.features.values()}
-        self._shifted_weights: Mapping[Feature, int] = {
-            feature(name): offsets[value] for name, value in table.features.items()
-        }
+    def __init__(self, bias: int, weights: Mapping[Feature, int]) -> None:
+        self.bias = bias / 100
+        self._offset = min(weights.values(), default=0) - 1
+        offsets = {value: value - self._offset for value in weights.values()}
+        self._shifted_weights: Mapping[Feature, int] = {one: offsets[value] for one, value in weights.items()}
 
     def evidence(self, prompt_features: list[Feature]) -> tuple[int, float]:
         """The number of known features, and what they add to the bias."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.routing.classifier_weights import Table, Weights
+from router.core.routing.classifier_weights import Weight, Weights
 from router.core.routing.classify import (
     CHAT_PRIOR,
     END_WEIGHT,
@@ -51,7 +51,7 @@ class Labelled(msgspec.Struct, frozen=True):
 
 def weights(bias: int, **words: int) -> Weights:
     """The same weights for short and for long prompts."""
-    return Weights(short=Table(bias, words), long=Table(bias, words))
+    return Weights(Weight(bias, bias), {word: Weight(weight, weight) for word, weight in words.items()})
 
 
 def explained(classifier: Classifier, prompt: str) -> dict[str, float]:
@@ -336,7 +336,7 @@ def test_the_end_of_a_prompt_counts_for_itself_only_if_the_middle_is_not_read() 
 
 
 def test_the_end_is_scored_with_the_weights_of_short_prompts() -> None:
-    classifier = Classifier(Weights(short=Table(0, {"python": 500}), long=Table(-100, {"python": -30})))
+    classifier = Classifier(Weights(bias=Weight(0, -100), features={"python": Weight(short=500, long=-30)}))
     prompt = "a " * 1000 + "python"
 
     assert explained(classifier, prompt) == {"python": -0.3 + END_WEIGHT * 5, "(bias)": -1.0 - CHAT_PRIOR / 2}
@@ -402,14 +402,12 @@ def test_a_feature_counts_once_however_often_it_occurs() -> None:
 def test_the_weights_are_small_enough_to_ship_and_tend_to_chat_where_nothing_is_known() -> None:
     packed = (ROOT / "router" / "core" / "routing" / "classify_weights.json").read_bytes()
 
-    assert len(packed) < 300_000
-    decoded = msgspec.json.decode(packed, type=Weights)
-    assert decoded.short.bias < 0
-    assert decoded.long.features.keys() == decoded.short.features.keys()
+    assert len(packed) < 200_000
+    assert msgspec.json.decode(packed, type=Weights).bias.short < 0
 
 
 def test_short_and_long_prompts_have_weights_of_their_own() -> None:
-    classifier = Classifier(Weights(short=Table(0, {"python": 300}), long=Table(0, {"python": -300})))
+    classifier = Classifier(Weights(bias=Weight(0, 0), features={"python": Weight(short=300, long=-300)}))
 
     at_the_limit = "a python" + " " * (MAX_SHORT_PROMPT - len("a python"))
     assert is_short(at_the_limit)
