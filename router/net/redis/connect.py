@@ -1,5 +1,7 @@
 """Opens Redis by its URL, in any deployment: as a backend for the pipeline, or as a redis-py client."""
 
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, Final
 
 import redis.asyncio as aioredis
@@ -11,7 +13,7 @@ from redis.exceptions import ReadOnlyError
 
 from router.net.redis.backend import RedisBackend
 from router.net.redis.cluster import ClusterBackend
-from router.net.redis.handshake import CLIENT_NAME
+from router.net.redis.handshake import CLIENT_NAME, Handshake
 from router.net.redis.sentinel import ParallelSentinel, SentinelBackend, SentinelPool
 from router.net.redis.standalone import StandaloneBackend
 from router.net.redis.url import HostPort, RedisUrl, parse_redis_url
@@ -28,15 +30,20 @@ def open_client(url: str, *, timeout: float) -> RedisPyClient:
     Raises RedisUrlError.
     """
     address = parse_redis_url(url)
-    if address.kind != "cluster":
-        return aioredis.Redis.from_pool(_pool(address, timeout))
-    tls: dict[str, Any] = {"ssl": True, **address.tls_options} if address.tls else {}
-    return RedisCluster(
-        startup_nodes=[ClusterNode(name, port) for name, port in address.hosts],
-        require_full_coverage=False,  # a slot without a server must not make the others unavailable
-        **_connection_options(address, timeout),
-        **tls,
-    )
+    options = _connection_options(address, timeout) | _tls_options(address)
+    if address.kind == "cluster":
+        return RedisCluster(
+            startup_nodes=[ClusterNode(name, port) for name, port in address.hosts],
+            require_full_coverage=False,  # a slot without a server must not make the others unavailable
+            **options,
+        )
+    if address.kind == "sentinel":
+        sentinels = _sentinels(address, timeout)
+        pool = SentinelPool(address.service, sentinels, db=address.db, **options)  # type: ignore[no-untyped-call]
+        return aioredis.Redis.from_pool(pool)
+    kind, place = _place(address, address.hosts[0] if address.hosts else None)
+    options = _connection_options(address, timeout) | place
+    return aioredis.Redis.from_pool(aioredis.ConnectionPool(connection_class=kind, db=address.db, **options))
 
 
 def new_connection(
@@ -46,13 +53,10 @@ def new_connection(
 
     `timeout` in seconds, to connect and per reply. `to_sentinel`: it logs in with the user of the Sentinels.
     """
-    options = _sentinel_options(address, timeout) if to_sentinel else _connection_options(address, timeout)
-    database = 0 if to_sentinel else address.db
-    if host is None:
-        return UnixDomainSocketConnection(path=address.path, db=database, **options)
-    if address.tls:
-        return SSLConnection(host=host[0], port=host[1], db=database, **options, **dict[str, Any](address.tls_options))
-    return Connection(host=host[0], port=host[1], db=database, **options)
+    kind, place = _place(address, host)
+    if to_sentinel:
+        return kind(**place, **_sentinel_options(address, timeout))
+    return kind(**place, **_connection_options(address, timeout), db=address.db)
 
 
 def open_backend(url: str, *, timeout: float, unused_key: str) -> RedisBackend:
@@ -62,35 +66,27 @@ def open_backend(url: str, *, timeout: float, unused_key: str) -> RedisBackend:
     server accepts writes.
     """
     address = parse_redis_url(url)
+    handshake: Callable[[], Handshake] = cache(partial(_handshake, address))  # an exception is not kept
     if address.kind == "cluster":
-        return ClusterBackend(
-            address.hosts,
-            # No unused_key: a replica, and a primary that has become one, redirects to the primary.
-            lambda host: StandaloneBackend(_server_pool(address, host, timeout)),
-            timeout=timeout,
-        )
+        # No unused_key: a replica, and a primary that has become one, redirects to the primary.
+        return ClusterBackend(address.hosts, partial(StandaloneBackend, handshake=handshake), timeout=timeout)
     if address.kind == "sentinel":
-        return SentinelBackend(_sentinel_pool(address, timeout))
-    return StandaloneBackend(_pool(address, timeout), unused_key=unused_key)
+        return SentinelBackend(address.service, _sentinels(address, timeout), handshake)
+    server = address.hosts[0] if address.hosts else address.path
+    return StandaloneBackend(server, handshake, unused_key=unused_key)
 
 
-def _pool(address: RedisUrl, timeout: float) -> "aioredis.ConnectionPool":
-    if address.kind == "sentinel":
-        return _sentinel_pool(address, timeout)
-    if address.kind == "socket":
-        return aioredis.ConnectionPool(
-            connection_class=UnixDomainSocketConnection,
-            path=address.path,
-            db=address.db,
-            **_connection_options(address, timeout),
-        )
-    return _server_pool(address, address.hosts[0], timeout)
+def _handshake(address: RedisUrl) -> Handshake:
+    tls = SSLConnection(**dict[str, Any](address.tls_options)).ssl_context.get() if address.tls else None
+    return Handshake(address.username, address.password, address.db, tls)
 
 
-def _server_pool(address: RedisUrl, host: HostPort, timeout: float) -> "aioredis.ConnectionPool":
+def _place(address: RedisUrl, host: HostPort | None) -> tuple[type[AbstractConnection], dict[str, Any]]:
+    """The kind of connection to a server, and the options that say where it is."""
+    if host is None:
+        return UnixDomainSocketConnection, {"path": address.path}
     kind = _TLSPrimaryConnection if address.tls else _PrimaryConnection
-    options: dict[str, Any] = {**_connection_options(address, timeout), **address.tls_options}
-    return aioredis.ConnectionPool(connection_class=kind, host=host[0], port=host[1], db=address.db, **options)
+    return kind, {"host": host[0], "port": host[1], **address.tls_options}
 
 
 class _PrimaryConnection(Connection):
@@ -108,12 +104,14 @@ class _TLSPrimaryConnection(SSLConnection, _PrimaryConnection):
     """The same connection with TLS."""
 
 
-def _sentinel_pool(address: RedisUrl, timeout: float) -> SentinelPool:
-    tls: dict[str, Any] = {"ssl": True, **address.tls_options} if address.tls else {}
+def _sentinels(address: RedisUrl, timeout: float) -> ParallelSentinel:
     # Half of the time is for the Sentinels, the other half for the master.
-    sentinels = ParallelSentinel(address.hosts, sentinel_kwargs={**_sentinel_options(address, timeout / 2), **tls})
-    options = {**_connection_options(address, timeout), **tls, "db": address.db}
-    return SentinelPool(address.service, sentinels, **options)  # type: ignore[no-untyped-call]
+    options = _sentinel_options(address, timeout / 2) | _tls_options(address)
+    return ParallelSentinel(address.hosts, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+
+
+def _tls_options(address: RedisUrl) -> dict[str, Any]:
+    return {"ssl": True, **address.tls_options} if address.tls else {}
 
 
 def _sentinel_options(address: RedisUrl, timeout: float) -> dict[str, Any]:

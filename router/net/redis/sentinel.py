@@ -9,7 +9,7 @@ it a replica. So the next command after a failure finds the new master
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnec
 from router.net.redis.commands import Command
 from router.net.redis.connection import ServerAddress
 from router.net.redis.errors import REDIS_ERRORS, RedisBackendError, is_port
+from router.net.redis.handshake import Handshake
 from router.net.redis.replies import decode_reply
 from router.net.redis.standalone import StandaloneBackend
 
@@ -25,13 +26,22 @@ from router.net.redis.standalone import StandaloneBackend
 class SentinelBackend(StandaloneBackend):
     """The backend for one master, through one connection."""
 
+    def __init__(self, service: str, sentinels: "ParallelSentinel", handshake: Callable[[], Handshake]) -> None:
+        super().__init__("", handshake)  # the address is known once the Sentinels have been asked
+        self._service = service
+        self._sentinels = sentinels
+
     @property
     def topology(self) -> object:
-        return self._pool.master_address
+        return self._address
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        await self._sentinels.aclose()
 
     async def _resolve_address(self) -> ServerAddress:
-        host, port = await self._pool.get_master_address()
-        return host, int(port)
+        self._address = await self._sentinels.discover_master(self._service)
+        return self._address
 
     def _check_commands(self) -> Sequence[Command]:
         return [("ROLE",)]
@@ -53,34 +63,25 @@ class SentinelPool(SentinelConnectionPool):
 class ParallelSentinel(Sentinel):
     """redis-py's Sentinel client, which would ask one Sentinel after the other and wait for each that is frozen."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)  # type: ignore[no-untyped-call]
-        self._queries: set[asyncio.Task[dict[str, Any] | None]] = set()
-
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         queries = [asyncio.create_task(_query_state(sentinel, service_name)) for sentinel in self.sentinels]
-        # Slow queries are not awaited: each ends by its own timeout. The set keeps the tasks from garbage collection.
-        self._queries.update(queries)
-        for task in queries:
-            task.add_done_callback(self._queries.discard)
         states: list[dict[str, Any]] = []
-        for query in asyncio.as_completed(queries):
-            state = await query
-            if state is not None:
-                states.append(state)
-            if len(states) * 2 > len(queries):
-                break
+        try:
+            for query in asyncio.as_completed(queries):
+                state = await query
+                if state is not None:
+                    states.append(state)
+                if len(states) * 2 > len(queries):
+                    break
+        finally:
+            for slow in queries:
+                slow.cancel()
         if not states:
             raise MasterNotFoundError("no Sentinel knows the master")
         latest = max(states, key=_epoch)
         if not self.check_master_state(latest, service_name):
             raise MasterNotFoundError("the master is down and no new one is elected yet")
         return latest["ip"], int(latest["port"])
-
-    async def aclose(self) -> None:
-        for task in self._queries:
-            task.cancel()
-        await super().aclose()
 
 
 async def _query_state(sentinel: Any, service: str) -> dict[str, Any] | None:

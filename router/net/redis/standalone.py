@@ -1,6 +1,6 @@
 """The backend for one server.
 
-Theory of operation. The connections are the router's own; redis-py parses the settings. Behind a host name or a load
+Theory of operation. Behind a host name or a load
 balancer, another server may take over. The former primary is then its replica, and Redis does not notify the clients of
 that. So each new connection first checks whether the server accepts writes. When the server refuses one later, the
 connection is retired, and the next one reaches whichever server the name resolves to then. A server that accepts no
@@ -8,8 +8,7 @@ writes counts as down: purges would fail there, and purges made elsewhere may no
 """
 
 import asyncio
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis.exceptions
@@ -25,16 +24,18 @@ from router.net.redis.handshake import Handshake
 class StandaloneBackend:
     """The backend for one server, through one connection."""
 
-    def __init__(self, pool: Any, *, unused_key: str | None = None) -> None:
-        """`pool`: a redis-py connection pool, much of which is untyped.
+    def __init__(
+        self, address: ServerAddress, handshake: Callable[[], Handshake], *, unused_key: str | None = None
+    ) -> None:
+        """`handshake` raises one of REDIS_ERRORS if a certificate cannot be read.
 
         `unused_key`: a key that never exists. If given, a server that accepts no writes counts as down.
         """
-        self._pool = pool
+        self._address = address
+        self._handshake = handshake
         self._unused_key = unused_key
         self._demotions = 0  # how often the server refused a write; a change makes the listener connect anew
         self._connection: RedisConnection | None = None
-        self._handshake: Handshake | None = None
 
     @property
     def topology(self) -> object:
@@ -73,7 +74,6 @@ class StandaloneBackend:
 
     async def aclose(self) -> None:
         self._drop_connection()
-        await self._pool.disconnect()
         await asyncio.sleep(0)  # the transport closes its socket in the next loop iteration
 
     # -- connecting -------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class StandaloneBackend:
         try:
             async with asyncio.timeout(timeout):
                 address = await self._resolve_address()
-            handshake = self._handshake = self._handshake or _build_handshake(self._connection_settings)
+            handshake = self._handshake()
         except REDIS_ERRORS as error:
             raise RedisBackendError.from_exception(error) from error
         for reply in await connection.connect(address, handshake, deadline - loop.time(), self._check_commands()):
@@ -109,16 +109,7 @@ class StandaloneBackend:
 
     async def _resolve_address(self) -> ServerAddress:
         """The server's current address. Raises one of REDIS_ERRORS if it is not known."""
-        settings = self._connection_settings
-        return settings.path if hasattr(settings, "path") else (settings.host, settings.port)
-
-    @cached_property
-    def _connection_settings(self) -> Any:
-        """A redis-py connection that is never connected; it holds the parsed settings.
-
-        Made once: redis-py reads its own version from the disk for each, which takes 3 ms.
-        """
-        return self._pool.make_connection()
+        return self._address
 
     def _on_error_reply(self, error: redis.exceptions.ResponseError) -> None:
         if self._connection is not None and is_read_only_error(error):
@@ -138,8 +129,3 @@ def is_read_only_error(reply: object) -> bool:
     return isinstance(reply, redis.exceptions.ReadOnlyError) or (
         isinstance(reply, redis.exceptions.ResponseError) and "READONLY" in str(reply)
     )
-
-
-def _build_handshake(settings: Any) -> Handshake:
-    tls = settings.ssl_context.get() if hasattr(settings, "ssl_context") else None
-    return Handshake(settings.username, settings.password, settings.db, tls)

@@ -11,8 +11,8 @@ import redis.asyncio as aioredis
 
 from router.core.cache.redis_keys import PURGE_LOG_KEY, tracked_prefixes
 from router.net.redis.backend import RedisBackend
-from router.net.redis.connect import open_client
 from router.net.redis.connection import RedisConnection
+from router.net.redis.handshake import Handshake
 from router.net.redis.listener import Listener
 from router.net.redis.liveness import PING_TIMEOUT
 from router.net.redis.standalone import StandaloneBackend
@@ -228,8 +228,8 @@ async def test_other_servers_mean_that_changes_may_have_been_missed(own_redis: R
             return self.now
 
     await own_redis.start()
-    client: Any = open_client(own_redis.url, timeout=0.5)
-    received, link = RecordingCallbacks(), MovingBackend(client.connection_pool)
+    handshake = Handshake(None, None, 0, None)
+    received, link = RecordingCallbacks(), MovingBackend(str(own_redis.socket), lambda: handshake)
     listen(own_redis, received, link)
     await received.wait_for("listening")
     link.now = "those"
