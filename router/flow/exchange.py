@@ -1,7 +1,7 @@
 """The facts of a request and of a generation. The flow records them; telemetry reports them once, at the end."""
 
 from random import getrandbits
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -11,9 +11,10 @@ from router.core.endpoints.errors.error_envelope import BrokenStream
 from router.core.endpoints.recording.recorded_response import NotStoredReason, RequestSpeculation
 from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Task
 from router.flow.attempts.routed_prompt import UNROUTED, RoutedPrompt
+from router.flow.request_origin import RequestOrigin
 from router.flow.result import LOST
 from router.flow.trace.request_trace import UNTRACED, UNTRACED_GENERATION, GenerationTrace, RequestTrace
-from router.upstream.adapters import Adapter
+from router.shared.inflight.stream_writer import Producer
 from router.upstream.energy import EnergyReading
 
 RequestOutcome = Literal["complete", "refused", "failed", "left"]
@@ -37,103 +38,117 @@ class Continuation(NamedTuple):
     engine: str | None = None
     tokens: int = 0
     repeated_tokens: int = 0
-    exact: bool = False
 
 
-class AttemptFacts(msgspec.Struct, kw_only=True, frozen=True, eq=False):
-    """The facts of one attempt of a generation; times are those of time.perf_counter.
+class AttemptFacts(msgspec.Struct, kw_only=True, eq=False):
+    """The facts of one request to one engine; times are those of time.perf_counter.
 
-    - `engine`: None before the first attempt, and after one that did not reach its engine.
-    - `fallback_model`: the model of `engine`, if it is not the requested one.
-    - `has_other_revision`: `engine` has another revision than the request is for, or another path of the adapter.
-    - `sent_at`: None after it has failed, and for the engine of another process. `energy`: the engine's meter then.
-    - `earlier_seconds`: for how long other engines were busy with the generation before.
+    - `fallback_model`: the engine's model, if it is not the requested one.
+    - `energy`: the engine's meter at `sent_at`; None if its power is unknown.
+    - `error_reason`: EngineError.reason; None if it has not failed. `broke_off_at`: when, if it was after a token.
+    - `joules`: of an attempt that broke off, up to then.
     """
 
-    engine: str | None = None
+    engine: str
+    sent_at: float
     fallback_model: str | None = None
-    has_other_revision: bool = False
-    sent_at: float | None = None
     energy: EnergyReading | None = None
-    earlier_seconds: float = 0.0
+    error_reason: str | None = None
+    broke_off_at: float | None = None
+    joules: float | None = None
 
-    def gave_up(self, *, was_reached: bool) -> "AttemptFacts":
-        """It failed before its first token. `was_reached`: whether its engine got the request."""
-        return AttemptFacts(
-            engine=self.engine if was_reached else None,
-            fallback_model=self.fallback_model if was_reached else None,
-            has_other_revision=self.has_other_revision,
-            energy=self.energy,
-            earlier_seconds=self.earlier_seconds,
-        )
+    @property
+    def has_failed(self) -> bool:
+        return self.error_reason is not None
 
-    def broke_off(self, now: float) -> "AttemptFacts":
-        """It failed after its first token, at `now`."""
-        if self.sent_at is None:
-            return self
-        seconds = self.earlier_seconds + max(0.0, now - self.sent_at)
-        return msgspec.structs.replace(self, sent_at=None, earlier_seconds=seconds)
+    @property
+    def was_reached(self) -> bool:
+        return self.error_reason != "local"
 
+    @property
+    def has_worked(self) -> bool:
+        """Whether it may have a token: an engine that fails without one may have refused the request."""
+        return self.error_reason is None or self.broke_off_at is not None
 
-NO_ATTEMPT: Final = AttemptFacts()
+    def gave_up(self, reason: str) -> None:
+        """It failed before its first token."""
+        self.error_reason = reason
+
+    def broke_off(self, reason: str, now: float) -> None:
+        """It failed after its first token."""
+        self.error_reason, self.broke_off_at = reason, now
+        if self.energy is not None:
+            self.joules = self.energy.take(now, now - self.sent_at)
+
+    def take_joules(self, now: float) -> float | None:
+        """Those of its engine, at the end of the generation; None is unknown."""
+        if self.broke_off_at is not None or self.energy is None:
+            return self.joules
+        return self.energy.take(now, now - self.sent_at)
+
+    def seconds(self, now: float) -> float:
+        """For which its engine has worked on it."""
+        if not self.has_worked:
+            return 0.0
+        return max(0.0, (now if self.broke_off_at is None else self.broke_off_at) - self.sent_at)
 
 
 class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
     """The facts of one generation, which several requests may share. Times are those of time.perf_counter.
 
-    - `request_id`: that of the request that started it; `engine_request_id`: see Exchange.
-    - `traceparent`, `tracestate`: for the engine; see router.core.trace_context. `trace`: see GenerationTrace.
-    - `leader_traceparent`: of the request in another process that started it, if that is traced.
-    - `key_id`: of the API key of that request; see Exchange. `priority`: see router.core.quota.priority.
-    - `attempt`: the last one. `attempts`: those at engines, so far. `failed_attempts`: as (engine, reason).
-    - `dispatched_at`: when the first attempt was sent.
-    - `model`: the name in metrics. `adapter`: None for a model of the configuration.
-    - `engine_revision`: see ParsedRequest.
+    - `origin`: the request that started it. `trace`: see GenerationTrace.
+    - `leader`: what generates it in another process; None if this process does.
+    - `attempts`: in their order, those that failed included.
     - `error_reason`: None if the generation succeeded.
-    - `log_odds`: the classifier's score of the prompt, whose sign gives `task`.
     - `speculation`: its steps with a draft, if the engine reported them.
     - `media_type`: as in Exchange.
-    - `choices`: the number that the request asks for; an engine generates them at the same time.
     - `continuations`: where an engine broke the stream off.
     - `estimated_tokens`: estimated usage, if the engine reported none; see `total_tokens`.
     """
 
-    request_id: str
-    engine_request_id: str = msgspec.field(default_factory=new_request_id)
-    traceparent: str | None
-    tracestate: str | None = None
+    origin: RequestOrigin
     trace: GenerationTrace = UNTRACED_GENERATION
-    leader_traceparent: str | None = None
-    tenant: str
-    key_id: str | None = None
-    priority: int = 0
-    model: str
-    adapter: Adapter | None = None
-    engine_revision: str | None = None
-    task: Task
-    log_odds: float = 0.0
-    stream: bool
-    started_at: float
-    attempt: AttemptFacts = NO_ATTEMPT
-    attempts: int = 0
-    failed_attempts: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    leader: Producer | None = None
+    attempts: list[AttemptFacts] = msgspec.field(default_factory=list)
     continuations: list[Continuation] = msgspec.field(default_factory=list)
-    dispatched_at: float | None = None
     first_token_at: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     estimated_tokens: int = 0
     speculation: RequestSpeculation | None = None
-    choices: int = 1
     media_type: str | None = None
     not_stored_reason: NotStoredReason | None = None
     error_reason: str | None = None
     prompt: RoutedPrompt = UNROUTED
 
     @property
+    def responding(self) -> AttemptFacts | None:
+        """The attempt that the response comes from, as far as there is one: the last one that has not given up."""
+        for attempt in reversed(self.attempts):
+            if attempt.has_worked:
+                return attempt
+        return self.attempts[-1] if self.attempts and self.attempts[-1].was_reached else None
+
+    @property
     def engine(self) -> str | None:
         """The one that works on it, or has done so last."""
-        return self.attempt.engine
+        if self.leader is not None:
+            return self.leader.engine
+        attempt = self.responding
+        return None if attempt is None else attempt.engine
+
+    @property
+    def fallback_model(self) -> str | None:
+        """The model of `engine`, if it is not the requested one."""
+        if self.leader is not None:
+            return self.leader.fallback
+        attempt = self.responding
+        return None if attempt is None else attempt.fallback_model
+
+    @property
+    def dispatched_at(self) -> float | None:
+        """When the first attempt was sent."""
+        return self.attempts[0].sent_at if self.attempts else None
 
     @property
     def total_tokens(self) -> int:
@@ -142,15 +157,13 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
 
     def gpu_seconds(self, now: float) -> float:
         """Seconds for which an engine was busy with it; 0 if no engine has worked on it, as far as is known."""
-        sent_at, earlier = self.attempt.sent_at, self.attempt.earlier_seconds
-        if sent_at is None or (self.first_token_at is None and self.error_reason != LOST):
-            return earlier
-        return earlier + max(0.0, now - sent_at)
+        if self.first_token_at is None and self.error_reason != LOST:
+            return 0.0
+        return sum([attempt.seconds(now) for attempt in self.attempts])
 
     def generation_ms(self, now: float) -> int:
-        """Milliseconds that the engine has worked on the response; 0 if it has not."""
-        sent_at = self.attempt.sent_at
-        return round(1000 * (self.attempt.earlier_seconds + now - sent_at)) if sent_at is not None else 0
+        """Milliseconds that engines have worked on the response; 0 if none has."""
+        return round(1000 * sum([attempt.seconds(now) for attempt in self.attempts]))
 
     @property
     def continued(self) -> str:

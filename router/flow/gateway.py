@@ -7,18 +7,15 @@ from math import floor
 from typing import Final, assert_never
 
 from router.core.cache.cache_control import CacheControl
-from router.core.endpoints.endpoint import Prompt
-from router.core.endpoints.recording.choices import choice_count
 from router.core.resilience.wait_preference import parse_wait
 from router.core.types import BypassReason, CacheStatus
 from router.errors import ApiError, not_cached
 from router.flow.attempts.candidates import Candidates
 from router.flow.attempts.model_start import NO_START, AwaitedStart, ModelStart
-from router.flow.attempts.routed_prompt import RoutedPrompt
 from router.flow.attempts.waking import Waking
 from router.flow.cache_lookup import CacheLookup, entry_created
 from router.flow.caller import Caller
-from router.flow.exchange import Exchange, GenerationRecord, new_request_id
+from router.flow.exchange import Exchange
 from router.flow.heartbeat import Heartbeats
 from router.flow.lookup import Bypass, FullResponse, Hit, Lookup, Miss, Stale
 from router.flow.parsed_request import ParsedRequest
@@ -28,7 +25,7 @@ from router.flow.response_storage import ResponseStorage
 from router.flow.selection import Selection
 from router.flow.sharing.coalescer import Coalescer
 from router.flow.sharing.inflight import InFlightRequest
-from router.flow.sharing.new_generation import NewGeneration, StoreResponse
+from router.flow.sharing.new_generation import NewGeneration, StoreResponse, new_record
 from router.shared.cache.purges import Purges
 from router.upstream.engine import Engine
 
@@ -155,7 +152,8 @@ class Gateway:
             is_new = inflight is None
             if inflight is None:
                 new = self._new_generation(exchange, parsed, caller, model_start, store_response, lookup)
-                key = parsed.key if share and not exchange.adjusted_fields else None
+                key = parsed.key if share and not new.adjusted_fields else None
+                exchange.adjusted_fields = new.adjusted_fields
                 inflight = self._coalescer.start(new, key, self._purges.last_position)
             exchange.dispatched_at = time.perf_counter()
             must_wait = model_start.must_wait()
@@ -195,15 +193,15 @@ class Gateway:
             selection = self._candidates.select(parsed, exchange.tenant, exchange.session_id, caller.max_ttft, models)
         else:
             selection = Selection(_no_engines, parsed.request)
-        exchange.adjusted_fields = selection.adjusted_fields
         caller.body_allocation.retain()  # the generation may outlive the request; the coalescer releases it
         return NewGeneration(
             request=selection.request,
-            record=self._new_record(exchange, parsed, selection.prompt),
+            record=new_record(exchange, parsed, selection.prompt, self._candidates.priority(parsed, exchange.tenant)),
             order_engines=selection.order_engines,
             # With fields left out, the response does not match the key: it is neither shared nor stored.
             store_response=None if selection.adjusted_fields else store_response,
             documents=parsed.parts.document_names(),
+            adjusted_fields=selection.adjusted_fields,
             wait_plan=start.plan,
             body_allocation=caller.body_allocation,
             replaced_entry_created=entry_created(lookup),
@@ -226,38 +224,12 @@ class Gateway:
         # Another process may lead it although this request started it here.
         if not (is_new and inflight.is_leader):
             exchange.cache_status, exchange.miss_reason = CacheStatus.COALESCED, None
-            exchange.trace.set_leader(inflight.record.trace, inflight.record.leader_traceparent)
+            leader = inflight.record.leader
+            exchange.trace.set_leader(inflight.record.trace, leader.traceparent if leader is not None else None)
         if body is None:
             return delivery
         delivery.close()
         return FullResponse(body, exchange.stream)
-
-    def _new_record(self, exchange: Exchange, parsed: ParsedRequest, prompt: RoutedPrompt) -> GenerationRecord:
-        # Engines get the request id only if the router has made it and no earlier attempt of this request has used it.
-        # A client's id never goes to engines, because some connectors of vLLM read addresses out of request ids.
-        is_ours = exchange.engine_request_id is None and not exchange.has_client_request_id
-        exchange.engine_request_id = exchange.request_id if is_ours else new_request_id()
-        return GenerationRecord(
-            request_id=exchange.request_id,
-            engine_request_id=exchange.engine_request_id,
-            traceparent=exchange.traceparent,
-            tracestate=exchange.tracestate,
-            trace=exchange.trace.new_generation(),
-            tenant=exchange.tenant,
-            key_id=exchange.key_id,
-            priority=self._candidates.priority(parsed, exchange.tenant),
-            model=parsed.model.reported_name,
-            adapter=parsed.model.adapter,
-            engine_revision=parsed.engine_revision,
-            task=parsed.task,
-            log_odds=parsed.log_odds,
-            stream=parsed.request.stream,
-            started_at=exchange.started_at,
-            prompt=prompt,
-            choices=choice_count(
-                parsed.request.fields, takes_prompt_list=isinstance(parsed.request.endpoint.input, Prompt)
-            ),
-        )
 
 
 def _no_engines() -> Sequence[Engine]:

@@ -93,8 +93,8 @@ class ResponseDelivery:
             # It waits for the end, and the frames have grown beyond what is buffered for it. A retry does not join.
             raise RetryRequest
         record, exchange = inflight.record, self._exchange
-        exchange.engine, exchange.fallback_model = record.attempt.engine, record.attempt.fallback_model
-        exchange.task = record.task
+        exchange.engine, exchange.fallback_model = record.engine, record.fallback_model
+        exchange.task = record.origin.task
         exchange.media_type = record.media_type
         exchange.first_token_at = time.perf_counter()
         if inflight.result is None:
@@ -121,7 +121,7 @@ class ResponseDelivery:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._subscriber.wait_until_started(needs_end=False)
-        if inflight.result is None and not inflight.has_data and inflight.record.engine is None:
+        if inflight.result is None and not inflight.has_data and not inflight.is_at_engine:
             raise queue_timeout(self._retry_after)
 
     async def read(self, try_send: TrySend | None = None) -> bytes:

@@ -52,7 +52,7 @@ class ResponseStorage:
             if isinstance(recorded, NotStoredReason):
                 self._seen_keys.add_not_stored(parsed.part_hashes)
                 return
-            engine = record.attempt.engine
+            engine = record.engine
             assert engine is not None
             entry = Entry(
                 digest=parsed.key.digest,
@@ -60,7 +60,7 @@ class ResponseStorage:
                 stream=recorded.stream,
                 model=parsed.model.name,
                 engine=engine,
-                task=record.task,
+                task=record.origin.task,
                 created=int(1000 * self._clock()) / 1000,
                 ttl=lifetime,
                 stale=stale,
@@ -73,7 +73,7 @@ class ResponseStorage:
             )
             sample: PromptSample | None = None
             # A new engine of the model is warmed up with these requests, and it need not have the adapter.
-            if record.adapter is None:
+            if record.origin.adapter is None:
                 sample = self._recent_prompts.sample(
                     parsed.request, record, key=parsed.key.text, documents=documents, position=purge_position,
                     lifetime=lifetime,

@@ -87,8 +87,8 @@ class AccessLog:
 def _values_of(generation: GenerationRecord) -> tuple[Any, ...]:
     estimate = generation.prompt.estimate
     return (
-        probability_of_code(generation.log_odds),
-        generation.attempts,
+        probability_of_code(generation.origin.log_odds),
+        len(generation.attempts),
         generation.continued if generation.continuations else "",
         *(("", "") if estimate is None else (estimate.cached_share, 1000 * estimate.ttft)),
     )

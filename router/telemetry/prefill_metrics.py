@@ -34,7 +34,7 @@ class PrefillSeries:
     def add(self, generation: GenerationRecord) -> None:
         self.dirty = True
         estimate, tokens = generation.prompt.estimate, generation.prompt.prefix_tokens
-        if estimate is not None and generation.stream and generation.first_token_at is not None:
+        if estimate is not None and generation.origin.stream and generation.first_token_at is not None:
             self.ttfts.append(estimate.ttft)
         if tokens is not None:
             self.expected += tokens.expected
@@ -64,7 +64,7 @@ class PrefillMetrics:
 
     def series(self, generation: GenerationRecord) -> PrefillSeries | None:
         """Where the generation is to be added; None if its engine was not chosen by estimates."""
-        engine, model = generation.engine, generation.model
+        engine, model = generation.engine, generation.origin.model
         if engine is None or generation.prompt.estimate is None:
             return None
         found = self._series.get((engine, model))

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
-from router.flow.exchange import Exchange, GenerationRecord
+from router.flow.exchange import AttemptFacts, Exchange, GenerationRecord
 from router.flow.replicas.status_publisher import RequestObserver
 from router.flow.request_kind import RequestFacts, RequestKind, request_facts, request_kind
 from router.flow.result import LOST
@@ -189,19 +189,15 @@ class Telemetry:
 
         `ended_at`: an instant of time.perf_counter, the same for all that counts it.
         """
-        for engine, reason in generation.failed_attempts:
-            self._retries.labels(engine, reason).inc()
-        for each in generation.continuations:
-            self._continuations.labels(generation.model, each.reason, each.result).inc()
-            if each.repeated_tokens:
-                self._repeated_tokens.labels(generation.model).inc(each.repeated_tokens)
+        origin = generation.origin
+        self._record_failures(generation)
         if generation.not_stored_reason is not None:
             self.record_write(generation.not_stored_reason)
         self._usage.add_generation(generation, ended_at)
         if generation.first_token_at is None and generation.error_reason != LOST:
             return  # no engine has worked on it, as far as is known
-        series = self._generation_series.get((generation.tenant, generation.model)) or self._create_generation_series(
-            generation.tenant, generation.model
+        series = self._generation_series.get((origin.tenant, origin.model)) or self._create_generation_series(
+            origin.tenant, origin.model
         )
         if not series.dirty:
             series.dirty = True
@@ -211,27 +207,33 @@ class Telemetry:
             if not prefills.dirty:
                 self._schedule_flush(prefills)
             prefills.add(generation)
-        attempt = generation.attempt
-        if attempt.sent_at is not None:
-            seconds = ended_at - attempt.sent_at
-            joules = attempt.energy.take(ended_at, seconds) if attempt.energy is not None else None
-            series.add_work(seconds + attempt.earlier_seconds, joules)
+        worked = [attempt for attempt in generation.attempts if attempt.has_worked]
+        if worked:
+            joules = _joules(worked, ended_at)
+            series.add_work(generation.gpu_seconds(ended_at), joules)
             if joules is not None:
                 self._usage.add_energy(generation, joules)
-        elif attempt.earlier_seconds > 0:  # its client left when its engine had failed
-            series.add_work(attempt.earlier_seconds, None)
         series.prompt_tokens += generation.prompt_tokens
         series.completion_tokens += generation.completion_tokens
         # The rate of a stream of two engines is that of neither.
-        if not generation.stream or generation.first_token_at is None or generation.continuations:
+        if not origin.stream or generation.first_token_at is None or generation.continuations:
             return
         duration = ended_at - generation.first_token_at
         if duration > 0 and generation.completion_tokens > 1:
             series.speeds.append((generation.completion_tokens - 1) / duration)
             # The choices of a request are generated at the same time; the first token of each is not counted.
-            steps = generation.completion_tokens - generation.choices
+            steps = generation.completion_tokens - origin.choices
             if steps > 0:
-                series.latencies.append((duration * generation.choices / steps, steps))
+                series.latencies.append((duration * origin.choices / steps, steps))
+
+    def _record_failures(self, generation: GenerationRecord) -> None:
+        for attempt in generation.attempts:
+            if attempt.error_reason is not None and attempt.was_reached:  # else the engine gets no blame
+                self._retries.labels(attempt.engine, attempt.error_reason).inc()
+        for each in generation.continuations:
+            self._continuations.labels(generation.origin.model, each.reason, each.result).inc()
+            if each.repeated_tokens:
+                self._repeated_tokens.labels(generation.origin.model).inc(each.repeated_tokens)
 
     def _create_generation_series(self, tenant: str, model: str) -> GenerationSeries:
         series = self._generation_series[tenant, model] = GenerationSeries(
@@ -310,6 +312,12 @@ class Telemetry:
                 for exemplars in self._exemplars:
                     exemplars.add_to(family)
         return render(families, as_openmetrics=as_openmetrics)
+
+
+def _joules(attempts: Iterable[AttemptFacts], ended_at: float) -> float | None:
+    """None: the power of their engines is unknown."""
+    joules = [taken for attempt in attempts if (taken := attempt.take_joules(ended_at)) is not None]
+    return sum(joules) if joules else None
 
 
 def _status_label(kind: RequestKind) -> str:

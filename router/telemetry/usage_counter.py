@@ -66,12 +66,13 @@ class UsageCounter:
 
     def add_generation(self, generation: GenerationRecord, now: float) -> None:
         """`now`: an instant of time.perf_counter, at which the generation ended."""
-        tenant, key_id, model = generation.tenant, generation.key_id, generation.model
+        origin = generation.origin
         for kind, amount in _generation_usage(generation, now):
-            self._add((tenant, key_id, model, kind), amount)
+            self._add((origin.tenant, origin.key_id, origin.model, kind), amount)
 
     def add_energy(self, generation: GenerationRecord, joules: float) -> None:
-        self._add((generation.tenant, generation.key_id, generation.model, "joules_spent"), joules)
+        origin = generation.origin
+        self._add((origin.tenant, origin.key_id, origin.model, "joules_spent"), joules)
 
     def _add(self, account: _Account, amount: float) -> None:
         if amount and (account in self._sums or len(self._sums) < MAX_ACCOUNTS):

@@ -1,10 +1,12 @@
 """In-flight requests that no task generates: a test publishes their frames and ends them."""
 
 from collections.abc import Callable
+from typing import Any
 
 from router.core.cache.key import CacheKey
 from router.core.endpoints.endpoint import InferenceRequest
 from router.flow.exchange import GenerationRecord
+from router.flow.request_origin import RequestOrigin
 from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.new_generation import NewGeneration
 from router.shared.cache.purges import BEGINNING
@@ -13,10 +15,9 @@ from tests.support.factories import chat
 KEY = CacheKey("rh:1:default:llama:0:0:0", ("d",))
 
 
-def generation_record(tenant: str = "default") -> GenerationRecord:
-    return GenerationRecord(
-        request_id="1", traceparent=None, tenant=tenant, model="llama", task="chat", stream=False, started_at=0.0
-    )
+def generation_record(tenant: str = "default", **origin: Any) -> GenerationRecord:
+    facts = {"request_id": "1", "engine_request_id": "1", "model": "llama", "task": "chat", "stream": False, **origin}
+    return GenerationRecord(origin=RequestOrigin(tenant=tenant, **facts))
 
 
 def in_flight_request(

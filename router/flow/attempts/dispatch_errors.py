@@ -57,7 +57,9 @@ class Failures:
         # gets "not served", which means a permanent error to it, only if there is no such engine.
         if self.last is None and self._not_served is not None and not any(map(health.is_open, engines)):
             return self._not_served
-        return client_error(self.last, engines, health)
+        error = client_error(self.last, engines, health)
+        error.__cause__ = self.last  # which `Waking` reads
+        return error
 
 
 def client_error(error: EngineError | None, engines: Sequence[Engine], health: EngineHealth) -> ApiError:

@@ -12,7 +12,7 @@ from router.core.endpoints.recording.recording import StreamRecorder
 from router.core.endpoints.recording.token_ids import TokenIdCutter
 from router.core.endpoints.requests.upload import media_type
 from router.core.endpoints.requests.workload import workload
-from router.flow.attempts.admission import Slot
+from router.flow.attempts.attempt import Attempt
 from router.flow.attempts.continuation.seam import ContinuationLimits, Restart, Seam
 from router.flow.attempts.dispatch_errors import check_unreadable, engine_timeout
 from router.flow.attempts.engine_health import EngineHealth
@@ -29,7 +29,7 @@ MAX_RESPONSE: Final = 256 << 20
 
 
 class EngineAttempts:
-    """Each attempt is at the engine of a slot, which it owns if it succeeds.
+    """Makes attempts.
 
     Raises EngineError, or ApiError for a refusal of the request itself.
     """
@@ -45,43 +45,44 @@ class EngineAttempts:
         self._max_entry = max_entry
         self._shapes = AnswerShapes()
 
-    async def stream(self, slot: Slot, inflight: InFlightRequest) -> EngineStream:
-        record, request = inflight.record, inflight.request
-        engine = slot.engine
+    async def stream(self, attempt: Attempt, inflight: InFlightRequest) -> EngineStream:
+        request, engine = inflight.request, attempt.engine
         token_ids = engine.traits.token_ids and self._continuations.allows(engine.model) and asks_token_ids(request)
-        response = await self._requests.post(engine, record, request, self._timeouts.first_token, token_ids=token_ids)
+        response = await self._requests.post(
+            attempt, inflight, request, self._timeouts.first_token, token_ids=token_ids
+        )
         assert request.endpoint.streaming is not None  # else the request would not be for a stream
         recorder = request.endpoint.streaming.make_recorder(self._max_entry, self._shapes)
         if token_ids and isinstance(recorder, StreamRecorder):
             recorder.token_ids = TokenIdCutter()
-        return await self._start(slot, response, recorder, inflight)
+        return await self._start(attempt, response, recorder, inflight)
 
-    async def rest(self, seam: Seam, slot: Slot, inflight: InFlightRequest) -> tuple[EngineStream, Restart]:
+    async def rest(self, seam: Seam, attempt: Attempt, inflight: InFlightRequest) -> tuple[EngineStream, Restart]:
         """The stream of an engine that goes on, and how it does."""
-        restart = seam.restart_at(slot.engine)
+        restart = seam.restart_at(attempt.engine)
         if restart is None:  # it could go on, but not any more after what another engine said
             raise EngineError("diverged", "the engine cannot go on with the response")
         recorder = seam.new_recorder(restart)
         # By the client's request: the time that the tokens before took counts, too.
-        whole = self._timeouts.total(workload(seam.request), slot.engine.max_model_len)
+        whole = self._timeouts.total(workload(seam.request), attempt.engine.max_model_len)
         total = whole - seam.elapsed(time.perf_counter())
         if total < _LEAST_TIME:
             raise engine_timeout()
         response = await self._requests.post(
-            slot.engine, inflight.record, restart.request, min(self._timeouts.first_token, total),
+            attempt, inflight, restart.request, min(self._timeouts.first_token, total),
             token_ids=restart.asks_token_ids, total=total,
         )  # fmt: skip
         try:
-            return await self._start(slot, response, recorder, inflight), restart
+            return await self._start(attempt, response, recorder, inflight), restart
         except EngineError as error:
             seam.on_failure(error)
             raise
 
     async def _start(
-        self, slot: Slot, response: EngineResponse, recorder: Recorder, publisher: Publisher
+        self, attempt: Attempt, response: EngineResponse, recorder: Recorder, publisher: Publisher
     ) -> EngineStream:
         stream = EngineStream(
-            slot, response, recorder, self._health, publisher,
+            attempt, response, recorder, self._health, publisher,
             first_timeout=self._timeouts.first_token, chunk_timeout=self._timeouts.between_tokens,
         )  # fmt: skip
         try:
@@ -91,17 +92,21 @@ class EngineAttempts:
             raise
         return stream
 
-    async def json(self, slot: Slot, inflight: InFlightRequest) -> tuple[bytes, RecordedResponse | NotStoredReason]:
-        record, request = inflight.record, inflight.request
-        with await self._requests.post(slot.engine, record, request, None) as response:
+    async def json(
+        self, attempt: Attempt, inflight: InFlightRequest
+    ) -> tuple[Attempt, bytes, RecordedResponse | NotStoredReason]:
+        """The response, and what can be stored of it or why nothing can."""
+        request = inflight.request
+        with await self._requests.post(attempt, inflight, request, None) as response:
             if request.form is not None:
-                record.media_type = media_type(response.content_type)
+                inflight.record.media_type = media_type(response.content_type)
             body, complete = await response.read_up_to(MAX_RESPONSE)
         if not complete:
             raise answer_too_large("The response", MAX_RESPONSE)
         recorded = request.endpoint.record_body(request, body, self._max_entry)
         if recorded is NotStoredReason.ERROR:
-            recorded = check_unreadable(request, body, slot.engine)
-        self._health.record_success(slot.engine)
-        slot.release()  # here, because the response is complete; a stream keeps the slot until `EngineStream.close`
-        return body, recorded
+            recorded = check_unreadable(request, body, attempt.engine)
+        self._health.record_success(attempt.engine)
+        # Here, because the response is complete; a stream keeps the slot until `EngineStream.close`.
+        attempt.slot.release()
+        return attempt, body, recorded

@@ -15,6 +15,8 @@ from xxhash import xxh3_64_intdigest
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.resilience.engine_losses import MAX_LOSSES, SAME_LOSS, Suspects, may_be_a_loss
 from router.errors import ENGINE_LOST, UPSTREAM, ApiError
+from router.flow.attempts.attempt import Attempt
+from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError
 from router.upstream.client import EngineClient
 from router.upstream.engine import Engine
@@ -43,6 +45,13 @@ class EngineLosses:
 
     def is_stopped(self, tenant: str, request: InferenceRequest) -> bool:
         return bool(self._suspects) and self._suspects.is_stopped(_digest(tenant, request), self._clock())
+
+    async def on_failed_attempt(self, inflight: InFlightRequest, attempt: Attempt, error: EngineError) -> None:
+        """Before its first token or after it."""
+        if inflight.wait_plan is not None:
+            return  # an engine that starts may end connections
+        origin, age = inflight.origin, time.perf_counter() - attempt.sent_at
+        await self.on_failure(origin.request_id, origin.tenant, inflight.request, attempt.engine, error, age)
 
     async def on_failure(
         self, request_id: str, tenant: str, request: InferenceRequest, engine: Engine, error: EngineError, age: float

@@ -18,7 +18,8 @@ from router.core.endpoints.requests.workload import workload
 from router.core.resilience.retry import parse_retry_after
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
-from router.flow.exchange import GenerationRecord
+from router.flow.attempts.attempt import Attempt
+from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError
 from router.net.client.response import EngineResponse
 from router.settings import Settings
@@ -36,7 +37,7 @@ class EngineRequests:
         self.cache_salts = cache_salts
 
     async def post(
-        self, engine: Engine, record: GenerationRecord, request: InferenceRequest, head_timeout: float | None, *,
+        self, attempt: Attempt, inflight: InFlightRequest, request: InferenceRequest, head_timeout: float | None, *,
         token_ids: bool = False, total: float | None = None,
     ) -> EngineResponse:  # fmt: skip
         """Sends the request and returns a response with status 200. Raises EngineError, or ApiError for a refusal.
@@ -45,6 +46,7 @@ class EngineRequests:
         whose head comes only when the response is complete. `token_ids`: whether the engine is asked for them.
         `total`: seconds until the complete response; None: as long as the request may take.
         """
+        engine = attempt.engine
         if total is None:
             # An engine cuts a long file into pieces, so its context does not bound the response.
             context = engine.max_model_len if request.form is None else None
@@ -53,7 +55,7 @@ class EngineRequests:
         stream_usage = engine.traits.stream_usage
         started_at = time.monotonic()
         response = await self._send(
-            engine, record, request, head_timeout, total, stream_usage=stream_usage, token_ids=token_ids
+            attempt, inflight, request, head_timeout, total, stream_usage=stream_usage, token_ids=token_ids
         )
         if response.status == 200:
             if engine.unserved_paths:
@@ -63,8 +65,9 @@ class EngineRequests:
         if stream_usage and failure.refusal is not None and _may_refuse_usage_option(engine, request, error_body):
             waited = time.monotonic() - started_at
             response = await self._send(
-                engine, record, request, head_timeout - waited, total - waited, stream_usage=False, token_ids=token_ids
-            )
+                attempt, inflight, request, head_timeout - waited, total - waited,
+                stream_usage=False, token_ids=token_ids,
+            )  # fmt: skip
             if response.status == 200:
                 # Not before: any client can send a request that is refused with a message that has this word.
                 engine.learn(stream_usage=False)
@@ -78,15 +81,13 @@ class EngineRequests:
         raise failure
 
     async def _send(
-        self, engine: Engine, record: GenerationRecord, request: InferenceRequest, head_timeout: float,
+        self, attempt: Attempt, inflight: InFlightRequest, request: InferenceRequest, head_timeout: float,
         total_timeout: float, *, stream_usage: bool, token_ids: bool,
     ) -> EngineResponse:  # fmt: skip
-        # Each attempt has its own id, because an engine may still hold the previous attempt under that one's.
-        number = len(record.failed_attempts) + 1
-        attempt_id = record.engine_request_id if number == 1 else f"{record.engine_request_id}-{number}"
-        salt = self.cache_salts.get(record.tenant) if engine.traits.cache_salt else None
-        priority = record.priority if engine.traits.priority else None
-        model = engine.served_model if record.adapter is None else record.adapter.id
+        engine, origin = attempt.engine, inflight.origin
+        salt = self.cache_salts.get(origin.tenant) if engine.traits.cache_salt else None
+        priority = origin.priority if engine.traits.priority else None
+        model = engine.served_model if origin.adapter is None else origin.adapter.id
         if request.form is None:
             body = engine_body(request, model, salt, stream_usage=stream_usage, priority=priority, token_ids=token_ids)
         else:
@@ -95,15 +96,15 @@ class EngineRequests:
             engine,
             request.endpoint,
             body,
-            request_id=attempt_id,
-            traceparent=record.traceparent,
-            tracestate=record.tracestate,
+            request_id=attempt.request_id,
+            traceparent=attempt.traceparent,
+            tracestate=origin.tracestate,
             priority=priority or None,
             head_timeout=head_timeout,
             total_timeout=total_timeout,
             form_type=request.form.content_type if request.form is not None else None,
         )
-        record.trace.on_response(response)
+        inflight.record.trace.on_response(response)
         return response
 
     async def _read_failure(self, engine: Engine, response: EngineResponse) -> tuple[EngineError, bytes]:

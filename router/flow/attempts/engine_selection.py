@@ -258,10 +258,10 @@ class EngineSelector:
     # -- measurements -------------------------------------------------------------------------------------------------
 
     def learn(self, record: GenerationRecord) -> None:
-        name = record.attempt.engine
+        name, origin = record.engine, record.origin
         if name is None or record.error_reason is not None or record.dispatched_at is None:
             return
-        if record.failed_attempts:
+        if any(attempt.has_failed and attempt.was_reached for attempt in record.attempts):
             return  # its duration includes the failed attempts at other engines
         engine, now, speculation = self._catalog.engines[name], self._clock(), record.speculation
         self._draft_stats.record_generation(
@@ -270,13 +270,13 @@ class EngineSelector:
                 family=engine.family,
                 model=engine.model,
                 rivals=self._catalog.families_for(engine.model),
-                bin_=score_bin(record.log_odds),
+                bin_=score_bin(origin.log_odds),
                 tokens=record.completion_tokens,
                 seconds=now - record.dispatched_at,
                 level=load_level(engine.load + 1),
                 speculation=SpeculationCounters(speculation.steps, speculation.accepted) if speculation else None,
                 has_draft=engine.has_draft,
-                choices=record.choices,
+                choices=origin.choices,
             ),
             now,
         )

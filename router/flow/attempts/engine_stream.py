@@ -13,7 +13,7 @@ from router.core.endpoints.endpoint import Recorder
 from router.core.endpoints.errors.engine_errors import answer_too_large
 from router.core.endpoints.recording.recording import ABORTED, EVENT_TOO_LONG, MAX_EVENT_SIZE
 from router.core.endpoints.recording.sse import split_comments
-from router.flow.attempts.admission import Slot
+from router.flow.attempts.attempt import Attempt
 from router.flow.attempts.dispatch_errors import reported_error
 from router.flow.attempts.engine_health import EngineHealth
 from router.net.client.errors import EngineError, broken_off
@@ -41,20 +41,20 @@ class EngineStream:
     """
 
     __slots__ = (
-        "_chunk_timeout", "_first_timeout", "_health", "_initial_data", "_publish", "_publisher", "_response", "_slot",
-        "recorder",
+        "_chunk_timeout", "_first_timeout", "_health", "_initial_data", "_publish", "_publisher", "_response",
+        "attempt", "recorder",
     )  # fmt: skip
 
     def __init__(
-        self, slot: Slot, response: EngineResponse, recorder: Recorder, health: EngineHealth, publisher: Publisher,
-        *, first_timeout: float, chunk_timeout: float,
+        self, attempt: Attempt, response: EngineResponse, recorder: Recorder, health: EngineHealth,
+        publisher: Publisher, *, first_timeout: float, chunk_timeout: float,
     ) -> None:  # fmt: skip
         """Maximum seconds from one chunk to the next: before the first token, and after it.
 
         The engine's watch allows more if it works for others.
         """
+        self.attempt = attempt
         self.recorder = recorder
-        self._slot = slot
         self._response = response
         self._health = health
         self._first_timeout = first_timeout
@@ -65,7 +65,7 @@ class EngineStream:
 
     @property
     def engine(self) -> Engine:
-        return self._slot.engine
+        return self.attempt.slot.engine
 
     async def wait_first_token(self) -> None:
         """Waits for the first token and publishes it. Raises EngineError, or ApiError if the request is at fault."""
@@ -98,7 +98,7 @@ class EngineStream:
         self._health.record_success(self.engine)
 
     def close(self) -> None:
-        self._slot.release()
+        self.attempt.slot.release()
         self.close_response()
 
     def close_response(self) -> None:

@@ -26,6 +26,7 @@ from router.errors import CIRCUIT_OPEN, ENGINE_FAILED, NO_ENGINE, UNAVAILABLE, A
 from router.flow.attempts.admission import ENGINE_STARTING, Admission, NoSlotError, Slot
 from router.flow.attempts.wait_plan import WaitPlan
 from router.flow.exchange import GenerationRecord
+from router.net.client.errors import EngineError
 from router.shared.engines.start_times import StartTimes
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
@@ -141,22 +142,24 @@ class Waking:
                 if (
                     not isinstance(error, ApiError)
                     or plan.deadline_passed(self._clock())
-                    or not self._may_wait_again(record, plan, error)
+                    or not self._may_wait_again(plan, error)
                 ):
                     raise
                 must_wait = True
 
-    def _may_wait_again(self, record: GenerationRecord, plan: WaitPlan, error: ApiError) -> bool:
+    def _may_wait_again(self, plan: WaitPlan, error: ApiError) -> bool:
         if plan.deadline is None:  # an engine has gone that was up a moment ago
             return error.code == NO_ENGINE and self.must_wait(plan)
         # The engine that it has waited for has died, or another process tests it since it had failures.
         if error.code in (NO_ENGINE, CIRCUIT_OPEN):
             return True
+        cause = error.__cause__
         # As far as is known before the next check: all requests of an engine that dies fail at once, which opens its
         # breaker, so there is no second attempt that would find it gone.
         return (
             error.code == ENGINE_FAILED
-            and record.failed_attempts[-1][1] in _LOST
+            and isinstance(cause, EngineError)
+            and cause.reason in _LOST
             and not any(self._readiness(each) is Readiness.READY for each in self._catalog.engines_for(plan.model))
         )
 
@@ -197,7 +200,7 @@ class Waking:
         if seconds <= 0:
             raise _starting()
         waiting = self._admission.wait_for_start(
-            record.tenant, plan.model, partial(_is_selected, plan), record.priority, seconds
+            record.origin.tenant, plan.model, partial(_is_selected, plan), record.origin.priority, seconds
         )
         return await record.trace.queued(waiting)
 

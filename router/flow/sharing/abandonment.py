@@ -51,14 +51,14 @@ class Abandonment:
         return bool(self._followed_at)
 
     def on_no_subscribers(self, inflight: InFlightRequest, *, stores_response: bool) -> None:
-        dispatched = inflight.record.dispatched_at is not None  # before the dispatch, a generation has cost nothing
+        dispatched = inflight.dispatched_at is not None  # before the dispatch, a generation has cost nothing
         if inflight.is_leader and dispatched and stores_response and self._on_abandon == "finish":
             return
         now = asyncio.get_running_loop().time()
         # The timeout gives a client whose connection broke time to come back; it has to join, so only if joinable.
         deadline = now + self._timeout if inflight.joinable and dispatched else now
         self._cancel_at(inflight, max(deadline, self._followed_until(inflight, now)), now)
-        self._cancel_excess(inflight.record.tenant, now)
+        self._cancel_excess(inflight.origin.tenant, now)
 
     def on_follower(self, inflight: InFlightRequest) -> None:
         """A follower in another process has said that it reads this one."""
@@ -91,7 +91,7 @@ class Abandonment:
         unused = [
             inflight
             for inflight in self._timers
-            if inflight.record.tenant == tenant
+            if inflight.origin.tenant == tenant
             and not inflight.subscribers
             and inflight.id not in self._followed_at
         ]  # fmt: skip

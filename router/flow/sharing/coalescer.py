@@ -16,9 +16,8 @@ from typing import Final
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key import CacheKey
 from router.errors import internal_error
-from router.flow.attempts.dispatch import Dispatcher
 from router.flow.exchange import GenerationRecord
-from router.flow.generation import run_generation
+from router.flow.generation import Generations
 from router.flow.result import GenerationResult, lost_result
 from router.flow.sharing.abandonment import Abandonment, OnAbandon
 from router.flow.sharing.inflight import InFlightRequest
@@ -44,7 +43,7 @@ class Coalescer:
     """
 
     def __init__(
-        self, dispatcher: Dispatcher, *, on_abandon: OnAbandon, abandon_timeout: float, join_limit: int,
+        self, generations: Generations, *, on_abandon: OnAbandon, abandon_timeout: float, join_limit: int,
         record_generation: Callable[[GenerationRecord], None], max_abandoned: Mapping[str, int] = MappingProxyType({}),
     ) -> None:  # fmt: skip
         """`join_limit`: bytes beyond which an in-flight request accepts no more subscribers.
@@ -52,7 +51,7 @@ class Coalescer:
         `record_generation` is called when a generation that this process led ends. `on_abandon`, `abandon_timeout` and
         `max_abandoned`: see Abandonment.
         """
-        self._dispatcher = dispatcher
+        self._generations = generations
         self._abandonment = Abandonment(on_abandon=on_abandon, timeout=abandon_timeout, limits=max_abandoned)
         self._join_limit = join_limit
         self._record_generation = record_generation
@@ -126,7 +125,7 @@ class Coalescer:
                 )
             if result is None:
                 inflight.is_leader = True
-                result = await run_generation(self._dispatcher, inflight, new)
+                result = await self._generations.run(inflight, new)
         except Exception:
             # The last line of defence: without a result, the subscribers would wait forever.
             log.exception("an in-flight request failed")

@@ -45,12 +45,16 @@ class InFlightRequest:
         "_last_dropped",
         "_on_no_subscribers",
         "_on_not_joinable",
+        "attempt_count",
+        "dispatched_at",
         "documents",
         "id",
+        "is_at_engine",
         "is_leader",
         "joinable",
         "key",
         "on_publish",
+        "origin",
         "purge_position",
         "record",
         "request",
@@ -73,10 +77,14 @@ class InFlightRequest:
         self.key = key
         self.request = new.request
         self.record = new.record
+        self.origin = new.record.origin
         self.documents = new.documents
         self.wait_plan = new.wait_plan
         self.purge_position = purge_position
         self.started_at = asyncio.get_running_loop().time()
+        self.dispatched_at: float | None = None  # by time.perf_counter: the first attempt of this process
+        self.attempt_count = 0  # of this process
+        self.is_at_engine = False  # an engine has got it, here or in another process
         self.is_leader = True
         self.joinable = key is not None
         self.result: GenerationResult | None = None
@@ -150,9 +158,8 @@ class InFlightRequest:
         self.record.prompt_tokens, self.record.completion_tokens = result.prompt_tokens, result.completion_tokens
         self.record.error_reason = result.error_reason
         # A lost generation that was dispatched has cost the engine a prompt, even without a first token.
-        if self.record.first_token_at is not None or (
-            self.record.dispatched_at is not None and result.error_reason == LOST
-        ):
+        was_lost = self.dispatched_at is not None and result.error_reason == LOST
+        if self.has_data or result.body is not None or was_lost:
             self._estimate_tokens(result)
         for subscriber in self.subscribers:
             subscriber.wake()

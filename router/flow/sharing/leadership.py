@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from router.core.cache.key import CacheKey
-from router.flow.exchange import NO_ATTEMPT, AttemptFacts, GenerationRecord
+from router.flow.exchange import GenerationRecord
 from router.flow.result import GenerationResult, lost_result
 from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.outcome_codec import decode_result, encode_result
@@ -87,12 +87,12 @@ class Leadership:
         if self._purges.covers(key.text, inflight.documents, claim.purge_position):
             return None
         inflight.is_leader = False
-        record = inflight.record
         try:
             async with contextlib.aclosing(self._leases.follow(key.text, claim)) as stream:
                 async for received in stream:
                     if received.producer.engine is not None:
-                        _note_leader(record, received.producer)
+                        inflight.is_at_engine = True
+                        inflight.record.leader = received.producer
                     if received.frames:
                         inflight.publish(received.frames)
                     if received.outcome is not None:
@@ -106,8 +106,7 @@ class Leadership:
         self, inflight: InFlightRequest, key: CacheKey, claim: Claim, replaced_entry_created: float | None
     ) -> Claim | Literal["stored"] | None:
         """Takes over another process' claim. None if this process now leads; else as InFlightLeases.finish_claim."""
-        record = inflight.record
-        record.attempt, record.leader_traceparent = NO_ATTEMPT, None  # they were the lost leader's
+        inflight.is_at_engine, inflight.record.leader = False, None  # they were of the lost leader
         try:
             new_claim = await self._leases.take_over(
                 key.text, claim, inflight.id, inflight.purge_position, replaced_entry_created
@@ -141,13 +140,7 @@ class Leadership:
 
 
 def _producer(record: GenerationRecord, traceparent: str | None) -> Producer:
-    return Producer(record.engine, record.attempt.fallback_model, traceparent)
-
-
-def _note_leader(record: GenerationRecord, producer: Producer) -> None:
-    if producer.engine != record.engine:
-        record.attempt = AttemptFacts(engine=producer.engine, fallback_model=producer.fallback)
-        record.leader_traceparent = producer.traceparent
+    return Producer(record.engine, record.fallback_model, traceparent)
 
 
 def _without_collision(claim: Claim | Literal["stored"] | None, key: CacheKey) -> Claim | Literal["stored"] | None:

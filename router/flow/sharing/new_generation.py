@@ -4,11 +4,15 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from router.core.endpoints.endpoint import InferenceRequest
+from router.core.endpoints.endpoint import InferenceRequest, Prompt
+from router.core.endpoints.recording.choices import choice_count
 from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
+from router.flow.attempts.routed_prompt import RoutedPrompt
 from router.flow.attempts.wait_plan import WaitPlan
 from router.flow.body_budget import BodyAllocation
-from router.flow.exchange import GenerationRecord
+from router.flow.exchange import Exchange, GenerationRecord, new_request_id
+from router.flow.parsed_request import ParsedRequest
+from router.flow.request_origin import RequestOrigin
 from router.upstream.engine import Engine
 
 StoreResponse = Callable[[RecordedResponse | NotStoredReason, GenerationRecord], None]
@@ -24,6 +28,7 @@ class NewGeneration(msgspec.Struct, kw_only=True, frozen=True, eq=False):
     - `order_engines` returns the engines to try. It is called once this process is known to be the leader. Raises
       ApiError.
     - `store_response`: None if the response is not stored.
+    - `adjusted_fields`: see Selection.
     - `wait_plan`: how it waits for an engine to start; None if it does not.
     - `body_allocation`: the memory of the request's body, which is released when the generation has ended.
     - `replaced_entry_created`: when the stored entry was written that cannot be served and may be replaced, if there is
@@ -35,6 +40,32 @@ class NewGeneration(msgspec.Struct, kw_only=True, frozen=True, eq=False):
     order_engines: Callable[[], Sequence[Engine]]
     store_response: StoreResponse | None = None
     documents: tuple[str, ...] = ()
+    adjusted_fields: tuple[str, ...] = ()
     wait_plan: WaitPlan | None = None
     body_allocation: BodyAllocation | None = None
     replaced_entry_created: float | None = None
+
+
+def new_record(exchange: Exchange, parsed: ParsedRequest, prompt: RoutedPrompt, priority: int) -> GenerationRecord:
+    # Engines get the request id only if the router has made it and no earlier attempt of this request has used it.
+    # A client's id never goes to engines, because some connectors of vLLM read addresses out of request ids.
+    is_ours = exchange.engine_request_id is None and not exchange.has_client_request_id
+    exchange.engine_request_id = exchange.request_id if is_ours else new_request_id()
+    request = parsed.request
+    origin = RequestOrigin(
+        request_id=exchange.request_id,
+        engine_request_id=exchange.engine_request_id,
+        traceparent=exchange.traceparent,
+        tracestate=exchange.tracestate,
+        tenant=exchange.tenant,
+        key_id=exchange.key_id,
+        priority=priority,
+        model=parsed.model.reported_name,
+        adapter=parsed.model.adapter,
+        engine_revision=parsed.engine_revision,
+        task=parsed.task,
+        log_odds=parsed.log_odds,
+        stream=request.stream,
+        choices=choice_count(request.fields, takes_prompt_list=isinstance(request.endpoint.input, Prompt)),
+    )
+    return GenerationRecord(origin=origin, trace=exchange.trace.new_generation(), prompt=prompt)

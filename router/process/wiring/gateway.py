@@ -8,12 +8,12 @@ from router.api.inference.response_headers import ResponseHeaders
 from router.core.cache.miss_reason import SeenKeys
 from router.core.endpoints.requests.cache_salt import derive_salts
 from router.flow.attempts.candidates import build_candidates
-from router.flow.attempts.dispatch import build_dispatcher
+from router.flow.attempts.dispatch import Dispatcher
 from router.flow.attempts.engine_losses import EngineLosses
 from router.flow.attempts.engine_request import EngineRequests, engine_timeouts
 from router.flow.cache_lookup import CacheLookup
 from router.flow.gateway import Gateway
-from router.flow.generation import record_generation
+from router.flow.generation import build_generations, record_generation
 from router.flow.heartbeat import Heartbeats
 from router.flow.lookup import cache_policy
 from router.flow.request_resolver import RequestResolver
@@ -92,19 +92,17 @@ def _build_coalescer(
     tenant_limits: TenantLimits,
 ) -> Coalescer:
     cache = settings.cache
-    dispatcher = build_dispatcher(
-        settings,
-        requests,
-        EngineLosses(engines.client, process_state.suspects),
+    losses = EngineLosses(engines.client, process_state.suspects)
+    dispatcher = Dispatcher(
         engines.admission,
         engines.health,
-        engines.continuation_engines,
+        losses,
         on_adapter_not_served=engines.adapter_refresh.request,
         waking=engines.waking,
     )
     record_metrics = process_state.telemetry.record_generation
     return Coalescer(
-        dispatcher,
+        build_generations(settings, requests, losses, dispatcher, engines.health, engines.continuation_engines),
         on_abandon=cache.on_abandon,
         abandon_timeout=cache.abandon,
         join_limit=cache.max_entry,

@@ -92,11 +92,21 @@ def prompt_id(entry_key: str) -> str:
     return xxhash.xxh3_64_hexdigest(entry_key.encode())
 
 
+class Origin(Protocol):
+    """The part of a RequestOrigin that is needed here."""
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+
 class Generation(Protocol):
     """The part of a GenerationRecord that is needed here."""
 
-    tenant: str
-    model: str
+    @property
+    def origin(self) -> Origin: ...
 
     @property
     def engine(self) -> str | None: ...
@@ -135,16 +145,16 @@ class RecentPrompts:
         if not self._kept or len(request.body) > MAX_PROMPT or not request.endpoint.runs_model:
             return None
         now = self._clock()
-        if now < self._next_samples_at.get(generation.model, now):
+        if now < self._next_samples_at.get(generation.origin.model, now):
             return None
         served_model = self._served_models.get(generation.engine or "")
         if served_model is None:
             return None
-        self._next_samples_at[generation.model] = now + SAMPLE_INTERVAL
-        body = engine_body(request, served_model, self._cache_salts.get(generation.tenant))
+        self._next_samples_at[generation.origin.model] = now + SAMPLE_INTERVAL
+        body = engine_body(request, served_model, self._cache_salts.get(generation.origin.tenant))
         prompt = RecentPrompt(request.endpoint.path, msgspec.Raw(body))
         stored = StoredPrompt(prompt, key, documents, position)
-        return PromptSample(generation.model, stored, min(lifetime, PROMPTS_TTL))
+        return PromptSample(generation.origin.model, stored, min(lifetime, PROMPTS_TTL))
 
     def add(self, sample: PromptSample) -> None:
         """To be called before the entry is written, so that its writer learns of a purge between the two."""

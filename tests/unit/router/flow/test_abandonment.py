@@ -26,11 +26,12 @@ class Abandoned:
     def start(
         self, id_: str = "1", *, tenant: str = "default", dispatched: bool = True, stores: bool = True
     ) -> InFlightRequest:
-        record = generation_record(tenant)
-        record.dispatched_at = 1.0 if dispatched else None
         inflight = in_flight_request(
-            id_, record=record, on_no_subscribers=partial(self.abandonment.on_no_subscribers, stores_response=stores)
-        )
+            id_,
+            record=generation_record(tenant),
+            on_no_subscribers=partial(self.abandonment.on_no_subscribers, stores_response=stores),
+        )  # fmt: skip
+        inflight.dispatched_at = 1.0 if dispatched else None
         inflight.task = self._loop.create_task(wait_forever())
         return inflight
 

@@ -20,7 +20,7 @@ from router.core.routing.traffic_share import REST
 from router.core.types import Task
 from router.errors import ApiError
 from router.flow.attempts.engine_selection import EngineSelector
-from router.flow.exchange import AttemptFacts, GenerationRecord
+from router.flow.exchange import AttemptFacts
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
 from router.flow.tenant_rules import TenantRules
@@ -28,6 +28,7 @@ from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine, EngineConfig, EngineGauges
 from router.upstream.unserved_paths import MEMORY
+from tests.support.inflight_factory import generation_record
 
 MODEL = Model("llama", "1")
 LOG_ODDS = {"code": 4.0, "chat": -4.0}
@@ -67,6 +68,7 @@ class SelectionHarness:
         task: Task = "code",
         times: int = 20,
         per_step: float | None = None,
+        choices: int = 1,
         **facts: Any,
     ) -> None:
         """Streams of 60 tokens that end now, at this rate in tokens per second.
@@ -74,12 +76,8 @@ class SelectionHarness:
         `per_step`: tokens per step as the engine reports them.
         """
         for _ in range(times):
-            work = GenerationRecord(
-                request_id="r", traceparent=None, tenant="acme", model="llama", task=task, stream=True, started_at=0.0,
-                log_odds=LOG_ODDS[task],
-            )  # fmt: skip
-            work.attempt, work.completion_tokens = AttemptFacts(engine=engine), 60
-            work.dispatched_at = self.now - 60 / speed
+            work = generation_record("acme", task=task, stream=True, log_odds=LOG_ODDS[task], choices=choices)
+            work.attempts, work.completion_tokens = [AttemptFacts(engine=engine, sent_at=self.now - 60 / speed)], 60
             if per_step is not None:
                 steps = round(60 / per_step)
                 work.speculation = RequestSpeculation(steps, 60 - steps)
@@ -197,8 +195,13 @@ def test_the_label_decides_until_another_engine_is_measured_as_faster() -> None:
     "facts",
     [
         {"error_reason": "broken-off"},
-        {"dispatched_at": None},
-        {"failed_attempts": [("other", "timeout")]},
+        {"attempts": []},
+        {
+            "attempts": [
+                AttemptFacts(engine="other", sent_at=1.0, error_reason="timeout"),
+                AttemptFacts(engine="a", sent_at=2.0),
+            ]
+        },
     ],
 )
 def test_a_failed_generation_does_not_measure_the_speed(facts: dict[str, Any]) -> None:

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.flow.attempts.continuation.run_to_end import has_survivor
-from router.flow.exchange import AttemptFacts, Continuation, GenerationRecord
+from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.flow.generation import record_generation
 from router.flow.result import LOST
 from tests.support.inflight_factory import generation_record
@@ -29,7 +28,7 @@ def test_its_metrics_and_its_tenant_count_the_same_seconds(monkeypatch: pytest.M
     metrics: list[tuple[GenerationRecord, float]] = []
     spent: list[tuple[str, int, float]] = []
     record = generation_record("acme")
-    record.attempt, record.first_token_at = AttemptFacts(sent_at=1.0), 1.5
+    record.attempts, record.first_token_at = [AttemptFacts(engine="a", sent_at=1.0)], 1.5
     now = [10.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
@@ -45,14 +44,14 @@ def test_its_metrics_and_its_tenant_count_the_same_seconds(monkeypatch: pytest.M
 def test_milliseconds_of_a_generation_are_rounded_since_their_sum_is_a_saving() -> None:
     record = generation_record("acme")
     assert record.generation_ms(2.0) == 0  # it was not sent
-    record.attempt = AttemptFacts(sent_at=1.0)
+    record.attempts = [AttemptFacts(engine="a", sent_at=1.0)]
     assert [record.generation_ms(now) for now in (1.0044, 1.0047)] == [4, 5]
 
 
 def test_gpu_seconds_are_those_of_the_attempt_at_the_engine_that_worked_on_it() -> None:
     record = generation_record("acme")
     assert record.gpu_seconds(2.0) == 0.0, "it was not sent"
-    record.attempt = AttemptFacts(sent_at=1.0)
+    record.attempts = [AttemptFacts(engine="a", sent_at=1.0)]
     assert record.gpu_seconds(2.0) == 0.0, "no token came, so the engine may have refused it"
     record.error_reason = LOST
     assert record.gpu_seconds(2.0) == 1.0, "it was cancelled while the engine worked on it"
@@ -60,13 +59,24 @@ def test_gpu_seconds_are_those_of_the_attempt_at_the_engine_that_worked_on_it() 
     assert record.gpu_seconds(2.25) == 1.25
 
 
-@pytest.mark.parametrize(
-    ("results", "survived"),
-    [([], True), (["continued"], True), (["complete"], False), (["continued", "complete"], False)],
-)
-def test_a_response_that_lacked_only_its_end_is_no_sign_that_its_engine_lived(
-    results: list[str], survived: bool
-) -> None:
+def test_what_an_engine_said_before_it_broke_off_counts_as_its_seconds_and_the_response_is_from_the_last_one() -> None:
     record = generation_record("acme")
-    record.continuations += [Continuation("reset", result) for result in results]
-    assert has_survivor(record) is survived
+    first, second, third = record.attempts = [
+        AttemptFacts(engine=name, sent_at=sent_at) for name, sent_at in (("a", 1.0), ("b", 2.0), ("c", 8.0))
+    ]
+    first.gave_up("reset")
+    second.broke_off("lost", 5.0)
+    record.first_token_at = 3.0
+    assert record.gpu_seconds(10.0) == 3.0 + 2.0
+    assert record.engine == "c"
+    third.gave_up("timeout")
+    assert record.gpu_seconds(10.0) == 3.0
+    assert record.engine == "b", "the client has only what that one said"
+
+
+def test_a_generation_is_at_no_engine_if_the_last_one_was_not_reached() -> None:
+    record = generation_record("acme")
+    record.attempts = [AttemptFacts(engine="a", sent_at=1.0)]
+    assert record.engine == "a"
+    record.attempts[0].gave_up("local")
+    assert record.engine is None

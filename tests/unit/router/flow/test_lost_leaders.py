@@ -16,13 +16,16 @@ from router.core.resilience.readiness import Readiness
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
 from router.flow.attempts.admission import Admission
+from router.flow.attempts.continuation.continuation_engines import ContinuationEngines
+from router.flow.attempts.continuation.run_to_end import Continuations
 from router.flow.attempts.continuation.seam import NO_CONTINUATIONS
 from router.flow.attempts.dispatch import Dispatcher
 from router.flow.attempts.engine_attempts import EngineAttempts
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_losses import EngineLosses
 from router.flow.attempts.engine_request import EngineRequests
-from router.flow.exchange import Exchange, GenerationRecord
+from router.flow.exchange import Exchange
+from router.flow.generation import Generations
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.result import GenerationResult
 from router.flow.sharing.coalescer import Coalescer
@@ -35,6 +38,7 @@ from router.shared.cache.purges import BEGINNING
 from router.shared.inflight.claim import Claim
 from router.shared.inflight.inflight_leases import InFlightLeases
 from router.upstream.client import EngineClient
+from tests.support.inflight_factory import generation_record
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, RouterServer, chat_body
 from tests.support.sse_answers import chat_text
@@ -65,7 +69,7 @@ async def test_a_follower_of_a_flight_whose_response_is_already_stored_starts_ag
     await store.start()
     shared = InFlightLeases(store.pipeline, on_remote_subscriber=lambda _: None)
     coalescer = Coalescer(
-        idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
+        no_engines(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
     coalescer.enable_sharing(shared, store.purges)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
@@ -94,7 +98,7 @@ async def test_a_refusal_applies_only_to_the_leader_since_it_may_depend_on_field
     status: int, is_the_clients: bool, is_leader: bool
 ) -> None:
     coalescer = Coalescer(
-        idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
+        no_engines(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
     in_flight = launch(coalescer, CacheKey("rh:1:default:llama:0:0:0", ("d",)))
     in_flight.is_leader = is_leader
@@ -115,7 +119,7 @@ async def test_a_client_that_disconnects_before_redis_has_replied_leaves_no_clai
     store = StoreFixture(redis_server.url)
     await store.start()
     coalescer = Coalescer(
-        idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
+        no_engines(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
     coalescer.enable_sharing(InFlightLeases(store.pipeline, on_remote_subscriber=lambda _: None), store.purges)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
@@ -137,7 +141,7 @@ async def test_a_client_that_leaves_a_flight_during_its_takeover_leaves_no_claim
     await store.start()
     shared = Slow(store.pipeline, on_remote_subscriber=lambda _: None)
     coalescer = Coalescer(
-        idle_dispatcher(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
+        no_engines(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
     )
     coalescer.enable_sharing(shared, store.purges)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
@@ -219,20 +223,21 @@ EXCHANGE = Exchange(endpoint=CHAT, request_id="1", started_at=0.0)
 REQUEST = parse_request(CHAT, json.dumps(chat_body("x")).encode())
 
 
-def idle_dispatcher() -> Dispatcher:
-    """A dispatcher without engines."""
+def no_engines() -> Generations:
     nothing: Any = SimpleNamespace(engines={}, models=[])
     client, health = EngineClient(HTTPTransport(), connect_timeout=1.0), EngineHealth(nothing)
     admission = Admission(
         nothing, readiness=lambda _: Readiness.DOWN, queue_timeout=1.0, set_queue_length=lambda _, __: None
     )
     requests = EngineRequests(client, EngineTimeouts(1.0, 1.0, 1.0), {})
+    losses = EngineLosses(client, Suspects())
+    dispatcher = Dispatcher(admission, health, losses)
     attempts = EngineAttempts(requests, health, NO_CONTINUATIONS, max_entry=1000)
-    return Dispatcher(admission, health, attempts, EngineLosses(client, Suspects()))
+    engines = ContinuationEngines(nothing, admission)
+    return Generations(
+        dispatcher, attempts, Continuations(dispatcher, attempts, losses, engines, NO_CONTINUATIONS), losses
+    )
 
 
 def launch(flights: Coalescer, key: CacheKey) -> InFlightRequest:
-    work = GenerationRecord(
-        request_id="1", traceparent=None, tenant="default", model="llama", task="chat", stream=False, started_at=0.0
-    )
-    return flights.start(NewGeneration(request=REQUEST, record=work, order_engines=list), key, BEGINNING)
+    return flights.start(NewGeneration(request=REQUEST, record=generation_record(), order_engines=list), key, BEGINNING)

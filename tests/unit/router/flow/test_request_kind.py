@@ -11,13 +11,12 @@ from router.api.inference.response_headers import ResponseHeaders
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.messages import MESSAGES
 from router.core.types import BypassReason, CacheStatus
-from router.flow.exchange import Continuation, Exchange, GenerationRecord
+from router.flow.exchange import Continuation, Exchange
 from router.flow.request_kind import RequestKind, ResponseKind, request_facts, request_kind, response_kind
 from tests.support.chosen_prompt import chosen_prompt
+from tests.support.inflight_factory import generation_record
 
-GENERATION: Final = GenerationRecord(
-    request_id="r1", traceparent=None, tenant="default", model="m", task="chat", stream=False, started_at=0.0
-)
+GENERATION: Final = generation_record(model="m")
 CONTINUED: Final = msgspec.structs.replace(GENERATION, continuations=[Continuation("reset", "continued", "e", 3)])
 CHOSEN: Final = msgspec.structs.replace(GENERATION, prompt=chosen_prompt())
 CHANGES: Final[dict[str, dict[str, Any]]] = {

@@ -38,7 +38,7 @@ def deliver(
 async def test_a_stream_ends_with_the_usage_event_if_the_client_asked_for_it(with_usage: bool) -> None:
     inflight = in_flight_request()
     delivery, exchange = deliver(inflight, chat(stream=True, stream_options={"include_usage": with_usage}))
-    inflight.record.attempt = AttemptFacts(engine="llama-1")
+    inflight.record.attempts = [AttemptFacts(engine="llama-1", sent_at=0.0)]
     inflight.publish(b"one ")
     assert await delivery.start() is None
     assert exchange.engine == "llama-1"
@@ -174,7 +174,7 @@ async def test_a_client_whose_time_in_queues_is_over_is_refused(stream: bool) ->
 
 async def test_a_client_whose_time_in_queues_is_over_waits_on_if_an_engine_has_its_request() -> None:
     inflight = in_flight_request()
-    inflight.record.attempt = AttemptFacts(engine="llama-1")
+    inflight.is_at_engine = True
     delivery = ResponseDelivery(inflight, chat(), new_exchange(), queue_time=0.0)
     starting = asyncio.ensure_future(delivery.start())
     for _ in range(5):

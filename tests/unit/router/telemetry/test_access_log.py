@@ -12,11 +12,12 @@ import pytest
 
 from router.core.endpoints.chat import CHAT
 from router.core.types import CacheStatus
-from router.flow.exchange import Exchange, GenerationRecord
+from router.flow.exchange import AttemptFacts, Exchange
 from router.flow.request_kind import request_kind
 from router.telemetry.access_log import AccessLog
 from router.telemetry.log_output import ACCESS_LOGGER, set_up_logging
 from tests.support.chosen_prompt import chosen_prompt
+from tests.support.inflight_factory import generation_record
 from tests.support.logging_state import logging_as_it_was
 from tests.support.waiting import eventually
 
@@ -47,10 +48,8 @@ def generated_exchange() -> Exchange:
     """It has the facts that only some requests have."""
     facts = completed_exchange(first_token=0.5)
     facts.key_id, facts.trace_id = "0f786551", "0af7651916cd43dd8448eb211c80319c"
-    facts.generation = GenerationRecord(
-        request_id="r1", traceparent=None, tenant="acme", model="m", task="chat", log_odds=-3.0, stream=True,
-        started_at=0.0, attempts=2,
-    )  # fmt: skip
+    facts.generation = generation_record("acme", model="m", log_odds=-3.0, stream=True)
+    facts.generation.attempts = [AttemptFacts(engine=name, sent_at=0.0) for name in ("a", "b")]
     return facts
 
 
@@ -102,7 +101,7 @@ import asyncio
 from router.telemetry.access_log import AccessLog
 from router.telemetry.log_output import set_up_logging
 from router.core.endpoints.chat import CHAT
-from router.flow.exchange import Exchange
+from router.flow.exchange import AttemptFacts, Exchange
 from router.flow.request_kind import request_kind
 from router.telemetry.log_output import ACCESS_LOGGER, set_up_logging
 

@@ -19,6 +19,7 @@ from router.telemetry.announced_metrics import announced_families
 from router.telemetry.metric_series import BatchHistogram
 from router.telemetry.telemetry import Telemetry
 from router.upstream.engine import Engine, EngineConfig
+from tests.support.inflight_factory import generation_record
 from tests.support.waiting import eventually
 
 BUCKETS = (0.25, 0.5, 1, 8)
@@ -107,17 +108,9 @@ async def test_at_the_end_everything_is_flushed_and_later_values_at_once() -> No
     assert exported_value(telemetry) == 2
 
 
-def work() -> GenerationRecord:
-    done = GenerationRecord(
-        request_id="r",
-        traceparent=None,
-        tenant="acme",
-        model="m",
-        task="chat",
-        stream=True,
-        started_at=time.perf_counter(),
-    )
-    done.first_token_at, done.prompt_tokens, done.completion_tokens = done.started_at, 3, 5
+def work(*, stream: bool = True, choices: int = 1) -> GenerationRecord:
+    done = generation_record("acme", model="m", stream=stream, choices=choices)
+    done.first_token_at, done.prompt_tokens, done.completion_tokens = time.perf_counter(), 3, 5
     return done
 
 
@@ -143,11 +136,10 @@ async def test_the_latency_between_tokens_is_the_mean_of_a_stream_once_for_each_
     telemetry = Telemetry(log_format="text")
     now = time.perf_counter()
     for seconds, tokens, choices in ((4.0, 5, 1), (6.0, 8, 2)):  # a second each; in steps of two seconds
-        done = work()
-        done.first_token_at, done.completion_tokens, done.choices = now - seconds, tokens, choices
+        done = work(choices=choices)
+        done.first_token_at, done.completion_tokens = now - seconds, tokens
         telemetry.record_generation(done, now)
-    json_answer = work()
-    json_answer.stream = False
+    json_answer = work(stream=False)
     one_token = work()
     one_token.completion_tokens = 1
     for done in (json_answer, one_token):
@@ -162,13 +154,16 @@ async def test_gpu_seconds_count_from_sending_to_the_engine_that_answered() -> N
     telemetry = Telemetry(log_format="text")
     spent = {"tenant": "acme", "model": "m", "kind": "spent"}
     refused = work()
-    refused.first_token_at, refused.attempt = None, AttemptFacts(sent_at=time.perf_counter() - 100)
+    refused.first_token_at, refused.attempts = None, [AttemptFacts(engine="e", sent_at=time.perf_counter() - 100)]
     telemetry.record_generation(refused, time.perf_counter())
     assert sample(telemetry, "llm_gpu_seconds_total", **spent) is None, "an engine that refuses does not work"
     done, lost = work(), work()
     now = time.perf_counter()
-    done.dispatched_at, done.attempt = now - 100, AttemptFacts(sent_at=now - 3)  # after a failed attempt
-    lost.first_token_at, lost.attempt = None, AttemptFacts(sent_at=now - 5)
+    done.attempts = [
+        AttemptFacts(engine="e", sent_at=now - 100, error_reason="timeout"),
+        AttemptFacts(engine="e", sent_at=now - 3),
+    ]
+    lost.first_token_at, lost.attempts = None, [AttemptFacts(engine="e", sent_at=now - 5)]
     lost.error_reason = "lost"  # all clients left
     for one in (done, lost):
         telemetry.record_generation(one, time.perf_counter())
@@ -192,7 +187,7 @@ async def test_the_energy_of_a_generation_counts_where_the_power_of_its_engine_i
     engine.start_request()
     engine.start_request()
     now, done = time.perf_counter(), work()
-    done.attempt = AttemptFacts(sent_at=now, energy=engine.energy.start(now))
+    done.attempts = [AttemptFacts(engine="e", sent_at=now, energy=engine.energy.start(now))]
     telemetry.record_generation(done, time.perf_counter())
     seconds = sample(telemetry, "llm_gpu_seconds_total", tenant="acme", model="m", kind="spent")
     joules = sample(telemetry, "llm_energy_joules_total", tenant="acme", model="m", kind="spent")

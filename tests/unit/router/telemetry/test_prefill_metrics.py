@@ -7,14 +7,14 @@ from router.flow.attempts.routed_prompt import UNROUTED, RoutedPrompt
 from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.telemetry.telemetry import Telemetry
 from tests.support.chosen_prompt import chosen_prompt
+from tests.support.inflight_factory import generation_record
 
 
 def generation(prompt: RoutedPrompt, *, engine: str = "a", stream: bool = True) -> GenerationRecord:
     now = time.perf_counter()
-    return GenerationRecord(
-        request_id="r", traceparent=None, tenant="acme", model="m", task="chat", stream=stream, started_at=now,
-        attempt=AttemptFacts(engine=engine), first_token_at=now, prompt=prompt,
-    )  # fmt: skip
+    record = generation_record("acme", model="m", stream=stream)
+    record.attempts, record.first_token_at, record.prompt = [AttemptFacts(engine=engine, sent_at=now)], now, prompt
+    return record
 
 
 def tokens(telemetry: Telemetry, engine: str) -> dict[str, float]:

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from router.core.cache.redis_keys import savings_key, usage_key
 from router.core.types import CacheStatus
-from router.flow.exchange import AttemptFacts, GenerationRecord
+from router.flow.exchange import AttemptFacts
 from router.net.redis.commands import Command
 from router.shared.accounting.daily_sums import days_until
 from router.telemetry.usage_counter import UsageCounter
+from tests.support.inflight_factory import generation_record
 
 NOON = 1_790_035_200.0
 (TODAY,) = days_until(NOON, 1)
@@ -67,10 +68,8 @@ def test_the_savings_are_the_usage_without_the_keys(added: list[Any]) -> None:
 
 def test_a_generation_counts_for_its_key_and_its_seconds_and_energy_in_the_savings() -> None:
     counter, now = UsageCounter(), time.perf_counter()
-    generation = GenerationRecord(
-        request_id="r", traceparent=None, tenant="acme", key_id="k", model="m", task="chat", stream=True,
-        started_at=now, first_token_at=now, attempt=AttemptFacts(sent_at=now - 3),
-    )  # fmt: skip
+    generation = generation_record("acme", key_id="k", model="m", stream=True)
+    generation.first_token_at, generation.attempts = now, [AttemptFacts(engine="e", sent_at=now - 3)]
     generation.prompt_tokens, generation.completion_tokens = 5, 7
     counter.add_generation(generation, now)
     counter.add_energy(generation, 60.0)

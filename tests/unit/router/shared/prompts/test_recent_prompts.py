@@ -25,6 +25,7 @@ from router.shared.prompts.recent_prompts import (
     read_prompt_command,
 )
 from tests.support.factories import count_tokens, rerank, tokenize
+from tests.support.inflight_factory import generation_record
 from tests.support.waiting import eventually
 
 CHAT = next(endpoint for endpoint in ENDPOINTS if endpoint.path == "/v1/chat/completions")
@@ -59,10 +60,10 @@ def request(question: str = "The sea?") -> InferenceRequest:
 
 
 def generation(model: str = "llama", engine: str | None = "e0") -> GenerationRecord:
-    return GenerationRecord(
-        request_id="r", traceparent=None, tenant="acme", model=model, task="chat", stream=False, started_at=0.0,
-        attempt=AttemptFacts(engine=engine),
-    )  # fmt: skip
+    record = generation_record("acme", model=model)
+    if engine is not None:
+        record.attempts.append(AttemptFacts(engine=engine, sent_at=0.0))
+    return record
 
 
 def sampled(prompts: RecentPrompts, question: str = "?", *, lifetime: float = 60, **made: Any) -> PromptSample | None:
