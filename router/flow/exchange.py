@@ -82,6 +82,7 @@ class AttemptFacts(msgspec.Struct, kw_only=True, eq=False):
 
     def take_joules(self, now: float) -> float | None:
         """Those of its engine, at the end of the generation; None is unknown."""
+        # Taken once: each reading counts in the mean power of the engine's requests.
         if self.broke_off_at is not None or self.energy is None:
             return self.joules
         return self.energy.take(now, now - self.sent_at)

@@ -121,6 +121,7 @@ def _storable(
     """What is stored of a complete response, or why nothing is. `attempt`: the last one."""
     if not isinstance(recorded, RecordedResponse):
         return recorded
+    # The key stands for the requested model's response, of the engines' revision when the request came.
     if attempt.deviation is not None:
         return attempt.deviation
     if is_private:

@@ -109,6 +109,7 @@ class Dispatcher:
                         try:
                             return await make_attempt(attempt, inflight)
                         except EngineError as error:
+                            # Within the permit: the probe of a half-open engine lasts until its health is known.
                             await self._on_failed_attempt(inflight, attempt, error)
                             raise error  # noqa: TRY201 - compiled, a `raise` without it can lose the error
             except EngineError as error:
@@ -130,6 +131,7 @@ class Dispatcher:
             inflight.dispatched_at = now
         # Each attempt has its own id, because an engine may still hold the previous attempt under that one's.
         number, request_id = inflight.attempt_count, origin.engine_request_id
+        # Known now, not at the end: by then, another engine may be at this address.
         is_fallback = engine.model != origin.engine_model
         deviation = NotStoredReason.FALLBACK if is_fallback else None
         if deviation is None and not engine.answers_as(origin.engine_revision, origin.adapter):
@@ -154,6 +156,7 @@ class Dispatcher:
     async def _on_failed_attempt(self, inflight: InFlightRequest, attempt: Attempt, error: EngineError) -> None:
         await self._losses.on_failed_attempt(inflight, attempt, error)
         record = inflight.record
+        # The router lacked a resource for the connection, so the request has cost no engine anything.
         if error.reason == "local":
             inflight.is_at_engine = False
         attempt.facts.gave_up(error.reason)

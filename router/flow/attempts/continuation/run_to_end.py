@@ -73,6 +73,7 @@ class Continuations:
                 failure = error
             finally:
                 stream.close()
+            # Before any wait: the client may leave at any time, and its tenant pays for the seconds so far.
             stream.attempt.facts.broke_off(failure.reason, time.perf_counter())
             await self.losses.on_failed_attempt(inflight, stream.attempt, failure)
             next_stream = await run.go_on(failure)
@@ -159,6 +160,7 @@ class _Run:
             raise
         except ApiError as refusal:
             self._give_up(failure, refusal.reason)
+        # Without randomness, an engine that begins in the state of the failed one generates what that would have.
         self._engines.append(stream.engine)
         self.is_exact = self.is_exact and restart.exact and self._inflight.request.temperature == 0
         return stream
