@@ -74,8 +74,6 @@ def up(
         fail(f"{config}: {problem}")
     if as_json and not dry_run:
         fail("--json: only possible with --dry-run", EXIT_USAGE)
-    for line in settings.not_yet():
-        print_err(f"roundhouse: {config}: {line}")
     command = ["dry-run", *(["--json"] if as_json else [])] if dry_run else ["up"]
     exec_engines(command, build_plan(settings, config, check_engine_kind(engines), vllm_python))
 
@@ -94,8 +92,7 @@ def check(config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False
     findings = asyncio.run(check_all(settings))
     from router.flow.tenant_rules import unmatched_models
 
-    notes = [*settings.not_yet(), *unmatched_models(settings)]
-    findings += [Finding("configuration", line, "warning") for line in notes]
+    findings += [Finding("configuration", line, "warning") for line in unmatched_models(settings)]
     if (missing := missing_extra(settings)) is not None:
         setting, _, note = missing.partition(": ")
         findings.append(wrong("configuration", setting, Problem(*note.split("; ", 1))))

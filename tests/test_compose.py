@@ -319,8 +319,7 @@ def test_the_router_inside_listens_where_compose_publishes_it_and_finds_redis(
     assert host_of(inside.redis_url) == ("redis", int(compose.services["redis"].expose[0]))
 
 
-def test_the_configuration_inside_uses_no_unimplemented_setting(inside: Settings) -> None:
-    assert inside.not_yet() == []
+def test_the_configuration_inside_launches_no_engine(inside: Settings) -> None:
     assert all(engine.launch is None for engine in inside.engine)
 
 

@@ -18,8 +18,6 @@ class PendingReplies:
       be cancelled, so the replies must come, or fail, soon.
     """
 
-    __slots__ = ("_callback", "_error", "_loop", "_replies")
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._replies: list[Any] | None = None

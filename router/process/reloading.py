@@ -60,7 +60,6 @@ class Reloader:
         if (problem := missing_extra(new)) is not None:
             self._refuse([problem])
             return None
-        self._notes = new.not_yet()
         if (warning := prompt_log_warning(new)) is not None:
             self._notes.append(warning)
         fixed = {name: getattr(old.router, name) for name in ServerSettings.__struct_fields__}

@@ -195,8 +195,6 @@ def _start(options: ServeOptions) -> int:
         failure = explain_listen_failure(error.errno or 0, error.strerror or str(error), router.port)
         line = f"{source}router.{failure.about}: {failure.line(router.host, router.port)}"
         raise CannotStartError(_FAILED, line) from None
-    for line in settings.not_yet():
-        _print_line(f"{source}{line}")
     return run(settings, options, listen_socket)
 
 

@@ -1,8 +1,7 @@
 """The settings: the tables of the configuration, with their defaults.
 
-Everything but the models and engines has a default. `Settings.not_yet` reports settings that this version reads but
-does not implement. A type's rule is in its Meta, with a description that continues a value in a message; for types that
-may hold secrets, Meta also has the form in which a message may show a value.
+Everything but the models and engines has a default. A type's rule is in its Meta, with a description that continues a
+value in a message; for types that may hold secrets, Meta also has the form in which a message may show a value.
 """
 
 import hashlib
@@ -354,12 +353,6 @@ class Settings(Strict, frozen=True):
     @property
     def redis_url(self) -> str:
         return f"unix://{self.redis_socket}" if self.cache.url == EMBEDDED else self.cache.url
-
-    def not_yet(self) -> list[str]:
-        """Settings in use that this version does not implement, a line each."""
-        plans: list[tuple[bool, str, str]] = []  # none at present
-        return [f"{place}: this version has no {what} yet; the setting is read and has no effect"
-                for is_set, place, what in plans if is_set]  # fmt: skip
 
 
 def missing_extra(settings: Settings) -> str | None:

@@ -21,8 +21,6 @@ class CachedEntry:
     - `replay` encodes or joins each form of the response once for all requests.
     """
 
-    __slots__ = ("_canonical_parts", "_replays", "entry")
-
     shared: ClassVar = False
     """Whether later requests may use this object."""
 

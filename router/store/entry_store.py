@@ -217,8 +217,6 @@ def _no_list(_: Any) -> Entry | None:
 class _PendingWrite:
     """A write in progress: `size` bytes for the entry at `key`; `purge_fetch` is sent behind it."""
 
-    __slots__ = ("documents", "key", "on_written", "purge_fetch", "since", "size")
-
     def __init__(
         self, key: str, documents: tuple[str, ...], since: PurgePosition, size: int, purge_fetch: PurgeFetch,
         on_written: Callable[[WriteResult], None],

@@ -187,8 +187,6 @@ class _LocalEntry(CachedEntry):
     `size` in bytes, `replays_size` of which are replays.
     """
 
-    __slots__ = ("_cache", "expires_at", "key", "purges_checked", "replays_size", "size")
-
     shared = True
 
     def __init__(self, key: str, entry: Entry, cache: LocalCache, purges_checked: int) -> None:
@@ -208,8 +206,6 @@ class _LocalEntry(CachedEntry):
 
 class _PendingFetches:
     """The fetches of one entry in progress: their `count`, and whether the entry was `invalidated` since they began."""
-
-    __slots__ = ("count", "invalidated")
 
     def __init__(self) -> None:
         self.invalidated = False

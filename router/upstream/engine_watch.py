@@ -15,8 +15,6 @@ class EngineWatch:
     Each process has its own, as it has its own probe. There are as many exchanges as requests in flight.
     """
 
-    __slots__ = ("_clock", "_exchanges", "_heard_at", "signs")
-
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         """`clock`: that of the event loop."""
         self._clock = clock

@@ -13,8 +13,6 @@ class UnservedPaths:
     - Times are seconds of a monotonic clock.
     """
 
-    __slots__ = ("_until",)
-
     def __init__(self) -> None:
         self._until: dict[str, float] = {}  # by path; those of the router's endpoints, so there are few
 

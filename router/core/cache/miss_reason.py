@@ -62,8 +62,6 @@ _REASONS_BY_HASH: Final[tuple[tuple[int, MissReason], ...]] = (
 class SeenKeys:
     """The keys of entries that a process has learned of, as hashes; the oldest are forgotten first."""
 
-    __slots__ = ("_max_new_hashes", "_new", "_not_stored", "_old")
-
     def __init__(self, max_entries: int = MAX_REMEMBERED_ENTRIES) -> None:
         """`max_entries`: the most entries remembered; at least the newest half of that many always are."""
         # Two generations instead of a queue: when `_new` is full it becomes `_old`, and the previous `_old` is dropped.

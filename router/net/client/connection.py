@@ -46,35 +46,6 @@ class HTTPConnection(asyncio.Protocol):
     - `on_lost` is called once, when the socket is closed.
     """
 
-    __slots__ = (
-        "_buffered",
-        "_busy",
-        "_chunk_timeout",
-        "_closed",
-        "_deadline",
-        "_exchange_count",
-        "_failure",
-        "_find_bound",
-        "_head_limit",
-        "_high_water",
-        "_loop",
-        "_on_lost",
-        "_paused",
-        "_sink",
-        "_timer",
-        "_timer_at",
-        "_total_deadline",
-        "_transport",
-        "_unread_bytes",
-        "_waiter",
-        "_watch",
-        "connect_seconds",
-        "heard_at",
-        "origin",
-        "reader",
-        "sink_done",
-    )
-
     def __init__(
         self,
         origin: Origin,

@@ -49,26 +49,6 @@ class ResponseReader:
     - `reusable`: the response is complete, the server keeps the connection open, and nothing unexpected followed.
     """
 
-    __slots__ = (
-        "_at_chunk_boundary",
-        "_body",
-        "_bytes_without_progress",
-        "_excess",
-        "_header_fields",
-        "_keep_alive",
-        "_max_head",
-        "_parse",
-        "_parser",
-        "done",
-        "head_complete",
-        "headers",
-        "malformed",
-        "nothing_received",
-        "on_body",
-        "on_header",
-        "status",
-    )
-
     def __init__(self, *, max_head: int) -> None:
         self._max_head = max_head
         self._body: list[bytes] = []

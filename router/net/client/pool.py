@@ -22,8 +22,6 @@ class IdlePool(Generic[K, T]):
     Times are seconds of any monotonic clock.
     """
 
-    __slots__ = ("_by_key", "_expiry", "_idle_since", "_max_idle")
-
     def __init__(self, *, max_idle: int, expiry: float) -> None:
         self._max_idle = max_idle
         self._expiry = expiry

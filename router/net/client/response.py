@@ -21,8 +21,6 @@ class EngineResponse:
       complete; otherwise it is closed at once, so that the engine stops generating.
     """
 
-    __slots__ = ("_complete", "_connection", "_release", "status")
-
     def __init__(self, connection: HTTPConnection, release: Callable[[HTTPConnection], None]) -> None:
         self.status = connection.reader.status
         self._complete = False

@@ -45,8 +45,6 @@ def _ignore(_: object) -> None:
 class CommandBatch:
     """The replies to one batch; the ReplyFuture of router.net.redis.backend."""
 
-    __slots__ = ("_callback", "_error", "_replies")
-
     def __init__(self) -> None:
         self._replies: list[Any] | None = None
         self._error: RedisBackendError | None = None

@@ -277,8 +277,6 @@ OnReply = Callable[[Replies | None], object]
 class _ReplyCallback:
     """Adapts a callback to the methods of a future that the pipeline uses."""
 
-    __slots__ = ("_callback",)
-
     def __init__(self, callback: OnReply) -> None:
         self._callback = callback
 

@@ -81,30 +81,6 @@ class Cycle:
       500.
     """
 
-    __slots__ = (
-        "_body_parts",
-        "_buffered_bytes",
-        "_cancel_enabled",
-        "_chunked",
-        "_connection",
-        "_expects_continue",
-        "_has_message",
-        "_is_head_request",
-        "_message_event",
-        "_more_body",
-        "_remaining_length",
-        "_response_head",
-        "_supports_chunked",
-        "_writer",
-        "cancelled_by_disconnect",
-        "disconnected",
-        "extra_headers",
-        "keep_alive",
-        "response_complete",
-        "response_started",
-        "task",
-    )  # fmt: skip
-
     def __init__(
         self,
         connection: CycleConnection,

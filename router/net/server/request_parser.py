@@ -54,8 +54,6 @@ class HttptoolsParser(Protocol):
 class _RequestLine:
     """A parsed request line; `scope`: the part of the ASGI scope that follows from it."""
 
-    __slots__ = ("is_head_request", "is_http11", "scope")
-
     def __init__(self, *, is_http11: bool, is_head_request: bool, scope: dict[str, Any]) -> None:
         self.is_http11 = is_http11
         self.is_head_request = is_head_request

@@ -18,8 +18,6 @@ MAX_STARTS_PER_ITERATION: Final = 8
 class StartLimiter:
     """Starts requests in order of arrival, a few in each iteration of the loop; a few requests never wait."""
 
-    __slots__ = ("_limit", "_remaining", "_waiting")
-
     def __init__(self, limit: int = MAX_STARTS_PER_ITERATION) -> None:
         self._limit = limit
         self._remaining = limit

@@ -19,8 +19,6 @@ class BufferedWriter:
     `is_full`: the transport's buffer is above its limit; the connection sets this.
     """
 
-    __slots__ = ("_batcher", "_buffer", "_loop", "_transport", "is_full")
-
     def __init__(self, transport: asyncio.Transport, batcher: "WriteBatcher", loop: asyncio.AbstractEventLoop) -> None:
         self.is_full = False
         self._transport = transport
@@ -51,8 +49,6 @@ class BufferedWriter:
 
 class WriteBatcher:
     """Flushes writers before the loop waits for events again, in the order in which they were scheduled."""
-
-    __slots__ = ("_pending",)
 
     def __init__(self) -> None:
         self._pending: list[BufferedWriter] = []

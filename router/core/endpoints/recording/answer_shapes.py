@@ -53,8 +53,6 @@ class AnswerShape:
     - `finish_reasons`: of each choice.
     """
 
-    __slots__ = ("finish_reasons", "pieces", "sentinels")
-
     def __init__(self, finish_reasons: list[Any], pieces: list[bytes], sentinels: list[bytes]) -> None:
         self.finish_reasons = finish_reasons
         self.pieces = pieces
@@ -63,8 +61,6 @@ class AnswerShape:
 
 class AnswerShapes:
     """The shapes of the streams of this process: at most MAX_SHAPES, the oldest is evicted first."""
-
-    __slots__ = ("_shapes",)
 
     def __init__(self) -> None:
         # By format and skeleton; None where a skeleton has no shape, so that this is not computed again.

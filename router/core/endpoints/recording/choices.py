@@ -31,8 +31,6 @@ class ChoicesFormat:
     - `takes_prompt_list`: the field `prompt` may be a list of prompts, each with choices of its own.
     """
 
-    __slots__ = ("body_object", "event_object", "has_messages", "takes_prompt_list")
-
     def __init__(self, *, body_object: str, event_object: str, has_messages: bool, takes_prompt_list: bool) -> None:
         self.body_object = body_object
         self.event_object = event_object

@@ -52,8 +52,6 @@ def _first_marker(frames: bytes, begin: int) -> int:
 class ChoicesRecorder(StreamRecorder):
     """Records the stream of a chat or of completions. An event that has only a role is no token."""
 
-    __slots__ = ("_choices_format", "_shapes", "_stored_usage_frame", "_usage_frame", "_usage_json")
-
     def __init__(self, choices_format: ChoicesFormat, limit: int, shapes: AnswerShapes | None = None) -> None:
         """`limit`: see StreamRecorder. With `shapes`, most streams get a JSON form without decoding their events."""
         super().__init__(limit)

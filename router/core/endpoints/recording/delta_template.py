@@ -54,8 +54,6 @@ class Template:
     - `begin_after`, `end_after`: the bytes after the number, on the side that contains it; else None.
     """
 
-    __slots__ = ("begin", "begin_after", "end", "end_after")
-
     def __init__(self, begin: bytes, end: bytes) -> None:
         self.begin = begin
         self.begin_after: bytes | None = None
@@ -83,8 +81,6 @@ class Template:
 class TemplateRun:
     """Consecutive events of one template: its index, the sequence number of the first event, and the texts."""
 
-    __slots__ = ("first_number", "template_index", "texts")
-
     def __init__(self, template_index: int, first_number: int, texts: list[bytes]) -> None:
         self.template_index = template_index
         self.first_number = first_number
@@ -97,18 +93,6 @@ class StreamParts:
     `size`: an estimate of the bytes to store: all texts, and an eighth of each literal event, which compresses well.
     Comments are left out.
     """
-
-    __slots__ = (
-        "_begin",
-        "_current_template",
-        "_end",
-        "_is_numbered",
-        "_next_number",
-        "_run_texts",
-        "parts",
-        "size",
-        "templates",
-    )
 
     def __init__(self) -> None:
         self._begin = self._end = b""  # before and after the text of the next event, if it has the current template

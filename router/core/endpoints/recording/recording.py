@@ -46,18 +46,6 @@ class StreamRecorder(ABC):
     Only the others are decoded.
     """
 
-    __slots__ = (
-        "_event_buffer",
-        "_limit",
-        "_parts",
-        "ended",
-        "failure",
-        "speculation",
-        "started",
-        "token_ids",
-        "usage",
-    )
-
     def __init__(self, limit: int) -> None:
         """`limit`: the maximum size of an entry in bytes; a longer response is forwarded and not stored."""
         self._event_buffer = EventBuffer()

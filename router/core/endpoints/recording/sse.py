@@ -19,8 +19,6 @@ class EventBuffer:
     A client cannot use part of an event. And if an engine dies, no partial event has been sent that would need repair.
     """
 
-    __slots__ = ("_tail",)
-
     def __init__(self) -> None:
         self._tail = b""
 

@@ -38,8 +38,6 @@ class TokenIdCutter:
       continuation for which the text was tokenized anew.
     """
 
-    __slots__ = ("_after_ids", "_before_ids", "_end", "_left_out", "exact", "pieces", "prompt")
-
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
         self.prompt: bytes | None = None

@@ -60,8 +60,6 @@ class EventReader(Protocol):
 class TypedRecorder(StreamRecorder):
     """Records a stream of typed events, which `reader` reads."""
 
-    __slots__ = ("_final_frame", "_markers", "_reader")
-
     def __init__(self, reader: EventReader, limit: int) -> None:
         super().__init__(limit)
         self._reader = reader

@@ -12,8 +12,6 @@ class DecayingSpeeds:
     all earlier ones are forgotten.
     """
 
-    __slots__ = ("_count", "_half_life", "_max_gap", "_squares", "_sum", "_updated_at")
-
     def __init__(self, half_life: float = HALF_LIFE, max_gap: float = inf) -> None:
         self._half_life = half_life
         self._max_gap = max_gap
