@@ -6,13 +6,13 @@ from pathlib import Path
 
 from engines.plan import UpPlan
 from engines.preflight.checks import check_all
+from engines.preflight.finding import has_errors, report_json, report_lines
 from engines.preflight.gather.engines import read_engine
 from engines.preflight.gather.gpus import read_gpus
 from engines.preflight.gather.machine import read_machine
 from engines.preflight.gather.model_folder import hub_cache
 from engines.preflight.gather.ports import read_port
 from engines.preflight.observations import Observations
-from engines.preflight.report import has_errors, report_json, report_lines
 
 
 def main(plan: UpPlan, *, as_json: bool) -> int:

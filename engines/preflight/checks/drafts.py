@@ -1,11 +1,12 @@
 """Do target and draft fit together: their vocabularies and their contexts?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
+
+import msgspec
 
 from engines.preflight.finding import Finding, error, note, warning
 from engines.preflight.observations import EngineFacts, Model, Observations
-from engines.preflight.vocabularies import VocabularyComparison, compare_vocabularies
 from engines.preflight.wording import listed
 
 DRAFT_MODEL: Final = "draft_model"
@@ -13,6 +14,27 @@ DRAFT_MODEL: Final = "draft_model"
 
 _SMALL_OVERLAP: Final = 0.2
 _VOCABULARY: Final = "launch.heterogeneous_vocab"
+_SPACES: Final = ("\u0120", "\u2581")
+"""How tokenizers write the space that a token starts with: byte-level BPE, and SentencePiece."""
+
+
+class _Comparison(msgspec.Struct, frozen=True):
+    """None is unknown.
+
+    - `sizes_differ`: of `vocab_size`; vLLM refuses the pair then, unless vocabularies may be heterogeneous.
+    - `tokens_differ`: whether any token has another id; vLLM does not check it.
+    - `overlap`: the share of the draft's tokens that the target has too, under any id.
+    """
+
+    sizes_differ: bool | None
+    tokens_differ: bool | None
+    overlap: float | None
+
+    @property
+    def differ(self) -> bool | None:
+        if self.sizes_differ or self.tokens_differ:
+            return True
+        return None if self.tokens_differ is None else False
 
 
 def check_drafts(observed: Observations) -> Iterator[Finding]:
@@ -29,7 +51,7 @@ def served_context(engine: EngineFacts) -> int | None:
 
 
 def _check_vocabularies(engine: EngineFacts, draft: Model) -> Iterator[Finding]:
-    found = compare_vocabularies(engine.target, draft)
+    found = _compare(engine.target, draft)
     is_set = engine.options.heterogeneous_vocab
     if found.differ is None:
         yield _unknown(engine, is_set=is_set)
@@ -51,7 +73,7 @@ def _unknown(engine: EngineFacts, *, is_set: bool) -> Finding:
     return note(engine.name, _VOCABULARY, problem, "Run preflight again when both models are there.")
 
 
-def _difference(engine: EngineFacts, draft: Model, found: VocabularyComparison) -> str:
+def _difference(engine: EngineFacts, draft: Model, found: _Comparison) -> str:
     parts = []
     if found.sizes_differ:
         sizes = f"{engine.target.shape.vocab_size:,} and {draft.shape.vocab_size:,}"
@@ -63,13 +85,13 @@ def _difference(engine: EngineFacts, draft: Model, found: VocabularyComparison) 
     return listed(parts)
 
 
-def _effect(found: VocabularyComparison) -> str:
+def _effect(found: _Comparison) -> str:
     if found.sizes_differ:
         return "vLLM refuses to start"
     return "vLLM starts, but hardly accepts a token of the draft"
 
 
-def _judge_overlap(engine: EngineFacts, draft: Model, found: VocabularyComparison) -> Iterator[Finding]:
+def _judge_overlap(engine: EngineFacts, draft: Model, found: _Comparison) -> Iterator[Finding]:
     difference = _difference(engine, draft, found)
     if found.overlap is not None and found.overlap < _SMALL_OVERLAP:
         remedy = "Choose a draft with the target's tokenizer."
@@ -99,3 +121,22 @@ def _check_draft_context(engine: EngineFacts, draft: Model) -> Iterator[Finding]
         )
         remedy = f"Set max_model_len to {longest}, or choose a draft with a longer context."
         yield warning(engine.name, "launch.draft", problem, remedy)
+
+
+def _compare(target: Model, draft: Model) -> _Comparison:
+    sizes = (target.shape.vocab_size, draft.shape.vocab_size)
+    sizes_differ = None if None in sizes else sizes[0] != sizes[1]
+    if target.tokens is None or draft.tokens is None:
+        return _Comparison(sizes_differ, None, None)
+    same = target.tokens == draft.tokens
+    return _Comparison(sizes_differ, not same, 1.0 if same else _overlap(target.tokens, draft.tokens))
+
+
+def _overlap(target: Mapping[str, int], draft: Mapping[str, int]) -> float:
+    """As vLLM matches tokens: by spelling, with the space at the start written in either way."""
+    draft_tokens = set(_spellings(draft))
+    return len(draft_tokens.intersection(_spellings(target))) / max(1, len(draft_tokens))
+
+
+def _spellings(tokens: Iterable[str]) -> Iterable[str]:
+    return (f" {token[1:]}" if token.startswith(_SPACES) else token for token in tokens)

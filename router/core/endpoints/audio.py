@@ -56,10 +56,8 @@ def _endpoint(name: str, operation: str) -> Endpoint:
     return Endpoint(
         path=f"/v1/audio/{name}",
         operation=operation,
-        accepts_x_api_key=False,
         fields_type=_AudioFields,
         input=FileUpload("file"),
-        echoed_fields={},
         find_server_state=_why_uncacheable,
         samples=True,
         applies_logit_fields=False,

@@ -36,10 +36,8 @@ CHAT_CHOICES: Final = ChoicesFormat(
 CHAT: Final = Endpoint(
     path="/v1/chat/completions",
     operation="chat",
-    accepts_x_api_key=False,
     fields_type=_ChatFields,
     input=Conversation("messages", system_field=None),
-    echoed_fields={},
     find_server_state=None,
     samples=True,
     applies_logit_fields=True,

@@ -39,14 +39,11 @@ def record_classes(request: InferenceRequest, body: bytes, limit: int) -> Record
 CLASSIFY: Final = Endpoint(
     path="/classify",
     operation="classify",
-    accepts_x_api_key=False,
     fields_type=EncodedFields,
     input=EncodedInput("input", messages_field="messages"),
-    echoed_fields={},
     find_server_state=None,
     samples=False,
     applies_logit_fields=False,
     may_fall_back=False,  # the classes of different models cannot be compared
     record_body=record_classes,
-    streaming=None,
 )

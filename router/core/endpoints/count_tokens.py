@@ -3,15 +3,14 @@
 Source: https://docs.anthropic.com/en/api/messages-count-tokens, and vLLM's entrypoints/anthropic.
 """
 
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest
+from router.core.endpoints.endpoint import Conversation, Endpoint
 from router.core.endpoints.errors.anthropic_errors import ANTHROPIC_ERRORS
-from router.core.endpoints.recording.json_responses import JsonResponse, decode_success
-from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recording.recording import record_json
+from router.core.endpoints.recording.json_responses import JsonResponse, record_success
 from router.core.endpoints.requests.request_fields import InputMessage, RequestFields, no_messages_error
 from router.core.endpoints.requests.server_state import find_messages_state
 from router.errors import ApiError
@@ -34,28 +33,17 @@ class _CountTokensResponse(JsonResponse, kw_only=True):
     input_tokens: Annotated[int, msgspec.Meta(ge=0)]
 
 
-_decode_response = msgspec.json.Decoder(_CountTokensResponse).decode
-
-
-def record_count(request: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
-    if decode_success(_decode_response, body) is None:
-        return NotStoredReason.ERROR
-    return record_json(body, None, limit)
-
-
 COUNT_TOKENS: Final = Endpoint(
     path="/v1/messages/count_tokens",
     operation="count_tokens",
     accepts_x_api_key=True,  # Anthropic's clients send it
     fields_type=_CountTokensFields,
     input=Conversation("messages", system_field="system"),
-    echoed_fields={},
     find_server_state=find_messages_state,
     samples=False,
     applies_logit_fields=False,
     may_fall_back=False,  # each model has its own tokens
-    record_body=record_count,
-    streaming=None,
+    record_body=partial(record_success, msgspec.json.Decoder(_CountTokensResponse).decode),
     errors=ANTHROPIC_ERRORS,
     runs_model=False,
 )

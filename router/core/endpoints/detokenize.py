@@ -3,14 +3,13 @@
 Source: vLLM's entrypoints/serve/tokenize.
 """
 
+from functools import partial
 from typing import Final
 
 import msgspec
 
-from router.core.endpoints.endpoint import Endpoint, InferenceRequest, TokenizedInput
-from router.core.endpoints.recording.json_responses import JsonResponse, decode_success
-from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
-from router.core.endpoints.recording.recording import record_json
+from router.core.endpoints.endpoint import Endpoint, TokenizedInput
+from router.core.endpoints.recording.json_responses import JsonResponse, record_success
 from router.core.endpoints.requests.request_fields import RequestFields, missing_field_error
 from router.errors import ApiError
 
@@ -29,27 +28,15 @@ class _DetokenizeResponse(JsonResponse, kw_only=True):
     prompt: str
 
 
-_decode_response = msgspec.json.Decoder(_DetokenizeResponse).decode
-
-
-def record_text(request: InferenceRequest, body: bytes, limit: int) -> RecordedResponse | NotStoredReason:
-    if decode_success(_decode_response, body) is None:
-        return NotStoredReason.ERROR
-    return record_json(body, None, limit)
-
-
 DETOKENIZE: Final = Endpoint(
     path="/detokenize",
     operation="detokenize",
-    accepts_x_api_key=False,
     fields_type=_DetokenizeFields,
     input=TokenizedInput("tokens", messages_field=None),
-    echoed_fields={},
     find_server_state=None,
     samples=False,
     applies_logit_fields=False,
     may_fall_back=False,  # each model has its own tokens
-    record_body=record_text,
-    streaming=None,
+    record_body=partial(record_success, msgspec.json.Decoder(_DetokenizeResponse).decode),
     runs_model=False,
 )

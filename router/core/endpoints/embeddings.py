@@ -78,14 +78,11 @@ def _input_count(request: InferenceRequest) -> int:
 EMBEDDINGS: Final = Endpoint(
     path="/v1/embeddings",
     operation="embeddings",
-    accepts_x_api_key=False,
     fields_type=_EmbeddingsFields,
     input=EncodedInput("input", messages_field="messages"),
-    echoed_fields={},
     find_server_state=None,
     samples=False,
     applies_logit_fields=False,
     may_fall_back=False,  # vectors of different models cannot be compared
     record_body=record_embeddings,
-    streaming=None,
 )

@@ -212,16 +212,16 @@ class Endpoint:
 
     path: str
     operation: str
-    accepts_x_api_key: bool
     fields_type: type[RequestFields]
     input: InputLayout
-    echoed_fields: Mapping[str, str]
     find_server_state: Callable[[Mapping[str, Any]], str | None] | None
     samples: bool
     applies_logit_fields: bool
     may_fall_back: bool
     record_body: Callable[[InferenceRequest, bytes, int], RecordedResponse | NotStoredReason]
-    streaming: Streaming | None
+    streaming: Streaming | None = None
+    accepts_x_api_key: bool = False
+    echoed_fields: Mapping[str, str] = field(default_factory=dict)
     errors: ErrorEnvelope = OPENAI_ERRORS
     runs_model: bool = True
     alias_of: "Endpoint | None" = None

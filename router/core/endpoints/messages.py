@@ -297,7 +297,6 @@ MESSAGES: Final = Endpoint(
     accepts_x_api_key=True,  # Anthropic's clients send it
     fields_type=_MessagesFields,
     input=Conversation("messages", system_field="system"),
-    echoed_fields={},
     find_server_state=find_messages_state,
     samples=True,
     applies_logit_fields=False,

@@ -68,14 +68,11 @@ def record_pooled(request: InferenceRequest, body: bytes, limit: int) -> Recorde
 POOLING: Final = Endpoint(
     path="/pooling",
     operation="pooling",
-    accepts_x_api_key=False,
     fields_type=_PoolingFields,
     input=EncodedInput("input", messages_field="messages"),
-    echoed_fields={},
     find_server_state=_find_plugin,
     samples=False,
     applies_logit_fields=False,
     may_fall_back=False,  # vectors of different models cannot be compared
     record_body=record_pooled,
-    streaming=None,
 )

@@ -56,16 +56,13 @@ def record_ranking(request: InferenceRequest, body: bytes, limit: int) -> Record
 RERANK: Final = Endpoint(
     path="/rerank",
     operation="rerank",
-    accepts_x_api_key=False,
     fields_type=_RerankFields,
     input=ScoredInput(query_fields=("query",), document_fields=("documents",)),
-    echoed_fields={},
     find_server_state=None,
     samples=False,
     applies_logit_fields=False,
     may_fall_back=False,  # scores of different models cannot be compared
     record_body=record_ranking,
-    streaming=None,
 )
 RERANK_V1: Final = RERANK.at("/v1/rerank")
 RERANK_V2: Final = RERANK.at("/v2/rerank")

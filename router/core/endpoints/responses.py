@@ -241,7 +241,6 @@ def _make_recorder(limit: int, _: AnswerShapes | None) -> TypedRecorder:
 RESPONSES: Final = Endpoint(
     path="/v1/responses",
     operation="chat",
-    accepts_x_api_key=False,
     fields_type=_ResponsesFields,
     input=Conversation("input", system_field="instructions"),
     echoed_fields={

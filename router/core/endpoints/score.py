@@ -71,17 +71,14 @@ def record_scores(request: InferenceRequest, body: bytes, limit: int) -> Recorde
 SCORE: Final = Endpoint(
     path="/score",
     operation="score",
-    accepts_x_api_key=False,
     fields_type=_ScoreFields,
     input=ScoredInput(
         query_fields=("queries", "data_1", "text_1"), document_fields=("documents", "items", "data_2", "text_2")
     ),
-    echoed_fields={},
     find_server_state=None,
     samples=False,
     applies_logit_fields=False,
     may_fall_back=False,  # scores of different models cannot be compared
     record_body=record_scores,
-    streaming=None,
 )
 SCORE_V1: Final = SCORE.at("/v1/score")

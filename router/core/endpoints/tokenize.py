@@ -50,15 +50,12 @@ def record_tokens(request: InferenceRequest, body: bytes, limit: int) -> Recorde
 TOKENIZE: Final = Endpoint(
     path="/tokenize",
     operation="tokenize",
-    accepts_x_api_key=False,
     fields_type=_TokenizeFields,
     input=TokenizedInput("prompt", messages_field="messages"),
-    echoed_fields={},
     find_server_state=None,
     samples=False,
     applies_logit_fields=False,
     may_fall_back=False,  # each model has its own tokens
     record_body=record_tokens,
-    streaming=None,
     runs_model=False,
 )

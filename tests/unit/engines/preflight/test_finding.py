@@ -4,8 +4,7 @@ import json
 import re
 
 from engines.preflight.checks import check_all
-from engines.preflight.finding import Finding, error, note, warning
-from engines.preflight.report import has_errors, report_json, report_lines
+from engines.preflight.finding import Finding, error, has_errors, note, report_json, report_lines, warning
 from tests.support.paths import ROOT
 from tests.support.preflight_facts import broken_machine, make_engine, make_observations
 
