@@ -45,7 +45,9 @@ NO_HEARTBEAT: Final = RunningHeartbeat()
 
 
 class Caller:
-    """- `max_ttft`: its X-Max-TTFT in seconds.
+    """- `session_id`: its X-Session-ID. `max_ttft`: its X-Max-TTFT in seconds.
+    - `form_type`: the request's Content-Type at an endpoint that takes a form; None at the others.
+    - `request_id`: the router's own for the request, for engines; None if the client has chosen it, or one has got it.
     - `prefer`: its `Prefer`, empty without one and where no request waits for an engine to start.
     - `heartbeat`: of a stream that is not served from the cache; to be stopped at the end of the request.
     - `reservation`: of a tenant with limits, else None; to be released at the end of the request.
@@ -53,7 +55,8 @@ class Caller:
     """
 
     __slots__ = (
-        "body_allocation", "connection", "has_begun", "heartbeat", "max_ttft", "prefer", "reservation", "send",
+        "body_allocation", "connection", "form_type", "has_begun", "heartbeat", "max_ttft", "prefer", "request_id",
+        "reservation", "send", "session_id",
     )  # fmt: skip
 
     def __init__(self, connection: ClientOfRequest, send: Send, body_allocation: BodyAllocation) -> None:
@@ -61,6 +64,9 @@ class Caller:
         self.connection = connection
         self.send = send
         self.body_allocation = body_allocation
+        self.session_id: str | None = None
+        self.form_type: bytes | None = None
+        self.request_id: str | None = None
         self.max_ttft: float | None = None
         self.prefer = b""
         self.heartbeat = NO_HEARTBEAT

@@ -175,15 +175,13 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
 class Exchange(msgspec.Struct, kw_only=True, eq=False):
     """The facts of one request. Times are those of time.perf_counter; None means that the request did not get there.
 
-    - `request_id`: the client's if `has_client_request_id`, else the router's. `engine_request_id`: the id that engines
-      get instead. It is never chosen by a client, because some connectors of vLLM read addresses out of request ids.
+    - `request_id`: the client's if it has sent one, else the router's. `engine_request_id`: the id that engines got
+      instead; None if they got none or `request_id`.
     - `traceparent`, `tracestate`: the client's, which engines get if the request is not traced.
     - `trace_id`: of the client's traceparent, or of the trace that the router has begun: 32 hexadecimal digits. None if
       there is neither.
     - `trace`: UNTRACED if it is not traced.
     - `key_id`: identifies the API key that the client sent; see router.api.access.auth.
-    - `session_id`: the client's X-Session-ID.
-    - `form_type`: the request's Content-Type at an endpoint that takes a form; None at the others.
     - `media_type`: the Content-Type of a response that is neither JSON nor a stream; else None.
     - `limit_headers`: the header lines of a tenant with limits.
     - `generation_ms`: how long the engine took for the response, which may not have been generated for this request.
@@ -197,14 +195,11 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     endpoint: Endpoint
     request_id: str
     started_at: float
-    has_client_request_id: bool = False
     engine_request_id: str | None = None
     traceparent: str | None = None
     tracestate: str | None = None
     trace_id: str | None = None
     trace: RequestTrace = UNTRACED
-    session_id: str | None = None
-    form_type: bytes | None = None
     media_type: str | None = None
     tenant: str = DEFAULT_TENANT
     key_id: str | None = None

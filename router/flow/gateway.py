@@ -48,12 +48,9 @@ class Gateway:
     def __init__(
         self, *, resolver: RequestResolver, cache: CacheLookup, candidates: Candidates, coalescer: Coalescer,
         purges: Purges, storage: ResponseStorage, record_hit: Callable[[str], None], queue_timeout: float,
-        heartbeats: Heartbeats, waking: Waking | None,
+        heartbeats: Heartbeats, waking: Waking,
     ) -> None:  # fmt: skip
-        """`record_hit` gets the key of every entry served. `queue_timeout`: see Admission.
-
-        `waking`: None if no request waits for an engine to start.
-        """
+        """`record_hit` gets the key of every entry served. `queue_timeout`: see Admission."""
         self._resolver = resolver
         self._cache = cache
         self._candidates = candidates
@@ -68,7 +65,7 @@ class Gateway:
     async def handle(self, exchange: Exchange, control: CacheControl, body: bytes, caller: Caller) -> GatewayResponse:
         """The response for the client: complete, or a stream in progress. Raises ApiError."""
         parsed = self._resolver.resolve(
-            exchange.endpoint, exchange.tenant, body, control, form_type=exchange.form_type, session=exchange.session_id
+            exchange.endpoint, exchange.tenant, body, control, form_type=caller.form_type, session=caller.session_id
         )
         exchange.stream, exchange.model = parsed.request.stream, parsed.model.reported_name
         bypass, may_store = self._cache.decide(parsed, control, exchange.tenant)
@@ -176,13 +173,12 @@ class Gateway:
                     self._record_lookup(exchange, lookup, parsed)
 
     def _start_of_model(self, exchange: Exchange, parsed: ParsedRequest, caller: Caller) -> ModelStart:
-        waking = self._waking
-        if waking is None:
+        if not self._waking.is_used:
             return NO_START
         models = self._candidates.models(parsed, exchange.tenant)
-        engines_now = partial(self._candidates.engines_now, parsed, exchange.tenant, exchange.session_id, models)
-        plan = waking.plan(parsed.model.configured_name, models, parse_wait(caller.prefer), engines_now)
-        return NO_START if plan is None else AwaitedStart(waking, plan)
+        engines_now = partial(self._candidates.engines_now, parsed, exchange.tenant, caller.session_id, models)
+        plan = self._waking.plan(parsed.model.configured_name, models, parse_wait(caller.prefer), engines_now)
+        return NO_START if plan is None else AwaitedStart(self._waking, plan)
 
     def _new_generation(
         self, exchange: Exchange, parsed: ParsedRequest, caller: Caller, start: ModelStart,
@@ -190,13 +186,15 @@ class Gateway:
     ) -> NewGeneration:  # fmt: skip
         models = self._candidates.models(parsed, exchange.tenant)
         if start.has_engines(models):
-            selection = self._candidates.select(parsed, exchange.tenant, exchange.session_id, caller.max_ttft, models)
+            selection = self._candidates.select(parsed, exchange.tenant, caller.session_id, caller.max_ttft, models)
         else:
             selection = Selection(_no_engines, parsed.request)
         caller.body_allocation.retain()  # the generation may outlive the request; the coalescer releases it
         return NewGeneration(
             request=selection.request,
-            record=new_record(exchange, parsed, selection.prompt, self._candidates.priority(parsed, exchange.tenant)),
+            record=new_record(
+                exchange, parsed, caller, selection.prompt, self._candidates.priority(parsed, exchange.tenant)
+            ),
             order_engines=selection.order_engines,
             # With fields left out, the response does not match the key: it is neither shared nor stored.
             store_response=None if selection.adjusted_fields else store_response,

@@ -11,12 +11,14 @@ from router.flow.attempts.attempt import Attempt
 from router.flow.attempts.continuation.continuation_engines import ContinuationEngines
 from router.flow.attempts.continuation.run_to_end import Continuations
 from router.flow.attempts.continuation.seam import continuation_limits
-from router.flow.attempts.dispatch import Dispatcher
+from router.flow.attempts.dispatch import Dispatch, Dispatcher
 from router.flow.attempts.dispatch_errors import shown_message
 from router.flow.attempts.engine_attempts import EngineAttempts
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_losses import EngineLosses
 from router.flow.attempts.engine_request import EngineRequests
+from router.flow.attempts.waiting_dispatch import WaitingDispatcher
+from router.flow.attempts.waking import Waking
 from router.flow.exchange import GenerationRecord
 from router.flow.result import LOST, GenerationResult
 from router.flow.sharing.inflight import InFlightRequest
@@ -30,7 +32,7 @@ class Generations:
     """Generates responses at engines, and stores those that are complete."""
 
     def __init__(
-        self, dispatcher: Dispatcher, attempts: EngineAttempts, continuations: Continuations, losses: EngineLosses
+        self, dispatcher: Dispatch, attempts: EngineAttempts, continuations: Continuations, losses: EngineLosses
     ) -> None:
         self._dispatcher = dispatcher
         self._attempts = attempts
@@ -131,12 +133,13 @@ def _storable(
 
 def build_generations(
     settings: Settings, requests: EngineRequests, losses: EngineLosses, dispatcher: Dispatcher, health: EngineHealth,
-    continuation_engines: ContinuationEngines,
+    continuation_engines: ContinuationEngines, waking: Waking,
 ) -> Generations:  # fmt: skip
     limits = continuation_limits(settings)
     attempts = EngineAttempts(requests, health, limits, max_entry=settings.cache.max_entry)
     continuations = Continuations(dispatcher, attempts, losses, continuation_engines, limits)
-    return Generations(dispatcher, attempts, continuations, losses)
+    dispatch: Dispatch = WaitingDispatcher(dispatcher, waking) if waking.is_used else dispatcher
+    return Generations(dispatch, attempts, continuations, losses)
 
 
 def record_generation(

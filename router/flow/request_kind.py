@@ -67,7 +67,7 @@ class RequestKind(NamedTuple):
     """The facts of a request that has ended, on which its log line and metric labels depend.
 
     - `path`: the endpoint's.
-    - `has_engine_request_id`: engines got another id than the one that the client sent.
+    - `has_engine_request_id`: engines got another id than that of the request.
     - `has_generation`: it waited for a generation, its own or another request's.
     - `was_continued`: a second engine went on with the stream of that generation.
     - `had_choice`: the engine of that generation was chosen by estimates; see RoutedPrompt.
@@ -118,7 +118,7 @@ def request_facts(exchange: Exchange) -> RequestFacts:
         exchange.outcome,
         exchange.error_reason,
         exchange.first_token_at is not None,
-        exchange.has_client_request_id and exchange.engine_request_id is not None,
+        exchange.engine_request_id is not None,
         generation is not None,
         exchange.trace_id is not None,
         generation is not None and bool(generation.continuations) and bool(generation.continued),

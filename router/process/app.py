@@ -101,7 +101,7 @@ def _build_parts(
         gateway=gateway,
         http=build_http_endpoints(
             settings, process_state, auth, records.tenant_limits, gateway, ops, admin, tracer,
-            waits_for_start=engines.waking is not None,
+            waits_for_start=engines.waking.is_used,
         ),
         admin=admin,
         background=background,

@@ -109,13 +109,11 @@ class Runtime:
         So its streams can go on at engines that are new, and at none that is gone.
         """
         self.engines.continuation_engines.adopt(catalog, breaker_state)
-        if self.engines.waking is not None:
-            self.engines.waking.adopt(catalog)
+        self.engines.waking.adopt(catalog)
 
     def end_waits(self) -> None:
         """Requests that wait for an engine to start get an error, since the process ends."""
-        if self.engines.waking is not None:
-            self.engines.waking.stop()
+        self.engines.waking.stop()
 
     def end_events(self) -> None:
         """Ends the streams of the dashboard's viewers, whose browsers connect again."""

@@ -87,16 +87,17 @@ class InferenceEndpoint:
         headers: RawHeaders = [header for header in scope["headers"] if header[0] in _USED_HEADERS]
         sent_id, traceparent, session = _correlation_ids(headers)
         exchange = Exchange(
-            endpoint=self._endpoint, request_id=sent_id or new_request_id(), has_client_request_id=sent_id is not None,
-            started_at=time.perf_counter(), traceparent=traceparent, session_id=session,
+            endpoint=self._endpoint, request_id=sent_id or new_request_id(), started_at=time.perf_counter(),
+            traceparent=traceparent,
         )  # fmt: skip
         if traceparent is not None:
             exchange.trace_id, exchange.tracestate = traceparent[3:35], _tracestate(headers)
-        if self._takes_form:
-            exchange.form_type = b",".join([value for name, value in scope["headers"] if name == b"content-type"])
         client: ClientConnection = scope["extensions"][CLIENT_EXTENSION]
         allocation = BodyAllocation(self._body_budget, self._max_bodies)
         caller = Caller(client, send, allocation)
+        caller.session_id, caller.request_id = session, exchange.request_id if sent_id is None else None
+        if self._takes_form:
+            caller.form_type = b",".join([value for name, value in scope["headers"] if name == b"content-type"])
         if self._waits_for_start:
             caller.prefer = b",".join([value for name, value in headers if name == b"prefer"])
         tracer = self._tracer

@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from router.core.endpoints.recording.recorded_response import NotStoredReason
 from router.errors import ApiError
@@ -18,7 +18,6 @@ from router.flow.attempts.dispatch_errors import Failures
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_losses import EngineLosses
 from router.flow.attempts.engine_request import lacks_endpoint
-from router.flow.attempts.waking import Waking
 from router.flow.exchange import AttemptFacts
 from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError
@@ -30,6 +29,15 @@ T = TypeVar("T")
 
 MakeAttempt = Callable[[Attempt, InFlightRequest], Awaitable[T]]
 """See EngineAttempts."""
+
+
+class Dispatch(Protocol):
+    """A Dispatcher, or one that lets requests wait for an engine to start before."""
+
+    def dispatch(
+        self, make_attempt: MakeAttempt[T], inflight: InFlightRequest, engines: Sequence[Engine]
+    ) -> Awaitable[T]:
+        """The result of the first attempt that succeeds. Raises ApiError."""
 
 
 class Dispatcher:
@@ -44,28 +52,15 @@ class Dispatcher:
 
     def __init__(
         self, admission: Admission, health: EngineHealth, losses: EngineLosses, *,
-        on_adapter_not_served: Callable[[], None] = lambda: None, waking: Waking | None = None,
+        on_adapter_not_served: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`waking`: None if no request waits for an engine to start.
-
-        `on_adapter_not_served` is called when an engine does not have the adapter that it has listed.
-        """
+        """`on_adapter_not_served` is called when an engine does not have the adapter that it has listed."""
         self._admission = admission
         self._health = health
         self._losses = losses
         self._on_adapter_not_served = on_adapter_not_served
-        self._waking = waking
 
-    def dispatch(
-        self, make_attempt: MakeAttempt[T], inflight: InFlightRequest, engines: Sequence[Engine]
-    ) -> Awaitable[T]:
-        """The result of the first attempt that succeeds, after a wait for an engine to start if that is needed."""
-        if inflight.wait_plan is None or self._waking is None:
-            return self.first_success(make_attempt, inflight, engines)
-        first_success = partial(self.first_success, make_attempt, inflight)
-        return self._waking.send(inflight.record, inflight.wait_plan, engines, first_success)
-
-    async def first_success(
+    async def dispatch(
         self, make_attempt: MakeAttempt[T], inflight: InFlightRequest, engines: Sequence[Engine],
         granted: Slot | None = None, *, broken_off: EngineError | None = None,
     ) -> T:  # fmt: skip
@@ -108,10 +103,10 @@ class Dispatcher:
                     with permit:
                         try:
                             return await make_attempt(attempt, inflight)
-                        except EngineError as error:
+                        except EngineError as failure:
                             # Within the permit: the probe of a half-open engine lasts until its health is known.
-                            await self._on_failed_attempt(inflight, attempt, error)
-                            raise error  # noqa: TRY201 - compiled, a `raise` without it can lose the error
+                            await self._on_failed_attempt(inflight, attempt, failure)
+                            raise failure  # noqa: TRY201 - compiled, a `raise` without it can lose the error
             except EngineError as error:
                 failures.add(error, origin.model, inflight.request)
                 failover.failed(slot.engine, error.reason, error.retry_after, health.clock())

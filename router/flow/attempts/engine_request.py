@@ -19,6 +19,7 @@ from router.core.resilience.retry import parse_retry_after
 from router.core.resilience.timeouts import EngineTimeouts
 from router.errors import ApiError
 from router.flow.attempts.attempt import Attempt
+from router.flow.request_origin import RequestOrigin
 from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError
 from router.net.client.response import EngineResponse
@@ -52,60 +53,44 @@ class EngineRequests:
             context = engine.max_model_len if request.form is None else None
             total = self.timeouts.total(workload(request), context)
         head_timeout = total if head_timeout is None else head_timeout
-        stream_usage = engine.traits.stream_usage
-        started_at = time.monotonic()
-        response = await self._send(
-            attempt, inflight, request, head_timeout, total, stream_usage=stream_usage, token_ids=token_ids
-        )
-        if response.status == 200:
-            if engine.unserved_paths:
-                engine.unserved_paths.discard(request.endpoint.path)
-            return response
-        failure, error_body = await self._read_failure(engine, response)
-        if stream_usage and failure.refusal is not None and _may_refuse_usage_option(engine, request, error_body):
-            waited = time.monotonic() - started_at
-            response = await self._send(
-                attempt, inflight, request, head_timeout - waited, total - waited,
-                stream_usage=False, token_ids=token_ids,
-            )  # fmt: skip
+        stream_usage, started_at, waited = engine.traits.stream_usage, time.monotonic(), 0.0
+        while True:
+            response = await self._client.post(
+                engine,
+                request.endpoint,
+                self._body(engine, inflight.origin, request, stream_usage=stream_usage, token_ids=token_ids),
+                request_id=attempt.request_id,
+                traceparent=attempt.traceparent,
+                tracestate=inflight.origin.tracestate,
+                priority=(inflight.origin.priority or None) if engine.traits.priority else None,
+                head_timeout=head_timeout - waited,
+                total_timeout=total - waited,
+                form_type=request.form.content_type if request.form is not None else None,
+            )
+            inflight.record.trace.on_response(response)
             if response.status == 200:
-                # Not before: any client can send a request that is refused with a message that has this word.
-                engine.learn(stream_usage=False)
-                return response
-            failure, _ = await self._read_failure(engine, response)
-        if failure.refusal is not None:
-            if not is_not_served(response.status):
-                raise failure.refusal
-            if response.status == 404 and lacks_endpoint(failure):
-                engine.note_unserved(request.endpoint.path, time.perf_counter())
-        raise failure
+                break
+            failure, error_body = await self._read_failure(engine, response)
+            may_refuse_usage = stream_usage and _may_refuse_usage_option(engine, request, error_body)
+            if failure.refusal is None or not may_refuse_usage:
+                raise _failure_of(engine, request, response.status, failure)
+            stream_usage, waited = False, time.monotonic() - started_at
+        if engine.traits.stream_usage and not stream_usage:
+            # Not before: any client can send a request that is refused with a message that has this word.
+            engine.learn(stream_usage=False)
+        if engine.unserved_paths:
+            engine.unserved_paths.discard(request.endpoint.path)
+        return response
 
-    async def _send(
-        self, attempt: Attempt, inflight: InFlightRequest, request: InferenceRequest, head_timeout: float,
-        total_timeout: float, *, stream_usage: bool, token_ids: bool,
-    ) -> EngineResponse:  # fmt: skip
-        engine, origin = attempt.engine, inflight.origin
+    def _body(
+        self, engine: Engine, origin: RequestOrigin, request: InferenceRequest, *, stream_usage: bool, token_ids: bool
+    ) -> bytes:
+        model = engine.served_model if origin.adapter is None else origin.adapter.id
+        if request.form is not None:
+            return engine_form(request.form, model)
         salt = self.cache_salts.get(origin.tenant) if engine.traits.cache_salt else None
         priority = origin.priority if engine.traits.priority else None
-        model = engine.served_model if origin.adapter is None else origin.adapter.id
-        if request.form is None:
-            body = engine_body(request, model, salt, stream_usage=stream_usage, priority=priority, token_ids=token_ids)
-        else:
-            body = engine_form(request.form, model)
-        response = await self._client.post(
-            engine,
-            request.endpoint,
-            body,
-            request_id=attempt.request_id,
-            traceparent=attempt.traceparent,
-            tracestate=origin.tracestate,
-            priority=priority or None,
-            head_timeout=head_timeout,
-            total_timeout=total_timeout,
-            form_type=request.form.content_type if request.form is not None else None,
-        )
-        inflight.record.trace.on_response(response)
-        return response
+        return engine_body(request, model, salt, stream_usage=stream_usage, priority=priority, token_ids=token_ids)
 
     async def _read_failure(self, engine: Engine, response: EngineResponse) -> tuple[EngineError, bytes]:
         """The error for a response with another status than 200, and its body."""
@@ -124,6 +109,17 @@ class EngineRequests:
         detail = summary(engine.without_secrets(error_body), engine.address)
         message = f"the engine returned status {status}"
         return EngineError(f"status-{status}", message, retry_after, refusal, detail), error_body
+
+
+def _failure_of(engine: Engine, request: InferenceRequest, status: int, failure: EngineError) -> Exception:
+    """The error to raise for a response with this status: an ApiError for a refusal of the request itself."""
+    if failure.refusal is None:
+        return failure
+    if not is_not_served(status):
+        return failure.refusal
+    if status == 404 and lacks_endpoint(failure):
+        engine.note_unserved(request.endpoint.path, time.perf_counter())
+    return failure
 
 
 def engine_timeouts(settings: Settings) -> EngineTimeouts:

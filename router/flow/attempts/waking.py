@@ -53,6 +53,7 @@ class Waking:
     - No request waits longer than its plan's `max_wait`, which is `wake` or what its client prefers: ApiError 503,
       `engine_starting`, with a Retry-After that follows from earlier starts.
     - The order of the requests is that of the model's queue.
+    - `is_used`: a model has `wake`. Otherwise no request waits.
     - After `stop`, nothing waits: ApiError 503, `stopping`.
     """
 
@@ -73,6 +74,7 @@ class Waking:
         self._starts: dict[str, StartWait] = {}
         self._successor: Catalog | None = None
         self._stopped = False
+        self.is_used = any(model.wake is not None for model in catalog.models)
 
     def plan(
         self,

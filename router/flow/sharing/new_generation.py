@@ -10,6 +10,7 @@ from router.core.endpoints.recording.recorded_response import NotStoredReason, R
 from router.flow.attempts.routed_prompt import RoutedPrompt
 from router.flow.attempts.wait_plan import WaitPlan
 from router.flow.body_budget import BodyAllocation
+from router.flow.caller import Caller
 from router.flow.exchange import Exchange, GenerationRecord, new_request_id
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_origin import RequestOrigin
@@ -46,15 +47,17 @@ class NewGeneration(msgspec.Struct, kw_only=True, frozen=True, eq=False):
     replaced_entry_created: float | None = None
 
 
-def new_record(exchange: Exchange, parsed: ParsedRequest, prompt: RoutedPrompt, priority: int) -> GenerationRecord:
+def new_record(
+    exchange: Exchange, parsed: ParsedRequest, caller: Caller, prompt: RoutedPrompt, priority: int
+) -> GenerationRecord:
     # Engines get the request id only if the router has made it and no earlier attempt of this request has used it.
     # A client's id never goes to engines, because some connectors of vLLM read addresses out of request ids.
-    is_ours = exchange.engine_request_id is None and not exchange.has_client_request_id
-    exchange.engine_request_id = exchange.request_id if is_ours else new_request_id()
+    engine_request_id, caller.request_id = caller.request_id or new_request_id(), None
+    exchange.engine_request_id = engine_request_id if engine_request_id != exchange.request_id else None
     request = parsed.request
     origin = RequestOrigin(
         request_id=exchange.request_id,
-        engine_request_id=exchange.engine_request_id,
+        engine_request_id=engine_request_id,
         traceparent=exchange.traceparent,
         tracestate=exchange.tracestate,
         tenant=exchange.tenant,

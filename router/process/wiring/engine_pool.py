@@ -23,15 +23,13 @@ from router.upstream.model_lists import AdapterRefresh, ModelListReader
 
 
 class EnginePool(NamedTuple):
-    """`waking`: None if no request waits for an engine to start."""
-
     catalog: Catalog
     client: EngineClient
     breakers: Breakers
     health: EngineHealth
     admission: Admission
     continuation_engines: ContinuationEngines
-    waking: Waking | None
+    waking: Waking
     selector: EngineSelector
     model_lists: ModelListReader
     adapter_refresh: AdapterRefresh
@@ -85,10 +83,7 @@ def _build_selector(settings: Settings, process_state: ProcessState, catalog: Ca
 
 def _build_waking(
     catalog: Catalog, admission: Admission, health: EngineHealth, redis: RedisLink, telemetry: Telemetry
-) -> Waking | None:
-    """None if no model has `wake`."""
-    if all(model.wake is None for model in catalog.models):
-        return None
+) -> Waking:
     for model in catalog.models:
         if model.wake is not None:
             telemetry.expect_wakes(model.name, get_args(WakeResult))

@@ -98,11 +98,12 @@ def _build_coalescer(
         engines.health,
         losses,
         on_adapter_not_served=engines.adapter_refresh.request,
-        waking=engines.waking,
     )
     record_metrics = process_state.telemetry.record_generation
     return Coalescer(
-        build_generations(settings, requests, losses, dispatcher, engines.health, engines.continuation_engines),
+        build_generations(
+            settings, requests, losses, dispatcher, engines.health, engines.continuation_engines, engines.waking
+        ),
         on_abandon=cache.on_abandon,
         abandon_timeout=cache.abandon,
         join_limit=cache.max_entry,

@@ -152,7 +152,7 @@ class _Run:
         self._inflight.record.trace.end_attempt(failure.reason)
         make_attempt = partial(self._shared.attempts.rest, seam)
         try:
-            stream, restart = await self._shared.dispatcher.first_success(
+            stream, restart = await self._shared.dispatcher.dispatch(
                 make_attempt, self._inflight, candidates, broken_off=failure
             )
         except asyncio.CancelledError:  # every client has left, or the router stops

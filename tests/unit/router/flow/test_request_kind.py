@@ -44,7 +44,7 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "was_continued": {"generation": CONTINUED},
     "had_choice": {"generation": CHOSEN},
     "has_trace_id": {"trace_id": "0" * 31 + "1"},
-    "has_engine_request_id": {"has_client_request_id": True, "engine_request_id": "theirs"},
+    "has_engine_request_id": {"engine_request_id": "theirs"},
 }
 """By the field of a kind: the facts of an exchange that change it."""
 
