@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from router.api.access.auth import hash_key
 from router.core.cache.redis_keys import savings_key
-from router.shared.accounting.ledger import add_commands, days_until, decode_sums
+from router.shared.accounting.daily_sums import days_until, decode_sums
+from router.shared.accounting.ledger import add_commands
 from router.shared.engines.announcements import AnnouncedEngine, write_command
 from tests.support.cli_helpers import run_cli
 from tests.support.redis_process import RedisServer

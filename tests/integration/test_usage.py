@@ -8,7 +8,7 @@ import pytest
 from router.core.api_keys import hash_key, key_id
 from router.core.cache.redis_keys import usage_key
 from router.shared.accounting import ledger, usage
-from router.shared.accounting.daily_sums import days_until
+from router.shared.accounting.daily_sums import days_until, decode_sums
 from tests.support.cli_helpers import run_cli
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, router_config
@@ -57,7 +57,7 @@ async def test_requests_tokens_and_gpu_seconds_are_counted_by_key_when_the_route
     assert (stream.status_code, stream.headers["x-cache"]) == (200, "MISS")
     reported = first.json()["usage"]
     day = days_until(float((await redis.time())[0]), 1)[0]
-    found = usage.decode_sums(await redis.hgetall(usage_key("acme", day)))
+    found = decode_sums(await redis.hgetall(usage_key("acme", day)))
     mine, ci = found[id_of(ACME), "llama"], found[id_of(ACME_CI), "llama"]
     assert set(found) == {(id_of(ACME), "llama"), (id_of(ACME_CI), "llama")}
     assert (mine["requests"], mine["hits"], ci["requests"], ci["hits"]) == (2, 1, 2, 1)
@@ -79,7 +79,7 @@ async def test_a_generation_without_reported_usage_is_counted_as_an_estimate(
         answer = await router.chat("The sea?", headers=bearer(ACME), stream=True)
         assert "error" in answer.text
     day = days_until(float((await redis.time())[0]), 1)[0]
-    found = usage.decode_sums(await redis.hgetall(usage_key("acme", day)))[id_of(ACME), "llama"]
+    found = decode_sums(await redis.hgetall(usage_key("acme", day)))[id_of(ACME), "llama"]
     assert found["estimated_tokens"] > 0
     assert "prompt_tokens" not in found
 

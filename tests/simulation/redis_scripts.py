@@ -11,7 +11,7 @@ from typing import Any, Final
 from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
 from router.shared import scripts
-from router.shared.accounting import ledger
+from router.shared.accounting import daily_sums
 from router.shared.cache import retention
 from router.shared.credentials import key_records
 from router.shared.engines import announcements, drains
@@ -272,7 +272,7 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     store._DELETE_IF_UNCHANGED_SCRIPT.encode(): _delete_if_unchanged,
     retention.RENEW_SCRIPT.encode(): _end_probation,
     limits.UPDATE_SCRIPT.encode(): _limit,
-    ledger.ADD_SCRIPT.encode(): _add_savings,
+    daily_sums.ADD_SCRIPT.encode(): _add_savings,
     key_records.MERGE_SCRIPT.encode(): _merge_keys,
     key_records.USED_SCRIPT.encode(): _add_used_keys,
     recent_prompts._WRITE_SCRIPT.encode(): _write,

@@ -9,8 +9,7 @@ import pytest
 
 from router.core.api_keys import hash_key, key_id
 from router.core.cache.redis_keys import budget_key, usage_key
-from router.shared.accounting import usage
-from router.shared.accounting.daily_sums import days_until
+from router.shared.accounting.daily_sums import days_until, decode_sums
 from tests.support.router_server import chat_body, router_config
 from tests.support.sse_answers import chat_delta_text, parse_events
 from tests.support.toy_model import ToyModel
@@ -171,7 +170,7 @@ async def test_a_tenant_is_charged_once_for_the_whole(world: World) -> None:
         await eventually(lambda: redis.exists(budget_key("acme")))
     await router.stop()  # which writes what it has counted
     assert tokens == {"prompt": reported["prompt_tokens"], "completion": reported["completion_tokens"]}
-    found = usage.decode_sums(await redis.hgetall(usage_key("acme", day)))
+    found = decode_sums(await redis.hgetall(usage_key("acme", day)))
     sums = found[key_id(hash_key(KEY.encode())), "llama"]
     assert set(found) == {(key_id(hash_key(KEY.encode())), "llama")}
     assert (sums["requests"], sums["prompt_tokens"], sums["completion_tokens"]) == (

@@ -68,6 +68,17 @@ def decode_fields(reply: Any) -> list[tuple[str, float]]:
     return [(field, amount) for field, value in decoded if (amount := _parse_amount(value)) is not None]
 
 
+def decode_sums(reply: Any) -> dict[tuple[str, str], dict[str, float]]:
+    """The sums in a reply to HGETALL, by tenant or key id and model; fields of another form are left out."""
+    sums: dict[tuple[str, str], dict[str, float]] = {}
+    for field, amount in decode_fields(reply):
+        owner, _, rest = field.partition("/")
+        model, _, kind = rest.rpartition("/")  # a model's name may contain slashes
+        if owner and model and kind:
+            sums.setdefault((owner, model), {})[kind] = amount
+    return sums
+
+
 def _text_pairs(reply: Any) -> list[tuple[str, str]]:
     pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
     return sorted((_text(field), _text(value)) for field, value in pairs)
@@ -88,7 +99,7 @@ def _parse_amount(text: str) -> float | None:
 class DailySums(Generic[AccountT]):
     """The sums of this process that Redis does not have yet.
 
-    - `add` never raises and never waits.
+    - `add_amount` never raises and never waits.
     - `flush` sends the sums. Those that it cannot send, or that Redis refuses, are kept for the next flush.
     - No amount is added twice.
     """
@@ -110,7 +121,7 @@ class DailySums(Generic[AccountT]):
         self._pending: dict[str, dict[AccountT, float]] = {}  # by day
         self._refused = False
 
-    def add(self, account: AccountT, amount: float) -> None:
+    def add_amount(self, account: AccountT, amount: float) -> None:
         if amount and (account in self._added or len(self._added) < self._max_accounts):
             self._added[account] = self._added.get(account, 0.0) + amount
 

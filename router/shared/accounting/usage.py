@@ -8,12 +8,11 @@ how the sums get there. A hash has at most as many fields as a tenant's keys, ti
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from router.core.cache.redis_keys import usage_key
 from router.net.redis.commands import Command
-from router.net.redis.pipeline import RedisPipeline
-from router.shared.accounting.daily_sums import DailySums, add_to_key, decode_fields
+from router.shared.accounting.daily_sums import DailySums, add_to_key
 
 log = logging.getLogger("roundhouse.usage")
 
@@ -50,27 +49,12 @@ def read_command(tenant: str, day: str) -> Command:
     return ("HGETALL", usage_key(tenant, day))
 
 
-def decode_sums(reply: Any) -> dict[tuple[str, str], dict[str, float]]:
-    """The sums in the reply to `read_command`, by key id and model; fields that cannot be decoded are left out."""
-    sums: dict[tuple[str, str], dict[str, float]] = {}
-    for field, amount in decode_fields(reply):
-        key_id, _, rest = field.partition("/")
-        model, _, kind = rest.rpartition("/")  # a model's name may contain slashes
-        if key_id and model and kind:
-            sums.setdefault((key_id, model), {})[kind] = amount
-    return sums
-
-
-class UsageLedger:
+class UsageLedger(DailySums[UsageAccount]):
     """The usage that this process has counted and Redis does not have yet; see DailySums."""
 
     def __init__(self) -> None:
-        self._sums: DailySums[UsageAccount] = DailySums(add_commands, max_accounts=MAX_ACCOUNTS, log=log, name="usage")
+        super().__init__(add_commands, max_accounts=MAX_ACCOUNTS, log=log, name="usage")
 
     def add(self, tenant: str, key_id: str | None, model: str, amounts: Iterable[tuple[UsageKind, float]]) -> None:
         for kind, amount in amounts:
-            self._sums.add((tenant, key_id or NO_KEY, model, kind), amount)
-
-    def flush(self, pipeline: RedisPipeline, now: float) -> None:
-        """`now`: seconds since the epoch; what was added since the last flush counts for its day."""
-        self._sums.flush(pipeline, now)
+            self.add_amount((tenant, key_id or NO_KEY, model, kind), amount)

@@ -54,10 +54,6 @@ def is_watched_command() -> Command:
     return ("GET", WATCHED_KEY)
 
 
-def pack_engine(row: EngineRow) -> PackedEngine:
-    return PackedEngine(**asdict(row))
-
-
 def publish_commands(snapshot: RouterSnapshot) -> list[Command]:
     encoded = msgspec.json.encode(snapshot)
     while len(encoded) > MAX_SNAPSHOT and snapshot.engines:

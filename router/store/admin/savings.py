@@ -5,7 +5,8 @@ from typing import Any
 
 import msgspec
 
-from router.shared.accounting.ledger import days_until, decode_sums, read_command
+from router.shared.accounting.daily_sums import days_until, decode_sums
+from router.shared.accounting.ledger import read_command
 from router.store.admin.scan import RedisClient, execute_commands, read_redis_clock
 
 

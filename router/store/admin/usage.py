@@ -8,7 +8,7 @@ import msgspec
 from router.core.cache.entry_filter import parse_listing_filter
 from router.errors import bad_request
 from router.shared.accounting import ledger, usage
-from router.shared.accounting.daily_sums import utc_day
+from router.shared.accounting.daily_sums import decode_sums, utc_day
 from router.shared.accounting.retention import RETENTION_DAYS
 from router.store.admin.scan import BATCH_SIZE, RedisClient, execute_commands, read_redis_clock
 from router.store.admin.usage_period import usage_days
@@ -97,7 +97,7 @@ async def fetch_usage(client: RedisClient, query: UsageQuery) -> Usage:
             chunk = pairs[chunk_start : chunk_start + BATCH_SIZE]
             replies = await execute_commands(client, [usage.read_command(tenant, day) for day, tenant in chunk])
             for (day, tenant), reply in zip(chunk, replies, strict=True):
-                for (key_id, model), amounts in usage.decode_sums(reply or {}).items():
+                for (key_id, model), amounts in decode_sums(reply or {}).items():
                     if query.key in (None, key_id):
                         values = {"day": day, "tenant": tenant, "key": key_id, "model": model}
                         _add(sums.setdefault(tuple(values[name] for name in dimensions), {}), amounts)
@@ -117,7 +117,7 @@ async def _active(client: RedisClient, days: Sequence[str]) -> list[tuple[str, s
     return [
         (day, tenant)
         for day, reply in zip(days, replies, strict=True)
-        for tenant in sorted({tenant for tenant, _ in ledger.decode_sums(reply or {})})
+        for tenant in sorted({tenant for tenant, _ in decode_sums(reply or {})})
     ]
 
 

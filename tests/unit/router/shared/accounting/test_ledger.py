@@ -12,14 +12,8 @@ from router.core.cache.redis_keys import savings_key
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError
 from router.shared.accounting import ledger as ledger_module
-from router.shared.accounting.ledger import (
-    MAX_PENDING_DAYS,
-    SavingsLedger,
-    add_commands,
-    days_until,
-    decode_sums,
-    read_command,
-)
+from router.shared.accounting.daily_sums import MAX_PENDING_DAYS, days_until, decode_sums
+from router.shared.accounting.ledger import SavingsLedger, add_commands, read_command
 from router.shared.accounting.retention import RETENTION_DAYS
 
 DAY = 86400.0

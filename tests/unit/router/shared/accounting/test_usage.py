@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from router.core.cache.redis_keys import usage_key
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError
-from router.shared.accounting.daily_sums import days_until
-from router.shared.accounting.usage import UsageLedger, decode_sums
+from router.shared.accounting.daily_sums import days_until, decode_sums
+from router.shared.accounting.usage import UsageLedger
 
 DAY = 86400.0
 NOON = 1_790_000_000.0 // DAY * DAY + DAY / 2
