@@ -24,9 +24,9 @@ from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.response_storage import ResponseStorage
 from router.flow.selection import Selection
 from router.flow.sharing.coalescer import Coalescer
+from router.flow.sharing.generation_rules import GenerationRules
 from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.new_generation import NewGeneration, StoreResponse, new_record
-from router.shared.cache.purges import Purges
 from router.upstream.engine import Engine
 
 # Of one request: it starts over if the in-flight request that it joined has no response for it. The last round is not
@@ -47,15 +47,15 @@ class Gateway:
 
     def __init__(
         self, *, resolver: RequestResolver, cache: CacheLookup, candidates: Candidates, coalescer: Coalescer,
-        purges: Purges, storage: ResponseStorage, record_hit: Callable[[str], None], queue_timeout: float,
-        heartbeats: Heartbeats, waking: Waking,
+        generation_rules: GenerationRules, storage: ResponseStorage, record_hit: Callable[[str], None],
+        queue_timeout: float, heartbeats: Heartbeats, waking: Waking,
     ) -> None:  # fmt: skip
         """`record_hit` gets the key of every entry served. `queue_timeout`: see Admission."""
         self._resolver = resolver
         self._cache = cache
         self._candidates = candidates
         self._coalescer = coalescer
-        self._purges = purges
+        self._generation_rules = generation_rules
         self._storage = storage
         self._record_hit = record_hit
         self._queue_timeout = queue_timeout
@@ -151,7 +151,7 @@ class Gateway:
                 new = self._new_generation(exchange, parsed, caller, model_start, store_response, lookup)
                 key = parsed.key if share and not new.adjusted_fields else None
                 exchange.adjusted_fields = new.adjusted_fields
-                inflight = self._coalescer.start(new, key, self._purges.last_position)
+                inflight = self._coalescer.start(new, self._generation_rules, key)
             exchange.dispatched_at = time.perf_counter()
             must_wait = model_start.must_wait()
             delivery = ResponseDelivery(

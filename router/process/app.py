@@ -11,16 +11,17 @@ from router.process.application import Application
 from router.process.process_state import ProcessState
 from router.process.runtime import Runtime
 from router.process.wiring.admin import build_admin
-from router.process.wiring.background import build_background
 from router.process.wiring.engine_pool import EnginePool, build_engine_pool
 from router.process.wiring.gateway import build_gateway
 from router.process.wiring.http_endpoints import build_http_endpoints
+from router.process.wiring.live_configuration import LiveConfiguration
 from router.process.wiring.probe import build_probe
-from router.process.wiring.redis_link import RedisLink, open_redis_link
+from router.process.wiring.redis_services import RedisServices
 from router.process.wiring.request_resolver import build_request_resolver
-from router.process.wiring.shared_records import build_authenticator, build_shared_records
+from router.process.wiring.shared_records import build_authenticator
 from router.settings import Settings
 from router.shared.prompts.sibling_link import NO_SIBLINGS, SiblingLink
+from router.shared.quota.rate_limits import TenantLimits, tenant_budgets, tenant_quotas
 from router.telemetry.telemetry import Telemetry
 from router.telemetry.tracing.otlp import OpenExporter, open_tracer
 from router.upstream.kv_feeds import Subscribe
@@ -54,29 +55,30 @@ def build(
 
 
 def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime | None) -> Runtime:
-    """Everything for one configuration. It inherits what `old`, which it replaces, has learned."""
-    redis = open_redis_link(settings)
-    # Before the records, since drains and announcements are applied to engines at once.
+    """Everything for one configuration. It shares the services with `old`, which it replaces, if Redis is the same."""
+    services = old.services if old is not None else None
+    if services is None or services.url != settings.redis_url:
+        services = RedisServices(settings, process_state, services)
     engines = build_engine_pool(
-        settings, process_state, redis, (old.settings, old.engines) if old is not None else None
+        settings, process_state, services.redis, (old.settings, old.engines) if old is not None else None
     )
     try:
-        return _build_parts(settings, process_state, redis, engines, old)
+        return _build_parts(settings, process_state, services, engines, old)
     except BaseException:  # whatever it is, it is raised again
         engines.admission.close()  # engines that the old configuration has, too, would go on notifying it
         raise
 
 
 def _build_parts(
-    settings: Settings, process_state: ProcessState, redis: RedisLink, engines: EnginePool, old: Runtime | None
+    settings: Settings, process_state: ProcessState, services: RedisServices, engines: EnginePool, old: Runtime | None
 ) -> Runtime:
+    redis = services.redis
     auth = build_authenticator(settings, redis)
-    records = build_shared_records(
-        settings, process_state, redis, auth, engines, (old.settings, old.records) if old is not None else None
+    tenant_limits = TenantLimits(
+        redis.pipeline, tenant_quotas(settings), tenant_budgets(settings), clock=redis.clock.now
     )
     rules, resolver = tenant_rules(settings, engines.catalog), build_request_resolver(settings, engines.catalog)
-    gateway = build_gateway(settings, process_state, redis, engines, records.tenant_limits, resolver, rules)
-    background = build_background(settings, process_state, redis, engines, records, gateway)
+    gateway = build_gateway(settings, process_state, services, engines, tenant_limits, resolver, rules)
     probe = build_probe(process_state.telemetry, redis, engines)
     ops = OpsRoutes(
         catalog=engines.catalog,
@@ -88,22 +90,21 @@ def _build_parts(
         rules=rules,
         is_draining=lambda: process_state.draining,
     )
-    admin = build_admin(settings, process_state, redis, engines, records, resolver, rules)
+    admin = build_admin(settings, process_state, services, engines, resolver, rules)
     # Late: if something above raises, nothing holds a tracer.
     record_dropped, former = process_state.telemetry.record_dropped_spans, old.tracer if old is not None else None
     tracer = open_tracer(settings, record_dropped, process_state.open_exporter, former)
     return Runtime(
-        settings,
+        LiveConfiguration(settings, auth, engines),
         process_state,
-        engines=engines,
+        services,
         probe=probe,
-        records=records,
-        gateway=gateway,
+        tenant_limits=tenant_limits,
+        rules=gateway.rules,
         http=build_http_endpoints(
-            settings, process_state, auth, records.tenant_limits, gateway, ops, admin, tracer,
+            settings, process_state, auth, tenant_limits, gateway, ops, admin, redis.admin_client, tracer,
             waits_for_start=engines.waking.is_used,
         ),
         admin=admin,
-        background=background,
         tracer=tracer,
     )  # fmt: skip

@@ -3,7 +3,8 @@
 Theory of operation. Everything that depends on the configuration belongs to one Runtime. A reload creates and starts a
 second Runtime beside the first, then replaces it with one assignment; so a request sees either the old or the new one,
 and ends with the one it began with. The old Runtime is closed after its last request and generation. What outlives it
-belongs to ProcessState, and changes only when a Runtime takes effect.
+belongs to ProcessState or, as long as the address of Redis stays the same, to RedisServices, and changes only when a
+Runtime takes effect.
 """
 
 import asyncio
@@ -230,6 +231,8 @@ class Application:
         self._runtime.withdraw_status()
         retiring = dict(self._retiring)  # a copy, since a task that ends removes itself
         await cancel_and_wait(*retiring)
+        for runtime in (*retiring.values(), self._runtime):
+            await runtime.end_generations()
         for runtime in (*retiring.values(), self._runtime):
             await runtime.aclose()
         await self._process_state.kv_feeds.aclose()

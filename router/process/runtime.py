@@ -3,25 +3,28 @@
 What a reload keeps:
 
 - ProcessState outlives it: metrics, connections to engines, the engines' slots and prefix caches, drafts, sessions.
+- RedisServices outlive it while `cache.url` stays the same: the connections to Redis, the local cache, requests in
+  flight, the reasons of misses, hits, stored keys, drains, announced engines. With another Redis, only the drains and
+  the announced engines are handed over.
 - The next configuration gets: engines with the same settings, as the same objects, and the state of those with the same
-  address; breakers, drains, announced engines, the tracer; stored keys, if Redis is the same; what budgets have used.
+  address; breakers, the tracer; what budgets have used.
 - Redis has the rates of tenants; what a process counts of them while Redis is down starts anew.
-- Anew: connections to Redis, the local cache, the reasons of misses, the retries that are left.
+- Anew: the retries that are left.
 
 Some is handed over when it is built, which changes nothing of the old configuration; the rest in `Runtime.take_effect`.
 """
 
 import asyncio
 
+from router.flow.replicas.background import keep_running
+from router.flow.sharing.generation_rules import GenerationRules
 from router.net.tasks import cancel_and_wait
 from router.process.process_state import ProcessState
 from router.process.wiring.admin import Admin
-from router.process.wiring.background import Background
-from router.process.wiring.engine_pool import EnginePool
-from router.process.wiring.gateway import GatewayParts
 from router.process.wiring.http_endpoints import HttpEndpoints
-from router.process.wiring.shared_records import SharedRecords
-from router.settings import Settings
+from router.process.wiring.live_configuration import LiveConfiguration
+from router.process.wiring.redis_services import RedisServices
+from router.shared.quota.rate_limits import TenantLimits
 from router.telemetry.tracing.tracer import Tracer
 from router.upstream.catalog import BreakerStates, Catalog
 from router.upstream.kv_feeds import configured_feeds
@@ -29,46 +32,42 @@ from router.upstream.probe import EngineProbe
 
 
 class Runtime:
-    """Everything that is built from one configuration.
+    """Everything that is built from one configuration, and the services that it uses.
 
     `active_requests`: those that it is answering; `other_requests`: those of them to endpoints that do not generate.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        configuration: LiveConfiguration,
         process_state: ProcessState,
+        services: RedisServices,
         *,
-        engines: EnginePool,
         probe: EngineProbe,
-        records: SharedRecords,
-        gateway: GatewayParts,
+        tenant_limits: TenantLimits,
+        rules: GenerationRules,
         http: HttpEndpoints,
         admin: Admin,
-        background: Background,
         tracer: Tracer | None,
     ) -> None:
         """`tracer`: None if tracing is off."""
-        self.settings = settings
-        self.engines = engines
-        self.records = records
-        self.catalog = engines.catalog
-        self.announcements = records.announcements
-        self.auth = http.auth
+        self.settings, self.auth, self.engines = configuration
+        self.services = services
+        self.catalog = self.engines.catalog
+        self.announcements = services.records.announcements
+        self.tenant_limits = tenant_limits
         self.inference_endpoints = http.inference
         self.starlette_app = http.starlette_app
         self.cors = http.cors
         self.tracer = tracer
         self.active_requests = self.other_requests = 0
+        self._configuration = configuration
         self._admin = admin
         self._probe = probe
-        self._background_services = background.services
-        self._record_link = background.record_link
-        self._coalescer = gateway.coalescer
-        self._leases = gateway.cache.leases
+        self._rules = rules
         self._process_state = process_state
+        self._limits_task: asyncio.Task[None] | None = None
         self._probe_task: asyncio.Task[None] | None = None
-        self._background_task: asyncio.Task[None] | None = None
         self._status_task: asyncio.Task[None] | None = None
 
     def take_effect(self, old: "Runtime | None") -> None:
@@ -79,22 +78,21 @@ class Runtime:
         engines = self.catalog.engines.values()
         self.catalog.take_effect()
         self._process_state.prefills.keep([engine.id for engine in engines], {each.id: each.model for each in engines})
-        self._process_state.prompt_records.link = self._record_link
+        self.services.take_effect(self.settings, old.services if old is not None else None)
         if old is not None:
-            self.records.drains.take_over(old.records.drains)
-            self.records.tenant_limits.take_over(old.records.tenant_limits)
+            self.tenant_limits.take_over(old.tenant_limits)
 
     async def start(self) -> None:
         """Returns after the first contact with Redis and every engine, whether they answer or not."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._background_services.start())
+            group.create_task(self.services.attach(self._configuration))
             group.create_task(self._probe.check())
         await self._process_state.kv_feeds.follow(configured_feeds(self.settings))
         loop = asyncio.get_running_loop()
         # The first check is over before the application reports that it has started: it can route at once.
-        self._probe_task, self._background_task, self._status_task = (
+        self._probe_task, self._limits_task, self._status_task = (
             loop.create_task(self._probe.run()),
-            loop.create_task(self._background_services.run()),
+            loop.create_task(keep_running(self.tenant_limits.run)),
             loop.create_task(self._admin.status_publisher.run()),
         )
 
@@ -125,21 +123,26 @@ class Runtime:
 
     @property
     def is_idle(self) -> bool:
-        idle = not self.active_requests and not self._coalescer.active
+        if self.active_requests or self._rules.running:
+            return False
         # What its followers in other processes still need is sent again, for a while, if Redis was slow to take it.
-        return idle and not self._leases.is_writing
+        return self.services.is_shared or not self.services.cache.leases.is_writing
 
     @property
     def has_followers(self) -> bool:
         """Whether clients of other processes read a generation of this one."""
-        return self._coalescer.has_followers
+        return self.services.cache.coalescer.has_followers
+
+    async def end_generations(self) -> None:
+        """The process ends: those that have no client any more, too."""
+        await self.services.cache.coalescer.aclose()
 
     async def aclose(self) -> None:
-        await cancel_and_wait(self._probe_task, self._background_task, self._status_task)
+        await cancel_and_wait(self._probe_task, self._limits_task, self._status_task)
         await self._admin.event_hub.aclose()
-        await self._background_services.aclose()
+        await self.engines.adapter_refresh.aclose()
         self.engines.admission.close()
-        await self._admin.redis.aclose()
+        await self.services.detach(self._configuration)
         if self.tracer is not None:
             # In a thread, since it may wait for the collector. Last, so that what ends here is exported, too.
             await asyncio.to_thread(self.tracer.release)

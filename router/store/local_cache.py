@@ -69,6 +69,14 @@ class LocalCache:
         """Approximate memory use in bytes."""
         return self._size
 
+    def resize(self, limit: int) -> None:
+        """Evicts what does not fit any more."""
+        self._limit = limit
+        while self._size > limit:
+            self._remove(next(iter(self._entries)))
+        while self._replays_size > limit // _REPLAYS_DIVISOR:
+            self._drop_replays(next(iter(self._with_replays.values())))
+
     def get(self, key: str) -> CachedEntry | None:
         """The entry, if it is here. It may be older than its time to live, as in Redis."""
         if key not in self._entries or not self._alive():
@@ -92,7 +100,7 @@ class LocalCache:
     def begin_fetch(self, key: str) -> Callable[[Entry | None], None]:
         """Register a fetch of an entry. The function that it returns must be called with the result."""
         # A change may go unreported during this fetch, so its result is not kept even if reporting starts meanwhile.
-        if not self._coherent:
+        if not self._coherent or not self._limit:
             return _ignore_fetched
         fetches = self._fetches.get(key)
         if fetches is None:
@@ -161,7 +169,7 @@ class LocalCache:
     # -- notifications: from `enable` to `disable`, every change is reported ----------------------------------------
 
     def enable(self) -> None:
-        self._coherent = self._limit > 0
+        self._coherent = True
 
     def invalidate(self, keys: Sequence[str]) -> None:
         for key in keys:

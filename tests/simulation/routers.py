@@ -123,13 +123,15 @@ class SimulatedRouter:
     def leaks(self) -> list[str]:
         """State that must be empty when there are no requests."""
         runtime = self.application._runtime
-        coalescer, leases, limits = runtime._coalescer, runtime._leases, runtime.records.tenant_limits
+        cache, limits = runtime.services.cache, runtime.tenant_limits
+        coalescer, leases = cache.coalescer, cache.leases
         endpoint = next(iter(runtime.inference_endpoints.values()))
         assert isinstance(endpoint, InferenceEndpoint)
         gateway = endpoint._gateway
         state = {
             "retiring": self.application._retiring,
             "requests": runtime.active_requests,
+            "generations": runtime._rules.running,
             "flights": coalescer._active_by_id,
             "flights to join": coalescer._joinable_by_digest,
             "wanted": coalescer._abandonment._followed_at,

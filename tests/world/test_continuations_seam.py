@@ -82,7 +82,7 @@ def record_of(router: WorldRouter) -> Any:
 
 
 def inflight_of(router: WorldRouter) -> Any:
-    (inflight,) = router.application._runtime._coalescer._active_by_id.values()
+    (inflight,) = router.application._runtime.services.cache.coalescer._active_by_id.values()
     return inflight
 
 

@@ -88,7 +88,7 @@ async def test_keys_are_listed_with_their_use_and_their_state(world: World) -> N
     await use(pair[1].http, made["key"])
     await use(pair[1].http, CONFIGURED_KEY)
     for router in pair:
-        router.application._runtime.records.stored_keys.flush_used()
+        router.application._runtime.services.records.stored_keys.flush_used()
 
     async def is_used() -> bool:
         return (await listed(pair[0].http))[made["key_id"]]["last_used"] is not None

@@ -109,7 +109,7 @@ async def test_a_revocation_whose_reply_is_lost_may_be_repeated(world: World) ->
         proxy.cut("commands")
     assert task.result().status_code == 503
     proxy.release()
-    await eventually(lambda: cut_off.application._runtime._background_services._pipeline.up)
+    await eventually(lambda: cut_off.application._runtime.services.redis.pipeline.up)
 
     async def is_revoked() -> bool:
         return (await revoke(cut_off.http, made["key_id"])).status_code == 200

@@ -165,23 +165,6 @@ async def test_an_engine_that_is_removed_has_no_gauges(world: World) -> None:
 
 
 @scenario
-async def test_the_old_configuration_is_closed_when_its_last_request_ends(world: World) -> None:
-    router, _, config = await start(world)
-
-    def connections() -> set[object]:
-        return set(world.redis.model.connections)
-
-    await router.chat("The sea?")
-    await asyncio.sleep(5)  # the connection that checks the rights at the start is closed
-    before = connections()
-    for _ in range(3):
-        await router.reload(config)
-
-    await eventually(lambda: not connections() & before)
-    await eventually(lambda: len(connections()) == len(before))
-
-
-@scenario
 async def test_a_configuration_that_fails_to_start_changes_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -275,7 +275,7 @@ async def test_traffic_while_redis_is_down_is_counted_later(world: World) -> Non
     router = (await pair(world)).first
     world.redis.stop()
     assert (await router.chat("The sea?")).status_code == 200
-    pipeline = router.application._runtime._background_services._pipeline
+    pipeline = router.application._runtime.services.redis.pipeline
     await eventually(lambda: not pipeline.up)
     with pytest.raises(RedisDownError):
         router.application._runtime._admin.status_publisher.flush()

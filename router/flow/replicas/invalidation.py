@@ -8,7 +8,7 @@ it missed. Only then it serves from the local cache and lets older in-flight req
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from router.core.cache.entry_filter import EntryFilter
@@ -45,17 +45,14 @@ _READ_RETRY_INTERVAL: Final = 0.1  # seconds
 
 
 class KnownEntries(NamedTuple):
-    """What this process knows of entries and of requests in flight; it holds only while notifications come.
-
-    `retention`: None keeps every entry for its TTL.
-    """
+    """What this process knows of entries and of requests in flight; it holds only while notifications come."""
 
     local_cache: LocalCache
     seen_keys: SeenKeys
     coalescer: Coalescer
     purges: Purges
     leases: InFlightLeases
-    retention: WorthRetention | None
+    retention: WorthRetention
 
 
 class KnownRecords(NamedTuple):
@@ -64,7 +61,6 @@ class KnownRecords(NamedTuple):
     stored_keys: StoredKeys
     drains: Drains
     announcements: Announcements
-    breakers: Breakers
 
 
 class PromptMessages(NamedTuple):
@@ -79,13 +75,17 @@ class InvalidationHandler:
 
     def __init__(
         self, pipeline: RedisPipeline, entries: KnownEntries, records: KnownRecords, prompts: PromptMessages, *,
-        on_adapters_changed: Callable[[], None],
+        breakers: Callable[[], Iterable[Breakers]], on_adapters_changed: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`on_adapters_changed` is called when an administrator has loaded or unloaded an adapter, at any router."""
+        """`breakers` returns those of each configuration that has requests.
+
+        `on_adapters_changed` is called when an administrator has loaded or unloaded an adapter, at any router.
+        """
         self._pipeline = pipeline
         self._local_cache, self._seen_keys, self._coalescer, self._purges, self._leases, self._retention = entries
-        self._stored_keys, self._drains, self._announcements, self._breakers = records
+        self._stored_keys, self._drains, self._announcements = records
         self._prompt_records, self._record_link = prompts
+        self._breakers = breakers
         self._on_adapters_changed = on_adapters_changed
         self._connected = False
         self._needs_read = False  # something may have changed since it was last read
@@ -118,8 +118,7 @@ class InvalidationHandler:
             if is_entry_key(key):
                 entries.append(key)
                 self._seen_keys.add_key(key)
-                if self._retention is not None:
-                    self._retention.record_change(key)
+                self._retention.record_change(key)
             else:
                 self._on_control_key(key)
         self._local_cache.invalidate(entries)
@@ -139,7 +138,8 @@ class InvalidationHandler:
         elif is_flight_key(key):
             self._leases.on_stream_changed(key)
         elif is_breaker_key(key):
-            self._breakers.on_key_changed(key)
+            for breakers in self._breakers():
+                breakers.on_key_changed(key)
 
     def on_message(self, channel: bytes, payload: bytes) -> None:
         if channel == PROMPTS_CHANNEL.encode():
@@ -174,7 +174,8 @@ class InvalidationHandler:
                 await self._pipeline.wait_until_up()
         if self._connected and not self._purges.listening:
             self._purges.listening = True
-            self._breakers.refresh()  # their notifications may have been missed as well
+            for breakers in self._breakers():
+                breakers.refresh()  # their notifications may have been missed as well
             self._local_cache.enable()
             self._coalescer.on_synced()
 

@@ -8,22 +8,19 @@ in-flight request outlives the client that started it.
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Final
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key import CacheKey
 from router.errors import internal_error
-from router.flow.exchange import GenerationRecord
-from router.flow.generation import Generations
 from router.flow.result import GenerationResult, lost_result
-from router.flow.sharing.abandonment import Abandonment, OnAbandon
+from router.flow.sharing.abandonment import Abandonment
+from router.flow.sharing.generation_rules import GenerationRules
 from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.leadership import Leadership
 from router.flow.sharing.new_generation import NewGeneration
-from router.shared.cache.purges import PurgePosition, Purges
+from router.shared.cache.purges import BEGINNING, Purges
 from router.shared.inflight.inflight_leases import InFlightLeases, PendingClaim
 
 log = logging.getLogger("roundhouse.flights")
@@ -42,24 +39,13 @@ class Coalescer:
     - A purged in-flight request cannot be joined. While this process may miss purges, only new ones can be joined.
     """
 
-    def __init__(
-        self, generations: Generations, *, on_abandon: OnAbandon, abandon_timeout: float, join_limit: int,
-        record_generation: Callable[[GenerationRecord], None], max_abandoned: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
-        """`join_limit`: bytes beyond which an in-flight request accepts no more subscribers.
-
-        `record_generation` is called when a generation that this process led ends. `on_abandon`, `abandon_timeout` and
-        `max_abandoned`: see Abandonment.
-        """
-        self._generations = generations
-        self._abandonment = Abandonment(on_abandon=on_abandon, timeout=abandon_timeout, limits=max_abandoned)
-        self._join_limit = join_limit
-        self._record_generation = record_generation
+    def __init__(self) -> None:
+        self._abandonment = Abandonment()
         self._leadership: Leadership | None = None
         self._purges: Purges | None = None
         self._joinable_by_digest: dict[str, InFlightRequest] = {}
         self._active_by_id: dict[str, InFlightRequest] = {}
-        # Unique to this process and this reload. With numbers alone, two processes wrote to the same stream (streams
+        # Unique to this process and this Redis. With numbers alone, two processes wrote to the same stream (streams
         # live for 30 seconds), and a follower could read another generation's records.
         self._id_prefix = secrets.token_hex(8)
         self._last_number = 0
@@ -79,22 +65,19 @@ class Coalescer:
     def has_followers(self) -> bool:
         return self._abandonment.has_followers
 
-    @property
-    def active(self) -> bool:
-        return bool(self._active_by_id)
-
-    def start(self, new: NewGeneration, key: CacheKey | None, purge_position: PurgePosition) -> InFlightRequest:
-        """Starts an in-flight request, which is joinable if it has a key.
-
-        `purge_position`: the last purge that this process knows.
-        """
+    def start(self, new: NewGeneration, rules: GenerationRules, key: CacheKey | None) -> InFlightRequest:
+        """Starts an in-flight request, which is joinable if it has a key."""
+        rules.running += 1
         self._last_number += 1
         inflight = InFlightRequest(
             f"{self._id_prefix}.{self._last_number}", key, new,
-            purge_position=purge_position, join_limit=self._join_limit,
+            purge_position=self._purges.last_position if self._purges is not None else BEGINNING,
+            join_limit=rules.join_limit,
             on_not_joinable=self._on_not_joinable,
             on_no_subscribers=partial(
-                self._abandonment.on_no_subscribers, stores_response=new.store_response is not None
+                self._abandonment.on_no_subscribers,
+                rules=rules.abandon,
+                stores_response=new.store_response is not None,
             ),
         )  # fmt: skip
         self._active_by_id[inflight.id] = inflight
@@ -103,8 +86,8 @@ class Coalescer:
         # The claim goes out here rather than in the task's first step: it then shares the Redis batch of this event
         # loop iteration, and the first token comes two iterations earlier.
         pending_claim = self._leadership.request_claim(inflight) if self._leadership is not None else None
-        inflight.task = asyncio.get_running_loop().create_task(self._run(inflight, new, pending_claim))
-        inflight.task.add_done_callback(partial(self._on_task_done, inflight, new))
+        inflight.task = asyncio.get_running_loop().create_task(self._run(inflight, new, rules, pending_claim))
+        inflight.task.add_done_callback(partial(self._on_task_done, inflight, new, rules))
         return inflight
 
     async def aclose(self) -> None:
@@ -116,7 +99,9 @@ class Coalescer:
 
     # -- the task of an in-flight request -----------------------------------------------------------------------------
 
-    async def _run(self, inflight: InFlightRequest, new: NewGeneration, pending_claim: PendingClaim | None) -> None:
+    async def _run(
+        self, inflight: InFlightRequest, new: NewGeneration, rules: GenerationRules, pending_claim: PendingClaim | None
+    ) -> None:
         result = None
         try:
             if self._leadership is not None and pending_claim is not None:
@@ -125,7 +110,7 @@ class Coalescer:
                 )
             if result is None:
                 inflight.is_leader = True
-                result = await self._generations.run(inflight, new)
+                result = await rules.generations.run(inflight, new)
         except Exception:
             # The last line of defence: without a result, the subscribers would wait forever.
             log.exception("an in-flight request failed")
@@ -133,18 +118,21 @@ class Coalescer:
                 complete=False, error=internal_error(), error_reason="internal_error", had_data=inflight.has_data
             )
         finally:
-            self._finish(inflight, result)
+            self._finish(inflight, rules, result)
 
-    def _on_task_done(self, inflight: InFlightRequest, new: NewGeneration, _: "asyncio.Task[None]") -> None:
+    def _on_task_done(
+        self, inflight: InFlightRequest, new: NewGeneration, rules: GenerationRules, _: "asyncio.Task[None]"
+    ) -> None:
         # A task that is cancelled before its first step never reaches its `finally`. Otherwise this does nothing.
-        self._finish(inflight, None)
+        self._finish(inflight, rules, None)
         inflight.task = None
         if new.body_allocation is not None:
             new.body_allocation.release()
 
-    def _finish(self, inflight: InFlightRequest, result: GenerationResult | None) -> None:
+    def _finish(self, inflight: InFlightRequest, rules: GenerationRules, result: GenerationResult | None) -> None:
         if self._active_by_id.pop(inflight.id, None) is None:  # `_on_task_done` calls it again
             return
+        rules.running -= 1
         result = result or lost_result()
         self._abandonment.forget(inflight)
         if self._leadership is not None:
@@ -155,7 +143,7 @@ class Coalescer:
         # claim as well, if it was cancelled during a takeover.
         self._release_lease(inflight)
         if inflight.is_leader:  # else the leader's process records it
-            self._record_generation(inflight.record)
+            rules.record_generation(inflight.record)
 
     def _on_not_joinable(self, inflight: InFlightRequest) -> None:
         self._remove_joinable(inflight)

@@ -61,10 +61,19 @@ class Listener:
         self._prefixes = prefixes
         self._channels = channels
         self._callbacks = callbacks
-        self._retry_interval = retry_interval
+        self.retry_interval = retry_interval
         self._clock = clock or RedisClock()
         self._liveness = liveness or Liveness()
-        self._stopped: asyncio.Future[None]  # fails with what ends the current connections
+        self._stopped: asyncio.Future[None] | None = None  # fails with what ends the current connections
+
+    def track(self, prefixes: Sequence[str]) -> None:
+        """Reports changes under these prefixes; under new ones once it has connected again, which is soon."""
+        has_new, self._prefixes = not set(prefixes) <= set(self._prefixes), prefixes
+        if not has_new:
+            return
+        # Now and not when `run` notices it: what is read from now on may have one of the new prefixes.
+        self._callbacks.on_disconnected()
+        self._stop(RedisBackendError("it is to track other keys"))
 
     async def run(self) -> None:
         logged = ""
@@ -81,7 +90,7 @@ class Listener:
                 logged = repr(defect)
             finally:
                 self._callbacks.on_disconnected()
-            await asyncio.sleep(self._retry_interval)
+            await asyncio.sleep(self.retry_interval)
 
     async def _listen(self) -> None:
         """Raises RedisBackendError when a connection is lost, and any exception that a callback raised."""
@@ -159,7 +168,7 @@ class Listener:
             self._stop(defect)
 
     def _stop(self, error: Exception) -> None:
-        if not self._stopped.done():
+        if self._stopped is not None and not self._stopped.done():
             self._stopped.set_exception(error)
 
 

@@ -95,6 +95,10 @@ class RedisPipeline:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._came_up.wait(), _CONNECT_TIMEOUT)
 
+    def set_times(self, timeout: float, retry_interval: float) -> None:
+        """They hold from the next batch and the next failure on."""
+        self._timeout, self._retry_interval = timeout, retry_interval
+
     async def wait_until_up(self) -> None:
         await self._came_up.wait()
 

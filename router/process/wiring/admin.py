@@ -2,7 +2,7 @@
 
 import time
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from starlette.routing import Route
 
@@ -23,24 +23,18 @@ from router.flow.lookup import cache_policy
 from router.flow.replicas.status_publisher import StatusPublisher
 from router.flow.request_resolver import RequestResolver
 from router.flow.tenant_rules import TenantRules
-from router.net.redis.connect import open_client
 from router.process.process_state import ProcessState
 from router.process.wiring.engine_pool import EnginePool
-from router.process.wiring.redis_link import RedisLink
-from router.process.wiring.shared_records import SharedRecords
+from router.process.wiring.redis_services import RedisServices
 from router.process.wiring.status import build_status, prefix_statuses
 from router.settings import Settings, tenants
 from router.store.admin.scan import RedisClient
-
-ADMIN_REDIS_TIMEOUT: Final = 5.0
-"""Seconds that Redis has to reply to an admin request."""
 
 
 class Admin(NamedTuple):
     """What a Runtime needs of it."""
 
     routes: list[Route]
-    redis: RedisClient
     event_hub: EventHub
     status_publisher: StatusPublisher
 
@@ -48,14 +42,12 @@ class Admin(NamedTuple):
 def build_admin(
     settings: Settings,
     process_state: ProcessState,
-    redis: RedisLink,
+    services: RedisServices,
     engines: EnginePool,
-    records: SharedRecords,
     resolver: RequestResolver,
     rules: TenantRules,
 ) -> Admin:
-    # A client of its own: an admin command may be slow, and the pipeline has the short timeout of a look-up.
-    client = open_client(settings.redis_url, timeout=ADMIN_REDIS_TIMEOUT)
+    redis, records, client = services.redis, services.records, services.redis.admin_client
     status = build_status(settings, process_state, redis, engines, client)
     access = AdminAccess(
         AdminAuthenticator(settings.auth.admin_keys, records.stored_keys.record_use),
@@ -91,7 +83,7 @@ def build_admin(
         hub=status.event_hub,
         render_page=partial(dashboard_page, auth_mode=settings.auth_mode, tenants=tenants(settings)),
     )
-    return Admin([*admin.routes(), *dashboard.routes()], client, status.event_hub, status.publisher)
+    return Admin([*admin.routes(), *dashboard.routes()], status.event_hub, status.publisher)
 
 
 def build_explainer(settings: Settings, resolver: RequestResolver, client: RedisClient) -> Explainer:

@@ -1,25 +1,25 @@
-"""What a configuration runs in the background: one list of what is read first, of what runs, and of what is closed."""
+"""What a process does with one Redis in the background: what is read first, what runs, and what is closed."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from router.core.cache.redis_keys import tracked_prefixes
 from router.flow.replicas.background import BackgroundServices, every, flush_hits, load_purges
 from router.flow.replicas.invalidation import InvalidationHandler, KnownEntries, KnownRecords, PromptMessages
 from router.net.redis.listener import Listener
 from router.net.redis.pipeline import RedisPipeline
 from router.net.redis.url import parse_redis_url
 from router.process.process_state import ProcessState
-from router.process.wiring.engine_pool import EnginePool
-from router.process.wiring.gateway import GatewayParts
+from router.process.wiring.cache import Cache
+from router.process.wiring.live_configuration import LiveConfiguration
 from router.process.wiring.redis_link import RedisLink
 from router.process.wiring.shared_records import SharedRecords
-from router.settings import Settings, tenants
+from router.settings import Settings
 from router.shared.accounting.ledger import FLUSH_INTERVAL
 from router.shared.cache.retention import REFRESH_INTERVAL
 from router.shared.connection.rights_report import RightsReport
 from router.shared.prompts.prompt_link import RedisRecordLink
-from router.shared.prompts.prompt_records import PROMPTS_CHANNEL, PromptRecords, RecordLink
+from router.shared.prompts.prompt_records import PROMPTS_CHANNEL, RecordLink
 from router.shared.prompts.sibling_link import FirstUpLink
 
 _HIT_FLUSH_INTERVAL: Final = 2.0  # seconds
@@ -30,6 +30,7 @@ class Background(NamedTuple):
     """`record_link`: how what other routers send of their prompts comes, and this process' records go."""
 
     services: BackgroundServices
+    listener: Listener
     record_link: RecordLink
 
 
@@ -37,16 +38,17 @@ def build_background(
     settings: Settings,
     process_state: ProcessState,
     redis: RedisLink,
-    engines: EnginePool,
+    live: Sequence[LiveConfiguration],
     records: SharedRecords,
-    parts: GatewayParts,
+    cache: Cache,
 ) -> Background:
-    pipeline, cache, coalescer = redis.pipeline, parts.cache, parts.coalescer
+    pipeline = redis.pipeline
     redis_link = RedisRecordLink(pipeline)
-    invalidation = _invalidation(process_state.prompt_records, redis_link, pipeline, engines, records, parts)
+    prompts = PromptMessages(process_state.prompt_records, redis_link)
+    invalidation = _invalidation(pipeline, live, records, cache, prompts)
     listener = Listener(
         redis.backend,
-        prefixes=tracked_prefixes(tenants(settings)),
+        prefixes=(),
         channels=(cache.leases.channel, PROMPTS_CHANNEL),
         callbacks=invalidation,
         retry_interval=settings.cache.retry,
@@ -55,7 +57,6 @@ def build_background(
     )
     flush_savings = partial(process_state.telemetry.flush_savings, pipeline, redis.clock.now)
     flush_all_hits = partial(flush_hits, pipeline, cache.hit_counter)
-    retention = cache.retention
     services = BackgroundServices(
         pipeline,
         reads=[
@@ -71,37 +72,43 @@ def build_background(
             RightsReport(redis.backend, parse_redis_url(settings.redis_url).kind).run,
             listener.run,
             cache.leases.run,
-            records.tenant_limits.run,
             records.stored_keys.run,
             every(_HIT_FLUSH_INTERVAL, flush_all_hits),
             every(FLUSH_INTERVAL, flush_savings),
             every(_ANNOUNCEMENTS_INTERVAL, records.announcements.try_refresh),
-            *([every(REFRESH_INTERVAL, retention.refresh, at_once=True)] if retention is not None else []),
+            every(REFRESH_INTERVAL, cache.retention.refresh, at_once=True),
         ],
         closes=[
-            coalescer.aclose,  # first: the ends of requests in flight go to their followers through the pipeline
+            cache.coalescer.aclose,  # first: the ends of requests in flight go to their followers through the pipeline
             flush_all_hits,
             flush_savings,
             invalidation.aclose,
             records.stored_keys.flush_used,
             records.stored_keys.withdraw,
-            engines.adapter_refresh.aclose,
             pipeline.aclose,  # sends what is queued
             cache.leases.stop,  # last: until the pipeline is closed, replies make the stream writers send what remains
+            redis.admin_client.aclose,
         ],
     )
-    return Background(services, FirstUpLink(redis_link, process_state.siblings))
+    return Background(services, listener, FirstUpLink(redis_link, process_state.siblings))
 
 
 def _invalidation(
-    prompt_records: PromptRecords, record_link: RedisRecordLink, pipeline: RedisPipeline, engines: EnginePool,
-    records: SharedRecords, parts: GatewayParts,
-) -> InvalidationHandler:  # fmt: skip
-    cache = parts.cache
+    pipeline: RedisPipeline,
+    live: Sequence[LiveConfiguration],
+    records: SharedRecords,
+    cache: Cache,
+    prompts: PromptMessages,
+) -> InvalidationHandler:
+    def refresh_adapters() -> None:
+        for each in live:
+            each.engines.adapter_refresh.request()
+
     return InvalidationHandler(
         pipeline,
-        KnownEntries(cache.local, cache.seen_keys, parts.coalescer, cache.purges, cache.leases, cache.retention),
-        KnownRecords(records.stored_keys, records.drains, records.announcements, engines.breakers),
-        PromptMessages(prompt_records, record_link),
-        on_adapters_changed=engines.adapter_refresh.request,
+        KnownEntries(cache.local, cache.seen_keys, cache.coalescer, cache.purges, cache.leases, cache.retention),
+        KnownRecords(records.stored_keys, records.drains, records.announcements),
+        prompts,
+        breakers=lambda: [each.engines.breakers for each in live],
+        on_adapters_changed=refresh_adapters,
     )

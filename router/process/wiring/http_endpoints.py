@@ -19,6 +19,7 @@ from router.process.wiring.admin import Admin
 from router.process.wiring.gateway import GatewayParts
 from router.settings import Settings
 from router.shared.quota.rate_limits import TenantLimits
+from router.store.admin.scan import RedisClient
 from router.telemetry.tracing.tracer import Tracer
 
 
@@ -28,7 +29,6 @@ class HttpEndpoints(NamedTuple):
     `cors`: None if no page of another origin may use the router.
     """
 
-    auth: Authenticator
     inference: Mapping[str, AsgiEndpoint]
     starlette_app: Starlette
     cors: CorsPolicy | None
@@ -42,6 +42,7 @@ def build_http_endpoints(
     gateway: GatewayParts,
     ops: OpsRoutes,
     admin: Admin,
+    admin_client: RedisClient,
     tracer: Tracer | None,
     *,
     waits_for_start: bool,
@@ -65,9 +66,9 @@ def build_http_endpoints(
         for endpoint in (*ENDPOINTS, *UPLOAD_ENDPOINTS)
     }
     starlette_app = Starlette(
-        routes=[*ops.routes(), tenant_usage_route(auth, tenant_limits, settings, admin.redis), *admin.routes],
+        routes=[*ops.routes(), tenant_usage_route(auth, tenant_limits, settings, admin_client), *admin.routes],
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unhandled_error},
     )
     starlette_app.router.redirect_slashes = False  # a redirect would contain the Host that the client sent
     cors = CorsPolicy(router.allowed_origins) if router.allowed_origins else None
-    return HttpEndpoints(auth, with_prompt_log(settings, auth, inference), starlette_app, cors)
+    return HttpEndpoints(with_prompt_log(settings, auth, inference), starlette_app, cors)

@@ -1,14 +1,18 @@
-"""The connection to Redis of one configuration."""
+"""The connections to one Redis."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from router.net.redis.backend import RedisBackend
 from router.net.redis.clock import RedisClock
-from router.net.redis.connect import CONNECT_TIMEOUT
+from router.net.redis.connect import CONNECT_TIMEOUT, open_client
 from router.net.redis.pipeline import RedisPipeline
 from router.settings import Settings
 from router.shared.connection.redis import open_backend, open_pipeline
 from router.shared.connection.redis_writes import RedisWrites
+from router.store.admin.scan import RedisClient
+
+ADMIN_REDIS_TIMEOUT: Final = 5.0
+"""Seconds that Redis has to reply to an admin request."""
 
 
 class RedisLink(NamedTuple):
@@ -18,6 +22,7 @@ class RedisLink(NamedTuple):
     clock: RedisClock
     pipeline: RedisPipeline
     writes: RedisWrites
+    admin_client: RedisClient
 
 
 def open_redis_link(settings: Settings) -> RedisLink:
@@ -25,4 +30,6 @@ def open_redis_link(settings: Settings) -> RedisLink:
     backend = open_backend(settings.redis_url, timeout=CONNECT_TIMEOUT)
     clock = RedisClock()
     pipeline = open_pipeline(backend, timeout=settings.cache.timeout, retry=settings.cache.retry, clock=clock)
-    return RedisLink(backend, clock, pipeline, RedisWrites(pipeline, clock=clock.monotonic))
+    # A client of its own: an admin command may be slow, and the pipeline has the short timeout of a look-up.
+    admin_client = open_client(settings.redis_url, timeout=ADMIN_REDIS_TIMEOUT)
+    return RedisLink(backend, clock, pipeline, RedisWrites(pipeline, clock=clock.monotonic), admin_client)

@@ -51,9 +51,11 @@ class WorthRetention:
       first reply, it is exactly that.
     - `renewals` never shortens the lifetime of an entry. An entry that was in one is left out for about a minute, if it
       does not change.
+    - While it is not `enabled`, it asks Redis for nothing and remembers nothing.
     """
 
     def __init__(self, pipeline: RedisPipeline) -> None:
+        self.enabled = True
         self._pipeline = pipeline
         self._average = WorthAverage()
         self._known = KnownKeys()
@@ -63,8 +65,9 @@ class WorthRetention:
 
     def record_change(self, key: str) -> None:
         """The entry at this key has changed in Redis: any router has stored or renewed it, or it has left Redis."""
-        self._known.add(key)
-        self._renewed.discard(key)  # a new entry at the same key is on probation again
+        if self.enabled:
+            self._known.add(key)
+            self._renewed.discard(key)  # a new entry at the same key is on probation again
 
     def lifetime(self, key: str, entry: Entry) -> float:
         """Seconds for which Redis keeps a new entry that nobody asks for; see `probation_lifetime`."""
@@ -82,6 +85,8 @@ class WorthRetention:
 
     def refresh(self) -> None:
         """Asks Redis for its memory in use. While Redis is down, the last answer counts."""
+        if not self.enabled:
+            return
         with contextlib.suppress(RedisDownError):
             self._pipeline.send(_INFO_COMMAND, on_reply=self._on_info)
 

@@ -49,7 +49,7 @@ class StoredKeys:
     - `on_change` is called with all records whenever they have changed, revoked and expired ones included; for the
       first time once Redis was read, with none if it has none.
     - What is known stays known while Redis is down or was emptied; see merge_records.
-    - With `enabled=False` nothing is read. With `publishes=False` it is no process that a revocation waits for.
+    - While it is not `enabled`, nothing is read or known. While it does not publish, no revocation waits for it.
     - `record_use` never waits; Redis has the time PRESENCE_INTERVAL later at the latest, or once it is up again.
     """
 
@@ -62,27 +62,35 @@ class StoredKeys:
         take_used: Callable[[], list[str]] = list,
         enabled: bool = True,
         publishes: bool = True,
-        previous: "StoredKeys | None" = None,
     ) -> None:
-        """`clock`: Redis' clock. `take_used` returns the ids of the tenants' keys that were used since its last call.
-
-        `previous`: the object of the former configuration, if that had the same Redis.
-        """
+        """`clock`: Redis' clock. `take_used` returns the ids of the tenants' keys used since its last call."""
         self._pipeline = pipeline
         self._on_change = on_change
         self._clock = clock
         self._take_used = take_used
         self._enabled = enabled
         self._publishes = publishes
-        self._process = secrets.token_hex(8)  # of each configuration: during a reload, a process applies two
+        self._process = secrets.token_hex(8)
         self._version = _UNKNOWN_VERSION
         self._records: dict[str, KeyRecord] = {}
         self._used: dict[str, int] = {}
         self._unreadable = False
         self._withdrawn = False
         self.loaded = False
-        if previous is not None and previous.loaded and enabled:
-            self._apply(dict(previous._records), _UNKNOWN_VERSION)  # noqa: SLF001 - its own kind
+
+    @property
+    def records(self) -> Collection[KeyRecord]:
+        """Those that `on_change` was called with last."""
+        return self._records.values()
+
+    async def configure(self, *, enabled: bool, publishes: bool) -> None:
+        """Returns once the keys are read again, if Redis answers."""
+        if not (enabled and publishes):
+            self._withdraw()
+        if not (enabled and self._enabled):  # what was not read for a while is not known: a key may have been revoked
+            self._records, self.loaded = {}, False
+        self._enabled, self._publishes, self._version = enabled, publishes, _UNKNOWN_VERSION
+        await self.try_refresh()
 
     # -- the records --------------------------------------------------------------------------------------------------
 
@@ -144,8 +152,11 @@ class StoredKeys:
             self._pipeline.send(*presence_commands(self._process, presence))
 
     def withdraw(self) -> None:
-        """The process, or its configuration, ends: no revocation waits for it any more."""
+        """The process ends: no revocation waits for it any more."""
         self._withdrawn = True
+        self._withdraw()
+
+    def _withdraw(self) -> None:
         with contextlib.suppress(RedisDownError):
             if self._enabled and self._publishes:
                 self._pipeline.send(withdraw_command(self._process))

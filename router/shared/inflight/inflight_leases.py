@@ -9,8 +9,8 @@ far, and then the frames that follow. So a generation without a remote follower 
 follower reads the stream, and when it considers the leader lost, is in router.shared.inflight.stream_reader. A follower
 that has received nothing yet takes over the claim of a lost leader, and leads.
 
-The id of an in-flight request is a random prefix per process and reload, and a number. No other process, restart or
-reload can have the same id, so no stream or claim is mistaken for another generation's.
+The id of an in-flight request is a random prefix per process and Redis, and a number. No other process or restart can
+have the same id, so no stream or claim is mistaken for another generation's.
 """
 
 import asyncio

@@ -5,7 +5,8 @@ from functools import partial
 
 import pytest
 
-from router.flow.sharing.abandonment import _FOLLOWER_TIMEOUT, Abandonment, OnAbandon, abandon_limits
+from router.flow.sharing.abandonment import _FOLLOWER_TIMEOUT, Abandonment, abandon_limits
+from router.flow.sharing.generation_rules import AbandonRules, OnAbandon
 from router.flow.sharing.inflight import InFlightRequest
 from router.settings import parse
 from tests.support.inflight_factory import generation_record, in_flight_request
@@ -16,9 +17,8 @@ class Abandoned:
     """In-flight requests whose task does nothing, and a clock of the event loop that stands still until `advance`."""
 
     def __init__(self, on_abandon: OnAbandon = "cancel", timeout: float = 0.0, limit: int | None = None) -> None:
-        self.abandonment = Abandonment(
-            on_abandon=on_abandon, timeout=timeout, limits={} if limit is None else {"acme": limit}
-        )
+        self.abandonment = Abandonment()
+        self._rules = AbandonRules(on_abandon, timeout, {} if limit is None else {"acme": limit})
         self._loop = asyncio.get_running_loop()
         self._now = self._loop.time()
         self._loop.time = lambda: self._now  # type: ignore[method-assign]
@@ -29,8 +29,8 @@ class Abandoned:
         inflight = in_flight_request(
             id_,
             record=generation_record(tenant),
-            on_no_subscribers=partial(self.abandonment.on_no_subscribers, stores_response=stores),
-        )  # fmt: skip
+            on_no_subscribers=partial(self.abandonment.on_no_subscribers, rules=self._rules, stores_response=stores),
+        )
         inflight.dispatched_at = 1.0 if dispatched else None
         inflight.task = self._loop.create_task(wait_forever())
         return inflight

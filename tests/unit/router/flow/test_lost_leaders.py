@@ -29,6 +29,7 @@ from router.flow.generation import Generations
 from router.flow.response_delivery import ResponseDelivery, RetryRequest
 from router.flow.result import GenerationResult
 from router.flow.sharing.coalescer import Coalescer
+from router.flow.sharing.generation_rules import AbandonRules, GenerationRules
 from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.new_generation import NewGeneration
 from router.flow.sharing.outcome_codec import decode_result
@@ -68,9 +69,7 @@ async def test_a_follower_of_a_flight_whose_response_is_already_stored_starts_ag
     store = StoreFixture(redis_server.url)
     await store.start()
     shared = InFlightLeases(store.pipeline, on_remote_subscriber=lambda _: None)
-    coalescer = Coalescer(
-        no_engines(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
-    )
+    coalescer = Coalescer()
     coalescer.enable_sharing(shared, store.purges)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     await redis.hset(key.text, "created", "1.5")
@@ -97,9 +96,7 @@ async def test_a_follower_of_a_flight_whose_response_is_already_stored_starts_ag
 async def test_a_refusal_applies_only_to_the_leader_since_it_may_depend_on_fields_outside_the_key(
     status: int, is_the_clients: bool, is_leader: bool
 ) -> None:
-    coalescer = Coalescer(
-        no_engines(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
-    )
+    coalescer = Coalescer()
     in_flight = launch(coalescer, CacheKey("rh:1:default:llama:0:0:0", ("d",)))
     in_flight.is_leader = is_leader
     leader = ResponseDelivery(in_flight, in_flight.request, EXCHANGE, is_initiator=True)
@@ -118,9 +115,7 @@ async def test_a_client_that_disconnects_before_redis_has_replied_leaves_no_clai
 ) -> None:
     store = StoreFixture(redis_server.url)
     await store.start()
-    coalescer = Coalescer(
-        no_engines(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
-    )
+    coalescer = Coalescer()
     coalescer.enable_sharing(InFlightLeases(store.pipeline, on_remote_subscriber=lambda _: None), store.purges)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     in_flight = launch(coalescer, key)
@@ -140,9 +135,7 @@ async def test_a_client_that_leaves_a_flight_during_its_takeover_leaves_no_claim
     store = StoreFixture(redis_server.url)
     await store.start()
     shared = Slow(store.pipeline, on_remote_subscriber=lambda _: None)
-    coalescer = Coalescer(
-        no_engines(), on_abandon="cancel", abandon_timeout=0.0, join_limit=1000, record_generation=lambda _: None
-    )
+    coalescer = Coalescer()
     coalescer.enable_sharing(shared, store.purges)
     key = CacheKey("rh:1:default:llama:0:0:0", ("d",))
     await redis.set(claim_key(key.text), f"0123456789ab:1:{key.digest}:0-0")
@@ -240,4 +233,7 @@ def no_engines() -> Generations:
 
 
 def launch(flights: Coalescer, key: CacheKey) -> InFlightRequest:
-    return flights.start(NewGeneration(request=REQUEST, record=generation_record(), order_engines=list), key, BEGINNING)
+    rules = GenerationRules(
+        no_engines(), AbandonRules("cancel", 0.0), join_limit=1000, record_generation=lambda _: None
+    )
+    return flights.start(NewGeneration(request=REQUEST, record=generation_record(), order_engines=list), rules, key)

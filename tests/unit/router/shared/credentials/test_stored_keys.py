@@ -35,7 +35,7 @@ def record(key: bytes, **fields: float) -> KeyRecord:
 class Process:
     """The keys of one process; `valid` are the hashes of those that it accepts."""
 
-    def __init__(self, pipeline: RedisPipeline, previous: "Process | None" = None) -> None:
+    def __init__(self, pipeline: RedisPipeline) -> None:
         self.pipeline = pipeline
         self.used: list[str] = []
         self.valid: set[str] = set()
@@ -45,7 +45,6 @@ class Process:
             self._on_change,
             clock=lambda: NOW,
             take_used=self._take_used,
-            previous=previous.keys if previous is not None else None,
         )
 
     def _on_change(self, records: Collection[KeyRecord]) -> None:
@@ -194,3 +193,15 @@ async def test_a_process_that_ends_is_waited_for_no_more(
     await process.keys.refresh()
     await other.keys.refresh()
     assert await one_is_left()
+
+
+async def test_keys_that_were_not_read_for_a_while_are_not_known(processes: tuple[Process, Process]) -> None:
+    here, _ = processes
+    await here.write(record(b"k"))
+    await here.keys.refresh()
+    assert here.valid == {hash_key(b"k")}
+    await here.keys.configure(enabled=False, publishes=False)
+    assert not here.keys.loaded
+    assert not here.keys.records
+    await here.keys.configure(enabled=True, publishes=True)
+    assert [each.hash for each in here.keys.records] == [hash_key(b"k")]
