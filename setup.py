@@ -12,6 +12,8 @@ import sys
 import sysconfig
 import tempfile
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,7 +123,7 @@ def extensions(*, required: bool) -> list[Any]:
     except ImportError:
         return []
     try:
-        return list(mypycify(module_paths(), opt_level="2", debug_level="0"))
+        return list(mypycify(module_paths(), multi_file=True, opt_level="2", debug_level="0"))
     except SystemExit:
         if required:
             raise
@@ -129,11 +131,33 @@ def extensions(*, required: bool) -> list[Any]:
         return []
 
 
+def parallel_build() -> Any:
+    """setuptools' `build_ext`, which compiles the C files of an extension one after the other, on all cores."""
+    from setuptools.command.build_ext import build_ext
+
+    class ParallelBuild(build_ext):
+        def build_extensions(self) -> None:
+            compile_files = self.compiler.compile
+
+            def compile_in_parallel(sources: list[str], **options: Any) -> list[str]:
+                with ThreadPoolExecutor(os.cpu_count()) as pool:
+                    return list(chain.from_iterable(pool.map(lambda name: compile_files([name], **options), sources)))
+
+            self.compiler.compile = compile_in_parallel
+            super().build_extensions()
+
+    return ParallelBuild
+
+
 if __name__ == "__main__":
     from setuptools import setup
 
     setting = os.environ.get("ROUNDHOUSE_COMPILE", "")
     if should_compile(setting, sys.argv):
-        setup(ext_modules=extensions(required=setting == "1"), setup_requires=build_requirements())
+        setup(
+            ext_modules=extensions(required=setting == "1"),
+            cmdclass={"build_ext": parallel_build()},
+            setup_requires=build_requirements(),
+        )
     else:
         setup()
