@@ -98,6 +98,6 @@ class CacheLookup:
 
 def entry_created(lookup: Lookup) -> float | None:
     """When the entry that was found was written, if one was found; in seconds since the epoch."""
-    if isinstance(lookup, Hit | Stale):
-        return lookup.entry.created
-    return lookup.replaced_entry_created if isinstance(lookup, Miss) else None
+    if isinstance(lookup, Miss):
+        return lookup.replaced_entry_created
+    return lookup.entry.created if isinstance(lookup, Hit | Stale) else None

@@ -3,7 +3,7 @@
 The usage in Redis has these sums as they are. The savings are a projection of them: the same sums without the keys.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final, Literal, get_args
 
 from router.core.types import CacheStatus
@@ -66,17 +66,22 @@ class UsageCounter:
 
     def add_generation(self, generation: GenerationRecord, now: float) -> None:
         """`now`: an instant of time.perf_counter, at which the generation ended."""
-        origin = generation.origin
-        for kind, amount in _generation_usage(generation, now):
-            self._add((origin.tenant, origin.key_id, origin.model, kind), amount)
+        tenant, key_id, model = generation.origin.tenant, generation.origin.key_id, generation.origin.model
+        self._add((tenant, key_id, model, "gpu_seconds"), generation.gpu_seconds(now))
+        self._add((tenant, key_id, model, "prompt_tokens"), generation.prompt_tokens)
+        self._add((tenant, key_id, model, "completion_tokens"), generation.completion_tokens)
+        if not generation.prompt_tokens + generation.completion_tokens:
+            self._add((tenant, key_id, model, "estimated_tokens"), generation.estimated_tokens)
 
     def add_energy(self, generation: GenerationRecord, joules: float) -> None:
         origin = generation.origin
         self._add((origin.tenant, origin.key_id, origin.model, "joules_spent"), joules)
 
     def _add(self, account: _Account, amount: float) -> None:
-        if amount and (account in self._sums or len(self._sums) < MAX_ACCOUNTS):
-            self._sums[account] = self._sums.get(account, 0.0) + amount
+        if amount:
+            before = self._sums.get(account)
+            if before is not None or len(self._sums) < MAX_ACCOUNTS:
+                self._sums[account] = (before or 0.0) + amount
 
     def flush(self, pipeline: RedisPipeline, now: float) -> None:
         """`now`: seconds since the epoch."""
@@ -88,11 +93,3 @@ class UsageCounter:
                 self._savings.add(tenant, model, [(_SAVINGS[kind], amount)])
         self._savings.flush(pipeline, now)
         self._usage.flush(pipeline, now)
-
-
-def _generation_usage(generation: GenerationRecord, now: float) -> Iterator[tuple[UsageKind, float]]:
-    yield "gpu_seconds", generation.gpu_seconds(now)
-    yield "prompt_tokens", generation.prompt_tokens
-    yield "completion_tokens", generation.completion_tokens
-    if not generation.prompt_tokens + generation.completion_tokens:
-        yield "estimated_tokens", generation.estimated_tokens
