@@ -16,6 +16,7 @@ from router.process.wiring.gateway import build_gateway
 from router.process.wiring.http_endpoints import build_http_endpoints
 from router.process.wiring.live_configuration import LiveConfiguration
 from router.process.wiring.probe import build_probe
+from router.process.wiring.redis_link import redis_identity
 from router.process.wiring.redis_services import RedisServices
 from router.process.wiring.request_resolver import build_request_resolver
 from router.process.wiring.shared_records import build_authenticator
@@ -57,7 +58,7 @@ def build(
 def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime | None) -> Runtime:
     """Everything for one configuration. It shares the services with `old`, which it replaces, if Redis is the same."""
     services = old.services if old is not None else None
-    if services is None or services.url != settings.redis_url:
+    if services is None or services.identity != redis_identity(settings):
         services = RedisServices(settings, process_state, services)
     engines = build_engine_pool(
         settings, process_state, services.redis, (old.settings, old.engines) if old is not None else None

@@ -245,3 +245,17 @@ async def test_a_missing_metric_opens_no_breaker(world: World) -> None:
     router = await world.router(one_llama(world.redis.url, engines, ""))
     assert await state(router) == "closed"
     assert (await ask(router)).status_code == 200
+
+
+@scenario
+async def test_an_engine_that_a_reload_adds_has_the_breaker_that_another_router_has_opened(world: World) -> None:
+    engines = await world.engines()
+    text = two_llamas(world.redis.url, engines, LONG_COOLDOWN)
+    only_second = router_config(world.redis.url, {"second": ("llama", "any", engines.code.url)}, rest=LONG_COOLDOWN)
+    one, other = await world.router(text), await world.router(only_second)
+    await engines.chat.set_faults(FAILS)
+    for _ in range(3):
+        await ask(one)
+    await pass_time(0.1, "open", one)
+    await other.reload(text)
+    await pass_time(0.1, "open", other)

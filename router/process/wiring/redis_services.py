@@ -8,7 +8,7 @@ from router.process.process_state import ProcessState
 from router.process.wiring.background import build_background
 from router.process.wiring.cache import build_cache
 from router.process.wiring.live_configuration import LiveConfiguration
-from router.process.wiring.redis_link import open_redis_link
+from router.process.wiring.redis_link import open_redis_link, redis_identity
 from router.process.wiring.shared_records import SharedRecords, build_shared_records
 from router.settings import Settings
 
@@ -22,7 +22,7 @@ class RedisServices:
 
     def __init__(self, settings: Settings, process_state: ProcessState, former: "RedisServices | None") -> None:
         """`former`: those of another Redis, whose drains and announced engines hold until this one is read."""
-        self.url = settings.redis_url
+        self.identity = redis_identity(settings)
         self._live: list[LiveConfiguration] = []
         self.redis = open_redis_link(settings)
         self.cache = build_cache(process_state.telemetry, self.redis)
@@ -64,6 +64,8 @@ class RedisServices:
             self._is_started = True
             await self._background.services.start()
             self._task = asyncio.get_running_loop().create_task(self._background.services.run())
+        else:
+            configuration.engines.breakers.refresh()  # of new engines, other routers may have opened some
 
     async def detach(self, configuration: LiveConfiguration) -> None:
         """Changes nothing for one that was never attached."""
