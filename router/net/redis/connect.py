@@ -41,7 +41,8 @@ def open_client(url: str, *, timeout: float) -> RedisPyClient:
         sentinels = _sentinels(address, timeout)
         pool = SentinelPool(address.service, sentinels, db=address.db, **options)  # type: ignore[no-untyped-call]
         return aioredis.Redis.from_pool(pool)
-    kind, place = _place(address, address.hosts[0] if address.hosts else None)
+    to_server = _TLSPrimaryConnection if address.tls else _PrimaryConnection
+    kind, place = _place(address, address.hosts[0] if address.hosts else None, to_server)
     options = _connection_options(address, timeout) | place
     return aioredis.Redis.from_pool(aioredis.ConnectionPool(connection_class=kind, db=address.db, **options))
 
@@ -53,7 +54,8 @@ def new_connection(
 
     `timeout` in seconds, to connect and per reply. `to_sentinel`: it logs in with the user of the Sentinels.
     """
-    kind, place = _place(address, host)
+    # Not a _PrimaryConnection: a replica is asked on after it has refused a write.
+    kind, place = _place(address, host, SSLConnection if address.tls else Connection)
     if to_sentinel:
         return kind(**place, **_sentinel_options(address, timeout))
     return kind(**place, **_connection_options(address, timeout), db=address.db)
@@ -81,12 +83,13 @@ def _handshake(address: RedisUrl) -> Handshake:
     return Handshake(address.username, address.password, address.db, tls)
 
 
-def _place(address: RedisUrl, host: HostPort | None) -> tuple[type[AbstractConnection], dict[str, Any]]:
-    """The kind of connection to a server, and the options that say where it is."""
+def _place(
+    address: RedisUrl, host: HostPort | None, to_server: type[AbstractConnection]
+) -> tuple[type[AbstractConnection], dict[str, Any]]:
+    """The kind of connection, `to_server` unless it is to a socket, and the options that say where the server is."""
     if host is None:
         return UnixDomainSocketConnection, {"path": address.path}
-    kind = _TLSPrimaryConnection if address.tls else _PrimaryConnection
-    return kind, {"host": host[0], "port": host[1], **address.tls_options}
+    return to_server, {"host": host[0], "port": host[1], **address.tls_options}
 
 
 class _PrimaryConnection(Connection):
