@@ -101,7 +101,7 @@ async def test_an_entry_in_memory_keeps_the_time_to_live_that_it_was_stored_with
     await ask_until_local(router)
     await router.reload(config.replace('"60s"', '"1h"'))
     assert source(await router.chat("The sea?")) == "local"
-    await asyncio.sleep(60)
+    await asyncio.sleep(61)  # the estimate of the clock of Redis has an error
     assert source(await router.chat("The sea?")) == "MISS"
 
 
