@@ -251,8 +251,8 @@ async def test_who_waits_for_an_engine_that_goes_down_is_told_so_and_does_not_wa
     await here.started_requests(1)
     waiting = [here.ask(f"{number}?") for number in range(3)]
     await here.queued(3)
-    await here.engine.stop()  # it accepts no connections from now on
-    first.cancel()  # which frees the slot, and closes the only connection
+    await here.engine.die()
+    first.cancel()  # which frees the slot
     async with asyncio.timeout(5):
         answers = await asyncio.gather(*waiting)
     assert [(answer.status_code, answer.json()["error"]["code"]) for answer in answers] == [(503, "no_engine")] * 3

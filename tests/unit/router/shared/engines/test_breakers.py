@@ -40,7 +40,7 @@ class Process:
     def __init__(self, server: RedisServer, clock: Callable[[], float], *, up_for: float = 0.0) -> None:
         """`up_for`: what the machine's monotonic clock shows beyond `clock`, which is Redis' clock."""
         link = open_backend(server.url, timeout=2)
-        self.line = open_pipeline(link, timeout=1, retry=0.02)
+        self.line = open_pipeline(link, timeout=30, retry=0.02)
         self.redis_clock = RedisClock(wall=clock, monotonic=lambda: clock() + up_for)
         self.breakers = Breakers(self.line, LIMITS, engine_names=lambda: ("a", "b"), clock=self.redis_clock)
         self.connected = asyncio.Event()
