@@ -28,7 +28,7 @@ def build_shared_records(
     live: Sequence[LiveConfiguration],
     former: SharedRecords | None,
 ) -> SharedRecords:
-    """`live`: whom the records are applied to. `former`: those of another Redis, which hold until this one is read."""
+    """`live`: what the records are applied to. `former`: those of another Redis, which hold until this one is read."""
     pipeline, clock = redis.pipeline, redis.clock
 
     def on_keys(records: Collection[KeyRecord]) -> None:
