@@ -14,7 +14,8 @@ from tests.world.scenario import World, scenario
 Change = Callable[[str], str]
 
 TENANTS = '[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\n'
-ACME = {"x-tenant-id": "acme"}
+TENANT = '[[tenant]]\nname = "beta"\n'
+ACME, BETA = {"x-tenant-id": "acme"}, {"x-tenant-id": "beta"}
 
 
 async def start(world: World, **options: str) -> tuple[WorldRouter, WorldEngines, str]:
@@ -28,6 +29,16 @@ def source(answer: httpx.Response) -> str:
     if answer.headers["x-cache"] != "HIT":
         return answer.headers["x-cache"]
     return "local" if "detail=local" in answer.headers["cache-status"] else "redis"
+
+
+async def change_is_noticed(world: World, router: WorldRouter, headers: dict[str, str]) -> None:
+    key = (await router.chat("The sea?", headers=headers)).headers["x-cache-key"]
+    await world.redis.client.delete(key)
+
+    async def is_noticed() -> bool:
+        return source(await router.chat("The sea?", headers=headers)) == "MISS"
+
+    await eventually(is_noticed)
 
 
 async def ask_until_local(router: WorldRouter, headers: dict[str, str] | None = None) -> None:
@@ -45,7 +56,7 @@ async def ask_until_local(router: WorldRouter, headers: dict[str, str] | None = 
         lambda text: text.replace('"20ms"', '"30ms"').replace('"2500ms"', '"2s"'),
         lambda text: text.replace("[[model]]", "[timeouts]\nqueue = '7s'\n\n[[model]]", 1),
         lambda text: text.replace("[cache]", '[cache]\nlocal = "32MiB"\nretention = "worth"\nttl = "1h"'),
-        lambda text: text + '[[tenant]]\nname = "beta"\n',
+        lambda text: text + TENANT,
     ],
     ids=["nothing", "alias", "redis times", "timeouts", "cache", "tenant"],
 )
@@ -55,9 +66,6 @@ async def test_a_hit_from_memory_is_still_one_after_a_reload(world: World, chang
     await ask_until_local(router)
     connections = set(world.redis.model.connections)
     await router.reload(change(config))
-    if change(config).endswith('"beta"\n'):  # it has to listen for another prefix
-        await ask_until_local(router)
-        return
     assert source(await router.chat("The sea?")) == "local"
     await asyncio.sleep(5)
     assert set(world.redis.model.connections) <= connections  # the one that checks the rights at the start has ended
@@ -93,6 +101,52 @@ async def test_a_tenant_that_returns_gets_no_entry_that_was_deleted_meanwhile(wo
     await router.reload(config)
     assert source(await router.chat("The sea?", headers=ACME)) == "MISS"
     assert (await engines.chat.stats())["received"] == 3
+
+
+@scenario
+async def test_the_memory_follows_the_changes_of_tenants_that_are_added_and_removed(world: World) -> None:
+    router, engines, config = await start(world, rest=TENANTS)
+    await ask_until_local(router, ACME)
+    await router.reload(config + TENANT)
+    assert source(await router.chat("The sea?", headers=ACME)) == "local"
+    await ask_until_local(router, BETA)
+    await router.reload(config)
+    assert source(await router.chat("The sea?", headers=ACME)) == "local"
+    await router.reload(config + TENANT)
+    assert source(await router.chat("The sea?", headers=BETA)) == "local"
+    for headers in (ACME, BETA):
+        await change_is_noticed(world, router, headers)
+    assert (await engines.chat.stats())["received"] == 4
+
+
+@pytest.mark.parametrize("delay", [0, 0.005, 0.02, 0.1, 0.3, 1])
+@scenario
+async def test_a_tenant_that_is_added_while_redis_comes_back_is_listened_to(world: World, delay: float) -> None:
+    router, _, config = await start(world, rest=TENANTS)
+    await ask_until_local(router, ACME)
+    world.redis.stop(loses_data=False)
+    await asyncio.sleep(2)
+    world.redis.start()
+    await asyncio.sleep(delay)
+    await router.reload(config + TENANT)
+    for headers in (ACME, BETA):
+        await ask_until_local(router, headers)
+        await change_is_noticed(world, router, headers)
+
+
+@scenario
+async def test_a_frozen_redis_delays_a_reload_for_a_moment_only(world: World) -> None:
+    router, _, config = await start(world, rest=TENANTS)
+    await ask_until_local(router, ACME)
+    world.redis.freeze()
+    started = asyncio.get_running_loop().time()
+    await router.reload(config + TENANT)
+    assert asyncio.get_running_loop().time() - started < 3
+    assert (await router.chat("The moon?", headers=BETA)).status_code == 200
+    world.redis.thaw()
+    for headers in (ACME, BETA):
+        await ask_until_local(router, headers)
+        await change_is_noticed(world, router, headers)
 
 
 @scenario

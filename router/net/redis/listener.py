@@ -5,17 +5,19 @@ broadcasting mode (https://redis.io/docs/latest/develop/reference/client-side-ca
 key with such a prefix that any client changes. It collects the changes of the commands that it reads at once, so a
 batch of writes causes one push. The first connection also subscribes to the channels. A ping, which is TIME (see
 router.net.redis.clock), shows that the server is still alive. If a ping is not answered in time, or if the servers have
-changed, all connections are closed, and `on_disconnected` reports that changes may have been missed.
+changed, all connections are closed, and `on_disconnected` reports that changes may have been missed. Redis adds new
+prefixes to those that a connection tracks. So they go out with the next ping, and nothing is missed.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
 
 from router.net.redis.backend import RedisBackend, Server
 from router.net.redis.clock import TIME_COMMAND, RedisClock
-from router.net.redis.commands import encode_command
+from router.net.redis.commands import EncodedCommand, encode_command
 from router.net.redis.connection import CommandBatch, RedisConnection
 from router.net.redis.errors import RedisBackendError
 from router.net.redis.liveness import PING_INTERVAL, PING_TIMEOUT, Liveness
@@ -42,6 +44,17 @@ class ListenerCallbacks(Protocol):
         """A message was published on a channel."""
 
 
+class _Link(NamedTuple):
+    """A connection to one of the servers, which are numbered from 0, and the prefixes that it tracks."""
+
+    connection: RedisConnection
+    number: int
+    tracked: set[str]
+
+    def lacks(self, prefixes: Sequence[str]) -> list[str]:
+        return [prefix for prefix in prefixes if prefix not in self.tracked]
+
+
 class Listener:
     """Listens while `run` is running, and reconnects when a connection is lost."""
 
@@ -65,15 +78,23 @@ class Listener:
         self._clock = clock or RedisClock()
         self._liveness = liveness or Liveness()
         self._stopped: asyncio.Future[None] | None = None  # fails with what ends the current connections
+        self._links: list[_Link] = []  # those that report changes
+        self._is_complete = asyncio.Event()  # all prefixes are tracked, or no change is reported at all
 
-    def track(self, prefixes: Sequence[str]) -> None:
-        """Reports changes under these prefixes; under new ones once it has connected again, which is soon."""
-        has_new, self._prefixes = not set(prefixes) <= set(self._prefixes), prefixes
-        if not has_new:
-            return
-        # Now and not when `run` notices it: what is read from now on may have one of the new prefixes.
-        self._callbacks.on_disconnected()
-        self._stop(RedisBackendError("it is to track other keys"))
+    async def track(self, prefixes: Sequence[str]) -> None:
+        """To be called before the first key with a new prefix is read.
+
+        Returns when changes under these prefixes are reported, or none are, since it is not connected. A prefix that is
+        missing here stays tracked until it connects again.
+        """
+        self._prefixes = prefixes
+        if self._lacks_prefixes():
+            self._is_complete.clear()
+            self._ping_all(PING_TIMEOUT - PING_INTERVAL)
+            await self._is_complete.wait()
+
+    def _lacks_prefixes(self) -> bool:
+        return any(link.lacks(self._prefixes) for link in self._links)
 
     async def run(self) -> None:
         logged = ""
@@ -101,59 +122,76 @@ class Listener:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _CONNECT_TIMEOUT
         stopped = self._stopped = loop.create_future()
-        connections = [
-            RedisConnection(on_error_reply=_log_error_reply, on_push=self._on_push, on_lost=self._stop) for _ in servers
-        ]
+        connection = partial(
+            RedisConnection, on_error_reply=_log_error_reply, on_push=self._on_push, on_lost=self._stop
+        )
+        links = [_Link(connection(), number, set()) for number in range(len(servers))]
         self._clock.set_server_count(len(servers))
         self._liveness.set_server_count(len(servers))
         try:
             # One server is enough for the channels: a cluster's servers forward published messages to one another.
-            for number, (server, connection) in enumerate(zip(servers, connections, strict=True)):
-                await self._start_tracking(server, connection, deadline, subscribe=number == 0)
-                self._ping(connection, number, deadline - loop.time())
+            for server, link in zip(servers, links, strict=True):
+                await self._start_tracking(server, link, deadline, subscribe=link.number == 0)
+                self._ping(link, deadline - loop.time())
+            self._links = links
+            if self._lacks_prefixes():
+                raise RedisBackendError("there are new prefixes since it began to connect")
             self._callbacks.on_connected()
             while not stopped.done():
                 await asyncio.wait([stopped], timeout=PING_INTERVAL)
                 if self._backend.topology != topology:
                     raise RedisBackendError("the set of servers has changed")
-                for number, connection in enumerate(connections):
-                    if connection.ready:  # not ready: the last ping is still unanswered, and has its own timeout
-                        self._ping(connection, number, PING_TIMEOUT - PING_INTERVAL)
+                self._ping_all(PING_TIMEOUT - PING_INTERVAL)
             stopped.result()
         finally:
             self._stop(RedisBackendError("the listener has stopped"))
             stopped.exception()  # marks it as retrieved, so that asyncio does not log it
-            for connection in connections:
-                connection.abort()
+            self._links = []
+            self._is_complete.set()
+            for link in links:
+                link.connection.abort()
             self._clock.set_server_count(0)
             self._liveness.set_server_count(0)
 
-    def _ping(self, connection: RedisConnection, server: int, timeout: float) -> None:
+    def _ping_all(self, timeout: float) -> None:
+        for link in self._links:
+            if link.connection.ready:  # not ready: the last ping is still unanswered, and has its own timeout
+                self._ping(link, timeout)
+
+    def _ping(self, link: _Link, timeout: float) -> None:
+        added = link.lacks(self._prefixes)
         sent_at = self._clock.monotonic()
 
         def on_reply(batch: CommandBatch) -> None:
             try:
-                (reply,) = batch.result()
+                *replies, time = batch.result()
             except RedisBackendError:
                 return  # the connection is lost, and `on_lost` reports it
-            self._clock.update(reply, sent_at, server)
-            self._liveness.on_ping_reply(sent_at, server)
+            for reply in replies:
+                if isinstance(reply, Exception):
+                    self._stop(RedisBackendError.from_exception(reply))
+                    return
+            link.tracked.update(added)
+            if not self._lacks_prefixes():
+                self._is_complete.set()
+            self._clock.update(time, sent_at, link.number)
+            self._liveness.on_ping_reply(sent_at, link.number)
 
-        connection.execute([TIME_COMMAND], timeout).add_done_callback(on_reply)
+        commands = [_tracking_command(added), TIME_COMMAND] if added else [TIME_COMMAND]
+        link.connection.execute(commands, timeout).add_done_callback(on_reply)
 
-    async def _start_tracking(
-        self, server: Server, connection: RedisConnection, deadline: float, *, subscribe: bool
-    ) -> None:
+    async def _start_tracking(self, server: Server, link: _Link, deadline: float, *, subscribe: bool) -> None:
         clock = asyncio.get_running_loop().time
-        await server.connect(connection, deadline - clock())
-        prefixes = [word for prefix in self._prefixes for word in ("PREFIX", prefix)]
-        commands = [encode_command(("CLIENT", "TRACKING", "ON", "BCAST", *prefixes))]
+        await server.connect(link.connection, deadline - clock())
+        prefixes = self._prefixes
+        commands = [_tracking_command(prefixes)]
         if subscribe:
             # SUBSCRIBE is answered by pushes, not by a reply. So PING goes out with it, and its reply stands for both.
             commands.append(encode_command(("SUBSCRIBE", *self._channels)) + _PING_COMMAND)
-        for reply in await connection.execute(commands, deadline - clock()):
+        for reply in await link.connection.execute(commands, deadline - clock()):
             if isinstance(reply, Exception):
                 raise RedisBackendError.from_exception(reply)
+        link.tracked.update(prefixes)
 
     # -- the connections' callbacks ---------------------------------------------------------------------------------
 
@@ -170,6 +208,11 @@ class Listener:
     def _stop(self, error: Exception) -> None:
         if self._stopped is not None and not self._stopped.done():
             self._stopped.set_exception(error)
+
+
+def _tracking_command(prefixes: Sequence[str]) -> EncodedCommand:
+    words = [word for prefix in prefixes for word in ("PREFIX", prefix)]
+    return encode_command(("CLIENT", "TRACKING", "ON", "BCAST", *words))
 
 
 def _log_error_reply(error: Exception) -> None:

@@ -58,7 +58,7 @@ class RedisServices:
         configuration.engines.catalog.set_drained(self.records.drains.names)
         configuration.engines.catalog.set_announced(self.records.announcements.fleet.engines)
         tenants = dict.fromkeys(name for each in self._live for name in each.tenants)
-        self._background.listener.track(tracked_prefixes(tenants))
+        await self._background.listener.track(tracked_prefixes(tenants))
         await self._configure_keys()
         if not self._is_started:
             self._is_started = True

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 import pytest
@@ -13,22 +13,26 @@ from router.core.cache.redis_keys import PURGE_LOG_KEY, tracked_prefixes
 from router.net.redis.backend import RedisBackend
 from router.net.redis.connection import RedisConnection
 from router.net.redis.handshake import Handshake
-from router.net.redis.listener import Listener
+from router.net.redis.listener import Listener, _Link
 from router.net.redis.liveness import PING_TIMEOUT
 from router.net.redis.standalone import StandaloneBackend
 from router.net.tasks import cancel_and_wait
 from router.shared.connection.redis import open_backend
+from tests.support.redis_deployments import Deployment
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PREFIXES = tracked_prefixes(["acme", "beta"])
+MORE = tracked_prefixes(["acme", "beta", "gamma"])
 CHANNEL = "rh:1:process:me"
 
 
 class RecordingCallbacks:
     """The events in order: the words `listening`, `deaf` and `all`, and the names of keys and messages."""
+
+    listener: Listener
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -56,6 +60,10 @@ class RecordingCallbacks:
         return so_far
 
 
+def make(link: RedisBackend, callbacks: RecordingCallbacks) -> Listener:
+    return Listener(link, prefixes=PREFIXES, channels=[CHANNEL], callbacks=callbacks, retry_interval=0.02)
+
+
 Listen = Callable[..., "asyncio.Task[None]"]
 
 
@@ -68,8 +76,8 @@ async def listen() -> AsyncIterator[Listen]:
             server: RedisServer, callbacks: RecordingCallbacks, link: RedisBackend | None = None
         ) -> "asyncio.Task[None]":
             link = link or open_backend(server.url, timeout=0.5)
-            listener = Listener(link, prefixes=PREFIXES, channels=[CHANNEL], callbacks=callbacks, retry_interval=0.02)
-            task = asyncio.create_task(listener.run())
+            callbacks.listener = make(link, callbacks)
+            task = asyncio.create_task(callbacks.listener.run())
             stack.push_async_callback(link.aclose)
             stack.push_async_callback(cancel_and_wait, task)
             return task
@@ -118,12 +126,10 @@ async def test_changes_outside_the_prefixes_are_not_reported(callbacks: Recordin
 async def test_only_the_prefixes_are_tracked(redis_server: RedisServer, redis: Any) -> None:
     link = open_backend(redis_server.url, timeout=0.5)
     (server,) = await link.servers()
-    listener: Any = Listener(
-        link, prefixes=PREFIXES, channels=[CHANNEL], callbacks=RecordingCallbacks(), retry_interval=1
-    )
+    listener: Any = make(link, RecordingCallbacks())
     connection = RedisConnection()
     await listener._start_tracking(
-        server, connection, asyncio.get_running_loop().time() + TEST_TIMEOUT, subscribe=False
+        server, _Link(connection, 0, set()), asyncio.get_running_loop().time() + TEST_TIMEOUT, subscribe=False
     )
     (fields,) = await connection.execute([("CLIENT", "TRACKINGINFO")], TEST_TIMEOUT)
     assert set(fields[b"flags"]) == {b"on", b"bcast"}
@@ -162,6 +168,91 @@ async def test_an_idle_redis_is_not_considered_lost(callbacks: RecordingCallback
 
     await eventually(has_pinged)
     assert callbacks.events == []
+
+
+# -- new prefixes -----------------------------------------------------------------------------------------------------
+
+
+async def test_new_prefixes_are_tracked_on_each_server_and_nothing_is_missed(deployment: Deployment) -> None:
+    keys = [f"rh:1:{tenant}:{number}" for tenant in ("acme", "gamma") for number in range(30)]
+    async with aclosing(open_backend(deployment.url, timeout=2)) as link:
+        received = RecordingCallbacks()
+        listener = make(link, received)
+        task = asyncio.create_task(listener.run())
+        await received.wait_for("listening")
+        await listener.track(MORE)
+        await link.execute([("SET", key, "x", "PX", 60_000) for key in keys], 2)
+        await eventually(lambda: set(keys) <= set(received.events))
+        assert "deaf" not in received.events
+        await cancel_and_wait(task)
+
+
+async def test_prefixes_may_go_and_return(callbacks: RecordingCallbacks, redis: Any) -> None:
+    for prefixes in (MORE, tracked_prefixes(["acme"]), MORE):
+        await callbacks.listener.track(prefixes)
+    for key in ("rh:1:acme:k", "rh:1:beta:k", "rh:1:gamma:k"):
+        await redis.set(key, "x")
+        assert await callbacks.wait_for(key) == []
+
+
+async def test_two_that_add_prefixes_both_wait_for_them(callbacks: RecordingCallbacks, redis: Any) -> None:
+    await asyncio.gather(*(callbacks.listener.track(tracked_prefixes([name])) for name in ("gamma", "delta", "acme")))
+    await redis.set("rh:1:acme:k", "x")
+    assert await callbacks.wait_for("rh:1:acme:k") == []
+
+
+async def test_a_prefix_that_comes_while_it_connects_is_tracked_before_it_reports(
+    redis_server: RedisServer, redis: Any
+) -> None:
+    class SlowListener(Listener):
+        async def _start_tracking(self, *args: Any, **options: Any) -> None:
+            await super()._start_tracking(*args, **options)
+            await self.track(MORE)
+
+    async with aclosing(open_backend(redis_server.url, timeout=2)) as link:
+        received = RecordingCallbacks()
+        listener = SlowListener(link, prefixes=PREFIXES, channels=[CHANNEL], callbacks=received, retry_interval=0.02)
+        task = asyncio.create_task(listener.run())
+        assert await received.wait_for("listening") == ["deaf"]
+        await redis.set("rh:1:gamma:k", "x")
+        assert await received.wait_for("rh:1:gamma:k") == []
+        await cancel_and_wait(task)
+
+
+async def test_prefixes_that_redis_refuses_are_tried_with_new_connections(
+    callbacks: RecordingCallbacks, redis: Any
+) -> None:
+    await callbacks.listener.track([*PREFIXES, "rh:1:"])  # it overlaps with all others
+    assert await callbacks.wait_for("deaf") == []
+    await callbacks.listener.track(MORE)
+    await callbacks.wait_for("listening")
+    await redis.set("rh:1:gamma:k", "x")
+    assert await callbacks.wait_for("rh:1:gamma:k") == []
+
+
+async def test_a_frozen_redis_delays_nobody_who_adds_prefixes_for_long(own_redis: RedisServer, listen: Listen) -> None:
+    await own_redis.start()
+    received = RecordingCallbacks()
+    listen(own_redis, received)
+    await received.wait_for("listening")
+    own_redis.freeze()
+    await received.listener.track(MORE)
+    assert received.events == ["deaf"]
+    own_redis.thaw()
+    await received.wait_for("listening")
+
+
+async def test_without_a_connection_nobody_waits_for_new_prefixes(own_redis: RedisServer, listen: Listen) -> None:
+    received = RecordingCallbacks()
+    listen(own_redis, received)
+    await received.wait_for("deaf")
+    await received.listener.track(MORE)
+    await own_redis.start()
+    await received.wait_for("listening")
+    client: Any = aioredis.Redis.from_url(own_redis.url, decode_responses=True)
+    async with client:
+        await client.set("rh:1:gamma:k", "x")
+        assert await received.wait_for("rh:1:gamma:k") == []
 
 
 # -- lost connections -------------------------------------------------------------------------------------------------
