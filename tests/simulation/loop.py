@@ -193,6 +193,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> Any:
         return self.network.listen(protocol_factory, self.process, host, port)
 
+    def remove_reader(self, fd: int) -> bool:  # type: ignore[override]
+        return False  # nothing here is read from a file descriptor
+
     def run_in_executor(  # type: ignore[override]
         self, executor: None, func: Callable[..., Any], *args: Any
     ) -> "asyncio.Future[Any]":

@@ -348,3 +348,6 @@ class _Socket:
 
     def getpeername(self) -> tuple[str, int]:
         return self._peer
+
+    def fileno(self) -> int:
+        return -1

@@ -7,6 +7,8 @@ from typing import Final, Self
 
 import hiredis
 
+from tests.support.listeners import stop_listening
+
 _SENSIBLE: Final[Mapping[str, bytes]] = {
     "HELLO": b"%1\r\n$6\r\nserver\r\n$5\r\nredis\r\n",
     "SELECT": b"+OK\r\n",
@@ -79,7 +81,7 @@ class NonsenseRedis:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._server is not None
-        self._server.close()
+        await stop_listening(self._server)
         for writer in self._connections.values():
             writer.close()
         await asyncio.gather(*(task for task in self._connections if task is not None))

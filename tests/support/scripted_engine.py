@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.support.listeners import stop_listening
+
 End = Literal["complete", "hold", "close", "reset"]
 
 
@@ -123,7 +125,7 @@ class ScriptedEngine:
     async def stop(self) -> None:
         """Accepts no more connections."""
         assert self._server is not None
-        self._server.close()
+        await stop_listening(self._server)
 
     async def die(self) -> None:
         """Closes all connections, too."""

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self
 
+from tests.support.listeners import stop_listening
+
 ConnectionKind = Literal["commands", "listening"]
 """A connection for lookups and writes, or one that receives invalidations."""
 
@@ -110,7 +112,7 @@ class TcpProxy:
 
     async def stop(self) -> None:
         assert self._listener is not None
-        self._listener.close()
+        await stop_listening(self._listener)
         while self._tasks:  # not cancelled: asyncio's streams report that as a failed callback
             self.cut("commands", "listening", None)
             await asyncio.wait(self._tasks, timeout=0.01)

@@ -15,6 +15,7 @@ from router.net.client.errors import EngineError
 from router.net.client.response import EngineResponse
 from router.net.client.target import RequestTarget
 from router.net.client.transport import HTTPTransport
+from tests.support.listeners import stop_listening
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 STREAM = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -117,7 +118,7 @@ async def serve_peers(context: ssl.SSLContext | None = None) -> AsyncIterator[Pe
     try:
         yield server
     finally:
-        listener.close()
+        await stop_listening(listener)
         for writer in server.writers:
             writer.transport.abort()
         await listener.wait_closed()

@@ -13,6 +13,7 @@ from router.upstream.catalog import Catalog, Model
 from router.upstream.client import EngineClient
 from router.upstream.engine import Engine, EngineConfig
 from router.upstream.probe import MAX_PAGE, EngineProbe
+from tests.support.listeners import stop_listening
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.simulated_engine import SimulatedEngine
 
@@ -86,7 +87,7 @@ class Pages:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
-        self._server.close()
+        await stop_listening(self._server)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1].decode()
