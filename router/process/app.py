@@ -61,7 +61,11 @@ def build_runtime(settings: Settings, process_state: ProcessState, old: Runtime 
     if services is None or services.identity != redis_identity(settings):
         services = RedisServices(settings, process_state, services)
     engines = build_engine_pool(
-        settings, process_state, services.redis, (old.settings, old.engines) if old is not None else None
+        settings,
+        process_state,
+        services.redis.pipeline,
+        services.records.breakers,
+        (old.settings, old.catalog) if old is not None else None,
     )
     try:
         return _build_parts(settings, process_state, services, engines, old)

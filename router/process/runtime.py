@@ -4,10 +4,10 @@ What a reload keeps:
 
 - ProcessState outlives it: metrics, connections to engines, the engines' slots and prefix caches, drafts, sessions.
 - RedisServices outlive it while `cache.url` and its certificates stay the same: the connections to Redis, the local
-  cache, requests in flight, the reasons of misses, hits, stored keys, drains, announced engines. With another Redis,
-  only the drains and the announced engines are handed over.
+  cache, requests in flight, the reasons of misses, hits, stored keys, drains, announced engines, breakers. With another
+  Redis, only the drains, the announced engines and the breakers are handed over.
 - The next configuration gets: engines with the same settings, as the same objects, and the state of those with the same
-  address; breakers, the tracer; what budgets have used.
+  address; the tracer; what budgets have used.
 - Redis has the rates of tenants; what a process counts of them while Redis is down starts anew.
 - Anew: the retries that are left.
 

@@ -259,3 +259,35 @@ async def test_an_engine_that_a_reload_adds_has_the_breaker_that_another_router_
     await pass_time(0.1, "open", one)
     await other.reload(text)
     await pass_time(0.1, "open", other)
+
+
+@scenario
+async def test_requests_from_before_a_reload_count_after_it_without_redis_too(world: World) -> None:
+    engines = await world.engines()
+    text = one_llama(world.redis.url, engines, LONG_COOLDOWN)
+    router = await world.router(text)
+    world.redis.stop()
+    await engines.chat.set_faults({"fault": "drop", "after": 3}, {"fault": "tps", "rate": 2})
+    streams = [asyncio.create_task(ask(router, f"{number}?", stream=True)) for number in range(3)]
+    await engines.chat.stats(in_flight=3)
+    await router.reload(text.replace('"llama-alias"', '"other-alias"'))
+    assert await state(router) == "closed"
+    await asyncio.gather(*streams)
+    assert await state(router) == "open"
+
+
+@scenario
+async def test_a_reload_sets_when_a_breaker_opens_and_keeps_those_that_are_open(world: World) -> None:
+    engines = await world.engines()
+    text = two_llamas(world.redis.url, engines, LONG_COOLDOWN)
+    router = await world.router(text)
+    await engines.chat.set_faults(FAILS)
+    await ask(router)
+    await router.reload(text.replace("failures = 3", "failures = 2"))
+    assert await state(router) == "closed"
+    await ask(router)
+    assert await state(router) == "open"
+    await router.reload(text)
+    assert await state(router) == "open"
+    await router.reload(text.replace("redis:6379", "redis:6379/0"))
+    assert await state(router) == "open"

@@ -8,7 +8,7 @@ it missed. Only then it serves from the local cache and lets older in-flight req
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from router.core.cache.entry_filter import EntryFilter
@@ -61,6 +61,7 @@ class KnownRecords(NamedTuple):
     stored_keys: StoredKeys
     drains: Drains
     announcements: Announcements
+    breakers: Breakers
 
 
 class PromptMessages(NamedTuple):
@@ -75,17 +76,13 @@ class InvalidationHandler:
 
     def __init__(
         self, pipeline: RedisPipeline, entries: KnownEntries, records: KnownRecords, prompts: PromptMessages, *,
-        breakers: Callable[[], Iterable[Breakers]], on_adapters_changed: Callable[[], None],
+        on_adapters_changed: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`breakers` returns those of each configuration that has requests.
-
-        `on_adapters_changed` is called when an administrator has loaded or unloaded an adapter, at any router.
-        """
+        """`on_adapters_changed`: an administrator has loaded or unloaded an adapter, at any router."""
         self._pipeline = pipeline
         self._local_cache, self._seen_keys, self._coalescer, self._purges, self._leases, self._retention = entries
-        self._stored_keys, self._drains, self._announcements = records
+        self._stored_keys, self._drains, self._announcements, self._breakers = records
         self._prompt_records, self._record_link = prompts
-        self._breakers = breakers
         self._on_adapters_changed = on_adapters_changed
         self._connected = False
         self._needs_read = False  # something may have changed since it was last read
@@ -138,8 +135,7 @@ class InvalidationHandler:
         elif is_flight_key(key):
             self._leases.on_stream_changed(key)
         elif is_breaker_key(key):
-            for breakers in self._breakers():
-                breakers.on_key_changed(key)
+            self._breakers.on_key_changed(key)
 
     def on_message(self, channel: bytes, payload: bytes) -> None:
         if channel == PROMPTS_CHANNEL.encode():
@@ -174,8 +170,7 @@ class InvalidationHandler:
                 await self._pipeline.wait_until_up()
         if self._connected and not self._purges.listening:
             self._purges.listening = True
-            for breakers in self._breakers():
-                breakers.refresh()  # their notifications may have been missed as well
+            self._breakers.refresh()  # their notifications may have been missed as well
             self._local_cache.enable()
             self._coalescer.on_synced()
 

@@ -107,8 +107,7 @@ def _invalidation(
     return InvalidationHandler(
         pipeline,
         KnownEntries(cache.local, cache.seen_keys, cache.coalescer, cache.purges, cache.leases, cache.retention),
-        KnownRecords(records.stored_keys, records.drains, records.announcements),
+        KnownRecords(*records),
         prompts,
-        breakers=lambda: [each.engines.breakers for each in live],
         on_adapters_changed=refresh_adapters,
     )

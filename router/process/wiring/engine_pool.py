@@ -4,14 +4,13 @@ import time
 from typing import NamedTuple, get_args
 
 from router.core.endpoints.requests.cache_salt import sharing_group_name
-from router.core.resilience.breaker import BreakerPolicy
 from router.flow.attempts.admission import Admission
 from router.flow.attempts.continuation.continuation_engines import ContinuationEngines
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_selection import EngineSelector
 from router.flow.attempts.waking import WakeResult, Waking
+from router.net.redis.pipeline import RedisPipeline
 from router.process.process_state import ProcessState
-from router.process.wiring.redis_link import RedisLink
 from router.settings import Settings, groups
 from router.shared.engines.breakers import Breakers
 from router.shared.engines.start_times import StartTimes
@@ -36,16 +35,17 @@ class EnginePool(NamedTuple):
 
 
 def build_engine_pool(
-    settings: Settings, process_state: ProcessState, redis: RedisLink, old: tuple[Settings, EnginePool] | None
+    settings: Settings,
+    process_state: ProcessState,
+    pipeline: RedisPipeline,
+    breakers: Breakers,
+    old: tuple[Settings, Catalog] | None,
 ) -> EnginePool:
     """`old`: those of the configuration that this one replaces. The same engines keep what is known of them."""
-    catalog = build_catalog(settings, (old[0], old[1].catalog) if old is not None else None, process_state.slots)
+    catalog = build_catalog(settings, old, process_state.slots)
     for engine in catalog.engines.values():
         process_state.transport.prepare(engine.target("/").origin)
     client = EngineClient(process_state.transport, connect_timeout=settings.timeouts.connect)
-    breakers = _build_breakers(settings, redis, catalog)
-    if old is not None:
-        breakers.inherit(old[1].breakers)
     health = EngineHealth(breakers)
     admission = Admission(
         catalog,
@@ -61,7 +61,7 @@ def build_engine_pool(
         health=health,
         admission=admission,
         continuation_engines=ContinuationEngines(catalog, admission),
-        waking=_build_waking(catalog, admission, health, redis, process_state.telemetry),
+        waking=_build_waking(catalog, admission, health, pipeline, process_state.telemetry),
         selector=_build_selector(settings, process_state, catalog),
         model_lists=model_lists,
         adapter_refresh=AdapterRefresh(catalog, model_lists),
@@ -82,7 +82,7 @@ def _build_selector(settings: Settings, process_state: ProcessState, catalog: Ca
 
 
 def _build_waking(
-    catalog: Catalog, admission: Admission, health: EngineHealth, redis: RedisLink, telemetry: Telemetry
+    catalog: Catalog, admission: Admission, health: EngineHealth, pipeline: RedisPipeline, telemetry: Telemetry
 ) -> Waking:
     for model in catalog.models:
         if model.wake is not None:
@@ -92,16 +92,6 @@ def _build_waking(
         admission,
         readiness=health.readiness,
         breaker_state=health.breakers.state,
-        start_times=StartTimes(redis.pipeline),
+        start_times=StartTimes(pipeline),
         record=telemetry.record_wake,
-    )
-
-
-def _build_breakers(settings: Settings, redis: RedisLink, catalog: Catalog) -> Breakers:
-    limits = settings.breaker
-    return Breakers(
-        redis.pipeline,
-        BreakerPolicy(limits.open_above, limits.close_below, limits.failures, limits.cooldown),
-        engine_names=catalog.engines.keys,
-        clock=redis.clock,
     )

@@ -9,7 +9,7 @@ from router.process.wiring.background import build_background
 from router.process.wiring.cache import build_cache
 from router.process.wiring.live_configuration import LiveConfiguration
 from router.process.wiring.redis_link import open_redis_link, redis_identity
-from router.process.wiring.shared_records import SharedRecords, build_shared_records
+from router.process.wiring.shared_records import SharedRecords, breaker_policy, build_shared_records
 from router.settings import Settings
 
 
@@ -27,7 +27,7 @@ class RedisServices:
         self.redis = open_redis_link(settings)
         self.cache = build_cache(process_state.telemetry, self.redis)
         self.records: SharedRecords = build_shared_records(
-            process_state, self.redis, self._live, former.records if former is not None else None
+            settings, process_state, self.redis, self._live, former.records if former is not None else None
         )
         self._process_state = process_state
         self._background = build_background(settings, process_state, self.redis, self._live, self.records, self.cache)
@@ -43,6 +43,7 @@ class RedisServices:
         cache = settings.cache
         self.redis.pipeline.set_times(cache.timeout, cache.retry)
         self._background.listener.retry_interval = cache.retry
+        self.records.breakers.policy = breaker_policy(settings)
         self.cache.local.resize(cache.local)
         self.cache.retention.enabled = cache.retention == "worth"
         self._process_state.prompt_records.link = self._background.record_link
@@ -65,7 +66,7 @@ class RedisServices:
             await self._background.services.start()
             self._task = asyncio.get_running_loop().create_task(self._background.services.run())
         else:
-            configuration.engines.breakers.refresh()  # of new engines, other routers may have opened some
+            self.records.breakers.refresh()  # of new engines, other routers may have opened some
 
     async def detach(self, configuration: LiveConfiguration) -> None:
         """Changes nothing for one that was never attached."""

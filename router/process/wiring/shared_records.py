@@ -1,4 +1,4 @@
-"""The records in Redis that all routers apply: API keys, drains and announced engines."""
+"""The records in Redis that all routers apply: API keys, drains, announced engines and breakers."""
 
 import time
 from collections.abc import Collection, Sequence
@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from router.api.access.auth import Authenticator
 from router.core.api_keys import KeyRecord
+from router.core.resilience.breaker import BreakerPolicy
 from router.flow.replicas.invalidation import on_drains
 from router.process.process_state import ProcessState
 from router.process.wiring.live_configuration import LiveConfiguration, has_stored_keys
@@ -13,6 +14,7 @@ from router.process.wiring.redis_link import RedisLink
 from router.settings import Settings, tenants
 from router.shared.credentials.stored_keys import StoredKeys
 from router.shared.engines.announcements import Announcements, Fleet
+from router.shared.engines.breakers import Breakers
 from router.shared.engines.drains import Drains
 
 
@@ -20,9 +22,11 @@ class SharedRecords(NamedTuple):
     stored_keys: StoredKeys
     drains: Drains
     announcements: Announcements
+    breakers: Breakers
 
 
 def build_shared_records(
+    settings: Settings,
     process_state: ProcessState,
     redis: RedisLink,
     live: Sequence[LiveConfiguration],
@@ -63,7 +67,19 @@ def build_shared_records(
             redis_clock=clock.now,
             previous=former.announcements if former is not None else None,
         ),
+        Breakers(
+            pipeline,
+            breaker_policy(settings),
+            engine_names=lambda: {name for each in live for name in each.engines.catalog.engines},
+            clock=clock,
+            previous=former.breakers if former is not None else None,
+        ),
     )
+
+
+def breaker_policy(settings: Settings) -> BreakerPolicy:
+    limits = settings.breaker
+    return BreakerPolicy(limits.open_above, limits.close_below, limits.failures, limits.cooldown)
 
 
 def build_authenticator(settings: Settings, redis: RedisLink) -> Authenticator:

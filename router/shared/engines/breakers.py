@@ -52,23 +52,17 @@ class Breakers:
         *,
         engine_names: Callable[[], Collection[str]],
         clock: RedisClock,
+        previous: "Breakers | None" = None,
     ) -> None:
-        """`engine_names`: the configured engines."""
+        """`policy` may be replaced. `engine_names`: the configured engines. `previous`: those of another Redis."""
+        self.policy = policy
         self._pipeline = pipeline
-        self._policy = policy
         self._engine_names = engine_names
-        # A long JSON response must not hold the only probe until its end: after this, another request may probe.
-        self._probe_lease = max(policy.cooldown, _MIN_PROBE_LEASE)
         self._redis_clock = clock
         self._clock = clock.monotonic
         self._process_id = secrets.token_hex(6)
-        self._breakers: dict[str, EngineBreaker] = {}
+        self._breakers: dict[str, EngineBreaker] = dict(previous._breakers) if previous is not None else {}  # noqa: SLF001 - its own kind
         self._claim_retry_at: dict[str, float] = {}  # by engine: until when its probe's claim is not requested
-
-    def inherit(self, previous: "Breakers") -> None:
-        """Takes over the former configuration's state of the engines that are still configured."""
-        known = previous._breakers.items()  # noqa: SLF001 - one of its own kind
-        self._breakers = {name: breaker for name, breaker in known if name in self._engine_names()}
 
     # -- state ------------------------------------------------------------------------------------------------------
 
@@ -92,7 +86,7 @@ class Breakers:
     # -- events -----------------------------------------------------------------------------------------------------
 
     def on_failure(self, engine: str, *, probe: bool = False) -> None:
-        self._update(engine, self._get(engine).on_failure(self._clock(), self._policy, probe=probe))
+        self._update(engine, self._get(engine).on_failure(self._clock(), self.policy, probe=probe))
 
     def on_success(self, engine: str, *, probe: bool = False) -> None:
         breaker = self._breakers.get(engine)
@@ -103,7 +97,7 @@ class Breakers:
         self._update(engine, self._get(engine).on_recovered(self._clock()))
 
     def on_kv_usage(self, engine: str, usage: float | None) -> None:
-        self._update(engine, self._get(engine).on_kv_usage(usage, self._clock(), self._policy))
+        self._update(engine, self._get(engine).on_kv_usage(usage, self._clock(), self.policy))
 
     def _get(self, engine: str) -> EngineBreaker:
         return self._breakers.get(engine) or _INITIAL
@@ -145,12 +139,14 @@ class Breakers:
         if self._claim_retry_at.get(engine, 0.0) > now:
             return False
         # Before the await: the other requests of this process must not request the claim a second time.
-        self._claim_retry_at[engine] = now + self._probe_lease
+        # A long JSON response must not hold the only probe until its end: after this, another request may probe.
+        lease = max(self.policy.cooldown, _MIN_PROBE_LEASE)
+        self._claim_retry_at[engine] = now + lease
         try:
             # A former holder writes what its probe showed before it releases the claim. So the state is read after the
             # claim is taken.
             taken, state = await self._pipeline.execute(
-                ("SET", probe_key(engine), self._process_id, "NX", "PX", int(1000 * self._probe_lease)),
+                ("SET", probe_key(engine), self._process_id, "NX", "PX", int(1000 * lease)),
                 after_previous(("GET", breaker_key(engine))),
             )
         except RedisDownError:
@@ -182,8 +178,10 @@ class Breakers:
     # -- Redis' pushes ----------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Reads all breakers; to be called when changes may have been missed."""
-        self._fetch(list(self._engine_names()))
+        """Reads all breakers; to be called when changes may have been missed, and when there are other engines."""
+        names = self._engine_names()
+        self._breakers = {name: breaker for name, breaker in self._breakers.items() if name in names}
+        self._fetch(list(names))
 
     def on_key_changed(self, key: str) -> None:
         """Reads the breaker whose key has changed; keys of other kinds are ignored."""
@@ -215,7 +213,7 @@ class Breakers:
             log.warning("engine %s: ignored its breaker in Redis, which cannot be decoded", engine)
             return
         self._set(
-            engine, self._get(engine).merge(state.on_clock(self._redis_clock.to_monotonic), self._clock(), self._policy)
+            engine, self._get(engine).merge(state.on_clock(self._redis_clock.to_monotonic), self._clock(), self.policy)
         )
 
 
