@@ -22,7 +22,6 @@ from router.process.wiring.request_resolver import build_request_resolver
 from router.process.wiring.shared_records import build_authenticator
 from router.settings import Settings
 from router.shared.prompts.sibling_link import NO_SIBLINGS, SiblingLink
-from router.shared.quota.rate_limits import TenantLimits, tenant_budgets, tenant_quotas
 from router.telemetry.telemetry import Telemetry
 from router.telemetry.tracing.otlp import OpenExporter, open_tracer
 from router.upstream.kv_feeds import Subscribe
@@ -79,11 +78,8 @@ def _build_parts(
 ) -> Runtime:
     redis = services.redis
     auth = build_authenticator(settings, redis)
-    tenant_limits = TenantLimits(
-        redis.pipeline, tenant_quotas(settings), tenant_budgets(settings), clock=redis.clock.now
-    )
     rules, resolver = tenant_rules(settings, engines.catalog), build_request_resolver(settings, engines.catalog)
-    gateway = build_gateway(settings, process_state, services, engines, tenant_limits, resolver, rules)
+    gateway = build_gateway(settings, process_state, services, engines, resolver, rules)
     probe = build_probe(process_state.telemetry, redis, engines)
     ops = OpsRoutes(
         catalog=engines.catalog,
@@ -104,10 +100,9 @@ def _build_parts(
         process_state,
         services,
         probe=probe,
-        tenant_limits=tenant_limits,
         rules=gateway.rules,
         http=build_http_endpoints(
-            settings, process_state, auth, tenant_limits, gateway, ops, admin, redis.admin_client, tracer,
+            settings, process_state, auth, gateway, ops, admin, redis.admin_client, tracer,
             waits_for_start=engines.waking.is_used,
         ),
         admin=admin,

@@ -16,6 +16,7 @@ from router.net.client.transport import HTTPTransport
 from router.shared.credentials.session_secret import SessionSecret
 from router.shared.prompts.prompt_records import PromptRecords
 from router.shared.prompts.sibling_link import SiblingLink
+from router.shared.quota.rate_limits import TenantLimits
 from router.telemetry.telemetry import Telemetry
 from router.telemetry.tracing.otlp import OpenExporter
 from router.telemetry.traffic_counter import TrafficCounter
@@ -55,6 +56,7 @@ class ProcessState:
         "slots",
         "suspects",
         "telemetry",
+        "tenant_limits",
         "transport",
     )  # fmt: skip
 
@@ -78,6 +80,7 @@ class ProcessState:
         self.random = random
         self.open_exporter = open_exporter
         self.body_budget = BodyBudget()
+        self.tenant_limits = TenantLimits()
         self.draining = False
         is_worker = isinstance(slots, SharedSlots)
         self.identity = identify_process(time.time(), is_worker=is_worker)

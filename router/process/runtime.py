@@ -2,13 +2,13 @@
 
 What a reload keeps:
 
-- ProcessState outlives it: metrics, connections to engines, the engines' slots and prefix caches, drafts, sessions.
+- ProcessState outlives it: metrics, connections to engines, the engines' slots and prefix caches, drafts, sessions,
+  the requests and tokens that count for limits and budgets.
 - RedisServices outlive it while `cache.url` and its certificates stay the same: the connections to Redis, the local
   cache, requests in flight, the reasons of misses, hits, stored keys, drains, announced engines, breakers. With another
   Redis, only the drains, the announced engines and the breakers are handed over.
 - The next configuration gets: engines with the same settings, as the same objects, and the state of those with the same
-  address; the tracer; what budgets have used.
-- Redis has the rates of tenants; what a process counts of them while Redis is down starts anew.
+  address; the tracer.
 - Anew: the retries that are left.
 
 Some is handed over when it is built, which changes nothing of the old configuration; the rest in `Runtime.take_effect`.
@@ -16,7 +16,6 @@ Some is handed over when it is built, which changes nothing of the old configura
 
 import asyncio
 
-from router.flow.replicas.background import keep_running
 from router.flow.sharing.generation_rules import GenerationRules
 from router.net.tasks import cancel_and_wait
 from router.process.process_state import ProcessState
@@ -24,7 +23,6 @@ from router.process.wiring.admin import Admin
 from router.process.wiring.http_endpoints import HttpEndpoints
 from router.process.wiring.live_configuration import LiveConfiguration
 from router.process.wiring.redis_services import RedisServices
-from router.shared.quota.rate_limits import TenantLimits
 from router.telemetry.tracing.tracer import Tracer
 from router.upstream.catalog import BreakerStates, Catalog
 from router.upstream.kv_feeds import configured_feeds
@@ -44,7 +42,6 @@ class Runtime:
         services: RedisServices,
         *,
         probe: EngineProbe,
-        tenant_limits: TenantLimits,
         rules: GenerationRules,
         http: HttpEndpoints,
         admin: Admin,
@@ -55,7 +52,6 @@ class Runtime:
         self.services = services
         self.catalog = self.engines.catalog
         self.announcements = services.records.announcements
-        self.tenant_limits = tenant_limits
         self.inference_endpoints = http.inference
         self.starlette_app = http.starlette_app
         self.cors = http.cors
@@ -66,7 +62,6 @@ class Runtime:
         self._probe = probe
         self._rules = rules
         self._process_state = process_state
-        self._limits_task: asyncio.Task[None] | None = None
         self._probe_task: asyncio.Task[None] | None = None
         self._status_task: asyncio.Task[None] | None = None
 
@@ -79,8 +74,6 @@ class Runtime:
         self.catalog.take_effect()
         self._process_state.prefills.keep([engine.id for engine in engines], {each.id: each.model for each in engines})
         self.services.take_effect(self.settings, old.services if old is not None else None)
-        if old is not None:
-            self.tenant_limits.take_over(old.tenant_limits)
 
     async def start(self) -> None:
         """Returns after the first contact with Redis and every engine, whether they answer or not."""
@@ -90,9 +83,8 @@ class Runtime:
         await self._process_state.kv_feeds.follow(configured_feeds(self.settings))
         loop = asyncio.get_running_loop()
         # The first check is over before the application reports that it has started: it can route at once.
-        self._probe_task, self._limits_task, self._status_task = (
+        self._probe_task, self._status_task = (
             loop.create_task(self._probe.run()),
-            loop.create_task(keep_running(self.tenant_limits.run)),
             loop.create_task(self._admin.status_publisher.run()),
         )
 
@@ -138,7 +130,7 @@ class Runtime:
         await self.services.cache.coalescer.aclose()
 
     async def aclose(self) -> None:
-        await cancel_and_wait(self._probe_task, self._limits_task, self._status_task)
+        await cancel_and_wait(self._probe_task, self._status_task)
         await self._admin.event_hub.aclose()
         await self.engines.adapter_refresh.aclose()
         self.engines.admission.close()

@@ -123,7 +123,7 @@ class SimulatedRouter:
     def leaks(self) -> list[str]:
         """State that must be empty when there are no requests."""
         runtime = self.application._runtime
-        cache, limits = runtime.services.cache, runtime.tenant_limits
+        cache, limits = runtime.services.cache, self.application._process_state.tenant_limits
         coalescer, leases = cache.coalescer, cache.leases
         endpoint = next(iter(runtime.inference_endpoints.values()))
         assert isinstance(endpoint, InferenceEndpoint)

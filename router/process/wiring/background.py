@@ -72,6 +72,7 @@ def build_background(
             RightsReport(redis.backend, parse_redis_url(settings.redis_url).kind).run,
             listener.run,
             cache.leases.run,
+            process_state.tenant_limits.run,
             records.stored_keys.run,
             every(_HIT_FLUSH_INTERVAL, flush_all_hits),
             every(FLUSH_INTERVAL, flush_savings),

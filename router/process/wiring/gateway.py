@@ -25,7 +25,6 @@ from router.process.wiring.engine_pool import EnginePool
 from router.process.wiring.redis_services import RedisServices
 from router.settings import Settings, groups
 from router.shared.prompts.recent_prompts import RecentPrompts
-from router.shared.quota.rate_limits import TenantLimits
 
 
 class GatewayParts(NamedTuple):
@@ -38,14 +37,13 @@ def build_gateway(
     process_state: ProcessState,
     services: RedisServices,
     engines: EnginePool,
-    tenant_limits: TenantLimits,
     resolver: RequestResolver,
     rules: TenantRules,
 ) -> GatewayParts:
     telemetry, timeouts, redis, cache = process_state.telemetry, settings.timeouts, services.redis, services.cache
     # Its cache salts are a part of the prompts that new engines are warmed up with, too.
     requests = EngineRequests(engines.client, engine_timeouts(settings), derive_salts(groups(settings)))
-    generation_rules = _build_generation_rules(settings, process_state, engines, requests, tenant_limits)
+    generation_rules = _build_generation_rules(settings, process_state, engines, requests)
     policy = cache_policy(settings)
     storage = ResponseStorage(
         store=cache.store,
@@ -85,7 +83,6 @@ def _build_generation_rules(
     process_state: ProcessState,
     engines: EnginePool,
     requests: EngineRequests,
-    tenant_limits: TenantLimits,
 ) -> GenerationRules:
     cache = settings.cache
     losses = EngineLosses(engines.client, process_state.suspects)
@@ -95,12 +92,16 @@ def _build_generation_rules(
         losses,
         on_adapter_not_served=engines.adapter_refresh.request,
     )
-    record_metrics = process_state.telemetry.record_generation
     return GenerationRules(
         build_generations(
             settings, requests, losses, dispatcher, engines.health, engines.continuation_engines, engines.waking
         ),
         AbandonRules(cache.on_abandon, cache.abandon, abandon_limits(settings)),
         join_limit=cache.max_entry,
-        record_generation=partial(record_generation, record_metrics, engines.selector.learn, tenant_limits.spend),
+        record_generation=partial(
+            record_generation,
+            process_state.telemetry.record_generation,
+            engines.selector.learn,
+            process_state.tenant_limits.spend,
+        ),
     )

@@ -18,7 +18,6 @@ from router.process.process_state import ProcessState
 from router.process.wiring.admin import Admin
 from router.process.wiring.gateway import GatewayParts
 from router.settings import Settings
-from router.shared.quota.rate_limits import TenantLimits
 from router.store.admin.scan import RedisClient
 from router.telemetry.tracing.tracer import Tracer
 
@@ -38,7 +37,6 @@ def build_http_endpoints(
     settings: Settings,
     process_state: ProcessState,
     auth: Authenticator,
-    tenant_limits: TenantLimits,
     gateway: GatewayParts,
     ops: OpsRoutes,
     admin: Admin,
@@ -55,7 +53,7 @@ def build_http_endpoints(
             endpoint,
             gateway.gateway,
             auth,
-            tenant_limits,
+            process_state.tenant_limits,
             process_state.telemetry,
             process_state.body_budget,
             max_body=router.max_body if endpoint in ENDPOINTS else max_audio,
@@ -66,7 +64,11 @@ def build_http_endpoints(
         for endpoint in (*ENDPOINTS, *UPLOAD_ENDPOINTS)
     }
     starlette_app = Starlette(
-        routes=[*ops.routes(), tenant_usage_route(auth, tenant_limits, settings, admin_client), *admin.routes],
+        routes=[
+            *ops.routes(),
+            tenant_usage_route(auth, process_state.tenant_limits, settings, admin_client),
+            *admin.routes,
+        ],
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unhandled_error},
     )
     starlette_app.router.redirect_slashes = False  # a redirect would contain the Host that the client sent

@@ -11,6 +11,7 @@ from router.process.wiring.live_configuration import LiveConfiguration
 from router.process.wiring.redis_link import open_redis_link, redis_identity
 from router.process.wiring.shared_records import SharedRecords, breaker_policy, build_shared_records
 from router.settings import Settings
+from router.shared.quota.rate_limits import tenant_budgets, tenant_quotas
 
 
 class RedisServices:
@@ -44,6 +45,9 @@ class RedisServices:
         self.redis.pipeline.set_times(cache.timeout, cache.retry)
         self._background.listener.retry_interval = cache.retry
         self.records.breakers.policy = breaker_policy(settings)
+        self._process_state.tenant_limits.configure(
+            self.redis.pipeline, tenant_quotas(settings), tenant_budgets(settings), clock=self.redis.clock.now
+        )
         self.cache.local.resize(cache.local)
         self.cache.retention.enabled = cache.retention == "worth"
         self._process_state.prompt_records.link = self._background.record_link

@@ -106,7 +106,6 @@ class BudgetCounter:
     - `read` counts for all processes. Without Redis, it is what Redis replied last and what this process used since.
     - `spend` never raises and never waits. Nothing is added twice.
     - What Redis does not take is kept, and added by a later `read`, `spend` or `flush`.
-    - After `take_over`, nothing is kept at the former counter, whose generations may end later.
     """
 
     __slots__ = (
@@ -115,7 +114,6 @@ class BudgetCounter:
         "_last_use",
         "_pipeline",
         "_refusals",
-        "_successor",
         "_unsent_gpu_ms",
         "_unsent_tokens",
         "budget",
@@ -131,13 +129,9 @@ class BudgetCounter:
         self._unsent_tokens = 0
         self._unsent_gpu_ms = 0
         self._refusals = RepeatedWarning(log)
-        self._successor: BudgetCounter | None = None
 
-    def take_over(self, previous: "BudgetCounter") -> None:
-        """`previous`: the tenant's counter of the former configuration, which passes on what it still gets."""
-        self._last_use = self._last_use or previous._last_use  # noqa: SLF001 - its own kind
-        previous._successor = self  # noqa: SLF001 - its own kind
-        previous.flush()
+    def configure(self, pipeline: RedisPipeline, budget: Budget, clock: Callable[[], float]) -> None:
+        self._pipeline, self.budget, self._clock = pipeline, budget, clock
 
     def read(self) -> "asyncio.Future[BudgetUse]":
         """The command is sent at once, and may share a batch with others; the future never has an exception."""
@@ -149,20 +143,12 @@ class BudgetCounter:
         return future
 
     def spend(self, tokens: int, gpu_seconds: float) -> None:
-        self._add(min(max(0, tokens), MAX_AMOUNT), min(max(0, round(1000 * gpu_seconds)), MAX_AMOUNT))
-
-    def _add(self, tokens: int, gpu_ms: int) -> None:
-        self._unsent_tokens += tokens
-        self._unsent_gpu_ms += gpu_ms
+        self._unsent_tokens += min(max(0, tokens), MAX_AMOUNT)
+        self._unsent_gpu_ms += min(max(0, round(1000 * gpu_seconds)), MAX_AMOUNT)
         self.flush()
 
     def flush(self) -> None:
         if not self._unsent_tokens and not self._unsent_gpu_ms:
-            return
-        if self._successor is not None:
-            tokens, gpu_ms = self._unsent_tokens, self._unsent_gpu_ms
-            self._unsent_tokens = self._unsent_gpu_ms = 0
-            self._successor._add(tokens, gpu_ms)  # noqa: SLF001 - its own kind
             return
         try:
             self._send(lambda _: None)

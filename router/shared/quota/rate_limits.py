@@ -70,9 +70,17 @@ class TenantLimits:
     - The running requests of a dead process are released after RUNNING_LEASE_MS, even if Redis' clock is set back
       meanwhile.
     - Without Redis, requests are admitted with the same limits in each process.
+    - What is counted survives `configure`: of running requests, also if their tenant has no limits for some time.
     """
 
-    def __init__(
+    def __init__(self) -> None:
+        self._process_id = secrets.token_hex(6)
+        self._tenants: dict[str, _TenantCounter] = {}
+        self._budgets: dict[str, BudgetCounter] = {}
+        self._all_tenants: dict[str, _TenantCounter] = {}  # with those that had limits and have none now
+        self._all_budgets: dict[str, BudgetCounter] = {}
+
+    def configure(
         self,
         pipeline: RedisPipeline,
         quotas: Mapping[str, Quota],
@@ -80,14 +88,21 @@ class TenantLimits:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock`: seconds since the epoch, for budgets while Redis is down."""
-        process = secrets.token_hex(6)
-        self._tenants = {
-            name: _TenantCounter(pipeline, name, own, process) for name, own in quotas.items() if own.is_limited
-        }
-        self._budgets = {
-            name: BudgetCounter(pipeline, name, own, clock) for name, own in budgets.items() if own.is_limited
-        }
+        """For the requests that come from now on; before, no tenant has limits.
+
+        `clock`: seconds since the epoch, for budgets while Redis is down.
+        """
+        self._tenants, self._budgets = {}, {}
+        for name, quota in quotas.items():
+            if quota.is_limited:
+                counter = self._all_tenants.setdefault(name, _TenantCounter(pipeline, name, quota, self._process_id))
+                counter.configure(pipeline, quota)
+                self._tenants[name] = counter
+        for name, budget in budgets.items():
+            if budget.is_limited:
+                use = self._all_budgets.setdefault(name, BudgetCounter(pipeline, name, budget, clock))
+                use.configure(pipeline, budget, clock)
+                self._budgets[name] = use
 
     def has_limits(self, tenant: str) -> bool:
         return tenant in self._tenants or tenant in self._budgets
@@ -123,21 +138,12 @@ class TenantLimits:
         if counter is not None:
             counter.subtract_tokens(tokens)
 
-    def take_over(self, previous: "TenantLimits") -> None:
-        """`previous`: the limits of the former configuration, whose requests may end later.
-
-        Only budgets are taken over: rates start anew, as they do in each process while Redis is down.
-        """
-        for name, budget in self._budgets.items():
-            if (former := previous._budgets.get(name)) is not None:  # noqa: SLF001 - its own kind
-                budget.take_over(former)
-
     async def run(self) -> None:
         while True:
             await asyncio.sleep(_REPORT_INTERVAL)
-            for tenant in self._tenants.values():
+            for tenant in self._all_tenants.values():
                 tenant.report()
-            for budget in self._budgets.values():
+            for budget in self._all_budgets.values():
                 budget.flush()
 
 
@@ -179,6 +185,13 @@ class _TenantCounter:
         self._running_requests = 0
         self._pending_reservations = 0
         self._reported = True  # whether Redis has the current `_running_requests`
+
+    def configure(self, pipeline: RedisPipeline, quota: Quota) -> None:
+        if pipeline is self._pipeline and quota == self.quota:
+            return
+        self._pipeline, self.quota = pipeline, quota
+        self._reported = False  # another Redis knows no running request; this one none that ended without the limit
+        self.report()
 
     async def reserve(self) -> Reservation:
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()

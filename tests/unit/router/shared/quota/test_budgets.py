@@ -12,6 +12,7 @@ from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError
 from router.net.redis.replies import decode_reply
 from router.shared.quota.budgets import MAX_AMOUNT, BudgetCounter
+from router.shared.quota.rate_limits import TenantLimits
 
 NOON = 1_790_000_000.0
 
@@ -85,23 +86,41 @@ async def test_without_redis_a_process_continues_with_the_last_reply_and_its_own
 
 
 @pytest.mark.parametrize("state", ["up", "down", "refuses"])
-async def test_a_replaced_configuration_continues_with_what_the_former_one_knows_and_still_gets(state: str) -> None:
+async def test_another_budget_continues_with_what_is_known_and_loses_nothing(state: str) -> None:
     pipeline = Pipeline()
-    former = counter(pipeline)
+    limits = TenantLimits()
+    configure(limits, pipeline, 100)
     pipeline.use = pipeline.use.plus(70, 0)
-    await read(former)
+    assert (await limits.reserve("acme")).over_budget is None
     pipeline.state = state
-    former.spend(20, 0.0)
-    replaced = counter(pipeline)
-    replaced.take_over(former)
-    assert (await read(replaced)).day_tokens == 90
-    former.spend(15, 0.0)  # by a generation that began before
-    former.flush()
-    assert (await read(replaced)).day_tokens == 105
+    limits.spend("acme", 20, 0.0)
+    configure(limits, pipeline, 90)
+    assert (await limits.reserve("acme")).over_budget is not None
+    limits.spend("acme", 15, 0.0)  # by a generation that began before
     pipeline.state = "up"
-    for each in (former, replaced):
-        each.flush()
-    assert pipeline.use.day_tokens == 105
+    assert await day_tokens(limits) == pipeline.use.day_tokens == 105
+
+
+async def test_another_redis_gets_what_the_former_one_did_not_take() -> None:
+    former, pipeline = Pipeline(), Pipeline()
+    limits = TenantLimits()
+    configure(limits, former, 100)
+    limits.spend("acme", 30, 0.0)
+    former.state = "down"
+    limits.spend("acme", 20, 0.0)
+    configure(limits, pipeline, 100)
+    limits.spend("acme", 5, 0.0)
+    assert await day_tokens(limits) == pipeline.use.day_tokens == 25
+
+
+def configure(limits: TenantLimits, pipeline: Pipeline, tokens: int) -> None:
+    limits.configure(pipeline, {}, {"acme": Budget(tokens_per_day=tokens)}, clock=lambda: NOON)  # type: ignore[arg-type]
+
+
+async def day_tokens(limits: TenantLimits) -> int:
+    used = await limits.budget_use("acme")
+    assert used is not None
+    return used[1].day_tokens
 
 
 async def test_a_process_that_never_reached_redis_counts_its_own_use() -> None:

@@ -51,7 +51,13 @@ async def test_a_tenant_has_the_limits_of_its_table() -> None:
 
 
 def both(pipelines: list[RedisPipeline], **limits: int) -> list[TenantLimits]:
-    return [TenantLimits(pipeline, {"acme": Quota(**limits), "free": Quota()}) for pipeline in pipelines]
+    return [limits_of(pipeline, {"acme": Quota(**limits), "free": Quota()}) for pipeline in pipelines]
+
+
+def limits_of(pipeline: RedisPipeline, quotas: dict[str, Quota]) -> TenantLimits:
+    limits = TenantLimits()
+    limits.configure(pipeline, quotas)
+    return limits
 
 
 async def reserve(limits: TenantLimits) -> Reservation:
@@ -248,3 +254,59 @@ async def test_a_redis_that_cannot_count_blocks_no_request(
     (limits, _) = both(pipelines, requests_per_minute=2)
     await own_redis.command("CONFIG", "SET", "maxmemory", "1")
     assert [(await reserve(limits)).status.exceeded for _ in range(3)] == [None, None, "requests"]
+
+
+# -- other limits, and another Redis ----------------------------------------------------------------------------------
+
+
+async def test_requests_that_began_before_a_limit_count_for_it(pipelines: list[RedisPipeline]) -> None:
+    one, other = both(pipelines, requests_per_minute=50)
+    ended, running = await reserve(one), await reserve(one)
+    ended.release()
+    for limits, pipeline in zip((one, other), pipelines, strict=True):
+        limits.configure(pipeline, {"acme": Quota(concurrent_requests=2)})
+    assert (await reserve(one)).status.exceeded is None
+    assert (await reserve(other)).status.exceeded == "concurrent requests"
+    running.release()
+    assert (await reserve(other)).status.exceeded is None
+
+
+async def test_running_requests_of_a_tenant_whose_limit_goes_and_returns_count_for_it(
+    pipelines: list[RedisPipeline],
+) -> None:
+    one, other = both(pipelines, concurrent_requests=2)
+    reporting = asyncio.ensure_future(one.run())
+    held = [await reserve(one), await reserve(one)]
+    one.configure(pipelines[0], {})
+    assert not one.has_limits("acme")
+    await asyncio.sleep(1.5 * RUNNING_LEASE_MS / 1000)
+    assert (await reserve(other)).status.exceeded == "concurrent requests"
+    held.pop().release()
+    one.configure(pipelines[0], {"acme": Quota(concurrent_requests=2)})
+    assert [(await reserve(one)).status.exceeded for _ in range(2)] == [None, "concurrent requests"]
+    reporting.cancel()
+
+
+async def test_another_redis_gets_the_running_requests(
+    pipelines: list[RedisPipeline], own_redis: RedisServer, redis_server: RedisServer, redis: Any
+) -> None:
+    moving, _ = both(pipelines, concurrent_requests=2)
+    held = [await reserve(moving), await reserve(moving)]
+    elsewhere = open_pipeline(open_backend(redis_server.url, timeout=1), timeout=0.5, retry=0.02)
+    await elsewhere.start()
+    moving.configure(elsewhere, {"acme": Quota(concurrent_requests=2)})
+    late = limits_of(elsewhere, {"acme": Quota(concurrent_requests=2)})
+    assert (await reserve(late)).status.exceeded == "concurrent requests"
+    held.pop().release()
+    assert [(await reserve(late)).status.exceeded for _ in range(2)] == [None, "concurrent requests"]
+    await elsewhere.aclose()
+
+
+async def test_what_is_counted_without_redis_still_counts_with_other_limits(
+    pipelines: list[RedisPipeline], own_redis: RedisServer
+) -> None:
+    (limits, _) = both(pipelines, requests_per_minute=3)
+    own_redis.kill()
+    assert [(await reserve(limits)).status.exceeded for _ in range(3)] == [None] * 3
+    limits.configure(pipelines[0], {"acme": Quota(requests_per_minute=4)})
+    assert [(await reserve(limits)).status.exceeded for _ in range(2)] == [None, "requests"]

@@ -18,11 +18,12 @@ async def test_exactly_the_limit_is_admitted(deployment: Deployment) -> None:
     await line.start()
     try:
         tenant = secrets.token_hex(4)
-        limits = TenantLimits(line, {tenant: Quota(requests_per_minute=7, concurrent_requests=90)})
+        limits, alone = TenantLimits(), TenantLimits()
+        limits.configure(line, {tenant: Quota(requests_per_minute=7, concurrent_requests=90)})
         permits = await asyncio.gather(*(limits.reserve(tenant) for _ in range(40)))
         assert line.up
         assert [permit.status.exceeded for permit in permits if permit is not None].count(None) == 7
-        alone = TenantLimits(line, {tenant: Quota(requests_per_minute=7)})
+        alone.configure(line, {tenant: Quota(requests_per_minute=7)})
         other = await alone.reserve(tenant)
         assert other is not None
         assert other.status.exceeded == "requests", "it was counted there and not here"
