@@ -3,6 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
+# Container images set it: then each of the hundreds of processes that tests start would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help install run lint check test test-interpreted compiled test-compiled test-more costs test-clients test-vllm simulate chaos models wheels clean
 
 # auto: vLLM if it is installed in the router's environment, otherwise the simulator; vllm: real vLLM on this machine's CPU.
