@@ -88,10 +88,11 @@ class Gateway:
         except ApiError as error:
             if error.status not in _ENGINE_FAILURE_STATUSES:
                 raise
-            entry = await self._cache.after_failure(parsed, lookup, exchange.trace)
-            if entry is None:
-                raise error  # noqa: TRY201 - compiled, a `raise` without it can lose the error after an `await`
-            return self._serve_cached(exchange, entry, parsed)
+            failure = error
+        entry = await self._cache.after_failure(parsed, lookup, exchange.trace)
+        if entry is None:
+            raise failure
+        return self._serve_cached(exchange, entry, parsed)
 
     # -- the cache ----------------------------------------------------------------------------------------------------
 

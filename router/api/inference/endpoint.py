@@ -103,17 +103,21 @@ class InferenceEndpoint:
         tracer = self._tracer
         if tracer is not None:
             tracer.start(exchange)
+        is_stopping = False
         try:
-            await self._handle(exchange, headers, caller, client, receive)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            # The cancellation is handled here; the task goes on to send the end of the response.
-            assert task is not None
-            task.uncancel()
-            if client.cancelled_by_disconnect:
-                exchange.outcome = "left"
-            else:  # uvicorn cancels what is left at the end of the grace period
-                client.ignore_disconnect()
+            try:
+                await self._handle(exchange, headers, caller, client, receive)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                # The cancellation is handled here; the task goes on to send the end of the response.
+                assert task is not None
+                task.uncancel()
+                if client.cancelled_by_disconnect:
+                    exchange.outcome = "left"
+                else:  # uvicorn cancels what is left at the end of the grace period
+                    client.ignore_disconnect()
+                    is_stopping = True
+            if is_stopping:
                 await self._abort_on_shutdown(exchange, caller, client)
         finally:
             # Every end of a request passes here. The generation holds the body separately, since it may outlive this.
@@ -130,6 +134,8 @@ class InferenceEndpoint:
         self, exchange: Exchange, headers: RawHeaders, caller: Caller, client: ClientConnection, receive: AsgiReceive
     ) -> None:
         send = caller.send
+        refusal: ApiError | None = None
+        failure: Exception | None = None
         try:
             exchange.tenant, exchange.key_id = self._auth.authenticate(
                 headers, allow_x_api_key=self._endpoint.accepts_x_api_key
@@ -143,26 +149,29 @@ class InferenceEndpoint:
                 reservation.raise_if_exceeded()
             body = await read_body(headers, receive, self._max_body, caller.body_allocation)
             response = await self._gateway.handle(exchange, cache_control, body, caller)
-        except ApiError as refusal:
-            client.ignore_disconnect()
-            await self._send_api_error(exchange, refusal, caller, client)
+        except ApiError as error:
+            refusal = error.with_traceback(None)  # which would refer to this frame
         except ClientDisconnectedError:
             exchange.outcome = "left"
-        except Exception as error:
+            return
+        except Exception as unexpected:  # noqa: BLE001 - raised again below
             # The last line of defence: the server logs it, and the client gets an error without a traceback.
+            refusal, failure = internal_error(), unexpected
+        if refusal is not None:
             client.ignore_disconnect()
-            await self._send_api_error(exchange, internal_error(), caller, client)
-            raise error  # noqa: TRY201 - compiled, a `raise` without it can lose the error after an `await`
+            await self._send_api_error(exchange, refusal, caller, client)
+            if failure is not None:
+                raise failure
+            return
+        exchange.status = 200
+        if isinstance(response, ResponseDelivery):
+            await self._send_stream(exchange, response, caller, client)
+        elif caller.has_begun:
+            await send({"type": "http.response.body", "body": response.body})
         else:
-            exchange.status = 200
-            if isinstance(response, ResponseDelivery):
-                await self._send_stream(exchange, response, caller, client)
-            elif caller.has_begun:
-                await send({"type": "http.response.body", "body": response.body})
-            else:
-                client.start_response(200, self._response_headers.render(exchange), len(response.body))
-                caller.has_begun = True
-                await send({"type": "http.response.body", "body": response.body})
+            client.start_response(200, self._response_headers.render(exchange), len(response.body))
+            caller.has_begun = True
+            await send({"type": "http.response.body", "body": response.body})
 
     async def _send_api_error(
         self, exchange: Exchange, error: ApiError, caller: Caller, client: ClientConnection

@@ -103,10 +103,11 @@ class Dispatcher:
                     with permit:
                         try:
                             return await make_attempt(attempt, inflight)
-                        except EngineError as failure:
-                            # Within the permit: the probe of a half-open engine lasts until its health is known.
-                            await self._on_failed_attempt(inflight, attempt, failure)
-                            raise failure  # noqa: TRY201 - compiled, a `raise` without it can lose the error
+                        except EngineError as error:
+                            failure = error
+                        # Within the permit: the probe of a half-open engine lasts until its health is known.
+                        await self._on_failed_attempt(inflight, attempt, failure)
+                        raise failure  # noqa: TRY301 - the permit sees it, then the loop
             except EngineError as error:
                 failures.add(error, origin.model, inflight.request)
                 failover.failed(slot.engine, error.reason, error.retry_after, health.clock())

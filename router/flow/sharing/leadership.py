@@ -6,7 +6,6 @@ that stream. If the leader is lost before a subscriber here has received anythin
 While Redis is down, each process generates for itself.
 """
 
-import contextlib
 import logging
 from typing import Final, Literal
 
@@ -88,15 +87,17 @@ class Leadership:
             return None
         inflight.is_leader = False
         try:
-            async with contextlib.aclosing(self._leases.follow(key.text, claim)) as stream:
-                async for received in stream:
-                    if received.producer.engine is not None:
-                        inflight.is_at_engine = True
-                        inflight.record.leader = received.producer
-                    if received.frames:
-                        inflight.publish(received.frames)
-                    if received.outcome is not None:
-                        return decode_result(received.outcome)
+            outcome: bytes | None = None
+            # To its end, which is after the outcome: `aclosing` would await while an exception is being handled.
+            async for received in self._leases.follow(key.text, claim):
+                if received.producer.engine is not None:
+                    inflight.is_at_engine = True
+                    inflight.record.leader = received.producer
+                if received.frames:
+                    inflight.publish(received.frames)
+                outcome = received.outcome
+            if outcome is not None:
+                return decode_result(outcome)
         except (LeaderLostError, RedisDownError, msgspec.DecodeError) as error:
             log.debug("lost the leader of an in-flight request: %r", error)
         # A stream that has begun cannot continue with another generation's text.
