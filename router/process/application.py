@@ -25,7 +25,6 @@ from router.process.start_report import EngineCount
 from router.settings import Settings
 from router.shared.engines.announcements import Fleet
 from router.upstream.announced_engines import with_fleet
-from router.upstream.shared_slots import SharedSlots
 
 log = logging.getLogger("roundhouse.engines")
 
@@ -211,10 +210,7 @@ class Application:
     async def _lifespan(self, receive: AsgiReceive, send: AsgiSend) -> None:
         """ASGI's lifespan protocol: one message to start, one to stop."""
         await receive()
-        slots = self._process_state.slots
-        if isinstance(slots, SharedSlots):
-            slots.start()
-        self._process_state.siblings.start(self._process_state.prompt_records.on_message)
+        self._process_state.start()
         async with self._reload_lock:
             # The lock: the fleet may change during the start, and a runtime that is not started cannot be closed.
             self._runtime.take_effect(None)
@@ -235,13 +231,7 @@ class Application:
             await runtime.end_generations()
         for runtime in (*retiring.values(), self._runtime):
             await runtime.aclose()
-        await self._process_state.kv_feeds.aclose()
-        self._process_state.siblings.stop()
-        if isinstance(slots, SharedSlots):
-            slots.stop()
-        await self._process_state.transport.aclose()
-        # After the runtimes: what they end is still counted, and uses the connections to engines.
-        self._process_state.telemetry.close()
+        await self._process_state.aclose()
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _wait_for_followers(self) -> None:

@@ -95,3 +95,17 @@ class ProcessState:
         self.queue_lengths = QueueLengths(telemetry.set_queue_length)
         self.in_flight: Callable[[], int] = lambda: 0
         self.on_fleet_change: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        if isinstance(self.slots, SharedSlots):
+            self.slots.start()
+        self.siblings.start(self.prompt_records.on_message)
+
+    async def aclose(self) -> None:
+        """To be called after the configurations are closed: what ends with them is counted, and uses all of this."""
+        await self.kv_feeds.aclose()
+        self.siblings.stop()
+        if isinstance(self.slots, SharedSlots):
+            self.slots.stop()
+        await self.transport.aclose()
+        self.telemetry.close()

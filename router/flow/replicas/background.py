@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
@@ -23,38 +23,40 @@ Task = Callable[[], Coroutine[Any, Any, None]]
 """Runs until it is cancelled, or until it has no more to do."""
 
 
-class BackgroundServices:
-    """Starts, runs and closes everything in this process that talks to Redis in the background."""
+class Service(NamedTuple):
+    """One thing that lives as long as the connections to a Redis.
 
-    def __init__(
-        self, pipeline: RedisPipeline, *, reads: Sequence[Callable[[], Awaitable[None]]], tasks: Sequence[Task],
-        closes: Sequence[Callable[[], Awaitable[None] | None]],
-    ) -> None:  # fmt: skip
-        """`reads`: what is read before the first request, if Redis answers. `closes` are called in their order."""
+    `read`: before the first request, if Redis answers. `run`: from then on; it is started again if it fails. `close`:
+    when nothing runs any more.
+    """
+
+    read: Callable[[], Awaitable[None]] | None = None
+    run: Task | None = None
+    close: Callable[[], Awaitable[None] | None] | None = None
+
+
+class BackgroundServices:
+    """They are started in their order, and closed in the reverse one."""
+
+    def __init__(self, pipeline: RedisPipeline, services: Sequence[Service]) -> None:
         self._pipeline = pipeline
-        self._reads = reads
-        self._tasks = tasks
-        self._closes = closes
+        self._services = services
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Connects to Redis and waits for that for a moment. Does not fail if Redis is down; `run` retries."""
+        """Connects to Redis and waits for that for a moment. Does not fail if Redis is down; what runs tries again."""
         await self._pipeline.start()
-        if self._pipeline.up:
-            for read in self._reads:
-                with contextlib.suppress(RedisDownError):  # it has gone down since; `run` waits for it
-                    await read()
-
-    async def run(self) -> None:
+        for service in self._services:
+            if service.read is not None and self._pipeline.up:
+                with contextlib.suppress(RedisDownError):  # it has gone down since
+                    await service.read()
         loop = asyncio.get_running_loop()
-        tasks = [loop.create_task(keep_running(task)) for task in self._tasks]
-        try:
-            await asyncio.wait(tasks)
-        finally:
-            await cancel_and_wait(*tasks)
+        self._tasks = [loop.create_task(keep_running(each.run)) for each in self._services if each.run is not None]
 
     async def aclose(self) -> None:
-        for close in self._closes:
-            closing = close()
+        await cancel_and_wait(*self._tasks)
+        for service in reversed(self._services):
+            closing = service.close() if service.close is not None else None
             if closing is not None:
                 await closing
 

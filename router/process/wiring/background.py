@@ -1,10 +1,10 @@
-"""What a process does with one Redis in the background: what is read first, what runs, and what is closed."""
+"""What a process does with one Redis in the background, in one list: what is read first, what runs, what is closed."""
 
 from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from router.flow.replicas.background import BackgroundServices, every, flush_hits, load_purges
+from router.flow.replicas.background import BackgroundServices, Service, every, flush_hits, load_purges
 from router.flow.replicas.invalidation import InvalidationHandler, KnownEntries, KnownRecords, PromptMessages
 from router.net.redis.listener import Listener
 from router.net.redis.pipeline import RedisPipeline
@@ -57,41 +57,27 @@ def build_background(
     )
     flush_savings = partial(process_state.telemetry.flush_savings, pipeline, redis.clock.now)
     flush_all_hits = partial(flush_hits, pipeline, cache.hit_counter)
-    services = BackgroundServices(
-        pipeline,
-        reads=[
-            records.stored_keys.try_refresh,
-            cache.purges.load,
-            records.drains.try_refresh,
-            records.announcements.try_refresh,
-        ],
-        # Each is started again if it fails; none of them ends the process.
-        tasks=[
-            partial(load_purges, pipeline, cache.purges),
-            redis.writes.run,
-            RightsReport(redis.backend, parse_redis_url(settings.redis_url).kind).run,
-            listener.run,
-            cache.leases.run,
-            process_state.tenant_limits.run,
-            records.stored_keys.run,
-            every(_HIT_FLUSH_INTERVAL, flush_all_hits),
-            every(FLUSH_INTERVAL, flush_savings),
-            every(_ANNOUNCEMENTS_INTERVAL, records.announcements.try_refresh),
-            every(REFRESH_INTERVAL, cache.retention.refresh, at_once=True),
-        ],
-        closes=[
-            cache.coalescer.aclose,  # first: the ends of requests in flight go to their followers through the pipeline
-            flush_all_hits,
-            flush_savings,
-            invalidation.aclose,
-            records.stored_keys.flush_used,
-            records.stored_keys.withdraw,
-            pipeline.aclose,  # sends what is queued
-            cache.leases.stop,  # last: until the pipeline is closed, replies make the stream writers send what remains
-            redis.admin_client.aclose,
-        ],
-    )
-    return Background(services, listener, FirstUpLink(redis_link, process_state.siblings))
+    services = [
+        Service(close=redis.admin_client.aclose),
+        # Until the pipeline is closed, replies make the stream writers send what remains.
+        Service(run=cache.leases.run, close=cache.leases.stop),
+        Service(close=pipeline.aclose),  # sends what is queued
+        Service(run=redis.writes.run),
+        Service(run=RightsReport(redis.backend, parse_redis_url(settings.redis_url).kind).run),
+        Service(close=records.stored_keys.withdraw),
+        Service(records.stored_keys.try_refresh, records.stored_keys.run, records.stored_keys.flush_used),
+        Service(cache.purges.load, partial(load_purges, pipeline, cache.purges)),
+        Service(records.drains.try_refresh),
+        Service(records.announcements.try_refresh, every(_ANNOUNCEMENTS_INTERVAL, records.announcements.try_refresh)),
+        Service(run=listener.run, close=invalidation.aclose),
+        Service(run=process_state.tenant_limits.run),
+        Service(run=every(FLUSH_INTERVAL, flush_savings), close=flush_savings),
+        Service(run=every(_HIT_FLUSH_INTERVAL, flush_all_hits), close=flush_all_hits),
+        Service(run=every(REFRESH_INTERVAL, cache.retention.refresh, at_once=True)),
+        # The ends of requests in flight go to their followers through the pipeline.
+        Service(close=cache.coalescer.aclose),
+    ]
+    return Background(BackgroundServices(pipeline, services), listener, FirstUpLink(redis_link, process_state.siblings))
 
 
 def _invalidation(

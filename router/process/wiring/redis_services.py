@@ -1,9 +1,6 @@
 """What a process shares with others through one Redis; it lives as long as `cache.url` stays the same."""
 
-import asyncio
-
 from router.core.cache.redis_keys import tracked_prefixes
-from router.net.tasks import cancel_and_wait
 from router.process.process_state import ProcessState
 from router.process.wiring.background import build_background
 from router.process.wiring.cache import build_cache
@@ -32,7 +29,6 @@ class RedisServices:
         )
         self._process_state = process_state
         self._background = build_background(settings, process_state, self.redis, self._live, self.records, self.cache)
-        self._task: asyncio.Task[None] | None = None
         self._is_started = False
 
     @property
@@ -68,7 +64,6 @@ class RedisServices:
         if not self._is_started:
             self._is_started = True
             await self._background.services.start()
-            self._task = asyncio.get_running_loop().create_task(self._background.services.run())
         else:
             self.records.breakers.refresh()  # of new engines, other routers may have opened some
 
@@ -79,7 +74,6 @@ class RedisServices:
         if self._live:
             await self._configure_keys()
         elif self._is_started:
-            await cancel_and_wait(self._task)
             await self._background.services.aclose()
 
     async def _configure_keys(self) -> None:
