@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.core.cache.redis_keys import hits_key
-from router.flow.replicas.background import execute_in_turns
+from router.flow.replicas.background import BackgroundServices, Service, execute_in_turns
 from router.shared.cache.hit_counter import MAX_ENTRIES_PER_TENANT, HitCounter
 from router.shared.connection.redis import open_backend, open_pipeline
 from tests.support.entry_factory import entry_key
@@ -30,3 +30,46 @@ async def test_a_lookup_does_not_wait_for_the_counts_of_thousands_of_hits(
     await flush
     assert await redis.zcard(hits_key("acme")) == MAX_ENTRIES_PER_TENANT
     await pipeline.aclose()
+
+
+async def test_services_start_in_their_order_and_are_closed_in_the_reverse_one_when_none_runs(
+    redis_server: RedisServer,
+) -> None:
+    events: list[str] = []
+
+    def service(name: str) -> Service:
+        async def read() -> None:
+            events.append(f"read {name}")
+
+        async def run() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                events.append(f"end {name}")
+
+        return Service(read, run, lambda: events.append(f"close {name}"))
+
+    pipeline = open_pipeline(open_backend(redis_server.url, timeout=1), timeout=2.5, retry=0.02)
+    services = BackgroundServices(pipeline, [Service(close=pipeline.aclose), service("one"), service("two")])
+    await services.start()
+    assert events == ["read one", "read two"]
+    await asyncio.sleep(0)
+    await services.aclose()
+    assert sorted(events[2:4]) == ["end one", "end two"]
+    assert events[4:] == ["close two", "close one"]
+
+
+async def test_without_redis_nothing_is_read_and_the_services_run(own_redis: RedisServer) -> None:
+    started = asyncio.Event()
+
+    async def read() -> None:
+        raise AssertionError
+
+    async def run() -> None:
+        started.set()
+
+    pipeline = open_pipeline(open_backend(own_redis.url, timeout=1), timeout=2.5, retry=0.02)
+    services = BackgroundServices(pipeline, [Service(close=pipeline.aclose), Service(read, run)])
+    await services.start()
+    await started.wait()
+    await services.aclose()
