@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -50,7 +51,7 @@ def too_long_silence(now: float, started_at: float, last_heartbeat: float | None
 class WorkerProcess:
     """The mechanism: a process, its pipe and its heartbeat. Supervisor decides.
 
-    `engines`: as it found them when it became ready; None before.
+    `engines`: as it found them when it became ready; None before. `settings`: those that are in effect there.
     """
 
     def __init__(self, settings: Settings, listen_socket: socket.socket, metrics_dir: str, place: WorkerPlace) -> None:
@@ -68,12 +69,14 @@ class WorkerProcess:
         self._sender.start()
         self.started_at = time.monotonic()
         self.engines: EngineCount | None = None
-        self._unreported = 0  # settings that were sent to it, of which it has not said what came of them
+        self.settings = settings
+        self._unreported: deque[Settings] = deque()  # those of which it has not said what came of them
         self._has_hung_up = False
 
     def send_command(self, command: ServerCommand) -> None:
         """Returns at once; the worker gets its commands in their order."""
-        self._unreported += isinstance(command, Settings)
+        if isinstance(command, Settings):
+            self._unreported.append(command)
         self._unsent.put(command)
 
     def _send_commands(self) -> None:
@@ -88,19 +91,23 @@ class WorkerProcess:
 
     def receive_reports(self) -> Reloaded | None:
         """Its report about the last settings that it got, if it is new; that it is ready goes into `engines`."""
-        reloads = []
+        last: Reloaded | None = None
         try:
             while not self._has_hung_up and self._commands.poll():
                 match self._commands.recv():
-                    case Reloaded() as reload:
-                        reloads.append(reload)
+                    case Reloaded() as report:
+                        last, sent = report, self._unreported.popleft()  # the reports come in the order of the settings
+                        self.settings = sent if report.problem is None else self.settings
                     case EngineCount() as engines:
                         self.engines = engines
         except (EOFError, OSError):  # it has died, which _check_workers notices
             self._has_hung_up = True
-        # Its reports come in the order of the settings. Those about earlier ones say nothing about the last.
-        self._unreported -= len(reloads)
-        return reloads[-1] if reloads and not self._unreported else None
+        return last if not self._unreported else None  # those about earlier settings say nothing about the last
+
+    def align(self, settings: Settings) -> None:
+        """Sends them unless they are in effect there, or it has yet to say what came of others."""
+        if self.settings is not settings and not self._unreported:
+            self.send_command(settings)
 
     @property
     def last_heartbeat(self) -> float | None:
@@ -116,20 +123,17 @@ class WorkerProcess:
 
 
 class _Reload:
-    """One in progress. `waiting`: the workers that have not said what came of it; `applied`: where it is in effect."""
+    """One in progress. `waiting`: the workers that have not said what came of it."""
 
     def __init__(self, settings: Settings, workers: Sequence[WorkerProcess]) -> None:
         self.settings = settings
         self.waiting = set(workers)
-        self.applied: list[WorkerProcess] = []
         self.problem: str | None = None
 
     def on_report(self, worker: WorkerProcess, problem: str | None) -> None:
         if worker in self.waiting:
             self.waiting.remove(worker)
             self.problem = self.problem or problem
-            if problem is None:
-                self.applied.append(worker)
 
 
 class Supervisor:
@@ -140,7 +144,8 @@ class Supervisor:
       terminal has closed is handled as a SIGINT.
     - It logs that the router is ready when all workers are, once.
     - A reload is finished when each worker has said what came of it. One that replaces a worker gets the new settings
-      when it has started. If a worker cannot apply them, the others get the previous ones back.
+      when it has started. If a worker cannot apply them, the others get the previous ones back, again and again if one
+      of them cannot apply these either.
     - A worker that dies is replaced, and so is one whose event loop is blocked. If one cannot start, all stop.
     - The slots of a worker that dies are free for the others before its replacement starts.
     """
@@ -231,13 +236,17 @@ class Supervisor:
         if reload is None or reload.waiting:
             return
         self._reload = None
-        problem = reload.problem or (None if reload.applied else "the router is stopping")
+        is_applied = any(worker.settings is reload.settings for worker in self._workers)
+        problem = reload.problem or (None if is_applied else "the router is stopping")
         if problem is None:
             self._settings = reload.settings
-        else:
-            for worker in reload.applied:
-                worker.send_command(self._settings)
+        self._align_workers()
         self._reloader.finish(problem)
+
+    def _align_workers(self) -> None:
+        if self._reload is None and self._kill_at is None:
+            for worker in self._workers:
+                worker.align(self._settings)
 
     def _stop(self, command: ServerCommand) -> None:
         self._broadcast(command)
@@ -257,6 +266,7 @@ class Supervisor:
             if now < self._last_check + self._heartbeat_timeout / 2:
                 self._kill_unresponsive(now)
             self._last_check = now
+            self._align_workers()
         dead = [worker for worker in self._workers if not worker.process.is_alive()]
         for worker in dead:
             worker.close()

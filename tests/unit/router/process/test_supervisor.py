@@ -3,6 +3,7 @@
 import signal
 import socket
 import threading
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +69,7 @@ class SilentWorker(WorkerProcess):
     last_heartbeat: Any = 0.0
 
     def __init__(self, last_heartbeat: float) -> None:
+        self.settings: Any = None
         self.last_heartbeat = last_heartbeat
         self.started_at = 0.0
         self.process: Any = self
@@ -146,7 +148,7 @@ class ReloadingWorker(WorkerProcess):
         self.process: Any = self
         self._commands: Any = self
         self._unsent: Any = SimpleNamespace(put=self.sent.append)
-        self._unreported = 0
+        self.settings, self._unreported = SETTINGS[0], deque()
         self._has_hung_up = False
 
     def is_alive(self) -> bool:
@@ -200,6 +202,73 @@ def test_a_configuration_that_one_worker_cannot_apply_is_in_effect_nowhere(
     supervising._receive_reports()
     assert reloads.outcomes == ["no space left"], "that it has the previous one again is no outcome"
     assert supervising._settings is SETTINGS[0], "a worker that replaces another starts with it"
+
+
+def test_a_worker_that_cannot_go_back_either_gets_the_previous_configuration_until_it_has_it(
+    reloading: tuple[Supervisor, list[ReloadingWorker], Reloads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervising, (able, unable), reloads = reloading
+    supervising._on_signal(signal.SIGHUP)
+    able.reports, unable.reports = [None], ["no space left"]
+    supervising._receive_reports()
+    for _ in range(2):
+        able.reports = ["no space left"]
+        supervising._receive_reports()
+        sent = len(able.sent)
+        supervising._check_workers()
+        assert len(able.sent) == sent, "not at once"
+        pass_check_interval(supervising, monkeypatch)
+        assert able.sent[sent:] == [SETTINGS[0]]
+        pass_check_interval(supervising, monkeypatch)
+        assert len(able.sent) == sent + 1, "it has yet to answer"
+    able.reports = [None]
+    supervising._receive_reports()
+    sent = len(able.sent)
+    pass_check_interval(supervising, monkeypatch)
+    assert len(able.sent) == sent
+    assert unable.sent == [SETTINGS[1]]
+    assert reloads.outcomes == ["no space left"]
+
+
+def pass_check_interval(supervising: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = supervising._last_check + supervising._heartbeat_timeout / 4
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: later))
+    monkeypatch.setattr(supervising, "_kill_unresponsive", lambda _: None)
+    supervising._check_workers()
+
+
+def test_a_signal_during_the_way_back_begins_another_reload(
+    reloading: tuple[Supervisor, list[ReloadingWorker], Reloads],
+) -> None:
+    supervising, (able, unable), reloads = reloading
+    supervising._on_signal(signal.SIGHUP)
+    able.reports, unable.reports = [None], ["no space left"]
+    supervising._receive_reports()
+    supervising._on_signal(signal.SIGHUP)
+    assert able.sent == [SETTINGS[1], SETTINGS[0], SETTINGS[2]]
+    unable.reports = [None]
+    supervising._receive_reports()
+    able.reports = [None]  # about the previous ones
+    supervising._receive_reports()
+    assert reloads.outcomes == ["no space left"]
+    able.reports = [None]
+    supervising._receive_reports()
+    assert reloads.outcomes == ["no space left", None]
+    assert supervising._settings is able.settings is unable.settings is SETTINGS[2]
+    assert (len(able.sent), len(unable.sent)) == (3, 2)
+
+
+def test_no_worker_keeps_the_first_of_two_configurations_if_the_second_cannot_be_applied(
+    reloading: tuple[Supervisor, list[ReloadingWorker], Reloads],
+) -> None:
+    supervising, workers, reloads = reloading
+    for _ in range(2):
+        supervising._on_signal(signal.SIGHUP)
+    for worker in workers:
+        worker.reports = [None, "no space left"]
+    supervising._receive_reports()
+    assert reloads.outcomes == ["no space left"]
+    assert [worker.sent for worker in workers] == [[*SETTINGS[1:], SETTINGS[0]]] * 2
 
 
 def test_what_came_of_a_reload_does_not_finish_the_next_one(
