@@ -206,6 +206,33 @@ async def test_another_address_of_redis_closes_the_connections_when_the_last_req
     assert len(world.redis.model.connections) == len(before)
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("is_frozen", [False, True])
+@scenario
+async def test_a_router_that_is_to_stop_during_a_change_of_the_address_of_redis_ends_its_requests_and_closes_both(
+    world: World, is_frozen: bool, is_cut: bool
+) -> None:
+    router, engines, config = await start(world)
+    await router.chat("The moon?")
+    await engines.chat.set_faults({"fault": "tps", "rate": 12})
+    body = chat_body("The sea?", stream=True, max_tokens=75, min_tokens=75)
+    async with router.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        if is_frozen:
+            world.redis.freeze()
+        reload = asyncio.create_task(router.reload(config.replace("redis:6379", "redis:6379/0")))
+        await asyncio.sleep(0.01)
+        router.application.drain()
+        await reload
+        assert len(router.application._retiring) == 1
+        assert (await router.http.get("/readyz")).status_code == 503
+        if not is_cut:
+            assert (await answer.aread()).endswith(b"data: [DONE]\n\n")
+        await router.stop()
+    world.redis.thaw()
+    await eventually(lambda: not world.redis.model.connections)
+    await engines.chat.stats(in_flight=0)
+
+
 @scenario
 async def test_two_hundred_reloads_leave_nothing_behind(world: World) -> None:
     router, _, config = await start(world)
