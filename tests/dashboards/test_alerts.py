@@ -57,9 +57,13 @@ def test_a_wrong_threshold_fails_the_tests_of_the_alerts(tmp_path: Path) -> None
             copy = tmp_path / path
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(text.replace("> 0.9", "> 0.96"))
+    tests = tmp_path / "deploy/prometheus/tests/alerts.test.yml"
+    file = yaml.safe_load(tests.read_text())
+    # All others would take as long as the test before this one.
+    file["tests"] = [test for test in file["tests"] if test["name"].startswith("KVCacheNearlyFull")]
+    tests.write_text(yaml.safe_dump(file))
     assert PROMTOOL is not None
-    tests = str(tmp_path / "deploy/prometheus/tests/alerts.test.yml")
-    done = subprocess.run([PROMTOOL, "test", "rules", tests], capture_output=True, text=True, check=False)
+    done = subprocess.run([PROMTOOL, "test", "rules", str(tests)], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "KVCacheNearlyFull" in done.stdout + done.stderr
 
