@@ -1,4 +1,4 @@
-"""The facts of a request and of a generation. The flow records them; telemetry reports them once, at the end."""
+"""The facts of a request and of a generation: the flow records them, telemetry reports them."""
 
 from random import getrandbits
 from typing import Literal, NamedTuple
@@ -62,7 +62,8 @@ class AttemptFacts(msgspec.Struct, kw_only=True, eq=False):
         return self.error_reason is not None
 
     @property
-    def was_reached(self) -> bool:
+    def concerns_engine(self) -> bool:
+        """Whether its result says anything of the engine: not if the router lacked a resource for the connection."""
         return self.error_reason != "local"
 
     @property
@@ -70,12 +71,10 @@ class AttemptFacts(msgspec.Struct, kw_only=True, eq=False):
         """Whether it may have a token: an engine that fails without one may have refused the request."""
         return self.error_reason is None or self.broke_off_at is not None
 
-    def gave_up(self, reason: str) -> None:
-        """It failed before its first token."""
+    def failed_before_token(self, reason: str) -> None:
         self.error_reason = reason
 
-    def broke_off(self, reason: str, now: float) -> None:
-        """It failed after its first token."""
+    def failed_after_token(self, reason: str, now: float) -> None:
         self.error_reason, self.broke_off_at = reason, now
         if self.energy is not None:
             self.joules = self.energy.take(now, now - self.sent_at)
@@ -124,11 +123,11 @@ class GenerationRecord(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def responding(self) -> AttemptFacts | None:
-        """The attempt that the response comes from, as far as there is one: the last one that has not given up."""
+        """The attempt that the response comes from, as far as there is one: the last one that has worked on it."""
         for attempt in reversed(self.attempts):
             if attempt.has_worked:
                 return attempt
-        return self.attempts[-1] if self.attempts and self.attempts[-1].was_reached else None
+        return self.attempts[-1] if self.attempts and self.attempts[-1].concerns_engine else None
 
     @property
     def engine(self) -> str | None:

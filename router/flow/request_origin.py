@@ -34,6 +34,11 @@ class RequestOrigin(msgspec.Struct, kw_only=True, frozen=True, eq=False):
     choices: int = 1
 
     @property
+    def shown_model(self) -> str:
+        """The name in messages to the client."""
+        return self.model if self.adapter is None else self.adapter.id
+
+    @property
     def engine_model(self) -> str:
         """The model of the engines that answer it as it asks."""
         return self.model if self.adapter is None else self.adapter.base

@@ -228,7 +228,7 @@ class Telemetry:
 
     def _record_failures(self, generation: GenerationRecord) -> None:
         for attempt in generation.attempts:
-            if attempt.error_reason is not None and attempt.was_reached:  # else the engine gets no blame
+            if attempt.error_reason is not None and attempt.concerns_engine:  # else the engine gets no blame
                 self._retries.labels(attempt.engine, attempt.error_reason).inc()
         for each in generation.continuations:
             self._continuations.labels(generation.origin.model, each.reason, each.result).inc()

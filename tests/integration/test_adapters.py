@@ -199,6 +199,15 @@ async def test_a_request_for_an_adapter_that_its_engine_has_lost_is_404_and_the_
     assert response.json()["error"]["code"] == "model_not_found"
 
 
+async def test_an_endpoint_that_the_engines_of_an_adapter_lack_is_reported_with_the_name_of_the_adapter(
+    redis_server: RedisServer, make_router: MakeRouter, pair: Pair
+) -> None:
+    router = await make_router(pair.config(redis_server))
+    answer = await router.post("/rerank", {"model": "team/SQL", "query": "The sea?", "documents": ["deep"]})
+    expected = "The engines of the model `team/SQL` do not serve /rerank."
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, expected)
+
+
 async def test_an_engine_that_restarts_without_its_adapter_does_not_get_it_any_more(
     redis_server: RedisServer, make_router: MakeRouter, pair: Pair
 ) -> None:

@@ -18,6 +18,8 @@ from tests.support.router_server import EngineSet, RouterServer, router_config, 
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 from tests.support.streaming_client import open_stream
+from tests.support.toy_model import ToyModel
+from tests.support.toy_script import Break, ToyScript, toy_engines
 from tests.support.trace_fixtures import TracedRouter
 from tests.support.waiting import eventually
 
@@ -350,3 +352,24 @@ async def test_tracing_begins_ends_and_stays_with_reloads(traced: TracedRouter, 
     await router.application.reload(parse(f"{config}\n{TRACING}", {}))
     await router.chat("three")
     await again.requests(1)
+
+
+# -- streams that an engine breaks off --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lacks_only_its_end", [False, True])
+async def test_the_attempt_of_a_broken_stream_has_failed_and_has_the_first_token(
+    traced: TracedRouter, redis_server: RedisServer, lacks_only_its_end: bool
+) -> None:
+    toy = ToyModel("The sea is wide, and the birds fly over it.", [3, 1, 2])
+    after = -len(DONE_FRAME) if lacks_only_its_end else 1500
+    broken, other = ToyScript(toy, Break(after, "close"), name="a"), ToyScript(toy, name="b")
+    async with toy_engines(broken, other) as both:
+        router, spans = await traced(router_config(redis_server.url, both))
+        answer = await router.chat("x", stream=True, temperature=0)
+        assert answer.content.endswith(DONE_FRAME)
+        attempts = await spans.attempts(1 if lacks_only_its_end else 2)
+    names = [{event.name for event in attempt.events} - {"connected"} for attempt in attempts]
+    assert names == [{"first token"}, {"continued"}][: len(attempts)]
+    assert [attempt.status.status_code for attempt in attempts] == [StatusCode.ERROR, StatusCode.UNSET][: len(attempts)]
+    assert attributes(attempts[0])["error.type"] == "broken-off"

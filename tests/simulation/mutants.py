@@ -11,7 +11,7 @@ import msgspec
 
 from router.core.cache.key import CacheKey
 from router.core.endpoints.continuation import continuation_body
-from router.core.endpoints.continuation.continued_stream import ContinuedStream
+from router.core.endpoints.continuation.continued_stream import ContinuedRecorder
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
 from router.core.resilience import engine_losses
 from router.core.types import Entry
@@ -89,14 +89,14 @@ def unnoticed_loss() -> None:
 
 def repeated_seam() -> None:
     """What is generated again is sent again."""
-    make = ContinuedStream.__init__
+    make = ContinuedRecorder.__init__
 
     @wraps(make)
-    def make_without_comparison(self: ContinuedStream, *arguments: Any, **options: Any) -> None:
+    def make_without_comparison(self: ContinuedRecorder, *arguments: Any, **options: Any) -> None:
         make(self, *arguments, **options)
         self._repeated = ""
 
-    setattr(ContinuedStream, "__init__", make_without_comparison)  # noqa: B010
+    setattr(ContinuedRecorder, "__init__", make_without_comparison)  # noqa: B010
 
 
 def partial_event() -> None:

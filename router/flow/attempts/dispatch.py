@@ -93,7 +93,7 @@ class Dispatcher:
                 failover.leave_model()
                 continue
             if slot is None:
-                continue  # these were blocked while it waited; from now on, they are left out
+                continue  # these were blocked while it waited; the failover leaves them out from now on
             granted = None
             failover.tried(slot.engine)
             try:
@@ -109,7 +109,7 @@ class Dispatcher:
                         await self._on_failed_attempt(inflight, attempt, failure)
                         raise failure  # noqa: TRY301 - the permit sees it, then the loop
             except EngineError as error:
-                failures.add(error, origin.model, inflight.request)
+                failures.add(error, origin.shown_model, inflight.request)
                 failover.failed(slot.engine, error.reason, error.retry_after, health.clock())
             except BaseException as cause:
                 # A refusal (ApiError) or a cancellation ends all attempts, so this path releases the slot as well.
@@ -150,21 +150,21 @@ class Dispatcher:
         )
 
     async def _on_failed_attempt(self, inflight: InFlightRequest, attempt: Attempt, error: EngineError) -> None:
-        await self._losses.on_failed_attempt(inflight, attempt, error)
         record = inflight.record
-        # The router lacked a resource for the connection, so the request has cost no engine anything.
-        if error.reason == "local":
+        # All of this before the wait for the engine's health, during which the client may leave.
+        if error.reason == "local":  # the router lacked a resource for the connection, so it has cost no engine anything
             inflight.is_at_engine = False
-        attempt.facts.gave_up(error.reason)
+        attempt.facts.failed_before_token(error.reason)
         record.prompt.on_ended(time.perf_counter())
         record.trace.end_attempt(error.reason)
         if error.refusal is not None and inflight.origin.adapter is not None:
             self._on_adapter_not_served()
-        if not lacks_endpoint(error):  # which is logged once for each engine
+        if not lacks_endpoint(error):  # a missing endpoint is logged once for each engine
             log.warning(
                 "request %s: engine %s: %s (%s)",
                 inflight.origin.request_id, attempt.engine.name, error.full_message, error.reason,
             )  # fmt: skip
+        await self._losses.on_failed_attempt(inflight, attempt, error)
 
     async def _wait_for_slot(
         self, inflight: InFlightRequest, engines: Sequence[Engine], require_allowed: Callable[[], None]

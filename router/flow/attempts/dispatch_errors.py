@@ -30,7 +30,7 @@ class Failures:
     __slots__ = ("_broken_off", "_not_served", "last", "no_room")
 
     def __init__(self, broken_off: EngineError | None) -> None:
-        """`broken_off`: of the engine that has broken the stream off which is to be continued."""
+        """`broken_off`: the failure of the engine whose stream is to be continued."""
         self._broken_off = broken_off
         self._not_served: Exception | None = None
         self.last = broken_off
@@ -58,7 +58,7 @@ class Failures:
         if self.last is None and self._not_served is not None and not any(map(health.is_open, engines)):
             return self._not_served
         error = client_error(self.last, engines, health)
-        error.__cause__ = self.last  # which `Waking` reads
+        error.__cause__ = self.last  # read by `Waking`
         return error
 
 

@@ -261,7 +261,7 @@ class EngineSelector:
         name, origin = record.engine, record.origin
         if name is None or record.error_reason is not None or record.dispatched_at is None:
             return
-        if any(attempt.has_failed and attempt.was_reached for attempt in record.attempts):
+        if any(attempt.has_failed and attempt.concerns_engine for attempt in record.attempts):
             return  # its duration includes the failed attempts at other engines
         engine, now, speculation = self._catalog.engines[name], self._clock(), record.speculation
         self._draft_stats.record_generation(

@@ -106,11 +106,10 @@ class _Batch:
         if attempt.connect_seconds is not None:
             connected = Event("connected", timestamp=self._time_of(attempt.started_at + attempt.connect_seconds))
             events.append(connected)
-        if attempt is trace.attempts[-1]:  # those before it were given up before a token
-            if record.first_token_at is not None:
-                events.append(Event(_STARTED, timestamp=self._time_of(record.first_token_at)))
-            if record.not_stored_reason is not None:
-                attributes["roundhouse.cache.not_stored"] = str(record.not_stored_reason.value)
+        if record.first_token_at is not None and attempt is _responding(trace.attempts, record.first_token_at):
+            events.append(Event(_STARTED, timestamp=self._time_of(record.first_token_at)))
+        if record.not_stored_reason is not None and attempt is trace.attempts[-1]:
+            attributes["roundhouse.cache.not_stored"] = str(record.not_stored_reason.value)
         if attempt.continued_tokens is not None:
             continued: Attributes = {"roundhouse.continued.tokens": attempt.continued_tokens}
             events.append(Event("continued", continued, timestamp=self._time_of(attempt.started_at)))
@@ -148,6 +147,11 @@ class _Batch:
     def _time_of(self, instant: float) -> int:
         """Nanoseconds since the epoch."""
         return int(instant * 1e9) + self._offset
+
+
+def _responding(attempts: Sequence[EngineAttempt], first_token_at: float) -> EngineAttempt:
+    """The attempt that had the first token: the earlier ones failed without one, the later ones continue its stream."""
+    return next((each for each in reversed(attempts) if each.started_at <= first_token_at), attempts[-1])
 
 
 def _span_context(context: TraceContext, state: TraceState | None, *, is_remote: bool = False) -> SpanContext:

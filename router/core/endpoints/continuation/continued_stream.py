@@ -31,7 +31,7 @@ _OWN_FIELDS: Final = ("prompt_token_ids", "prompt_text", "metrics")
 _TEXT_FIELDS: Final = ("role", "content", "text")
 
 
-class ContinuedStream:
+class ContinuedRecorder:
     """A Recorder of a second engine's stream, which passes it on to the recorder of the first one's.
 
     - The recorder gets nothing before the second engine's first token, nor if the continuation fails before it.

@@ -74,7 +74,8 @@ class Continuations:
             finally:
                 stream.close()
             # Before any wait: the client may leave at any time, and its tenant pays for the seconds so far.
-            stream.attempt.facts.broke_off(failure.reason, time.perf_counter())
+            stream.attempt.facts.failed_after_token(failure.reason, time.perf_counter())
+            inflight.record.trace.end_attempt(failure.reason)
             await self.losses.on_failed_attempt(inflight, stream.attempt, failure)
             next_stream = await run.go_on(failure)
             if next_stream is None:
@@ -83,7 +84,7 @@ class Continuations:
 
 
 class _Run:
-    """One stream, at the engines that have worked on it: the last one is the present one, or has broken it off.
+    """One stream, and the engines that have worked on it. The last of these still does, or has just failed.
 
     It does not have the EngineStream: that refers to `is_bound`.
     """
@@ -149,7 +150,6 @@ class _Run:
 
     async def _ask(self, seam: Seam, candidates: Sequence[Engine], failure: EngineError) -> EngineStream:
         """The first of the candidates that goes on. It need not be up: a wait for one would be one in mid-response."""
-        self._inflight.record.trace.end_attempt(failure.reason)
         make_attempt = partial(self._shared.attempts.rest, seam)
         try:
             stream, restart = await self._shared.dispatcher.dispatch(

@@ -8,7 +8,7 @@ import msgspec
 
 from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.continuation.continuation_body import remaining_tokens, request_by_ids, request_by_text
-from router.core.endpoints.continuation.continued_stream import ContinuedStream, end_locally
+from router.core.endpoints.continuation.continued_stream import ContinuedRecorder, end_locally
 from router.core.endpoints.continuation.stream_so_far import (
     StreamSoFar,
     find_obstacle,
@@ -246,10 +246,10 @@ class Seam:
         """Seconds since the response was asked for, which count for its total timeout."""
         return now - self._dispatched_at
 
-    def new_recorder(self, restart: Restart) -> ContinuedStream:
+    def new_recorder(self, restart: Restart) -> ContinuedRecorder:
         assert self.so_far is not None
         assert isinstance(self._recorder, ChoicesRecorder)
-        return ContinuedStream(self._recorder, self._choices_format, self.so_far, by_ids=restart.by_ids)
+        return ContinuedRecorder(self._recorder, self._choices_format, self.so_far, by_ids=restart.by_ids)
 
     def on_failure(self, error: EngineError) -> None:
         """An attempt has failed before its first token."""

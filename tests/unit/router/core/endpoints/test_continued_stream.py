@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.continuation.continuation_body import remaining_tokens, request_by_ids
-from router.core.endpoints.continuation.continued_stream import ContinuedStream, end_locally
+from router.core.endpoints.continuation.continued_stream import ContinuedRecorder, end_locally
 from router.core.endpoints.continuation.stream_so_far import held_back, read_so_far
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
@@ -73,7 +73,7 @@ def continue_until_done(
             model.said(body["prompt"]), max_tokens=body["max_tokens"], stop=body.get("stop", []), groups=groups
         )
         data = stream_bytes(events, chat=False, id_=f"other-{number}", created=9, prompt=body["prompt"])
-        stream = ContinuedStream(recorder, choices_format, so_far, by_ids=True)
+        stream = ContinuedRecorder(recorder, choices_format, so_far, by_ids=True)
         for piece in pieces_of(data[: cuts[number] if number < len(cuts) else None], sizes):
             received += stream.feed(piece)
         assert stream.failure is None
@@ -171,7 +171,7 @@ def test_comments_of_the_engine_that_goes_on_are_passed_on_from_its_first_token_
     assert not isinstance(so_far, str)
     choices_format = CHAT.streaming.choices_format if CHAT.streaming is not None else None
     assert choices_format is not None
-    stream = ContinuedStream(recorder, choices_format, so_far, by_ids=False)
+    stream = ContinuedRecorder(recorder, choices_format, so_far, by_ids=False)
     ping = b": ping\n\n"
     assert stream.feed(ping) == b""
     assert stream.feed(frames[2]).startswith(b"data: ")
@@ -190,7 +190,7 @@ def test_half_a_pair_of_surrogates_of_the_engine_that_goes_on_is_passed_on() -> 
     assert not isinstance(so_far, str)
     choices_format = CHAT.streaming.choices_format if CHAT.streaming is not None else None
     assert choices_format is not None
-    stream = ContinuedStream(recorder, choices_format, so_far, by_ids=False)
+    stream = ContinuedRecorder(recorder, choices_format, so_far, by_ids=False)
     halves = [
         stream.feed((event % (head.replace("first", "second"), half)).encode()) for half in ("\\ud83d", "\\ude00")
     ]
@@ -212,7 +212,7 @@ def test_an_error_of_the_engine_that_goes_on_is_no_event_for_the_client(error: b
     assert not isinstance(so_far, str)
     choices_format = CHAT.streaming.choices_format if CHAT.streaming is not None else None
     assert choices_format is not None
-    stream = ContinuedStream(recorder, choices_format, so_far, by_ids=False)
+    stream = ContinuedRecorder(recorder, choices_format, so_far, by_ids=False)
     assert stream.feed(error) == b""
     assert stream.failure is not None
     assert stream.failure in error

@@ -3,7 +3,7 @@
 import pytest
 
 from router.core.endpoints.chat import CHAT, CHAT_CHOICES
-from router.core.endpoints.continuation.continued_stream import ContinuedStream
+from router.core.endpoints.continuation.continued_stream import ContinuedRecorder
 from router.core.endpoints.continuation.stream_so_far import read_so_far
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.messages import MESSAGES
@@ -48,7 +48,7 @@ def test_the_last_event_of_an_engine_that_goes_on_counts_too() -> None:
     recorder.feed(TEXT)
     so_far = read_so_far(recorder.parts, None)
     assert not isinstance(so_far, str)
-    stream = ContinuedStream(recorder, CHAT_CHOICES, so_far, by_ids=False)
+    stream = ContinuedRecorder(recorder, CHAT_CHOICES, so_far, by_ids=False)
     assert stream.feed(GULL + STOP.removesuffix(b"\n\n")) == GULL
     assert not stream.ended
     assert b'"finish_reason":"stop"' in stream.feed_end()
