@@ -188,6 +188,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     - `generation`: the last one that it waited for, its own or another request's.
     - `fallback_model`: the model that generated the response, if it is not the requested one.
     - `broken_stream`: what an error event needs to know of a stream that ended early; None if none did.
+    - `joined_at`: when it joined a generation, or started one.
     - `adjusted_fields`: the fields that were left out of the request to the engine.
     """
 
@@ -220,7 +221,7 @@ class Exchange(msgspec.Struct, kw_only=True, eq=False):
     fallback_model: str | None = None
     broken_stream: BrokenStream | None = None
     adjusted_fields: tuple[str, ...] = ()
-    dispatched_at: float | None = None
+    joined_at: float | None = None
     first_token_at: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0

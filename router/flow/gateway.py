@@ -1,4 +1,10 @@
-"""The flow of one request: key, cache lookup, and on a miss a generation at an engine."""
+"""The flow of one request: key, cache lookup, and on a miss a generation at an engine.
+
+Theory of operation. The gateway looks the request up, and joins a generation of an equal request or starts one
+(sharing/coalescer). A generation is a task of its own, which outlives the request: generation.py calls the dispatcher,
+which tries engines in turn (attempts/dispatch); engine_attempts and engine_request send the request to one of them.
+engine_stream publishes its events, which the response of each client reads (response_delivery).
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,14 +35,14 @@ from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.new_generation import NewGeneration, StoreResponse, new_record
 from router.upstream.engine import Engine
 
-# Of one request: it starts over if the in-flight request that it joined has no response for it. The last round is not
-# shared, so nothing can make it start over again.
+# A request starts over if the in-flight request that it joined has no response for it. Its last round is not shared,
+# so it does not start over again.
 _MAX_ROUNDS: Final = 3
 
-# Seconds for a round at the end of the client's time in queues: a free slot here may be used still.
+# Seconds for a round at the end of the client's time in queues: enough to use a slot that is free here.
 _MIN_QUEUE_TIME: Final = 0.1
 
-_ENGINE_FAILURE_STATUSES: Final = (502, 503, 504)  # errors in whose place a stale entry is served
+_ENGINE_FAILURE_STATUSES: Final = (502, 503, 504)  # a stale entry is served instead of these errors
 
 
 GatewayResponse = FullResponse | ResponseDelivery
@@ -153,7 +159,7 @@ class Gateway:
                 key = parsed.key if share and not new.adjusted_fields else None
                 exchange.adjusted_fields = new.adjusted_fields
                 inflight = self._coalescer.start(new, self._generation_rules, key)
-            exchange.dispatched_at = time.perf_counter()
+            exchange.joined_at = time.perf_counter()
             must_wait = model_start.must_wait()
             delivery = ResponseDelivery(
                 inflight, parsed.request, exchange, is_initiator=is_new,

@@ -60,7 +60,7 @@ class Generations:
     ) -> tuple[GenerationResult, RecordedResponse | NotStoredReason | None]:
         """The result, and what is stored of it or why nothing is; None for a response that is empty."""
         stream = await self._dispatcher.dispatch(self._attempts.stream, inflight, engines)
-        recorder = stream.recorder
+        recorder = stream.recorder  # it gets the events of all engines; see Continuations
         try:
             end = await self._continuations.run_to_end(inflight, engines, stream)
         except EngineError as error:
@@ -148,8 +148,9 @@ def record_generation(
     spend: Callable[[str, int, float], None],
     record: GenerationRecord,
 ) -> None:
-    """Passes on the facts of a generation that has ended, well or not. The tenant that started it pays for its tokens,
-    any other client that received them.
+    """Passes on the facts of a generation that has ended, well or not.
+
+    Its tokens count for the tenant that started it, and for no other.
 
     `learn`: see EngineSelector; `spend`: see TenantLimits.
     """

@@ -101,9 +101,7 @@ class Telemetry:
             self._schedule_flush(series)
         duration = ended_at - exchange.started_at
         series.durations.append(duration)
-        series.overheads.append(
-            duration if exchange.dispatched_at is None else exchange.dispatched_at - exchange.started_at
-        )
+        series.overheads.append(duration if exchange.joined_at is None else exchange.joined_at - exchange.started_at)
         if series.served_at_once:
             series.first_token_times.append(duration)
         elif exchange.first_token_at is not None:

@@ -152,7 +152,7 @@ class Dispatcher:
     async def _on_failed_attempt(self, inflight: InFlightRequest, attempt: Attempt, error: EngineError) -> None:
         record = inflight.record
         # All of this before the wait for the engine's health, during which the client may leave.
-        if error.reason == "local":  # the router lacked a resource for the connection, so it has cost no engine anything
+        if error.reason == "local":  # no connection, for lack of a resource here, so it has cost no engine anything
             inflight.is_at_engine = False
         attempt.facts.failed_before_token(error.reason)
         record.prompt.on_ended(time.perf_counter())

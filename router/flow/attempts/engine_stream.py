@@ -36,7 +36,8 @@ class EngineStream:
 
     - `wait_first_token` publishes nothing before the first token, so until then another engine can take over. Comments
       are passed on.
-    - `run` publishes the rest, until the engine ends the stream; `recorder` then has the result.
+    - `run` publishes the rest, until the engine ends the stream; `recorder` then has the result, if no
+      other engine continues it.
     - `close` frees the engine and its slot.
     """
 

@@ -180,7 +180,7 @@ _USAGE: Final = b'"usage"'
 _HEAD_FIELDS: Final = ("id", "object", "created", "model", "system_fingerprint")
 
 
-def held_back(fields: Mapping[str, Any]) -> int:
+def held_back_chars(fields: Mapping[str, Any]) -> int:
     """The number of characters that vLLM always holds back, since a stop string may begin in them."""
     stop = fields.get("stop")
     texts = stop if isinstance(stop, list) else [stop]
@@ -191,7 +191,7 @@ def held_back(fields: Mapping[str, Any]) -> int:
 def read_so_far(parts: StreamParts | None, cutter: TokenIdCutter | None, held_back: int = 0) -> StreamSoFar | str:
     """What has been published, by the recorded events; or why it cannot be continued, in a word.
 
-    `held_back`: see the function.
+    `held_back`: see held_back_chars.
     """
     if parts is None:
         return "too-large"
@@ -204,12 +204,12 @@ def read_so_far(parts: StreamParts | None, cutter: TokenIdCutter | None, held_ba
     text, has_reasoning = "".join([event.text for event in events]), any(event.has_reasoning for event in events)
     if not text:
         return "reasoning" if has_reasoning else "no-text"
-    slots = [event for event in events if event.has_ids]
-    pieces = _known_pieces(cutter, slots)
+    id_events = [event for event in events if event.has_ids]
+    pieces = _known_pieces(cutter, id_events)
     # Events that were withheld, such as one with the finish reason "abort", come last and do not count.
-    counts = [piece.count(b",") + 1 if piece else 0 for piece in pieces[: len(slots)]]
-    settled, unsettled = _settled_slots(slots, counts, text, held_back)
-    text_pieces = _text_slots(slots, counts, text, held_back)
+    counts = [piece.count(b",") + 1 if piece else 0 for piece in pieces[: len(id_events)]]
+    settled, unsettled = _settled_events(id_events, counts, text, held_back)
+    text_pieces = _text_events(id_events, counts, text, held_back)
     counted = _count_tokens(events, counts, text_pieces)
     prompt_tokens = counted.prompt_tokens
     if cutter is not None and cutter.prompt:
@@ -226,15 +226,15 @@ def read_so_far(parts: StreamParts | None, cutter: TokenIdCutter | None, held_ba
         prompt_ids=_prompt_ids(cutter, pieces[:settled]) if pieces else None,
         settled_tokens=sum(counts[:settled]),
         settled_pieces=settled,
-        published_pieces=len(slots),
+        published_pieces=len(id_events),
         unsettled=unsettled,
         head=head,
     )
 
 
-def _known_pieces(cutter: TokenIdCutter | None, slots: Sequence[_Event]) -> Sequence[bytes]:
+def _known_pieces(cutter: TokenIdCutter | None, id_events: Sequence[_Event]) -> Sequence[bytes]:
     """The ids of each event; empty if those of the prompt or of an event are not known."""
-    if cutter is None or cutter.prompt is None or not 0 < len(slots) <= len(cutter.pieces):
+    if cutter is None or cutter.prompt is None or not 0 < len(id_events) <= len(cutter.pieces):
         return ()
     return cutter.pieces
 
@@ -287,11 +287,11 @@ def _may_have_usage(parts: StreamParts) -> bool:
     )
 
 
-def _settled_slots(slots: Sequence[_Event], counts: Sequence[int], text: str, held_back: int) -> tuple[int, str]:
+def _settled_events(id_events: Sequence[_Event], counts: Sequence[int], text: str, held_back: int) -> tuple[int, str]:
     """The number of events up to the last one at whose end ids and text agree, and the published text after it."""
     published = len(text)
     for number in range(len(counts), 0, -1):
-        event = slots[number - 1]
+        event = id_events[number - 1]
         # An event with several tokens may end with a part of a character although it has a text.
         if counts[number - 1] == 1 and event.text and published + held_back <= len(text):
             return number, text[published + held_back :]
@@ -299,11 +299,11 @@ def _settled_slots(slots: Sequence[_Event], counts: Sequence[int], text: str, he
     return 0, text
 
 
-def _text_slots(slots: Sequence[_Event], counts: Sequence[int], text: str, held_back: int) -> int:
+def _text_events(id_events: Sequence[_Event], counts: Sequence[int], text: str, held_back: int) -> int:
     """The number of events that have all tokens of the published text."""
     published, whole, whole_length, last = len(text), 0, 0, 0
     for number in range(len(counts), 0, -1):
-        event = slots[number - 1]
+        event = id_events[number - 1]
         if not event.text:
             continue
         if published + held_back <= len(text):

@@ -12,7 +12,7 @@ from router.core.endpoints.continuation.continued_stream import ContinuedRecorde
 from router.core.endpoints.continuation.stream_so_far import (
     StreamSoFar,
     find_obstacle,
-    held_back,
+    held_back_chars,
     may_be_complete,
     read_so_far,
     request_obstacle,
@@ -127,7 +127,7 @@ class Seam:
 
     def _obstacle_of_stream(self) -> str | None:
         assert isinstance(self._recorder, ChoicesRecorder)  # else there is an obstacle
-        so_far = read_so_far(self._recorder.parts, self._recorder.token_ids, held_back(self.request.fields))
+        so_far = read_so_far(self._recorder.parts, self._recorder.token_ids, held_back_chars(self.request.fields))
         if isinstance(so_far, str):
             return so_far
         self.so_far = so_far

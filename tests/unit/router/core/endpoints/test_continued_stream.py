@@ -11,7 +11,7 @@ from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.continuation.continuation_body import remaining_tokens, request_by_ids
 from router.core.endpoints.continuation.continued_stream import ContinuedRecorder, end_locally
-from router.core.endpoints.continuation.stream_so_far import held_back, read_so_far
+from router.core.endpoints.continuation.stream_so_far import held_back_chars, read_so_far
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
 from router.core.endpoints.recording.recorded_response import RecordedResponse
@@ -59,7 +59,7 @@ def continue_until_done(
     assert choices_format is not None
     received = b""
     for number in range(len(cuts) + 1):
-        so_far = read_so_far(recorder.parts, recorder.token_ids, held_back(request.fields))
+        so_far = read_so_far(recorder.parts, recorder.token_ids, held_back_chars(request.fields))
         assert not isinstance(so_far, str)
         if so_far.finish_reason is not None or remaining_tokens(request, so_far.tokens) == 0:
             return received + end_locally(recorder, choices_format, so_far)
@@ -111,7 +111,7 @@ def test_a_stream_that_breaks_off_anywhere_gives_the_same_response(
     if not recorder.started:
         return  # nothing has been published: another engine takes over
     if not recorder.ended:
-        if isinstance(read_so_far(recorder.parts, recorder.token_ids, held_back(request.fields)), str):
+        if isinstance(read_so_far(recorder.parts, recorder.token_ids, held_back_chars(request.fields)), str):
             return  # only events without text
         received += continue_until_done(model, request, recorder, cuts[1:], groups, sizes)
     assert text_of(received) == text_of(whole_bytes)

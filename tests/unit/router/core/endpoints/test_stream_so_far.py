@@ -13,7 +13,7 @@ from router.core.endpoints.continuation.stream_so_far import (
     MAX_LITERAL_EVENTS,
     StreamSoFar,
     find_obstacle,
-    held_back,
+    held_back_chars,
     may_be_complete,
     read_so_far,
 )
@@ -88,7 +88,7 @@ def test_a_first_step_with_reasoning_and_text_is_reasoning_too() -> None:
 )
 def test_an_engine_holds_back_the_longest_stop_string_but_for_its_last_character(stop: Any, characters: int) -> None:
     """Anything else that it has accepted is none."""
-    assert held_back({"stop": stop}) == characters
+    assert held_back_chars({"stop": stop}) == characters
 
 
 def test_a_field_of_the_other_endpoint_does_not_matter() -> None:
