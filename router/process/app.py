@@ -10,7 +10,7 @@ from router.net.client.transport import HTTPTransport
 from router.process.application import Application
 from router.process.process_state import ProcessState
 from router.process.runtime import Runtime
-from router.process.wiring.admin import build_admin
+from router.process.wiring.admin import build_admin_routes
 from router.process.wiring.engine_pool import EnginePool, build_engine_pool
 from router.process.wiring.gateway import build_gateway
 from router.process.wiring.http_endpoints import build_http_endpoints
@@ -20,6 +20,7 @@ from router.process.wiring.redis_link import redis_identity
 from router.process.wiring.redis_services import RedisServices
 from router.process.wiring.request_resolver import build_request_resolver
 from router.process.wiring.shared_records import build_authenticator
+from router.process.wiring.status import build_status
 from router.settings import Settings
 from router.shared.prompts.sibling_link import NO_SIBLINGS, SiblingLink
 from router.telemetry.telemetry import Telemetry
@@ -91,7 +92,8 @@ def _build_parts(
         rules=rules,
         is_draining=lambda: process_state.draining,
     )
-    admin = build_admin(settings, process_state, services, engines, resolver, rules)
+    status = build_status(settings, process_state, redis, engines)
+    admin_routes = build_admin_routes(settings, process_state, services, engines, resolver, rules, status)
     # Late: if something above raises, nothing holds a tracer.
     record_dropped, former = process_state.telemetry.record_dropped_spans, old.tracer if old is not None else None
     tracer = open_tracer(settings, record_dropped, process_state.open_exporter, former)
@@ -102,9 +104,9 @@ def _build_parts(
         probe=probe,
         rules=gateway.rules,
         http=build_http_endpoints(
-            settings, process_state, auth, gateway, ops, admin, redis.admin_client, tracer,
+            settings, process_state, auth, gateway, [*ops.routes(), *admin_routes], redis.admin_client, tracer,
             waits_for_start=engines.waking.is_used,
         ),
-        admin=admin,
+        status=status,
         tracer=tracer,
     )  # fmt: skip

@@ -11,13 +11,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from router.api.cors import CorsPolicy, is_private
-from router.api.inference.endpoint import AsgiScope, AsgiSend, choose_request_id, send_error
-from router.core.endpoints.table import errors_at
-from router.errors import ApiError
-from router.net.server.client_connection import CLIENT_EXTENSION, AsgiReceive, ClientConnection
+from router.api.inference.endpoint import AsgiScope, AsgiSend
+from router.api.method_answers import (
+    ALLOW_POST,
+    answers_preflight,
+    method_not_allowed,
+    send_no_content,
+    with_request_id,
+)
+from router.net.server.client_connection import AsgiReceive
 from router.net.tasks import cancel_and_wait
 from router.process.process_state import ProcessState
 from router.process.runtime import Runtime
@@ -27,8 +31,6 @@ from router.shared.engines.announcements import Fleet
 from router.upstream.announced_engines import with_fleet
 
 log = logging.getLogger("roundhouse.engines")
-
-ALLOW_POST: Final = [(b"allow", b"OPTIONS, POST")]
 
 _POLL_INTERVAL: Final = 0.1  # seconds between two checks whether an old runtime is idle
 _FLEET_RETRY: Final = 5.0  # seconds until announced engines that could not be applied are tried again
@@ -79,7 +81,6 @@ class Application:
         Neither the viewers of the dashboard nor requests that wait for an engine to start may delay its end.
         """
         for runtime in self._runtimes:
-            runtime.end_events()
             runtime.end_waits()
 
     def record_rejection(self, reason: str) -> None:
@@ -183,8 +184,8 @@ class Application:
         runtime = self._runtime
         runtime.active_requests += 1
         try:
-            if runtime.cors is not None and _answers_preflight(runtime.cors, scope):
-                await _send_no_content(scope, send, [])
+            if runtime.cors is not None and answers_preflight(runtime.cors, scope):
+                await send_no_content(scope, send, [])
                 return
             endpoint = runtime.inference_endpoints.get(scope["path"])
             if endpoint is None:
@@ -192,9 +193,9 @@ class Application:
             elif scope["method"] == "POST":
                 await endpoint(scope, receive, send)
             elif scope["method"] == "OPTIONS":
-                await _send_no_content(scope, send, ALLOW_POST)
+                await send_no_content(scope, send, ALLOW_POST)
             else:
-                await _method_not_allowed(scope, send)
+                await method_not_allowed(scope, send)
         finally:
             runtime.active_requests -= 1
 
@@ -203,7 +204,7 @@ class Application:
         await asyncio.sleep(0)
         runtime.other_requests += 1
         try:
-            await runtime.starlette_app(scope, receive, _with_request_id(scope, send))
+            await runtime.starlette_app(scope, receive, with_request_id(scope, send))
         finally:
             runtime.other_requests -= 1
 
@@ -243,40 +244,3 @@ class Application:
         runtimes = self._runtimes
         while any(runtime.has_followers for runtime in runtimes) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_INTERVAL)
-
-
-def _answers_preflight(cors: CorsPolicy, scope: AsgiScope) -> bool:
-    """Adds the header lines for browsers to the response. Returns whether they are all that the request wants.
-
-    A preflight needs neither a key nor a path that exists: a page can read an error only if it may send the request.
-    """
-    if is_private(scope["path"]):
-        return False
-    client: ClientConnection = scope["extensions"][CLIENT_EXTENSION]
-    preflight = cors.preflight_lines(scope["headers"]) if scope["method"] == "OPTIONS" else None
-    client.add_headers(cors.response_lines(scope["headers"]) if preflight is None else preflight)
-    return preflight is not None
-
-
-async def _send_no_content(scope: AsgiScope, send: AsgiSend, headers: list[tuple[bytes, bytes]]) -> None:
-    send = _with_request_id(scope, send)
-    await send({"type": "http.response.start", "status": 204, "headers": headers})
-    await send({"type": "http.response.body"})
-
-
-async def _method_not_allowed(scope: AsgiScope, send: AsgiSend) -> None:
-    error = ApiError(405, f"{scope['method']} is not allowed on {scope['path']}.", code="method_not_allowed")
-    request_id = choose_request_id(scope["headers"])
-    headers = [*ALLOW_POST, (b"x-request-id", request_id.encode("ascii"))]
-    await send_error(error, send, headers, errors_at(scope["path"]).body(error, request_id))
-
-
-def _with_request_id(scope: AsgiScope, send: AsgiSend) -> AsgiSend:
-    header = (b"x-request-id", choose_request_id(scope["headers"]).encode("ascii"))
-
-    async def send_with_id(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), header]
-        await send(message)
-
-    return send_with_id

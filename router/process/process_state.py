@@ -35,31 +35,6 @@ class ProcessState:
     `suspects`: the requests with which engines died. `kv_feeds`: the KV events of engines.
     """
 
-    __slots__ = (
-        "body_budget",
-        "draft_stats",
-        "draining",
-        "identity",
-        "in_flight",
-        "kv_feeds",
-        "latest_requests",
-        "login_limiter",
-        "on_fleet_change",
-        "open_exporter",
-        "pending_traffic",
-        "prefills",
-        "prompt_records",
-        "queue_lengths",
-        "random",
-        "session_secret",
-        "siblings",
-        "slots",
-        "suspects",
-        "telemetry",
-        "tenant_limits",
-        "transport",
-    )  # fmt: skip
-
     def __init__(
         self,
         telemetry: Telemetry,

@@ -19,10 +19,10 @@ import asyncio
 from router.flow.sharing.generation_rules import GenerationRules
 from router.net.tasks import cancel_and_wait
 from router.process.process_state import ProcessState
-from router.process.wiring.admin import Admin
 from router.process.wiring.http_endpoints import HttpEndpoints
 from router.process.wiring.live_configuration import LiveConfiguration
 from router.process.wiring.redis_services import RedisServices
+from router.process.wiring.status import Status
 from router.telemetry.tracing.tracer import Tracer
 from router.upstream.catalog import BreakerStates, Catalog
 from router.upstream.kv_feeds import configured_feeds
@@ -44,7 +44,7 @@ class Runtime:
         probe: EngineProbe,
         rules: GenerationRules,
         http: HttpEndpoints,
-        admin: Admin,
+        status: Status,
         tracer: Tracer | None,
     ) -> None:
         """`tracer`: None if tracing is off."""
@@ -58,12 +58,11 @@ class Runtime:
         self.tracer = tracer
         self.active_requests = self.other_requests = 0
         self._configuration = configuration
-        self._admin = admin
+        self._status = status
         self._probe = probe
         self._rules = rules
         self._process_state = process_state
-        self._probe_task: asyncio.Task[None] | None = None
-        self._status_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def take_effect(self, old: "Runtime | None") -> None:
         """To be called when it is to answer the requests. `old`: the one that it replaces.
@@ -83,15 +82,12 @@ class Runtime:
         await self._process_state.kv_feeds.follow(configured_feeds(self.settings))
         loop = asyncio.get_running_loop()
         # The first check is over before the application reports that it has started: it can route at once.
-        self._probe_task, self._status_task = (
-            loop.create_task(self._probe.run()),
-            loop.create_task(self._admin.status_publisher.run()),
-        )
+        self._tasks = [loop.create_task(run()) for run in (self._probe.run, self._status.publisher.run)]
 
     async def on_replaced(self) -> None:
         """The runtime that replaces this one probes the engines and publishes the status from now on."""
-        self.end_events()
-        await cancel_and_wait(self._probe_task, self._status_task)
+        self._status.event_hub.close()
+        await cancel_and_wait(*self._tasks)
 
     def adopt_engines(self, catalog: Catalog, breaker_state: BreakerStates) -> None:
         """To be called on a runtime that was replaced: its requests wait for the engines of the one in effect.
@@ -102,16 +98,13 @@ class Runtime:
         self.engines.waking.adopt(catalog)
 
     def end_waits(self) -> None:
-        """Requests that wait for an engine to start get an error, since the process ends."""
+        """The process ends: for the dashboard's viewers, and for requests that wait for an engine to start."""
+        self._status.event_hub.close()
         self.engines.waking.stop()
-
-    def end_events(self) -> None:
-        """Ends the streams of the dashboard's viewers, whose browsers connect again."""
-        self._admin.event_hub.close()
 
     def withdraw_status(self) -> None:
         """The process ends: it sends what it has counted, and vanishes from the status of the others."""
-        self._admin.status_publisher.withdraw()
+        self._status.publisher.withdraw()
 
     @property
     def is_idle(self) -> bool:
@@ -130,8 +123,8 @@ class Runtime:
         await self.services.cache.coalescer.aclose()
 
     async def aclose(self) -> None:
-        await cancel_and_wait(self._probe_task, self._status_task)
-        await self._admin.event_hub.aclose()
+        await cancel_and_wait(*self._tasks)
+        await self._status.event_hub.aclose()
         await self.engines.adapter_refresh.aclose()
         self.engines.admission.close()
         await self.services.detach(self._configuration)

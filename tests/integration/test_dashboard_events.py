@@ -65,7 +65,7 @@ async def viewer(router: RouterServer | RouterProcess) -> AsyncIterator[Events]:
 
 
 def viewers_of(router: RouterServer) -> int:
-    return len(router.application._runtime._admin.event_hub._viewers)
+    return len(router.application._runtime._status.event_hub._viewers)
 
 
 async def test_a_viewer_gets_every_document_at_once(guarded: RouterServer) -> None:
@@ -98,7 +98,7 @@ async def test_when_the_last_viewer_leaves_nothing_is_read_any_more(guarded: Rou
     async with viewer(guarded) as events:
         await events.next("status")
         assert viewers_of(guarded) == 1
-    hub = guarded.application._runtime._admin.event_hub
+    hub = guarded.application._runtime._status.event_hub
     await eventually(lambda: not hub._viewers and hub._task is None)
     assert guarded.application._runtime.active_requests == 0
 
@@ -127,7 +127,7 @@ async def test_a_viewer_that_does_not_read_is_disconnected(
     reader, writer = await asyncio.open_connection("127.0.0.1", router.port, limit=1024)
     writer.write(b"GET /dashboard/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer admin-key\r\n\r\n")
     await eventually(lambda: viewers_of(router) == 1)
-    hub = router.application._runtime._admin.event_hub
+    hub = router.application._runtime._status.event_hub
     (stuck,) = hub._viewers
 
     def flood() -> bool:

@@ -198,7 +198,7 @@ async def test_a_configuration_that_cannot_be_built_changes_nothing(
         raise OSError("no more files")
 
     with monkeypatch.context() as patched:
-        patched.setattr("router.process.app.build_admin", fail)
+        patched.setattr("router.process.app.build_admin_routes", fail)
         with pytest.raises(OSError, match="no more files"):
             await router.reload(without_code(world, engines))
     assert outliving() == before

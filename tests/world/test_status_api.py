@@ -278,7 +278,7 @@ async def test_traffic_while_redis_is_down_is_counted_later(world: World) -> Non
     pipeline = router.application._runtime.services.redis.pipeline
     await eventually(lambda: not pipeline.up)
     with pytest.raises(RedisDownError):
-        router.application._runtime._admin.status_publisher.flush()
+        router.application._runtime._status.publisher.flush()
     world.redis.start()
 
     async def counted() -> bool:

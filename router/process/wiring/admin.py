@@ -2,7 +2,6 @@
 
 import time
 from functools import partial
-from typing import NamedTuple
 
 from starlette.routing import Route
 
@@ -14,41 +13,31 @@ from router.api.admin.engine_admin import EngineAdmin
 from router.api.admin.key_admin import KeyAdmin
 from router.api.admin.routes import AdminRoutes
 from router.api.admin.status import StatusAdmin
-from router.api.dashboard.event_hub import EventHub
 from router.api.dashboard.routes import DashboardRoutes
 from router.dashboard.pages import dashboard_page
 from router.flow.explain import Explainer
 from router.flow.explain_choice import ChoiceExplainer
 from router.flow.lookup import cache_policy
-from router.flow.replicas.status_publisher import StatusPublisher
 from router.flow.request_resolver import RequestResolver
 from router.flow.tenant_rules import TenantRules
 from router.process.process_state import ProcessState
 from router.process.wiring.engine_pool import EnginePool
 from router.process.wiring.redis_services import RedisServices
-from router.process.wiring.status import build_status, prefix_statuses
+from router.process.wiring.status import Status, prefix_statuses
 from router.settings import Settings, tenants
 from router.store.admin.scan import RedisClient
 
 
-class Admin(NamedTuple):
-    """What a Runtime needs of it."""
-
-    routes: list[Route]
-    event_hub: EventHub
-    status_publisher: StatusPublisher
-
-
-def build_admin(
+def build_admin_routes(
     settings: Settings,
     process_state: ProcessState,
     services: RedisServices,
     engines: EnginePool,
     resolver: RequestResolver,
     rules: TenantRules,
-) -> Admin:
+    status: Status,
+) -> list[Route]:
     redis, records, client = services.redis, services.records, services.redis.admin_client
-    status = build_status(settings, process_state, redis, engines, client)
     access = AdminAccess(
         AdminAuthenticator(settings.auth.admin_keys, records.stored_keys.record_use),
         Sessions(settings.auth.admin_keys, lambda: process_state.session_secret.value, redis.clock.now),
@@ -83,7 +72,7 @@ def build_admin(
         hub=status.event_hub,
         render_page=partial(dashboard_page, auth_mode=settings.auth_mode, tenants=tenants(settings)),
     )
-    return Admin([*admin.routes(), *dashboard.routes()], status.event_hub, status.publisher)
+    return [*admin.routes(), *dashboard.routes()]
 
 
 def build_explainer(settings: Settings, resolver: RequestResolver, client: RedisClient) -> Explainer:

@@ -1,21 +1,21 @@
 """What answers a request, by its path."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 
 from router.api.access.auth import Authenticator
 from router.api.admin.usage import tenant_usage_route
 from router.api.cors import CorsPolicy
 from router.api.inference.endpoint import InferenceEndpoint
 from router.api.inference.prompt_log import AsgiEndpoint, with_prompt_log
-from router.api.ops.routes import OpsRoutes, api_error, http_error, unhandled_error
+from router.api.ops.routes import api_error, http_error, unhandled_error
 from router.core.endpoints.table import ENDPOINTS, UPLOAD_ENDPOINTS
 from router.errors import ApiError
 from router.process.process_state import ProcessState
-from router.process.wiring.admin import Admin
 from router.process.wiring.gateway import GatewayParts
 from router.settings import Settings
 from router.store.admin.scan import RedisClient
@@ -38,14 +38,13 @@ def build_http_endpoints(
     process_state: ProcessState,
     auth: Authenticator,
     gateway: GatewayParts,
-    ops: OpsRoutes,
-    admin: Admin,
+    routes: Sequence[Route],
     admin_client: RedisClient,
     tracer: Tracer | None,
     *,
     waits_for_start: bool,
 ) -> HttpEndpoints:
-    """`waits_for_start`: whether requests may wait for an engine to start."""
+    """`routes`: of the other paths. `waits_for_start`: whether requests may wait for an engine to start."""
     router = settings.router
     max_audio = min(router.max_audio, router.max_bodies)
     inference = {
@@ -64,11 +63,7 @@ def build_http_endpoints(
         for endpoint in (*ENDPOINTS, *UPLOAD_ENDPOINTS)
     }
     starlette_app = Starlette(
-        routes=[
-            *ops.routes(),
-            tenant_usage_route(auth, process_state.tenant_limits, settings, admin_client),
-            *admin.routes,
-        ],
+        routes=[*routes, tenant_usage_route(auth, process_state.tenant_limits, settings, admin_client)],
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unhandled_error},
     )
     starlette_app.router.redirect_slashes = False  # a redirect would contain the Host that the client sent

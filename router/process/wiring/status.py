@@ -17,7 +17,6 @@ from router.process.wiring.redis_link import RedisLink
 from router.settings import Settings
 from router.shared.status.latest_requests import MAX_REQUESTS
 from router.shared.status.router_snapshots import RouterSnapshot
-from router.store.admin.scan import RedisClient
 
 
 class Status(NamedTuple):
@@ -26,13 +25,10 @@ class Status(NamedTuple):
     publisher: StatusPublisher
 
 
-def build_status(
-    settings: Settings, process_state: ProcessState, redis: RedisLink, engines: EnginePool, client: RedisClient
-) -> Status:
-    """`client`: for reads, which may be slow."""
+def build_status(settings: Settings, process_state: ProcessState, redis: RedisLink, engines: EnginePool) -> Status:
     snapshot = _snapshots(settings, process_state, engines, redis.clock)
     reader = StatusReader(
-        redis=client,
+        redis=redis.admin_client,
         pipeline=redis.pipeline,
         redis_writes=redis.writes,
         redis_url=settings.redis_url,
