@@ -35,7 +35,8 @@ from benchmarks.processes import cpu_seconds, memory_kb, running_routers
 from router.core.cache.redis_keys import tracked_prefixes
 from router.core.routing.ranking import rank_engines
 from router.core.types import DEFAULT_TENANT
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess
 from tests.support.simulated_engine import SimulatedEngine

@@ -5,39 +5,17 @@ cached under its facts. Their builders get the kind and nothing else, so a fact 
 cannot get into a cached value. What differs for each request (ids, key, age, durations, token counts) fills the
 templates afterwards.
 
-The facts are taken as plain tuples, which are cheap to make and to hash, once for each request; a kind, which has names
-for them, is made from a tuple only where a builder needs it. The types of the tuple are those of the kind's fields, so
-a fact that is forgotten is a type error. A client cannot create kinds at will, because the facts are names from the
-configuration and from stored entries, or have few values.
+The facts are taken as plain tuples (router.flow.exchange), which are cheap to make and to hash, once for each request;
+a kind, which has names for them, is made from a tuple only where a builder needs it. The types of the tuple are those
+of the kind's fields, so a fact that is forgotten is a type error. A client cannot create kinds at will, because the
+facts are names from the configuration and from stored entries, or have few values.
 """
 
 from typing import NamedTuple
 
 from router.core.cache.fingerprint import MissReason
 from router.core.types import BypassReason, CacheStatus, Task
-from router.flow.exchange import Exchange, RequestOutcome
-
-ResponseFacts = tuple[
-    int,
-    bool,
-    CacheStatus | None,
-    bool,
-    bool,
-    bool,
-    BypassReason | None,
-    MissReason | None,
-    Task | None,
-    str | None,
-    str | None,
-    tuple[str, ...],
-    str | None,
-]
-"""The fields of ResponseKind."""
-
-RequestFacts = tuple[
-    ResponseFacts, str, str | None, str, str | None, RequestOutcome, str | None, bool, bool, bool, bool, bool, bool
-]
-"""The fields of RequestKind, the response's as a tuple."""
+from router.flow.exchange import Exchange, RequestOutcome, request_facts, response_facts
 
 
 class ResponseKind(NamedTuple):
@@ -87,43 +65,6 @@ class RequestKind(NamedTuple):
     has_trace_id: bool
     was_continued: bool
     had_choice: bool
-
-
-def response_facts(exchange: Exchange) -> ResponseFacts:
-    return (
-        exchange.status,
-        exchange.stream,
-        exchange.cache_status,
-        exchange.from_local_cache,
-        exchange.key is not None,
-        exchange.age is not None,
-        exchange.bypass_reason,
-        exchange.miss_reason,
-        exchange.task,
-        exchange.engine,
-        exchange.fallback_model,
-        exchange.adjusted_fields,
-        exchange.media_type,
-    )
-
-
-def request_facts(exchange: Exchange) -> RequestFacts:
-    generation = exchange.generation
-    return (
-        response_facts(exchange),
-        exchange.tenant,
-        exchange.key_id,
-        exchange.endpoint.path,
-        exchange.model,
-        exchange.outcome,
-        exchange.error_reason,
-        exchange.first_token_at is not None,
-        exchange.engine_request_id is not None,
-        generation is not None,
-        exchange.trace_id is not None,
-        generation is not None and bool(generation.continuations) and bool(generation.continued),
-        generation is not None and generation.prompt.estimate is not None,
-    )
 
 
 def response_kind(exchange: Exchange) -> ResponseKind:

@@ -1,12 +1,10 @@
 """The request that a generation was started for, apart from its body."""
 
-import msgspec
-
 from router.core.types import Task
 from router.upstream.adapters import Adapter
 
 
-class RequestOrigin(msgspec.Struct, kw_only=True, frozen=True, eq=False):
+class RequestOrigin:
     """What the flow decides by, and what engines get besides the body; see Exchange.
 
     - `request_id`: for the log. `engine_request_id`: never one that a client has chosen.
@@ -32,6 +30,16 @@ class RequestOrigin(msgspec.Struct, kw_only=True, frozen=True, eq=False):
     log_odds: float = 0.0
     stream: bool
     choices: int = 1
+
+    def __init__(
+        self, *, request_id: str, engine_request_id: str, tenant: str, model: str, task: Task, stream: bool
+    ) -> None:
+        self.request_id = request_id
+        self.engine_request_id = engine_request_id
+        self.tenant = tenant
+        self.model = model
+        self.task = task
+        self.stream = stream
 
     @property
     def shown_model(self) -> str:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
-from router.core.routing.context_length import TokenBounds
 from router.core.routing.prefill import PrefillEstimate
 from router.core.routing.ranking import EngineSnapshot
+from router.core.routing.token_bounds import TokenBounds
 from router.flow.attempts.routed_prompt import UNROUTED, RoutedPrompt
 from router.upstream.engine import Engine
 

@@ -4,7 +4,6 @@ Every line has a time with milliseconds, a level and a logger. A line of text co
 nothing in a message can look like a line of its own; in JSON they are escaped.
 """
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -16,9 +15,10 @@ from typing import Any, Final, TextIO
 
 import msgspec
 
+from router.telemetry.line_time import LineTime, PendingLines
+
 ACCESS_LOGGER: Final = "roundhouse.access"
 
-_WRITE_DELAY: Final = 0.02  # seconds that an access line may wait, so that one system call writes several
 _FACTS: Final = "facts"  # the attribute of a record that has them
 
 _LIBRARIES: Final = ("asyncio", "opentelemetry", "uvicorn")
@@ -86,20 +86,13 @@ class BatchingHandler(logging.StreamHandler[TextIO]):
     def __init__(self, formatter: "LineFormatter") -> None:
         super().__init__(sys.stderr)
         self.setFormatter(formatter)
-        self._line_prefix = formatter.line_prefix
-        self._pending_lines: list[str] = []
-
-    def write_access_line(self, message: str) -> None:
-        """Queues a line, with the current time; the running event loop writes it after _WRITE_DELAY."""
-        if not self._pending_lines:
-            asyncio.get_running_loop().call_later(_WRITE_DELAY, self._write_pending)
-        self._pending_lines.append(f"{self._line_prefix(time.time())}{message}\n")
+        self._pending_lines = PendingLines(formatter.time, self._write_pending)
+        self.write_access_line = self._pending_lines.add
 
     def _write_pending(self) -> None:
-        if self._pending_lines:
-            lines, self._pending_lines = self._pending_lines, []
+        if lines := self._pending_lines.take():
             with contextlib.suppress(OSError, ValueError):  # standard error is closed; requests go on
-                self.stream.write("".join(lines))
+                self.stream.write(lines)
                 self.stream.flush()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -112,28 +105,12 @@ class BatchingHandler(logging.StreamHandler[TextIO]):
 
 
 class LineFormatter(logging.Formatter):
-    """The start of an access line is cached for a millisecond, and a formatted time for a second: strftime is slow."""
+    """Formats of a line. `time`: of its lines, and of access lines."""
 
     def __init__(self, before_time: str, after_time: str) -> None:
-        """What an access line has before and after its time."""
+        """See LineTime."""
         super().__init__()
-        self._before_time, self._after_time = before_time, after_time
-        self._second = self._millisecond = -1
-        self._formatted_second = self._prefix = ""
-
-    def line_prefix(self, now: float) -> str:
-        """What precedes the facts in an access line that is written `now`, in seconds since the epoch."""
-        millisecond = int(1000 * now)
-        if millisecond != self._millisecond:
-            self._millisecond = millisecond
-            self._prefix = f"{self._before_time}{self.format_time(millisecond)}{self._after_time}"
-        return self._prefix
-
-    def format_time(self, millisecond: int) -> str:
-        second, rest = divmod(millisecond, 1000)
-        if second != self._second:
-            self._second, self._formatted_second = second, self.format_second(second)
-        return f"{self._formatted_second}{rest:03d}"
+        self.time = LineTime(before_time, after_time, self.format_second)
 
     def format_second(self, second: int) -> str:
         """The time without the three digits of its milliseconds."""
@@ -148,7 +125,7 @@ class TextFormatter(LineFormatter):
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage() or " ".join(f"{name}={text_value(v)}" for name, v in _facts(record).items())
-        time_ = self.format_time(int(1000 * record.created))
+        time_ = self.time.format(int(1000 * record.created))
         line = f"{time_} {record.levelname} {record.name} {one_line(message)}"
         if not record.exc_info:
             return line
@@ -168,9 +145,9 @@ class JsonFormatter(LineFormatter):
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
         if record.name == ACCESS_LOGGER:
-            return message  # a JSON object already, see line_prefix
+            return message  # a JSON object already, see LineTime
         fields = {
-            "time": f"{self.format_time(int(1000 * record.created))}Z",
+            "time": f"{self.time.format(int(1000 * record.created))}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
         }

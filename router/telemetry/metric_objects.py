@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
-from router.telemetry.metric_series import BatchHistogram
+from router.telemetry.batch_histogram import BatchHistogram
 from router.telemetry.metric_table import METRICS, Source
 
 KEPT: Final = tuple(row for row in METRICS.values() if Source.PAGE not in row.source)

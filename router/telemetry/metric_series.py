@@ -6,11 +6,9 @@ request only appends its numbers to lists, and a flush passes on many of them: s
 """
 
 import time
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
-from prometheus_client import Histogram
-
+from router.telemetry.batch_histogram import BatchHistogram
 from router.telemetry.exemplars import BucketExemplars, TracedValue
 
 Increment = Callable[[float], None]
@@ -20,31 +18,6 @@ RecordRequests = Callable[[int, int, float], None]
 
 RecordGenerations = Callable[[float, float | None], None]
 """Gets the seconds of generations, and the joules of those whose energy is known; None if there are none."""
-
-
-class BatchHistogram(Histogram):
-    """A histogram that observes many values at once."""
-
-    def observe_many(self, values: list[float]) -> None:
-        values.sort()
-        self._sum.inc(sum(values))
-        counted = 0
-        # prometheus_client keeps a count for each bucket alone, and adds them up when it renders.
-        for bucket, bound in zip(self._buckets, self._upper_bounds, strict=True):
-            below = bisect_right(values, bound)
-            if below > counted:
-                bucket.inc(below - counted)
-                counted = below
-
-    def observe_weighted(self, values: Sequence[tuple[float, int]]) -> None:
-        """Observes each value as often as its weight, the second number, says."""
-        self._sum.inc(sum(value * weight for value, weight in values))
-        weights = [0] * len(self._buckets)
-        for value, weight in values:
-            weights[bisect_left(self._upper_bounds, value)] += weight
-        for bucket, weight in zip(self._buckets, weights, strict=True):
-            if weight:
-                bucket.inc(weight)
 
 
 class RequestSeries:

@@ -5,8 +5,8 @@ from typing import Final
 from prometheus_client import Counter
 
 from router.flow.exchange import GenerationRecord
+from router.telemetry.batch_histogram import BatchHistogram
 from router.telemetry.metric_objects import MetricObjects
-from router.telemetry.metric_series import BatchHistogram
 
 _RESULTS: Final = ("expected", "new", "found")
 

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 
 from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
-from router.flow.exchange import AttemptFacts, Exchange, GenerationRecord
+from router.flow.exchange import AttemptFacts, Exchange, GenerationRecord, RequestFacts, request_facts
 from router.flow.replicas.status_publisher import RequestObserver
-from router.flow.request_kind import RequestFacts, RequestKind, request_facts, request_kind
+from router.flow.request_kind import RequestKind, request_kind
 from router.flow.result import LOST
 from router.net.redis.pipeline import RedisPipeline
 from router.telemetry.access_log import AccessLog
@@ -315,7 +315,7 @@ class Telemetry:
 def _joules(attempts: Iterable[AttemptFacts], ended_at: float) -> float | None:
     """None: the power of their engines is unknown."""
     joules = [taken for attempt in attempts if (taken := attempt.take_joules(ended_at)) is not None]
-    return sum(joules) if joules else None
+    return sum(joules, 0.0) if joules else None
 
 
 def _status_label(kind: RequestKind) -> str:

@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 
 from router.core.types import CacheStatus
 from router.flow.exchange import GenerationRecord
-from router.net.redis.pipeline import RedisPipeline
+from router.shared.accounting.daily_sums import Sender
 from router.shared.accounting.ledger import SavingsKind, SavingsLedger
 from router.shared.accounting.usage import MAX_ACCOUNTS, UsageKind, UsageLedger
 
@@ -83,7 +83,7 @@ class UsageCounter:
             if before is not None or len(self._sums) < MAX_ACCOUNTS:
                 self._sums[account] = (before or 0.0) + amount
 
-    def flush(self, pipeline: RedisPipeline, now: float) -> None:
+    def flush(self, pipeline: Sender, now: float) -> None:
         """`now`: seconds since the epoch."""
         sums, self._sums = self._sums, {}
         for (tenant, key_id, model, kind), amount in sums.items():

@@ -11,7 +11,8 @@ from router.settings import Settings
 from router.settings.replicas import Replica, replicas
 from router.settings.tables import EngineSettings, LaunchSettings
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 from router.upstream.engine_kinds import stated_traits
 from router.upstream.process_slots import ProcessSlots
 from router.upstream.shared_slots import SharedSlots

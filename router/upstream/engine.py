@@ -3,13 +3,13 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
+from router.core.resilience.unserved_paths import UnservedPaths
 from router.core.routing.context_length import ContextNeed
-from router.core.routing.draft_models.counted_steps import SpeculationCounters
+from router.core.routing.draft_models.draft_performance import DraftStatus
 from router.core.routing.ranking import EngineSnapshot
 from router.core.types import EngineTask, Task
 from router.net.client.target import RequestTarget
@@ -20,11 +20,12 @@ from router.shared.status.status_documents import EngineState
 from router.upstream.adapters import Adapter, ListedAdapter
 from router.upstream.energy import EnergyMeter
 from router.upstream.engine_access import EngineAccess
+from router.upstream.engine_config import EngineConfig
+from router.upstream.engine_gauges import EngineGauges
 from router.upstream.engine_kinds import traits_of
 from router.upstream.engine_watch import EngineWatch
 from router.upstream.process_slots import ProcessEngineSlots, ProcessSlots
 from router.upstream.shared_slots import EngineSlots, SharedSlots
-from router.upstream.unserved_paths import UnservedPaths
 
 log = logging.getLogger("roundhouse.engines")
 
@@ -32,67 +33,6 @@ UNBOUNDED_IN_FLIGHT: Final = 256
 """The bound that a capacity below 1 is a share of, at an engine without a bound: vLLM's default of max_num_seqs."""
 
 _MIN_SECRET: Final = 8  # bytes; shorter texts are no secrets, and may be part of any message
-_NONE_STATED: Final[Mapping[str, Any]] = MappingProxyType({})
-_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
-
-
-class EngineGauges(msgspec.Struct, frozen=True):
-    """The last values of an engine's own metrics; None is unknown, which is never 0. Ratios are 0 to 1.
-
-    `kv_cache_tokens`: the size of its KV cache. `progress`: values that change while it computes; empty if there are
-    none.
-    """
-
-    kv_cache_usage: float | None = None
-    kv_cache_tokens: int | None = None
-    running: float | None = None
-    waiting: float | None = None
-    prefix_cache_hit_rate: float | None = None
-    spec_acceptance_rate: float | None = None
-    spec_tokens_per_step: float | None = None
-    spec_counts: SpeculationCounters | None = None
-    progress: tuple[float, ...] = ()
-
-
-class DraftStatus(msgspec.Struct, frozen=True):
-    """What is known of an engine's draft model at one task; None is unknown. See draft_stats.DraftPerformance.
-
-    `pays`: whether the draft makes the engine faster at its present load; see DraftStats.pays.
-    """
-
-    tokens_per_second: float | None
-    tokens_per_step: float | None
-    pays: bool | None
-
-
-class EngineConfig(msgspec.Struct, kw_only=True, frozen=True, eq=False):
-    """What the configuration says of an engine.
-
-    - `max_in_flight`: maximum number of concurrent requests; None is no limit.
-    - `has_draft`: whether it gives the engine a draft; unknown for an engine that roundhouse did not start.
-    - `headers`: what every request to it carries. `ca_file`: see create_tls_context.
-    - `kind`: None if it is not configured. `stated_traits`: see engine_kinds.
-    - The others: see Engine. `baseline` and `revision` depend on other engines, and may change.
-    """
-
-    name: str
-    model: str
-    task: EngineTask
-    url: str
-    served_model: str
-    rank: int | None = None
-    max_model_len: int | None = None
-    max_in_flight: int | None = None
-    family: str | None = None
-    has_draft: bool = False
-    draft: str | None = None
-    baseline: str | None = None
-    headers: Mapping[str, str] = _NO_HEADERS
-    ca_file: str = ""
-    kind: EngineKind | None = None
-    stated_traits: Mapping[str, Any] = _NONE_STATED
-    share: int | None = None
-    revision: str | None = None
 
 
 class Engine:
@@ -419,7 +359,7 @@ class Engine:
         self.gauges = gauges
         known = [count for count in (gauges.running, gauges.waiting) if count is not None]
         # The engine's metrics and `in_flight` are not read at the same instant, so the difference may be negative.
-        self.external_load = max(0.0, sum(known) - self._counted_in_flight) if known else None
+        self.external_load = max(0.0, sum(known, 0.0) - self._counted_in_flight) if known else None
         if gauges.spec_counts is not None:
             self.has_draft = True
         elif gauges.running is not None and self.kind in (None, "vllm"):

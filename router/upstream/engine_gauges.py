@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Final
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.core.routing.draft_models.counted_steps import SpeculationCounters
-from router.upstream.engine import EngineGauges
 
 # The names that servers have for the same: vLLM, SGLang, llama.cpp, TGI.
 _KV_CACHE_USAGE: Final = (
@@ -51,6 +51,24 @@ _METRIC_NAMES: Final = (
     "vllm:spec_decode_num_draft_tokens_total",
     "vllm:spec_decode_num_accepted_tokens_total",
 )
+
+
+class EngineGauges(msgspec.Struct, frozen=True):
+    """The last values of an engine's own metrics; None is unknown, which is never 0. Ratios are 0 to 1.
+
+    `kv_cache_tokens`: the size of its KV cache. `progress`: values that change while it computes; empty if there are
+    none.
+    """
+
+    kv_cache_usage: float | None = None
+    kv_cache_tokens: int | None = None
+    running: float | None = None
+    waiting: float | None = None
+    prefix_cache_hit_rate: float | None = None
+    spec_acceptance_rate: float | None = None
+    spec_tokens_per_step: float | None = None
+    spec_counts: SpeculationCounters | None = None
+    progress: tuple[float, ...] = ()
 
 
 def parse_gauges(page: str, rank: int | None = None) -> EngineGauges:

@@ -12,8 +12,8 @@ from router.core.resilience.signs_of_life import CheckResult
 from router.net.client.errors import MAX_CAUSE, EngineError, describe_cause, is_refused
 from router.upstream.catalog import Catalog
 from router.upstream.client import EngineClient
-from router.upstream.engine import Engine, EngineGauges
-from router.upstream.engine_gauges import parse_gauges
+from router.upstream.engine import Engine
+from router.upstream.engine_gauges import EngineGauges, parse_gauges
 from router.upstream.engine_kinds import MODELS_PATH
 from router.upstream.model_lists import ModelListReader
 

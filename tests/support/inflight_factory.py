@@ -15,9 +15,15 @@ from tests.support.factories import chat
 KEY = CacheKey("rh:1:default:llama:0:0:0", ("d",))
 
 
-def generation_record(tenant: str = "default", **origin: Any) -> GenerationRecord:
-    facts = {"request_id": "1", "engine_request_id": "1", "model": "llama", "task": "chat", "stream": False, **origin}
-    return GenerationRecord(origin=RequestOrigin(tenant=tenant, **facts))
+def generation_record(tenant: str = "default", **facts: Any) -> GenerationRecord:
+    """`facts`: of its origin."""
+    origin = RequestOrigin(
+        request_id="1", engine_request_id="1", tenant=tenant, model="llama", task="chat", stream=False
+    )
+    for name, value in facts.items():
+        assert hasattr(origin, name)
+        setattr(origin, name, value)
+    return GenerationRecord(origin)
 
 
 def in_flight_request(

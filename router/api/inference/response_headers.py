@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Final
 
 from router.core.types import CacheStatus
-from router.flow.exchange import Exchange
-from router.flow.request_kind import ResponseKind, response_facts, response_kind
+from router.flow.exchange import Exchange, response_facts
+from router.flow.request_kind import ResponseKind, response_kind
 from router.net.server.cycle import header_lines
 
 RawHeaders = list[tuple[bytes, bytes]]

@@ -9,9 +9,10 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.endpoint import Endpoint, FileUpload, InferenceRequest, Streaming
-from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse, estimate_usage
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.recording.sse import DONE
 from router.core.endpoints.recording.transcript_recorder import TranscriptRecorder
+from router.core.endpoints.recording.usage import estimate_usage
 from router.core.endpoints.requests.request_fields import RequestFields
 
 _TEXT_FORMATS: Final = ("text", "srt", "vtt")

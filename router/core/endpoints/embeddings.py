@@ -9,13 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.endpoint import EncodedInput, Endpoint, InferenceRequest
-from router.core.endpoints.recording.recorded_response import (
-    NotStoredReason,
-    RecordedResponse,
-    estimate_usage,
-    parse_usage,
-)
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.recording.recording import record_json
+from router.core.endpoints.recording.usage import estimate_usage, parse_usage
 from router.core.endpoints.requests.request_fields import RequestFields, missing_field_error
 from router.core.endpoints.vectors import has_missing_numbers
 from router.errors import ApiError, bad_request

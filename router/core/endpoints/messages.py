@@ -16,14 +16,10 @@ from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequ
 from router.core.endpoints.errors.anthropic_errors import ANTHROPIC_ERRORS
 from router.core.endpoints.recording.answer_shapes import AnswerShapes
 from router.core.endpoints.recording.delta_merge import may_merge
-from router.core.endpoints.recording.recorded_response import (
-    NotStoredReason,
-    RecordedResponse,
-    ReportedUsage,
-    parse_token_count,
-)
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage
 from router.core.endpoints.recording.recording import record_json
 from router.core.endpoints.recording.typed_events import TypedRecorder, encode_event, is_nonempty
+from router.core.endpoints.recording.usage import parse_token_count
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS, MalformedResponseError
 from router.core.endpoints.requests.request_fields import InputMessage, RequestFields, no_messages_error
 from router.core.endpoints.requests.server_state import find_messages_state

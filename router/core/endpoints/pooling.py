@@ -13,8 +13,9 @@ import msgspec
 from router.core.endpoints.endpoint import EncodedInput, Endpoint, InferenceRequest
 from router.core.endpoints.recording.json_responses import JsonResponse, decode_success
 from router.core.endpoints.recording.list_responses import Item, ListResponse, record_list
-from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse, estimate_usage
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.recording.recording import record_json
+from router.core.endpoints.recording.usage import estimate_usage
 from router.core.endpoints.requests.encoded_fields import EncodedFields, encoded_count
 from router.errors import ApiError, bad_request
 

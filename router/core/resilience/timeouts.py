@@ -2,8 +2,6 @@
 
 from typing import Final
 
-import msgspec
-
 DEFAULT_ANSWER_TOKENS: Final = 8192
 """Assumed maximum length of an answer in tokens if neither the request nor the engine gives one."""
 
@@ -22,7 +20,7 @@ PREFILL_SPEED: Final = 1000.0
 _BYTES_PER_TOKEN: Final = 4
 
 
-class Workload(msgspec.Struct, frozen=True):
+class Workload:
     """What an engine has to compute for one request.
 
     - `max_tokens`: the client's limit of each answer; None without one.
@@ -30,17 +28,19 @@ class Workload(msgspec.Struct, frozen=True):
     - `prompt_bytes`: the size of the prompts, not decoded.
     """
 
-    max_tokens: int | None
-    answers: int = 1
-    prompt_bytes: int = 0
+    def __init__(self, max_tokens: int | None, answers: int = 1, prompt_bytes: int = 0) -> None:
+        self.max_tokens = max_tokens
+        self.answers = answers
+        self.prompt_bytes = prompt_bytes
 
 
-class EngineTimeouts(msgspec.Struct, frozen=True):
+class EngineTimeouts:
     """In seconds, except `min_tokens_per_second`; see settings.TimeoutSettings."""
 
-    first_token: float
-    between_tokens: float
-    min_tokens_per_second: float
+    def __init__(self, first_token: float, between_tokens: float, min_tokens_per_second: float) -> None:
+        self.first_token = first_token
+        self.between_tokens = between_tokens
+        self.min_tokens_per_second = min_tokens_per_second
 
     def total(self, work: Workload, max_model_len: int | None) -> float:
         """Timeout of a complete response in seconds.

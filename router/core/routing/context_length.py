@@ -5,12 +5,10 @@ bounds. A token is at least one byte, so a prompt has at most as many tokens as 
 itself (`max_tokens`, a prompt of token ids) is a lower bound. In between, the engine decides.
 """
 
-from enum import IntEnum
 from typing import Any, Final
 
-import msgspec
-
 from router.core.endpoints.endpoint import InferenceRequest, ScoredInput
+from router.core.routing.token_bounds import Fit, TokenBounds
 from router.errors import ApiError, bad_request
 
 TEMPLATE_OVERHEAD: Final = 256
@@ -29,38 +27,18 @@ _TEXT_TYPES: Final = (
 _REFERENCE_FIELDS: Final = frozenset(("previous_response_id", "conversation", "prompt_embeds"))
 
 
-class TokenBounds(msgspec.Struct, frozen=True):
-    """The context that a request needs, in tokens; vLLM's context holds prompt and completion together.
-
-    - `min_prompt`: the prompt has at least so many.
-    - `completion`: the `max_tokens` of the request; vLLM refuses more than its whole context, and others shorten it.
-    - `max_total`: upper bound for prompt and completion; None if there is none, as with images.
-    """
-
-    min_prompt: int
-    completion: int
-    max_total: int | None
-
-
-class Fit(IntEnum):
-    """Whether a request fits into an engine's context."""
-
-    FITS = 0
-    MAY_FIT = 1
-    TOO_LONG = 2
-
-
 def token_bounds(request: InferenceRequest) -> TokenBounds:
     min_prompt, completion = _known_token_counts(request)
     max_total = None if _has_non_text(request.fields) else len(request.body) + TEMPLATE_OVERHEAD + max(completion, 1)
     return TokenBounds(min_prompt, completion, max_total)
 
 
-class ContextNeed(msgspec.Struct, frozen=True):
+class ContextNeed:
     """What the context of an engine must have room for: the prompt, and alone the `completion`; see TokenBounds."""
 
-    min_prompt: int
-    completion: int
+    def __init__(self, min_prompt: int, completion: int) -> None:
+        self.min_prompt = min_prompt
+        self.completion = completion
 
     def exceeds(self, max_model_len: int | None, *, shortens: bool) -> bool:
         """`max_model_len`: the engine's; None is unknown. `shortens`: see EngineTraits.shortens_answers."""

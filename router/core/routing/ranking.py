@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from router.core.routing.context_length import Fit, TokenBounds, check_fit
+from router.core.routing.context_length import check_fit
+from router.core.routing.token_bounds import Fit, TokenBounds
 from router.core.types import EngineTask, Task
 
 BACKLOG_RATIO: Final = 0.25

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Literal
 
-from router.core.routing.context_length import TokenBounds
 from router.core.routing.ranking import EngineSnapshot, fit_key
+from router.core.routing.token_bounds import TokenBounds
 
 Criterion = Literal["up", "context", "seconds", "load", "name"]
 

@@ -141,7 +141,7 @@ class Dispatcher:
         record.attempts.append(facts)
         record.prompt.on_sent(engine, now)
         return Attempt(
-            slot=slot,
+            slot,
             request_id=request_id if number == 1 else f"{request_id}-{number}",
             traceparent=record.trace.start_attempt(engine, origin.traceparent),
             sent_at=now,

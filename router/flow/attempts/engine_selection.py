@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Final
 
 from router.core.endpoints.requests.request import without_fields
-from router.core.routing.context_length import TokenBounds, check_fit, context_length_error, context_need, token_bounds
+from router.core.routing.context_length import check_fit, context_length_error, context_need, token_bounds
 from router.core.routing.draft_models.answer_time import FamilyLoad
 from router.core.routing.draft_models.counted_steps import SpeculationCounters
-from router.core.routing.draft_models.draft_performance import MeasuredGeneration
+from router.core.routing.draft_models.draft_performance import DraftStatus, MeasuredGeneration
 from router.core.routing.draft_models.draft_stats import DraftStats, unsupported_fields
 from router.core.routing.draft_models.score_bins import TASKS, score_bin
 from router.core.routing.draft_models.step_rates import load_level
@@ -19,6 +19,7 @@ from router.core.routing.prefill import Prefills
 from router.core.routing.prefix_cache.affinity import session_home
 from router.core.routing.prefix_cache.prompt_chain import chain_seed
 from router.core.routing.ranking import EngineSnapshot, rank_with_seconds, task_distance
+from router.core.routing.token_bounds import TokenBounds
 from router.core.routing.traffic_share import REST
 from router.core.types import Task
 from router.errors import unknown_model
@@ -30,7 +31,7 @@ from router.flow.parsed_request import ParsedRequest
 from router.flow.selection import ExplainedSelection, RankedEngine, Selection
 from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog
-from router.upstream.engine import DraftStatus, Engine
+from router.upstream.engine import Engine
 
 log = logging.getLogger("roundhouse.engines")
 

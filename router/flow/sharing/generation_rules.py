@@ -2,20 +2,23 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Final, Literal
 
 from router.flow.exchange import GenerationRecord
 from router.flow.generation import Generations
 
 OnAbandon = Literal["cancel", "finish"]
 
+_NO_LIMITS: Final[Mapping[str, int]] = MappingProxyType({})
 
-class AbandonRules(NamedTuple):
+
+class AbandonRules:
     """`limits` by tenant; one that is not in it has no limit. `timeout` in seconds. See Abandonment."""
 
-    on_abandon: OnAbandon
-    timeout: float
-    limits: Mapping[str, int] = MappingProxyType({})
+    def __init__(self, on_abandon: OnAbandon, timeout: float, limits: Mapping[str, int] = _NO_LIMITS) -> None:
+        self.on_abandon: OnAbandon = on_abandon
+        self.timeout = timeout
+        self.limits = limits
 
 
 class GenerationRules:

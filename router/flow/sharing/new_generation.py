@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from router.core.endpoints.endpoint import InferenceRequest, Prompt
 from router.core.endpoints.recording.choices import choice_count
 from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
@@ -23,7 +21,7 @@ Redis executes the write before any command that this process sends later.
 """
 
 
-class NewGeneration(msgspec.Struct, kw_only=True, frozen=True, eq=False):
+class NewGeneration:
     """A generation that is to begin.
 
     - `order_engines` returns the engines to try. It is called once this process is known to be the leader. Raises
@@ -36,15 +34,21 @@ class NewGeneration(msgspec.Struct, kw_only=True, frozen=True, eq=False):
       one; in seconds since the epoch.
     """
 
-    request: InferenceRequest
-    record: GenerationRecord
-    order_engines: Callable[[], Sequence[Engine]]
-    store_response: StoreResponse | None = None
-    documents: tuple[str, ...] = ()
-    adjusted_fields: tuple[str, ...] = ()
-    wait_plan: WaitPlan | None = None
-    body_allocation: BodyAllocation | None = None
-    replaced_entry_created: float | None = None
+    def __init__(
+        self, *, request: InferenceRequest, record: GenerationRecord, order_engines: Callable[[], Sequence[Engine]],
+        store_response: StoreResponse | None = None, documents: tuple[str, ...] = (),
+        adjusted_fields: tuple[str, ...] = (), wait_plan: WaitPlan | None = None,
+        body_allocation: BodyAllocation | None = None, replaced_entry_created: float | None = None,
+    ) -> None:  # fmt: skip
+        self.request = request
+        self.record = record
+        self.order_engines = order_engines
+        self.store_response = store_response
+        self.documents = documents
+        self.adjusted_fields = adjusted_fields
+        self.wait_plan = wait_plan
+        self.body_allocation = body_allocation
+        self.replaced_entry_created = replaced_entry_created
 
 
 def new_record(
@@ -58,17 +62,13 @@ def new_record(
     origin = RequestOrigin(
         request_id=exchange.request_id,
         engine_request_id=engine_request_id,
-        traceparent=exchange.traceparent,
-        tracestate=exchange.tracestate,
         tenant=exchange.tenant,
-        key_id=exchange.key_id,
-        priority=priority,
         model=parsed.model.reported_name,
-        adapter=parsed.model.adapter,
-        engine_revision=parsed.engine_revision,
         task=parsed.task,
-        log_odds=parsed.log_odds,
         stream=request.stream,
-        choices=choice_count(request.fields, takes_prompt_list=isinstance(request.endpoint.input, Prompt)),
     )
+    origin.traceparent, origin.tracestate, origin.key_id = exchange.traceparent, exchange.tracestate, exchange.key_id
+    origin.priority, origin.log_odds = priority, parsed.log_odds
+    origin.adapter, origin.engine_revision = parsed.model.adapter, parsed.engine_revision
+    origin.choices = choice_count(request.fields, takes_prompt_list=isinstance(request.endpoint.input, Prompt))
     return GenerationRecord(origin=origin, trace=exchange.trace.new_generation(), prompt=prompt)

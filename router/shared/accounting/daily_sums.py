@@ -9,10 +9,10 @@ import datetime as dt
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from router.net.redis.commands import Command
-from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
+from router.net.redis.pipeline import OnReply, RedisDownError, Replies
 from router.net.redis.replies import decode_reply
 from router.shared.accounting.retention import RETENTION_DAYS
 
@@ -96,6 +96,12 @@ def _parse_amount(text: str) -> float | None:
     return amount if abs(amount) <= MAX_SUM else None  # false for nan
 
 
+class Sender(Protocol):
+    """The part of a RedisPipeline that is needed here."""
+
+    def send(self, command: Command, /, *, on_reply: OnReply) -> None: ...
+
+
 class DailySums(Generic[AccountT]):
     """The sums of this process that Redis does not have yet.
 
@@ -125,7 +131,7 @@ class DailySums(Generic[AccountT]):
         if amount and (account in self._added or len(self._added) < self._max_accounts):
             self._added[account] = self._added.get(account, 0.0) + amount
 
-    def flush(self, pipeline: RedisPipeline, now: float) -> None:
+    def flush(self, pipeline: Sender, now: float) -> None:
         """`now`: seconds since the epoch; what was added since the last flush counts for its day."""
         added, self._added = self._added, {}
         self._keep(utc_day(now), added)

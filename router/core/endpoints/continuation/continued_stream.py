@@ -17,9 +17,10 @@ from router.core.endpoints.continuation.stream_so_far import StreamSoFar
 from router.core.endpoints.errors.engine_errors import is_error_object, unfinished_error
 from router.core.endpoints.recording.choices import ChoicesFormat
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
-from router.core.endpoints.recording.recorded_response import ReportedUsage, RequestSpeculation, parse_token_count
+from router.core.endpoints.recording.recorded_response import ReportedUsage, RequestSpeculation
 from router.core.endpoints.recording.recording import ABORTED, EVENT_TOO_LONG, MAX_EVENT_SIZE
 from router.core.endpoints.recording.sse import DONE, EventBuffer, error_payload, is_comment, payload, split_events
+from router.core.endpoints.recording.usage import parse_token_count
 
 DIVERGED: Final = b"the continuation does not repeat what was published"
 """The `failure` if the second engine generates another text than the one that the client has, or reasoning."""

@@ -16,11 +16,10 @@ from router.core.endpoints.recording.recorded_response import (
     ResponseChoice,
     decode_chat_event,
     decode_chat_response,
-    estimate_usage,
-    parse_usage,
 )
 from router.core.endpoints.recording.recording import ABORTED, StreamRecorder, record_json, record_stream
 from router.core.endpoints.recording.sse import DONE, error_payload, is_comment, lacks_data, payload, split_events
+from router.core.endpoints.recording.usage import estimate_usage, parse_usage
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.endpoints.requests.request_metrics import parse_speculation, without_metrics, without_metrics_event
 

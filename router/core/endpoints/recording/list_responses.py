@@ -7,13 +7,9 @@ import msgspec
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recording.json_responses import JsonResponse, decode_success
-from router.core.endpoints.recording.recorded_response import (
-    NotStoredReason,
-    RecordedResponse,
-    estimate_usage,
-    parse_usage,
-)
+from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from router.core.endpoints.recording.recording import record_json
+from router.core.endpoints.recording.usage import estimate_usage, parse_usage
 from router.core.endpoints.vectors import has_missing_numbers
 
 _EMPTY_VALUES: Final = (b"", b"[]", b'""', b"null")

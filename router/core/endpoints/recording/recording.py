@@ -22,11 +22,11 @@ from router.core.endpoints.recording.recorded_response import (
     RecordedResponse,
     ReportedUsage,
     RequestSpeculation,
-    estimate_usage,
 )
 from router.core.endpoints.recording.sse import EventBuffer, is_data_event, payload
 from router.core.endpoints.recording.stream_encoding import encode_stream
 from router.core.endpoints.recording.token_ids import TokenIdCutter
+from router.core.endpoints.recording.usage import estimate_usage
 from router.core.endpoints.requests.engine_fields import names_engine_memory
 
 MAX_EVENT_SIZE: Final = 8 * 1024 * 1024

@@ -11,15 +11,10 @@ import msgspec
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.errors.engine_errors import is_error_body, unfinished_error
 from router.core.endpoints.recording.json_repair import decode_repaired
-from router.core.endpoints.recording.recorded_response import (
-    RecordedResponse,
-    ReportedUsage,
-    RequestSpeculation,
-    estimate_usage,
-    parse_usage,
-)
+from router.core.endpoints.recording.recorded_response import RecordedResponse, ReportedUsage, RequestSpeculation
 from router.core.endpoints.recording.recording import EVENT_TOO_LONG, MAX_EVENT_SIZE
 from router.core.endpoints.recording.sse import DONE, EventBuffer, error_payload, is_comment, payload, split_events
+from router.core.endpoints.recording.usage import estimate_usage, parse_usage
 
 
 class _Choice(msgspec.Struct):

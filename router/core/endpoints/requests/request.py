@@ -86,8 +86,8 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
         raise bad_request(f"The body has more than {MAX_FIELDS} fields.", code="too_many_parts")
     try:
         known = msgspec.convert(fields, endpoint.fields_type)
-    except msgspec.ValidationError as error:
-        raise wrong_type_error(error) from None
+    except msgspec.ValidationError as invalid:
+        raise wrong_type_error(invalid) from None
     if (lacking := known.validate()) is not None:
         raise lacking
     model = known.model or ""

@@ -13,7 +13,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.core.endpoints.recording.recorded_response import MAX_TOKEN_COUNT, RequestSpeculation
+from router.core.endpoints.recording.recorded_response import RequestSpeculation
+from router.core.endpoints.recording.usage import MAX_TOKEN_COUNT
 
 _Count = Annotated[int, Meta(ge=0, le=MAX_TOKEN_COUNT)]
 

@@ -45,3 +45,14 @@ class DraftPerformance(msgspec.Struct, frozen=True):
 
     tokens_per_second: float | None = None
     tokens_per_step: float | None = None
+
+
+class DraftStatus(msgspec.Struct, frozen=True):
+    """What is known of an engine's draft model at one task; None is unknown. See DraftPerformance.
+
+    `pays`: whether the draft makes the engine faster at its present load; see DraftStats.pays.
+    """
+
+    tokens_per_second: float | None
+    tokens_per_step: float | None
+    pays: bool | None

@@ -18,12 +18,12 @@ from router.core.plural import pluralize
 from router.errors import ApiError
 from router.flow.attempts.attempt import Attempt
 from router.flow.attempts.continuation.continuation_engines import ContinuationEngines
+from router.flow.attempts.continuation.continuation_facts import Continuation
 from router.flow.attempts.continuation.seam import ContinuationLimits, Seam
 from router.flow.attempts.dispatch import Dispatcher
 from router.flow.attempts.engine_attempts import EngineAttempts
 from router.flow.attempts.engine_losses import EngineLosses
 from router.flow.attempts.engine_stream import EngineStream
-from router.flow.exchange import Continuation
 from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError, engine_lost
 from router.net.loop_turns import LoopTurns

@@ -10,7 +10,8 @@ from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness, engine_readiness
 from router.flow.attempts.admission import Admission, NoSlotError, Slot
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 
 
 def engine(name: str, places: int | None = 1, model: str = "m") -> Engine:

@@ -6,7 +6,8 @@ from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness, engine_readiness
 from router.flow.attempts.admission import Admission
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 
 
 def readiness(engine: Engine) -> Readiness:

@@ -17,7 +17,8 @@ from router.flow.brownout import Brownout
 from router.net.redis.clock import RedisClock
 from router.shared.engines.breakers import Breakers
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 
 
 def engine(name: str, model: str = "llama", *, up: bool | None, drained: bool = False) -> Engine:

@@ -9,7 +9,8 @@ from router.core.resilience.readiness import Readiness
 from router.flow.attempts.admission import Admission
 from router.flow.attempts.continuation.continuation_engines import ContinuationEngines
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 from tests.support.factories import chat
 
 

@@ -9,7 +9,8 @@ from router.flow.attempts.engine_health import EngineHealth
 from router.net.client.errors import EngineError
 from router.net.redis.clock import RedisClock
 from router.shared.engines.breakers import Breakers
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 
 BROKEN_OFF = EngineError("broken-off", "the engine closed the connection")
 

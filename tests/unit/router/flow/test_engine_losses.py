@@ -12,7 +12,8 @@ from router.core.resilience.engine_losses import Suspects
 from router.errors import ApiError
 from router.flow.attempts.engine_losses import EngineLosses
 from router.net.client.errors import EngineError, connection_reset, timed_out, unreachable
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 from tests.support.waiting import eventually
 
 REQUEST = parse_request(CHAT, b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}')

@@ -12,6 +12,7 @@ from router.core.endpoints.chat import CHAT
 from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.recording.recorded_response import RequestSpeculation
+from router.core.resilience.unserved_paths import MEMORY
 from router.core.routing.draft_models.counted_steps import SpeculationCounters
 from router.core.routing.draft_models.draft_stats import DraftStats
 from router.core.routing.draft_models.speeds import MIN_GENERATIONS
@@ -26,8 +27,9 @@ from router.flow.request_resolver import RequestResolver
 from router.flow.tenant_rules import TenantRules
 from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine, EngineConfig, EngineGauges
-from router.upstream.unserved_paths import MEMORY
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
+from router.upstream.engine_gauges import EngineGauges
 from tests.support.inflight_factory import generation_record
 
 MODEL = Model("llama", "1")

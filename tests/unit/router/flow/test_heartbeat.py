@@ -22,7 +22,8 @@ class Client:
         self.loop = loop
         self.got: list[tuple[float, str]] = []
         self.started = False
-        self.exchange = Exchange(endpoint=CHAT, request_id="1", started_at=0.0, stream=True)
+        self.exchange = Exchange(endpoint=CHAT, request_id="1", started_at=0.0)
+        self.exchange.stream = True
         allocation = BodyAllocation(BodyBudget(), 0)
         self.caller = Caller(self, self.send, allocation)
 

@@ -16,7 +16,9 @@ from router.net.redis.pipeline import RedisDownError
 from router.shared.engines.breakers import Breakers
 from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine, EngineConfig, EngineGauges
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
+from router.upstream.engine_gauges import EngineGauges
 
 
 class NoRedis:

@@ -2,7 +2,6 @@
 
 from typing import Any, Final
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,14 +10,17 @@ from router.api.inference.response_headers import ResponseHeaders
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.messages import MESSAGES
 from router.core.types import BypassReason, CacheStatus
-from router.flow.exchange import Continuation, Exchange
-from router.flow.request_kind import RequestKind, ResponseKind, request_facts, request_kind, response_kind
+from router.flow.attempts.continuation.continuation_facts import Continuation
+from router.flow.exchange import Exchange, request_facts
+from router.flow.request_kind import RequestKind, ResponseKind, request_kind, response_kind
 from tests.support.chosen_prompt import chosen_prompt
 from tests.support.inflight_factory import generation_record
 
 GENERATION: Final = generation_record(model="m")
-CONTINUED: Final = msgspec.structs.replace(GENERATION, continuations=[Continuation("reset", "continued", "e", 3)])
-CHOSEN: Final = msgspec.structs.replace(GENERATION, prompt=chosen_prompt())
+CONTINUED: Final = generation_record(model="m")
+CONTINUED.continuations.append(Continuation("reset", "continued", "e", 3))
+CHOSEN: Final = generation_record(model="m")
+CHOSEN.prompt = chosen_prompt()
 CHANGES: Final[dict[str, dict[str, Any]]] = {
     "status": {"status": 502},
     "stream": {"stream": True},
@@ -54,7 +56,11 @@ EXCHANGES: Final = st.lists(st.sampled_from(sorted(CHANGES))).map(
 
 
 def exchange(**facts: Any) -> Exchange:
-    return Exchange(**{"endpoint": CHAT, "request_id": "r1", "started_at": 0.0, **facts})
+    made = Exchange(endpoint=CHAT, request_id="r1", started_at=0.0)
+    for name, value in facts.items():
+        assert hasattr(made, name)
+        setattr(made, name, value)
+    return made
 
 
 def fields_of(kind: RequestKind) -> dict[str, Any]:

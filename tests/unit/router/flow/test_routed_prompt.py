@@ -11,7 +11,8 @@ from router.core.routing.ranking import EngineSnapshot
 from router.core.types import BYTES_PER_TOKEN
 from router.flow.attempts.routed_prompt import ChainedPrompt, explain_choice
 from router.shared.prompts.prompt_records import PromptRecords
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 from tests.support.factories import chat, completion
 
 A = PrefillEstimate("a", 12_100, 11_264, 0.02, 0.0001, 0.2)

@@ -4,7 +4,8 @@ from router.core.endpoints.continuation.stream_so_far import MAX_LITERAL_EVENTS
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
 from router.flow.attempts.continuation.seam import Seam
 from router.net.client.errors import EngineError
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 from tests.support.endpoints import choices_recorder
 from tests.support.factories import chat, chat_event, choice_delta, encode_event
 

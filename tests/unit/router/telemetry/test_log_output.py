@@ -78,7 +78,7 @@ def test_a_name_that_is_no_utf_8_can_be_logged(formatter: logging.Formatter) -> 
 
 def test_times_are_written_with_the_milliseconds_of_each_line() -> None:
     formatter = JsonFormatter()
-    prefixes = [formatter.line_prefix(now) for now in (1000.0, 1000.0625, 1000.0627, 1001.5)]
+    prefixes = [formatter.time.line_prefix(now) for now in (1000.0, 1000.0625, 1000.0627, 1001.5)]
     assert [re.findall(r"00:16:4(\d\.\d{3})Z", prefix) for prefix in prefixes] == [
         ["0.000"], ["0.062"], ["0.062"], ["1.500"],
     ]  # fmt: skip

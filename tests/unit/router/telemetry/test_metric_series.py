@@ -16,9 +16,10 @@ from router.core.types import CacheStatus
 from router.flow.exchange import AttemptFacts, Exchange, GenerationRecord
 from router.shared.engines.announcements import AnnouncedEngine
 from router.telemetry.announced_metrics import announced_families
-from router.telemetry.metric_series import BatchHistogram
+from router.telemetry.batch_histogram import BatchHistogram
 from router.telemetry.telemetry import Telemetry
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 from tests.support.inflight_factory import generation_record
 from tests.support.waiting import eventually
 

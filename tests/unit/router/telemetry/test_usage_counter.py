@@ -42,7 +42,7 @@ class Pipeline:
 
 def sent(counter: UsageCounter) -> Sums:
     pipeline = Pipeline()
-    counter.flush(pipeline, NOON)  # type: ignore[arg-type]
+    counter.flush(pipeline, NOON)
     return pipeline.sums
 
 

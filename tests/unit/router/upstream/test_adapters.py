@@ -21,7 +21,8 @@ from router.upstream.adapters import (
     find_adapters,
 )
 from router.upstream.catalog import MAX_REPORTED, Catalog, Model
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 from router.upstream.engine_kinds import parse_model_list
 
 

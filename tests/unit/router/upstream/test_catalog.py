@@ -8,7 +8,9 @@ from router.core.routing.draft_models.counted_steps import SpeculationCounters
 from router.core.types import EngineTask, Task
 from router.errors import ApiError
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine, EngineConfig, EngineGauges
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
+from router.upstream.engine_gauges import EngineGauges
 
 URL = "http://127.0.0.1:1"
 

@@ -4,8 +4,9 @@ import logging
 
 import pytest
 
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
 from router.upstream.engine_access import EngineAccess
+from router.upstream.engine_config import EngineConfig
 
 
 def engine() -> Engine:

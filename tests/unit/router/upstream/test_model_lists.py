@@ -11,7 +11,8 @@ from router.net.client.transport import HTTPTransport
 from router.upstream.adapters import ListedAdapter
 from router.upstream.catalog import Catalog, Model
 from router.upstream.client import EngineClient
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 from router.upstream.model_lists import AdapterRefresh, ModelListReader
 from router.upstream.probe import EngineProbe
 from tests.support.simulated_engine import SimulatedEngine

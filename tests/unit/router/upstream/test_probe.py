@@ -11,7 +11,8 @@ import pytest_asyncio
 from router.net.client.transport import HTTPTransport
 from router.upstream.catalog import Catalog, Model
 from router.upstream.client import EngineClient
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 from router.upstream.probe import MAX_PAGE, EngineProbe
 from tests.support.listeners import stop_listening
 from tests.support.scripted_engine import ScriptedEngine

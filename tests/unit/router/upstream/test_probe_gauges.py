@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.routing.draft_models.counted_steps import SpeculationCounters
-from router.upstream.engine import EngineGauges
-from router.upstream.engine_gauges import parse_gauges
+from router.upstream.engine_gauges import EngineGauges, parse_gauges
 from router.upstream.engine_kinds import parse_model_list
 from tests.support.paths import CAPTURES
 

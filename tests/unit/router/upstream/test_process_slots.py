@@ -8,7 +8,8 @@ import pytest
 from router.core.resilience.readiness import Readiness
 from router.flow.attempts.admission import Admission, Slot
 from router.upstream.catalog import Catalog, Model
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 from router.upstream.process_slots import ProcessSlots
 from router.upstream.shared_slots import SharedSlots, WorkerPlace, create_directory
 

@@ -15,7 +15,8 @@ from router.settings import parse
 from router.shared.engines.announcements import AnnouncedEngine
 from router.upstream.catalog import Catalog, Model
 from router.upstream.configured_catalog import build_catalog
-from router.upstream.engine import UNBOUNDED_IN_FLIGHT, Engine, EngineConfig
+from router.upstream.engine import UNBOUNDED_IN_FLIGHT, Engine
+from router.upstream.engine_config import EngineConfig
 from router.upstream.shared_slots import SharedSlots, WorkerPlace, create_directory, release_worker
 from router.upstream.slot_file import SlotFile
 from tests.support.waiting import eventually

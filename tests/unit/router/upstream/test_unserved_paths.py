@@ -4,8 +4,9 @@ import logging
 
 import pytest
 
-from router.upstream.engine import Engine, EngineConfig
-from router.upstream.unserved_paths import MEMORY, UnservedPaths
+from router.core.resilience.unserved_paths import MEMORY, UnservedPaths
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 
 
 def test_a_path_is_remembered_for_a_while_after_the_last_answer() -> None:

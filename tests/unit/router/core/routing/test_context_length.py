@@ -7,13 +7,12 @@ import pytest
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.routing.context_length import (
     TEMPLATE_OVERHEAD,
-    Fit,
-    TokenBounds,
     check_fit,
     context_length_error,
     context_need,
     token_bounds,
 )
+from router.core.routing.token_bounds import Fit, TokenBounds
 from tests.support.factories import (
     chat,
     classify,

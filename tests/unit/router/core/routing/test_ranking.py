@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.routing.context_length import TokenBounds
 from router.core.routing.ranking import Costs, EngineSnapshot, PromptCost, loads, rank_engines
+from router.core.routing.token_bounds import TokenBounds
 
 ENGINE = st.builds(
     EngineSnapshot,

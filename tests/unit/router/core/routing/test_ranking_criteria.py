@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.routing.context_length import TokenBounds
 from router.core.routing.ranking import EngineSnapshot, rank_engines
 from router.core.routing.ranking_criteria import Criterion, deciding_criteria
+from router.core.routing.token_bounds import TokenBounds
 
 BOUNDS = TokenBounds(100, 500, 5000)
 

@@ -9,7 +9,8 @@ from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
 from router.net.client.target import Origin, RequestTarget
 from router.upstream.client import EngineClient
-from router.upstream.engine import Engine, EngineConfig
+from router.upstream.engine import Engine
+from router.upstream.engine_config import EngineConfig
 from tests.support.transport_harness import (
     LONG,
     OK,

@@ -40,7 +40,7 @@ class Pipeline:
 
 
 def flush(ledger: SavingsLedger, pipeline: Pipeline, now: float = NOON) -> None:
-    ledger.flush(pipeline, now)  # type: ignore[arg-type]
+    ledger.flush(pipeline, now)
 
 
 amounts = st.lists(

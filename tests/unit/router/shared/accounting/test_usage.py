@@ -37,7 +37,7 @@ class Pipeline:
 
 
 def flush(ledger: UsageLedger, pipeline: Pipeline, now: float = NOON) -> None:
-    ledger.flush(pipeline, now)  # type: ignore[arg-type]
+    ledger.flush(pipeline, now)
 
 
 accounts = st.tuples(
