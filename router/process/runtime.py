@@ -9,7 +9,8 @@ What a reload keeps:
   Redis, only the drains, the announced engines and the breakers are handed over.
 - The next configuration gets: engines with the same settings, as the same objects, and the state of those with the same
   address; the tracer.
-- Anew: the retries that are left.
+- Anew: the retries that are left, brownout levels, the health checks of lost engines, the starts that requests wait
+  for, and what Retry-After is estimated from. An announced engine that comes or goes causes this, too.
 
 Some is handed over when it is built, which changes nothing of the old configuration; the rest in `Runtime.take_effect`.
 """

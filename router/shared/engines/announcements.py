@@ -259,7 +259,7 @@ class Announcements:
     ) -> None:
         """`clock`: monotonic seconds. `redis_clock`: seconds since the epoch by Redis' clock.
 
-        `previous`: the object of the former configuration, whose state is taken over.
+        `previous`: the object that reads another Redis, whose state is taken over.
         """
         self._pipeline = pipeline
         self._on_change = on_change

@@ -90,7 +90,7 @@ class Drains:
     def __init__(
         self, pipeline: RedisPipeline, on_change: Callable[[frozenset[str]], None], previous: "Drains | None" = None
     ) -> None:
-        """`previous`: that of the former configuration. They share the changes until `take_over`."""
+        """`previous`: that of another Redis, before a reload. They share the changes until `take_over`."""
         self._pipeline = pipeline
         self._on_change = on_change
         self._states: dict[str, DrainState] = previous._states if previous is not None else {}  # noqa: SLF001 - its own kind

@@ -51,7 +51,7 @@ class ContinuationEngines:
         return [*still_there, *able]
 
     def _is_open(self, engine: Engine) -> bool:
-        # The breakers of the earlier configuration know nothing of engines that are new since.
+        # With another Redis, the breakers of the earlier configuration know nothing of engines that are new since.
         return self._breaker_state is not None and self._breaker_state(engine.name) is BreakerState.OPEN
 
 
