@@ -1,18 +1,19 @@
 """The facts of a request and of a generation: the flow records them, telemetry reports them."""
 
 from random import getrandbits
-from typing import Literal
+from typing import Final, Literal
 
 from router.core.cache.fingerprint import MissReason
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.errors.error_envelope import BrokenStream
 from router.core.endpoints.recording.recorded_response import NotStoredReason, RequestSpeculation
+from router.core.routing.prefill import PrefillEstimate
+from router.core.routing.prefix_tokens import PrefixTokens
 from router.core.types import DEFAULT_TENANT, BypassReason, CacheStatus, Task
 from router.flow.attempts.continuation.continuation_facts import Continuation
-from router.flow.attempts.routed_prompt import UNROUTED, RoutedPrompt
 from router.flow.request_origin import RequestOrigin
 from router.flow.result import LOST
-from router.flow.trace.request_trace import UNTRACED, UNTRACED_GENERATION, GenerationTrace, RequestTrace
+from router.flow.trace.request_trace import UNTRACED, RequestTrace
 from router.shared.inflight.stream_writer import Producer
 from router.upstream.energy import EnergyReading
 
@@ -109,10 +110,27 @@ class AttemptFacts:
         return max(0.0, (now if self.broke_off_at is None else self.broke_off_at) - self.sent_at)
 
 
+class PromptPlacement:
+    """Where the prompt of a generation was sent last.
+
+    - `choice`: why to that engine, in words; empty if there was no choice.
+    - `estimate`: what was expected of the engine; None if there was no choice.
+    - `prefix_tokens`: what the engine held of the prompt; None before its answer, and without an estimate.
+    """
+
+    choice: str = ""
+    estimate: PrefillEstimate | None = None
+    prefix_tokens: PrefixTokens | None = None
+
+
+NOT_PLACED: Final = PromptPlacement()
+"""Of a prompt that has only one engine."""
+
+
 class GenerationRecord:
     """The facts of one generation, which several requests may share. Times are those of time.perf_counter.
 
-    - `origin`: the request that started it. `trace`: see GenerationTrace.
+    - `origin`: the request that started it.
     - `leader`: what generates it in another process; None if this process does.
     - `attempts`: in their order, those that failed included.
     - `error_reason`: None if the generation succeeded.
@@ -123,7 +141,6 @@ class GenerationRecord:
     """
 
     origin: RequestOrigin
-    trace: GenerationTrace = UNTRACED_GENERATION
     leader: Producer | None = None
     attempts: list[AttemptFacts]
     continuations: list[Continuation]
@@ -135,14 +152,11 @@ class GenerationRecord:
     media_type: str | None = None
     not_stored_reason: NotStoredReason | None = None
     error_reason: str | None = None
-    prompt: RoutedPrompt = UNROUTED
+    placement: PromptPlacement
 
-    def __init__(
-        self, origin: RequestOrigin, trace: GenerationTrace = UNTRACED_GENERATION, prompt: RoutedPrompt = UNROUTED
-    ) -> None:
+    def __init__(self, origin: RequestOrigin, placement: PromptPlacement = NOT_PLACED) -> None:
         self.origin = origin
-        self.trace = trace
-        self.prompt = prompt
+        self.placement = placement
         self.attempts = []
         self.continuations = []
 
@@ -301,5 +315,5 @@ def request_facts(exchange: Exchange) -> RequestFacts:
         generation is not None,
         exchange.trace_id is not None,
         generation is not None and bool(generation.continuations) and bool(generation.continued),
-        generation is not None and generation.prompt.estimate is not None,
+        generation is not None and generation.placement.estimate is not None,
     )

@@ -21,7 +21,7 @@ from router.flow.attempts.model_start import NO_START, AwaitedStart, ModelStart
 from router.flow.attempts.waking import Waking
 from router.flow.cache_lookup import CacheLookup, entry_created
 from router.flow.caller import Caller
-from router.flow.exchange import Exchange
+from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.heartbeat import Heartbeats
 from router.flow.lookup import Bypass, FullResponse, Hit, Lookup, Miss, Stale
 from router.flow.parsed_request import ParsedRequest
@@ -32,7 +32,7 @@ from router.flow.selection import Selection
 from router.flow.sharing.coalescer import Coalescer
 from router.flow.sharing.generation_rules import GenerationRules
 from router.flow.sharing.inflight import InFlightRequest
-from router.flow.sharing.new_generation import NewGeneration, StoreResponse, new_record
+from router.flow.sharing.new_generation import NewGeneration, StoreResponse, new_origin
 from router.upstream.engine import Engine
 
 # A request starts over if the in-flight request that it joined has no response for it. Its last round is not shared,
@@ -197,11 +197,10 @@ class Gateway:
         else:
             selection = Selection(_no_engines, parsed.request)
         caller.body_allocation.retain()  # the generation may outlive the request; the coalescer releases it
-        return NewGeneration(
+        origin = new_origin(exchange, parsed, caller, self._candidates.priority(parsed, exchange.tenant))
+        new = NewGeneration(
             request=selection.request,
-            record=new_record(
-                exchange, parsed, caller, selection.prompt, self._candidates.priority(parsed, exchange.tenant)
-            ),
+            record=GenerationRecord(origin, selection.prompt.placement),
             order_engines=selection.order_engines,
             # With fields left out, the response does not match the key: it is neither shared nor stored.
             store_response=None if selection.adjusted_fields else store_response,
@@ -211,6 +210,8 @@ class Gateway:
             body_allocation=caller.body_allocation,
             replaced_entry_created=entry_created(lookup),
         )
+        new.prompt, new.trace = selection.prompt, exchange.trace.new_generation()
+        return new
 
     def _queue_time(self, started_at: float, retry_after: int | None, *, must_wait: bool) -> float | None:
         """Seconds that are left of the client's time in queues; None: the queue sees to that.
@@ -230,7 +231,7 @@ class Gateway:
         if not (is_new and inflight.is_leader):
             exchange.cache_status, exchange.miss_reason = CacheStatus.COALESCED, None
             leader = inflight.record.leader
-            exchange.trace.set_leader(inflight.record.trace, leader.traceparent if leader is not None else None)
+            exchange.trace.set_leader(inflight.trace, leader.traceparent if leader is not None else None)
         if body is None:
             return delivery
         delivery.close()

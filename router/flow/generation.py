@@ -48,11 +48,11 @@ class Generations:
         except ApiError as error:
             return GenerationResult(complete=False, error=error, error_reason=error.reason)
         if result.recorded_response is not None:
-            inflight.record.prompt.on_answered(result.recorded_response, time.perf_counter())
+            inflight.prompt.on_answered(result.recorded_response, time.perf_counter())
         if isinstance(recorded, NotStoredReason):
             inflight.record.not_stored_reason = recorded
         if recorded is not None and new.store_response is not None:
-            new.store_response(recorded, inflight.record)
+            new.store_response(recorded, inflight.record, inflight.trace)
         return result
 
     async def _run_stream(
@@ -69,7 +69,7 @@ class Generations:
             self._losses.on_success(inflight.origin.tenant, inflight.request)
         inflight.record.speculation = recorder.speculation
         if isinstance(recorder, StreamRecorder) and recorder.token_ids is not None and recorder.token_ids.prompt:
-            inflight.record.prompt.on_tokenized(recorder.token_ids.prompt)
+            inflight.prompt.on_tokenized(recorder.token_ids.prompt)
         recorded = recorder.recorded_response(inflight.request)
         stored = recorded if isinstance(recorded, RecordedResponse) else None
         endings = recorder.final_frames(include_usage=False), recorder.final_frames(include_usage=True)
@@ -146,7 +146,7 @@ def record_generation(
     record_metrics: Callable[[GenerationRecord, float], None],
     learn: Callable[[GenerationRecord], None],
     spend: Callable[[str, int, float], None],
-    record: GenerationRecord,
+    inflight: InFlightRequest,
 ) -> None:
     """Passes on the facts of a generation that has ended, well or not.
 
@@ -154,9 +154,9 @@ def record_generation(
 
     `learn`: see EngineSelector; `spend`: see TenantLimits.
     """
-    now = time.perf_counter()
-    record.prompt.on_ended(now)
+    now, record = time.perf_counter(), inflight.record
+    inflight.prompt.on_ended(now)
     record_metrics(record, now)
-    record.trace.finish(record, "cancelled" if record.error_reason == LOST else record.error_reason)
+    inflight.trace.finish(record, "cancelled" if record.error_reason == LOST else record.error_reason)
     learn(record)
     spend(record.origin.tenant, record.total_tokens, record.gpu_seconds(now))

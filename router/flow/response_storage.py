@@ -48,7 +48,9 @@ class ResponseStorage:
         # The position is taken now, at the start: a purge during the generation then covers the entry.
         documents, purge_position = parsed.parts.document_names(), self._purges.last_position
 
-        def store_response(recorded: RecordedResponse | NotStoredReason, record: GenerationRecord) -> None:
+        def store_response(
+            recorded: RecordedResponse | NotStoredReason, record: GenerationRecord, trace: GenerationTrace
+        ) -> None:
             if isinstance(recorded, NotStoredReason):
                 self._seen_keys.add_not_stored(parsed.part_hashes)
                 return
@@ -80,8 +82,8 @@ class ResponseStorage:
                 )  # fmt: skip
             if sample is not None:
                 self._recent_prompts.add(sample)
-            record.trace.start_write()
-            on_written = partial(self._on_written, parsed.part_hashes, sample, record.trace)
+            trace.start_write()
+            on_written = partial(self._on_written, parsed.part_hashes, sample, trace)
             kept = None if self._retention is None else self._retention.lifetime(parsed.key.text, entry)
             self._store.put(parsed.key.text, entry, purge_position, on_written, kept)
 

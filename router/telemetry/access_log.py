@@ -60,7 +60,7 @@ class AccessLog:
 
 
 def _values_of(generation: GenerationRecord) -> tuple[Any, ...]:
-    estimate = generation.prompt.estimate
+    estimate = generation.placement.estimate
     return (
         probability_of_code(generation.origin.log_odds),
         len(generation.attempts),

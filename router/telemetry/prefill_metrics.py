@@ -33,7 +33,7 @@ class PrefillSeries:
 
     def add(self, generation: GenerationRecord) -> None:
         self.dirty = True
-        estimate, tokens = generation.prompt.estimate, generation.prompt.prefix_tokens
+        estimate, tokens = generation.placement.estimate, generation.placement.prefix_tokens
         if estimate is not None and generation.origin.stream and generation.first_token_at is not None:
             self.ttfts.append(estimate.ttft)
         if tokens is not None:
@@ -65,7 +65,7 @@ class PrefillMetrics:
     def series(self, generation: GenerationRecord) -> PrefillSeries | None:
         """Where the generation is to be added; None if its engine was not chosen by estimates."""
         engine, model = generation.engine, generation.origin.model
-        if engine is None or generation.prompt.estimate is None:
+        if engine is None or generation.placement.estimate is None:
             return None
         found = self._series.get((engine, model))
         if found is None:

@@ -2,14 +2,14 @@
 
 from router.core.routing.prefill import PrefillEstimate
 from router.core.routing.prefix_tokens import PrefixTokens
-from router.flow.attempts.routed_prompt import UnroutedPrompt
+from router.flow.exchange import PromptPlacement
 
 
 def chosen_prompt(
     *, prompt_tokens: int = 100, cached_tokens: int = 50, ttft: float = 0.1, held: PrefixTokens | None = None
-) -> UnroutedPrompt:
+) -> PromptPlacement:
     """`ttft`: the expected seconds, all of them in the queue. `held`: known with the answer."""
-    prompt = UnroutedPrompt()
-    prompt.estimate = PrefillEstimate("http://e:1", prompt_tokens, cached_tokens, ttft, 0.0, ttft)
-    prompt.prefix_tokens = held
-    return prompt
+    placement = PromptPlacement()
+    placement.estimate = PrefillEstimate("http://e:1", prompt_tokens, cached_tokens, ttft, 0.0, ttft)
+    placement.prefix_tokens = held
+    return placement

@@ -49,8 +49,8 @@ class ResponseHeaders:
         lines = template % values
         lines += exchange.limit_headers  # they differ for every response, so they are in no template
         # Of a hit, `generation` is None; of a failure, `engine` is.
-        if exchange.generation is not None and exchange.engine is not None and exchange.generation.prompt.choice:
-            lines += b"x-engine-reason: %b\r\n" % exchange.generation.prompt.choice.encode()
+        if exchange.generation is not None and exchange.engine is not None and exchange.generation.placement.choice:
+            lines += b"x-engine-reason: %b\r\n" % exchange.generation.placement.choice.encode()
         return lines
 
     def _add_template(self, facts: object, kind: ResponseKind) -> HeaderTemplate:

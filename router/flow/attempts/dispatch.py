@@ -114,7 +114,7 @@ class Dispatcher:
             except BaseException as cause:
                 # A refusal (ApiError) or a cancellation ends all attempts, so this path releases the slot as well.
                 slot.release()
-                inflight.record.trace.end_attempt("refused" if isinstance(cause, ApiError) else "cancelled")
+                inflight.trace.end_attempt("refused" if isinstance(cause, ApiError) else "cancelled")
                 raise
             # The attempt failed or was not permitted. A successful one has returned above and keeps its slot.
             slot.release()
@@ -139,24 +139,23 @@ class Dispatcher:
             energy=engine.energy.start(now) if engine.announced is not None else None,
         )
         record.attempts.append(facts)
-        record.prompt.on_sent(engine, now)
+        inflight.prompt.on_sent(engine, now)
         return Attempt(
             slot,
             request_id=request_id if number == 1 else f"{request_id}-{number}",
-            traceparent=record.trace.start_attempt(engine, origin.traceparent),
+            traceparent=inflight.trace.start_attempt(engine, origin.traceparent),
             sent_at=now,
             deviation=deviation,
             facts=facts,
         )
 
     async def _on_failed_attempt(self, inflight: InFlightRequest, attempt: Attempt, error: EngineError) -> None:
-        record = inflight.record
         # All of this before the wait for the engine's health, during which the client may leave.
         if error.reason == "local":  # no connection, for lack of a resource here, so it has cost no engine anything
             inflight.is_at_engine = False
         attempt.facts.failed_before_token(error.reason)
-        record.prompt.on_ended(time.perf_counter())
-        record.trace.end_attempt(error.reason)
+        inflight.prompt.on_ended(time.perf_counter())
+        inflight.trace.end_attempt(error.reason)
         if error.refusal is not None and inflight.origin.adapter is not None:
             self._on_adapter_not_served()
         if not lacks_endpoint(error):  # a missing endpoint is logged once for each engine
@@ -171,7 +170,7 @@ class Dispatcher:
     ) -> Slot | None:
         origin = inflight.origin
         waiting = self._admission.acquire(origin.tenant, engines, origin.priority)
-        slot = await inflight.record.trace.queued(waiting)
+        slot = await inflight.trace.queued(waiting)
         if slot is not None:
             try:
                 require_allowed()  # equal requests may have taken engines down meanwhile

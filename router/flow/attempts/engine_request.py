@@ -67,7 +67,7 @@ class EngineRequests:
                 total_timeout=total - waited,
                 form_type=request.form.content_type if request.form is not None else None,
             )
-            inflight.record.trace.on_response(response)
+            inflight.trace.on_response(response)
             if response.status == 200:
                 break
             failure, error_body = await self._read_failure(engine, response)

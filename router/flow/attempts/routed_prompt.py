@@ -25,23 +25,17 @@ from router.core.routing.prefix_cache.prompt_chain import (
     parse_answer,
     prompt_chain,
 )
-from router.core.routing.prefix_tokens import PrefixTokens, compare_prefix
+from router.core.routing.prefix_tokens import compare_prefix
 from router.core.routing.ranking import EngineSnapshot, PromptCost
+from router.flow.exchange import NOT_PLACED, PromptPlacement
 from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.engine import Engine
 
 
 class RoutedPrompt(Protocol):
-    """What a generation reports of its prompt. All times are those of time.perf_counter.
+    """What a generation reports of its prompt. All times are those of time.perf_counter."""
 
-    - `choice`: why it was sent where it is, in words; empty if there was no choice.
-    - `estimate`: what was expected of the engine that it was sent to; None if there was no choice.
-    - `prefix_tokens`: what that engine held of it; None before its answer, and without an estimate.
-    """
-
-    choice: str
-    estimate: PrefillEstimate | None
-    prefix_tokens: PrefixTokens | None
+    placement: PromptPlacement
 
     @property
     def fingerprint(self) -> int:
@@ -70,10 +64,8 @@ class RoutedPrompt(Protocol):
 class UnroutedPrompt:
     """Of a request that has only one engine."""
 
-    choice = ""
+    placement = NOT_PLACED
     fingerprint = 0
-    estimate: PrefillEstimate | None = None
-    prefix_tokens: PrefixTokens | None = None
 
     def estimate_at(self, engine: Engine, now: float) -> PrefillEstimate | None:
         return None
@@ -118,9 +110,7 @@ class ChainedPrompt:
         # By URL, what the engine was chosen by.
         self._estimates: Mapping[str, PrefillEstimate] = {}
         self._answer_seconds: dict[str, float] = {}
-        self.choice = ""
-        self.estimate: PrefillEstimate | None = None
-        self.prefix_tokens: PrefixTokens | None = None
+        self.placement = PromptPlacement()
 
     @cached_property
     def chain(self) -> PromptChain:
@@ -164,8 +154,8 @@ class ChainedPrompt:
         self._engine = self._prefills.of(engine.id)
         self._sent = self._engine.on_sent(self.chain, self._prefills.seconds_per_token(engine.id, now), now)
         self._number = self._records.on_sent(engine.id, self.chain)
-        self.choice = explain_choice(engine.id, self._estimates, self._answer_seconds)
-        self.estimate = self._estimates.get(engine.id)
+        self.placement.choice = explain_choice(engine.id, self._estimates, self._answer_seconds)
+        self.placement.estimate = self._estimates.get(engine.id)
 
     def on_first_token(self, now: float) -> None:
         if self._engine is not None and self._sent is not None:
@@ -189,8 +179,8 @@ class ChainedPrompt:
             cached_tokens=cached_tokens,
         )  # fmt: skip
         self._records.on_answered(self._number, self.chain, answered, answer.completion_tokens)
-        if self.estimate is not None:
-            self.prefix_tokens = compare_prefix(self.estimate, prompt_tokens, cached_tokens)
+        if (estimate := self.placement.estimate) is not None:
+            self.placement.prefix_tokens = compare_prefix(estimate, prompt_tokens, cached_tokens)
         self._sent = None
 
     def on_ended(self, now: float) -> None:

@@ -26,4 +26,4 @@ class WaitingDispatcher:
         if plan is None:
             return self._dispatcher.dispatch(make_attempt, inflight, engines)
         send = partial(self._dispatcher.dispatch, make_attempt, inflight)
-        return self._waking.send(inflight.record, plan, engines, send)
+        return self._waking.send(inflight, plan, engines, send)

@@ -25,7 +25,7 @@ from router.core.resilience.readiness import Readiness
 from router.errors import CIRCUIT_OPEN, ENGINE_FAILED, NO_ENGINE, UNAVAILABLE, ApiError, unavailable, unknown_model
 from router.flow.attempts.admission import ENGINE_STARTING, Admission, NoSlotError, Slot
 from router.flow.attempts.wait_plan import WaitPlan
-from router.flow.exchange import GenerationRecord
+from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError
 from router.shared.engines.start_times import StartTimes
 from router.upstream.catalog import Catalog
@@ -117,7 +117,7 @@ class Waking:
 
     async def send(
         self,
-        record: GenerationRecord,
+        inflight: InFlightRequest,
         plan: WaitPlan,
         engines: Sequence[Engine],
         attempt: SendToEngines[T],
@@ -133,7 +133,7 @@ class Waking:
             try:
                 if must_wait:
                     try:
-                        slot = await self._wait(record, plan)
+                        slot = await self._wait(inflight, plan)
                         engines = plan.order_engines()
                     except NoSlotError as no_slot:
                         return await _ask_fallbacks(plan, attempt, no_slot)
@@ -165,7 +165,7 @@ class Waking:
             and not any(self._readiness(each) is Readiness.READY for each in self._catalog.engines_for(plan.model))
         )
 
-    async def _wait(self, record: GenerationRecord, plan: WaitPlan) -> Slot:
+    async def _wait(self, inflight: InFlightRequest, plan: WaitPlan) -> Slot:
         """A slot at an engine that has started. Raises ApiError."""
         model, began_at = plan.model, self._clock()
         if self._successor is not None and model not in self._waiting:  # else `adopt` has done it
@@ -178,7 +178,7 @@ class Waking:
         is_start = self.is_asleep(model)
         self._enter(model, began_at, is_start=is_start)
         try:
-            slot = await self._wait_in_queue(record, plan, plan.deadline - began_at)
+            slot = await self._wait_in_queue(inflight, plan, plan.deadline - began_at)
             result = "started"
             if is_start:
                 self._on_started(model)
@@ -196,15 +196,16 @@ class Waking:
             self._leave(model)
             self._record(model, result, self._clock() - began_at)
 
-    async def _wait_in_queue(self, record: GenerationRecord, plan: WaitPlan, seconds: float) -> Slot:
+    async def _wait_in_queue(self, inflight: InFlightRequest, plan: WaitPlan, seconds: float) -> Slot:
         if self._stopped:
             raise _stopping()
         if seconds <= 0:
             raise _starting()
+        origin = inflight.origin
         waiting = self._admission.wait_for_start(
-            record.origin.tenant, plan.model, partial(_is_selected, plan), record.origin.priority, seconds
+            origin.tenant, plan.model, partial(_is_selected, plan), origin.priority, seconds
         )
-        return await record.trace.queued(waiting)
+        return await inflight.trace.queued(waiting)
 
     # -- the starts ---------------------------------------------------------------------------------------------------
 

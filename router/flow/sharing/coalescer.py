@@ -143,7 +143,7 @@ class Coalescer:
         # claim as well, if it was cancelled during a takeover.
         self._release_lease(inflight)
         if inflight.is_leader:  # else the leader's process records it
-            rules.record_generation(inflight.record)
+            rules.record_generation(inflight)
 
     def _on_not_joinable(self, inflight: InFlightRequest) -> None:
         self._remove_joinable(inflight)

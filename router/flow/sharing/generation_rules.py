@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, Literal
 
-from router.flow.exchange import GenerationRecord
 from router.flow.generation import Generations
+from router.flow.sharing.inflight import InFlightRequest
 
 OnAbandon = Literal["cancel", "finish"]
 
@@ -33,7 +33,7 @@ class GenerationRules:
 
     def __init__(
         self, generations: Generations, abandon: AbandonRules, *, join_limit: int,
-        record_generation: Callable[[GenerationRecord], None],
+        record_generation: Callable[[InFlightRequest], None],
     ) -> None:  # fmt: skip
         self.generations = generations
         self.abandon = abandon

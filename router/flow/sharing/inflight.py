@@ -55,6 +55,7 @@ class InFlightRequest:
         "key",
         "on_publish",
         "origin",
+        "prompt",
         "purge_position",
         "record",
         "request",
@@ -62,6 +63,7 @@ class InFlightRequest:
         "started_at",
         "subscribers",
         "task",
+        "trace",
         "wait_plan",
     )  # fmt: skip
 
@@ -78,6 +80,8 @@ class InFlightRequest:
         self.request = new.request
         self.record = new.record
         self.origin = new.record.origin
+        self.prompt = new.prompt
+        self.trace = new.trace
         self.documents = new.documents
         self.wait_plan = new.wait_plan
         self.purge_position = purge_position
@@ -135,7 +139,7 @@ class InFlightRequest:
     def publish(self, frames: bytes) -> None:
         if not self._frames and not self._dropped_frames:
             self.record.first_token_at = now = time.perf_counter()
-            self.record.prompt.on_first_token(now)
+            self.prompt.on_first_token(now)
         # Before the subscribers: one that cannot take the frames now reads them from the buffer later.
         self._frames.append(frames)
         self._buffered_bytes += len(frames)

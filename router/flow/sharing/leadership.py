@@ -122,7 +122,7 @@ class Leadership:
         """From now on, frames also go to the stream in Redis, beginning with those so far."""
         assert inflight.key is not None  # without one it has no claim, and no follower can find it
         leases, key, id_, record = self._leases, inflight.key.text, inflight.id, inflight.record
-        traceparent = record.trace.traceparent()  # once, not for each chunk
+        traceparent = inflight.trace.traceparent()  # once, not for each chunk
         inflight.on_publish = lambda frames: leases.publish(key, id_, _producer(record, traceparent), frames)
         # Even if that is empty: the first record tells the follower that the leader is alive.
         inflight.on_publish(inflight.buffered_data())
@@ -132,7 +132,7 @@ class Leadership:
         if inflight.on_publish is not None:
             assert inflight.key is not None
             outcome = encode_result(result, engine=inflight.record.engine)
-            producer = _producer(inflight.record, inflight.record.trace.traceparent())
+            producer = _producer(inflight.record, inflight.trace.traceparent())
             self._leases.finish(inflight.key.text, inflight.id, producer, outcome)
 
     def release(self, inflight: InFlightRequest) -> None:

@@ -5,16 +5,17 @@ from collections.abc import Callable, Sequence
 from router.core.endpoints.endpoint import InferenceRequest, Prompt
 from router.core.endpoints.recording.choices import choice_count
 from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
-from router.flow.attempts.routed_prompt import RoutedPrompt
+from router.flow.attempts.routed_prompt import UNROUTED, RoutedPrompt
 from router.flow.attempts.wait_plan import WaitPlan
 from router.flow.body_budget import BodyAllocation
 from router.flow.caller import Caller
 from router.flow.exchange import Exchange, GenerationRecord, new_request_id
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_origin import RequestOrigin
+from router.flow.trace.request_trace import UNTRACED_GENERATION, GenerationTrace
 from router.upstream.engine import Engine
 
-StoreResponse = Callable[[RecordedResponse | NotStoredReason, GenerationRecord], None]
+StoreResponse = Callable[[RecordedResponse | NotStoredReason, GenerationRecord, GenerationTrace], None]
 """Stores a response without waiting, or gets why it is not to be stored.
 
 Redis executes the write before any command that this process sends later.
@@ -24,6 +25,7 @@ Redis executes the write before any command that this process sends later.
 class NewGeneration:
     """A generation that is to begin.
 
+    - `prompt`, `trace`: told what happens to it; see RoutedPrompt and GenerationTrace.
     - `order_engines` returns the engines to try. It is called once this process is known to be the leader. Raises
       ApiError.
     - `store_response`: None if the response is not stored.
@@ -33,6 +35,9 @@ class NewGeneration:
     - `replaced_entry_created`: when the stored entry was written that cannot be served and may be replaced, if there is
       one; in seconds since the epoch.
     """
+
+    prompt: RoutedPrompt = UNROUTED
+    trace: GenerationTrace = UNTRACED_GENERATION
 
     def __init__(
         self, *, request: InferenceRequest, record: GenerationRecord, order_engines: Callable[[], Sequence[Engine]],
@@ -51,9 +56,7 @@ class NewGeneration:
         self.replaced_entry_created = replaced_entry_created
 
 
-def new_record(
-    exchange: Exchange, parsed: ParsedRequest, caller: Caller, prompt: RoutedPrompt, priority: int
-) -> GenerationRecord:
+def new_origin(exchange: Exchange, parsed: ParsedRequest, caller: Caller, priority: int) -> RequestOrigin:
     # Engines get the request id only if the router has made it and no earlier attempt of this request has used it.
     # A client's id never goes to engines, because some connectors of vLLM read addresses out of request ids.
     engine_request_id, caller.request_id = caller.request_id or new_request_id(), None
@@ -71,4 +74,4 @@ def new_record(
     origin.priority, origin.log_odds = priority, parsed.log_odds
     origin.adapter, origin.engine_revision = parsed.model.adapter, parsed.engine_revision
     origin.choices = choice_count(request.fields, takes_prompt_list=isinstance(request.endpoint.input, Prompt))
-    return GenerationRecord(origin=origin, trace=exchange.trace.new_generation(), prompt=prompt)
+    return origin

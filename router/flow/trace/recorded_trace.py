@@ -15,7 +15,15 @@ from router.core.trace_context import TraceContext, format_traceparent, parse_tr
 from router.errors import ApiError
 from router.flow.lookup import Bypass, Hit, Lookup, Miss, Stale
 from router.flow.trace.request_trace import GenerationTrace, RequestTrace, TracedEngine, TracedResponse
-from router.flow.trace.trace_events import CacheLookup, CacheWrite, EndedRequest, EngineAttempt, QueueWait, new_span_id
+from router.flow.trace.trace_events import (
+    CacheLookup,
+    CacheWrite,
+    EndedGeneration,
+    EndedRequest,
+    EngineAttempt,
+    QueueWait,
+    new_span_id,
+)
 
 T = TypeVar("T")
 
@@ -123,4 +131,4 @@ class RecordedGeneration(GenerationTrace):
 
     def finish(self, generation: object, error_type: str | None) -> None:
         self.end_attempt(error_type)
-        self.request.submit(generation)
+        self.request.submit(EndedGeneration(generation, self))

@@ -71,6 +71,16 @@ class EndedRequest:
         self.ended_at = ended_at
 
 
+class EndedGeneration:
+    """A generation that has ended. `record`: its GenerationRecord; `trace`: its RecordedGeneration."""
+
+    __slots__ = ("record", "trace")
+
+    def __init__(self, record: object, trace: object) -> None:
+        self.record = record
+        self.trace = trace
+
+
 def new_trace_id() -> int:
     return getrandbits(128) or 1  # 0 stands for none
 

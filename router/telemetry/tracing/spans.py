@@ -19,7 +19,7 @@ from opentelemetry.trace.status import Status, StatusCode
 from router.core.trace_context import TraceContext
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.trace.recorded_trace import RecordedGeneration, RecordedTrace
-from router.flow.trace.trace_events import CacheWrite, EndedRequest, EngineAttempt, new_span_id
+from router.flow.trace.trace_events import CacheWrite, EndedGeneration, EndedRequest, EngineAttempt, new_span_id
 from router.telemetry.tracing.attributes import Attributes, attempt_attributes, lookup_attributes, request_attributes
 
 _STARTED: Final = "first token"
@@ -61,8 +61,8 @@ class _Batch:
         match item:
             case EndedRequest(exchange=Exchange(trace=RecordedTrace() as trace) as exchange):
                 yield from self._request(exchange, trace, item.ended_at)
-            case GenerationRecord(trace=RecordedGeneration() as generation):
-                yield from self._generation(item, generation)
+            case EndedGeneration(record=GenerationRecord() as record, trace=RecordedGeneration() as generation):
+                yield from self._generation(record, generation)
             case CacheWrite(RecordedTrace() as request, started_at, ended_at, result):
                 attributes: Attributes = {"roundhouse.cache.write": result}
                 yield self._child(request, "cache write", started_at, ended_at, attributes)

@@ -75,7 +75,7 @@ class Continuations:
                 stream.close()
             # Before any wait: the client may leave at any time, and its tenant pays for the seconds so far.
             stream.attempt.facts.failed_after_token(failure.reason, time.perf_counter())
-            inflight.record.trace.end_attempt(failure.reason)
+            inflight.trace.end_attempt(failure.reason)
             await self.losses.on_failed_attempt(inflight, stream.attempt, failure)
             next_stream = await run.go_on(failure)
             if next_stream is None:
@@ -135,9 +135,9 @@ class _Run:
         if not candidates:
             self._give_up(failure, "limit" if at_limit else "no-engine")
         stream = await self._ask(seam, candidates, failure)
-        record.prompt.on_first_token(time.perf_counter())  # the in-flight request has published its first one before
+        inflight.prompt.on_first_token(time.perf_counter())  # the in-flight request has published its first one before
         tokens = seam.so_far.tokens if seam.so_far is not None else 0
-        record.trace.on_continued(tokens)
+        inflight.trace.on_continued(tokens)
         record.continuations.append(
             Continuation(failure.reason, "continued", stream.engine.name, tokens, seam.repeated_tokens)
         )

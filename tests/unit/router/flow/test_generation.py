@@ -8,10 +8,10 @@ import pytest
 from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.flow.generation import record_generation
 from router.flow.result import LOST
-from tests.support.inflight_factory import generation_record
+from tests.support.inflight_factory import generation_record, in_flight_request
 
 
-def test_a_generation_is_counted_and_measured_and_its_tenant_pays_for_its_tokens() -> None:
+async def test_a_generation_is_counted_and_measured_and_its_tenant_pays_for_its_tokens() -> None:
     metrics: list[tuple[GenerationRecord, float]] = []
     measured: list[GenerationRecord] = []
     spent: list[tuple[str, int, float]] = []
@@ -19,12 +19,13 @@ def test_a_generation_is_counted_and_measured_and_its_tenant_pays_for_its_tokens
     reported.prompt_tokens, reported.completion_tokens = 3, 4
     estimated.estimated_tokens = 5
     for record in (reported, estimated):
-        record_generation(lambda *facts: metrics.append(facts), measured.append, lambda *use: spent.append(use), record)
+        ended = in_flight_request(record=record)
+        record_generation(lambda *facts: metrics.append(facts), measured.append, lambda *use: spent.append(use), ended)
     assert spent == [("acme", 7, 0.0), ("beta", 5, 0.0)], "no engine has worked on them"
     assert [record for record, _ in metrics] == measured == [reported, estimated]
 
 
-def test_its_metrics_and_its_tenant_count_the_same_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_its_metrics_and_its_tenant_count_the_same_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics: list[tuple[GenerationRecord, float]] = []
     spent: list[tuple[str, int, float]] = []
     record = generation_record("acme")
@@ -36,7 +37,8 @@ def test_its_metrics_and_its_tenant_count_the_same_seconds(monkeypatch: pytest.M
         metrics.append(facts)
         now[0] += 1.0
 
-    record_generation(slow_metrics, lambda _: None, lambda *use: spent.append(use), record)
+    ended = in_flight_request(record=record)
+    record_generation(slow_metrics, lambda _: None, lambda *use: spent.append(use), ended)
     ((_, _, paid),) = spent
     assert paid == record.gpu_seconds(metrics[0][1])
 

@@ -20,7 +20,7 @@ GENERATION: Final = generation_record(model="m")
 CONTINUED: Final = generation_record(model="m")
 CONTINUED.continuations.append(Continuation("reset", "continued", "e", 3))
 CHOSEN: Final = generation_record(model="m")
-CHOSEN.prompt = chosen_prompt()
+CHOSEN.placement = chosen_prompt()
 CHANGES: Final[dict[str, dict[str, Any]]] = {
     "status": {"status": 502},
     "stream": {"stream": True},

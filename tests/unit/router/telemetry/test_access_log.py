@@ -57,7 +57,7 @@ def chosen_exchange() -> Exchange:
     """Its engine was chosen by estimates."""
     facts = generated_exchange()
     assert facts.generation is not None
-    facts.generation.prompt = chosen_prompt(prompt_tokens=12_000, cached_tokens=11_160, ttft=0.0421)
+    facts.generation.placement = chosen_prompt(prompt_tokens=12_000, cached_tokens=11_160, ttft=0.0421)
     return facts
 
 

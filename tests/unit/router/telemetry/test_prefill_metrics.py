@@ -3,17 +3,20 @@
 import time
 
 from router.core.routing.prefix_tokens import PrefixTokens
-from router.flow.attempts.routed_prompt import UNROUTED, RoutedPrompt
-from router.flow.exchange import AttemptFacts, GenerationRecord
+from router.flow.exchange import NOT_PLACED, AttemptFacts, GenerationRecord, PromptPlacement
 from router.telemetry.telemetry import Telemetry
 from tests.support.chosen_prompt import chosen_prompt
 from tests.support.inflight_factory import generation_record
 
 
-def generation(prompt: RoutedPrompt, *, engine: str = "a", stream: bool = True) -> GenerationRecord:
+def generation(placement: PromptPlacement, *, engine: str = "a", stream: bool = True) -> GenerationRecord:
     now = time.perf_counter()
     record = generation_record("acme", model="m", stream=stream)
-    record.attempts, record.first_token_at, record.prompt = [AttemptFacts(engine=engine, sent_at=now)], now, prompt
+    record.attempts, record.first_token_at, record.placement = (
+        [AttemptFacts(engine=engine, sent_at=now)],
+        now,
+        placement,
+    )
     return record
 
 
@@ -45,7 +48,7 @@ async def test_the_expected_time_to_the_first_token_counts_for_streams_that_had_
         generation(chosen_prompt(ttft=0.25)),
         generation(chosen_prompt(ttft=1.5)),
         generation(chosen_prompt(ttft=3.0), stream=False),  # its first token is its last
-        generation(UNROUTED),
+        generation(NOT_PLACED),
     ):
         telemetry.record_generation(each, time.perf_counter())
     telemetry.flush()
@@ -57,7 +60,7 @@ async def test_the_expected_time_to_the_first_token_counts_for_streams_that_had_
 
 async def test_without_a_choice_nothing_is_counted() -> None:
     telemetry = Telemetry(log_format="text")
-    telemetry.record_generation(generation(UNROUTED), time.perf_counter())
+    telemetry.record_generation(generation(NOT_PLACED), time.perf_counter())
     telemetry.flush()
     assert b"roundhouse_prefix_tokens_total{" not in telemetry.render()
     assert b"roundhouse_expected_ttft_seconds_bucket{" not in telemetry.render()
