@@ -434,21 +434,3 @@ def test_the_verdict_is_the_same_in_every_process() -> None:
         return ran.stdout
 
     assert scores("1") == scores("2")
-
-
-def test_the_same_examples_train_the_same_weights(tmp_path: Path) -> None:
-    def few(name: str) -> str:
-        lines = (TOOLS / name).read_text(encoding="utf-8").splitlines(keepends=True)
-        path = tmp_path / name
-        path.write_text("".join(lines[::12]), encoding="utf-8")
-        return str(path)
-
-    examples = ["--examples", few("classifier_examples.jsonl"), "--documents", few("classifier_documents.jsonl")]
-    examples += ["--few-words", few("classifier_few_words.jsonl")]
-
-    def trained(out: Path, seed: str) -> bytes:
-        script = [sys.executable, str(TOOLS / "train_classifier.py"), *examples, "--repeats", "0"]
-        subprocess.run([*script, "--out", str(out)], check=True, capture_output=True, env=environment(seed))
-        return out.read_bytes()
-
-    assert trained(tmp_path / "one.json", "1") == trained(tmp_path / "two.json", "2")
