@@ -33,7 +33,7 @@ def public_words() -> set[str]:
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             words |= set(_words_of_node(node))
-        if path.name == "access_log.py":
+        if path.name == "access_line.py":
             words |= set(_log_fields(tree))
     words |= {f"metric {name}" for name in _metrics()}
     errors = ast.parse((ROOT / "router" / "errors.py").read_text())
