@@ -117,7 +117,8 @@ class TenantUsage:
                 self._requests[-1] = (max(last, now), count + 1)
             else:
                 self._requests.append((now, 1))
-        if own_running:
+        # Without this limit, a process does not report which of its requests have ended.
+        if own_running and quota.concurrent_requests is not None:
             self._running[update.process] = (own_running, now + lease)
         self._updated_at, self._token_level = now, level if bucket_size else None
         return RateLimitStatus(

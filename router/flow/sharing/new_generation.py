@@ -25,7 +25,7 @@ Redis executes the write before any command that this process sends later.
 class NewGeneration:
     """A generation that is to begin.
 
-    - `prompt`, `trace`: told what happens to it; see RoutedPrompt and GenerationTrace.
+    - `prompt`, `trace`: notified of its events; see RoutedPrompt and GenerationTrace.
     - `order_engines` returns the engines to try. It is called once this process is known to be the leader. Raises
       ApiError.
     - `store_response`: None if the response is not stored.

@@ -87,7 +87,7 @@ if acquire then
     end
   end
 end
-if own_running > 0 then leases[process] = {{own_running, now + lease}} end
+if max_concurrent and own_running > 0 then leases[process] = {{own_running, now + lease}} end
 local tokens_reset = max_tokens and math.ceil((max_tokens - level) * {MINUTE_MS} / max_tokens) or 0
 local level_text = max_tokens and string.format('%.17g', level)
 local text = cjson.encode({{at = now, tokens = level_text, requests = seconds, working = leases}})

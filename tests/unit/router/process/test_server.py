@@ -1,4 +1,4 @@
-"""What the server is given of the settings, and in which order it does what it is told."""
+"""The server: which settings it gets, and the order in which it executes commands."""
 
 import asyncio
 from types import SimpleNamespace

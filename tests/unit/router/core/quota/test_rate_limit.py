@@ -145,6 +145,14 @@ def test_a_clock_that_is_set_back_keeps_the_slots_of_a_dead_process_for_at_most_
     assert is_admitted(usage, limits, 6403)
 
 
+def test_requests_of_a_process_without_the_limit_do_not_run_at_one_that_has_it() -> None:
+    usage, limited, unlimited = TenantUsage(), Quota(concurrent_requests=2), Quota(requests_per_minute=1000)
+    assert all(is_admitted(usage, unlimited, 0, "without") for _ in range(10))
+    assert [is_admitted(usage, limited, 1, "with") for _ in range(3)] == [True, True, False]
+    assert is_admitted(usage, unlimited, 2, "with"), "the limit was removed there"
+    assert is_admitted(usage, limited, 3, "third"), "what ran there with the limit is not counted any more"
+
+
 def test_a_process_that_reports_again_keeps_its_slots() -> None:
     usage, limits = TenantUsage(), Quota(concurrent_requests=1)
     assert is_admitted(usage, limits, 0, "long")

@@ -171,6 +171,17 @@ async def test_a_cancelled_reservation_holds_no_slot(pipelines: list[RedisPipeli
     await eventually(is_admitted)
 
 
+async def test_requests_of_a_router_without_the_limit_take_no_slots_of_one_that_has_it(
+    pipelines: list[RedisPipeline],
+) -> None:
+    (without,) = both(pipelines[:1], requests_per_minute=1000)
+    (limited,) = both(pipelines[1:], requests_per_minute=1000, concurrent_requests=2)
+    running = [await reserve(without) for _ in range(5)]
+    assert [(await reserve(limited)).status.exceeded for _ in range(3)] == [None, None, "concurrent requests"]
+    for permit in running:
+        permit.release()
+
+
 async def test_a_live_process_keeps_its_slots_and_a_dead_one_does_not(pipelines: list[RedisPipeline]) -> None:
     one, other = both(pipelines, concurrent_requests=1)
     reporting = asyncio.ensure_future(one.run())
