@@ -25,10 +25,12 @@ from router.commands.console import (
     print_err,
     write_json,
 )
+from router.commands.dashboard import dashboard
 from router.commands.engines.commands import app as engine_commands
 from router.commands.engines.engine_plan import build_plan, exec_engines
 from router.commands.init import init
 from router.commands.keys import app as keys
+from router.commands.local_key import make_local_key
 from router.commands.reload import reload
 from router.commands.serve import serve
 from router.commands.suggestions import command_group
@@ -47,7 +49,7 @@ app = command_group(
 app.add_typer(cache, name="cache")
 app.add_typer(engine_commands, name="engines")
 app.add_typer(keys, name="keys")
-for command in (init, serve, reload, top, usage):
+for command in (init, serve, reload, dashboard, top, usage):
     app.command()(command)
 
 
@@ -74,6 +76,8 @@ def up(
         fail(f"{config}: {problem}")
     if as_json and not dry_run:
         fail("--json: only possible with --dry-run", EXIT_USAGE)
+    if not dry_run:
+        make_local_key(settings)
     command = ["dry-run", *(["--json"] if as_json else [])] if dry_run else ["up"]
     exec_engines(command, build_plan(settings, config, check_engine_kind(engines), vllm_python))
 

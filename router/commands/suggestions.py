@@ -12,8 +12,8 @@ from typer.core import TyperGroup
 
 READ_ONLY: Final = frozenset({
     "cache explain", "cache ls", "cache savings", "cache show", "cache stats", "cache top", "check", "classify",
-    "engines adapters list", "engines explain", "engines list", "engines logs", "engines preflight", "keys hash",
-    "keys list", "top", "usage",
+    "dashboard", "engines adapters list", "engines explain", "engines list", "engines logs", "engines preflight",
+    "keys hash", "keys list", "top", "usage",
 })  # fmt: skip
 """The commands that change nothing. All others are never suggested."""
 

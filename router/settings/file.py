@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from router.settings.key_file import with_admin_key
 from router.settings.mistakes import ConfigurationError, Place
 from router.settings.overrides import Override, overrides_of, with_overrides
 from router.settings.profiles import with_profile
@@ -44,7 +45,8 @@ def parse(text: str, environment: Mapping[str, str], options: Iterable[Override]
     raw = _toml(text.removeprefix("\ufeff"), prefix)  # some editors write a byte order mark
     settings: Settings = walk.read(Settings, with_overrides(_with_profiles(raw, environment), overrides))
     reported = {mistake.place for mistake in walk.mistakes}
-    violations = [mistake for mistake in broken(settings) if mistake.place not in reported]
+    settings, unreadable = with_admin_key(settings)
+    violations = [mistake for mistake in (*unreadable, *broken(settings)) if mistake.place not in reported]
     # A rule's result is dropped if it depends on a setting that could not be read: correcting that may satisfy it.
     mistakes = [*walk.mistakes, *(m for m in violations if not any(map(walk.is_unusable, (m.place, *m.reads))))]
     lines = unknown

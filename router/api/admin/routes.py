@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.api.access.admin_access import AdminAccess
+from router.api.access.admin_access import SIGN_IN_PATH, AdminAccess
 from router.api.admin.adapter_admin import AdapterAdmin
 from router.api.admin.engine_admin import EngineAdmin
 from router.api.admin.explained_request import EXPLAIN_OVERHEAD, decode_explained
@@ -33,6 +33,7 @@ from router.core.plural import pluralize
 from router.errors import NOT_FOUND, ApiError, unavailable
 from router.flow.explain import Explainer, ExplainRequest
 from router.net.redis.errors import CommandRefusedError, RedisBackendError, WritesRefusedError
+from router.shared.credentials.sign_in_links import LINK_SECONDS
 from router.store.admin.listing import fetch_detail, list_entries
 from router.store.admin.purge import PurgeResult, purge
 from router.store.admin.scan import RedisClient
@@ -98,6 +99,7 @@ class AdminRoutes:
             ("POST", "/admin/engines/explain", self._engine_admin.explain),
             ("POST", "/admin/engines/{name}/drain", self._engine_admin.drain),
             ("POST", "/admin/engines/{name}/resume", self._engine_admin.resume),
+            ("POST", "/admin/sign-in-links", self.make_sign_in_link),
             ("GET", "/admin/keys", self._key_admin.list),
             ("POST", "/admin/keys", self._key_admin.create),
             ("DELETE", "/admin/keys/{key}", self._key_admin.revoke),
@@ -170,6 +172,11 @@ class AdminRoutes:
     async def explain(self, request: Request) -> Any:
         body = await self._read_body(request, self._max_body + EXPLAIN_OVERHEAD)
         return await self._explainer.explain(decode_explained(body, ExplainRequest))
+
+    async def make_sign_in_link(self, request: Request) -> Any:
+        """`path` goes after the router's URL: a browser does not send what follows `#`, so no log has it."""
+        token = await self._access.make_link(request)
+        return {"path": f"{SIGN_IN_PATH}#token={token}", "expires_in": LINK_SECONDS}
 
     async def _not_found(self, request: Request) -> Any:
         raise HTTPException(405 if allowed_methods(request.app.routes, request.scope) else 404)
