@@ -118,6 +118,7 @@ def _limit(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
         status.requests_reset_ms,
         status.tokens_remaining,
         status.tokens_reset_ms,
+        status.running,
     ]
 
 
