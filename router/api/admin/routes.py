@@ -15,6 +15,7 @@ from router.api.access.admin_access import SIGN_IN_PATH, AdminAccess
 from router.api.admin.adapter_admin import AdapterAdmin
 from router.api.admin.engine_admin import EngineAdmin
 from router.api.admin.explained_request import EXPLAIN_OVERHEAD, decode_explained
+from router.api.admin.grep import grep_handler
 from router.api.admin.key_admin import KeyAdmin
 from router.api.admin.query import query_count
 from router.api.admin.savings import savings_handler
@@ -34,6 +35,7 @@ from router.errors import NOT_FOUND, ApiError, unavailable
 from router.flow.explain import Explainer, ExplainRequest
 from router.net.redis.errors import CommandRefusedError, RedisBackendError, WritesRefusedError
 from router.shared.credentials.sign_in_links import LINK_SECONDS
+from router.store.admin.entry_order import parse_order
 from router.store.admin.listing import fetch_detail, list_entries
 from router.store.admin.purge import PurgeResult, purge
 from router.store.admin.scan import RedisClient
@@ -91,6 +93,7 @@ class AdminRoutes:
             ("GET", "/admin/cache/entries/{key}", self.get_entry),
             ("DELETE", "/admin/cache/entries/{key}", self.delete_entry),
             ("POST", "/admin/cache/purge", self.purge),
+            ("POST", "/admin/cache/grep", grep_handler(self._redis)),
             ("POST", "/admin/cache/explain", self.explain),
             ("GET", "/admin/status", self._status_admin.status),
             ("GET", "/admin/history", self._status_admin.history),
@@ -133,12 +136,12 @@ class AdminRoutes:
         return await collect_stats(self._redis)
 
     async def list_entries(self, request: Request) -> Any:
-        """A page of the listing; the parameters `tenant`, `model`, `system`, `rag`, `document` filter it."""
+        """A page of the listing; `tenant`, `model`, `system`, `rag`, `document` filter it, and `sort` orders it."""
         params = dict(request.query_params)
         limit = query_count(request, "limit", default=_DEFAULT_LIMIT, largest=MAX_PAGE_SIZE)
         params.pop("limit", None)
-        cursor = params.pop("cursor", None)
-        return await list_entries(self._redis, parse_listing_filter(params), limit, cursor)
+        cursor, order = params.pop("cursor", None), parse_order(params.pop("sort", "key"))
+        return await list_entries(self._redis, parse_listing_filter(params), limit, cursor, order)
 
     async def get_entry(self, request: Request) -> Any:
         entry_filter = _filter_for_key(request.path_params)
