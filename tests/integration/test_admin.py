@@ -238,7 +238,7 @@ async def test_a_bad_answer_is_found_and_purged_by_its_words(
     with caplog.at_level("INFO", "roundhouse.admin"):
         purged = await post(guarded, "grep", {"text": words, "purge": True})
     assert purged["purge"] == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS, "recorded": True}
-    assert 'purged by text among {"all":true}: 1 entry' in caplog.text
+    assert "purged by text among all: 1 entry" in caplog.text
     assert words not in caplog.text
     assert (await guarded.chat("Tell me about the sea.", headers=acme)).headers["x-cache"] == "MISS"
     assert await client.exists(other)

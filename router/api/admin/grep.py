@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 
 from router.api.inference.endpoint import read_body
-from router.core.cache.entry_filter import MAX_PAGE_SIZE, EntryFilter, KeyName
+from router.core.cache.entry_filter import MAX_PAGE_SIZE, EntryFilter, HexHash, KeyName
 from router.core.plural import pluralize
 from router.errors import bad_request
 from router.store.admin.entry_order import Order
@@ -19,6 +19,7 @@ from router.store.admin.scan import RedisClient
 
 log = logging.getLogger("roundhouse.admin")
 
+_FILTERS: Final = ("tenant", "model", "system", "rag", "document")
 _MAX_BODY: Final = 1 << 20
 
 
@@ -28,6 +29,9 @@ class GrepQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     text: str
     tenant: KeyName | None = None
     model: KeyName | None = None
+    system: HexHash | None = None
+    rag: HexHash | None = None
+    document: str | None = None
     sort: Order = "age"
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = 100
     max_entries: Annotated[int, Meta(ge=1, le=10_000_000)] = MAX_ENTRIES
@@ -44,7 +48,7 @@ def grep_handler(redis: RedisClient) -> Callable[[Request], Awaitable[Any]]:
             question = _decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise bad_request(f"Invalid search: {error}", code="invalid_query") from None
-        parts = EntryFilter(tenant=question.tenant, model=question.model)
+        parts = EntryFilter(**{name: getattr(question, name) for name in _FILTERS})
         scope = EntryFilter(all=True) if parts.is_empty else parts
         found = await search_answers(redis, scope, question.text, Bounds(entries=question.max_entries))
         result = await describe_found(redis, found, question.sort, question.limit)
@@ -52,8 +56,9 @@ def grep_handler(redis: RedisClient) -> Callable[[Request], Awaitable[Any]]:
             return result
         purged = await purge_found(redis, found)
         entries, generations = pluralize(purged.entries, "entry", "entries"), pluralize(purged.claims, "generation")
-        # The text that was searched for is that of an answer, which must not be logged.
-        log.info("purged by text among %s: %s, %s in progress", scope.to_json().decode(), entries, generations)
+        # Neither the words of an answer nor those of a document may be logged.
+        filters = [f"{name}={getattr(scope, name)}" for name in _FILTERS[:-1] if getattr(scope, name) is not None]
+        log.info("purged by text among %s: %s, %s in progress", " ".join(filters) or "all", entries, generations)
         return replace(result, purge=purged)
 
     return grep
