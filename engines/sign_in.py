@@ -16,6 +16,7 @@ async def make_sign_in_link(client: httpx.AsyncClient, router: RouterSpec) -> st
     """A link that works once, see router.shared.credentials.sign_in_links; None without a key, or if there is none."""
     if router.admin_key_file is None:
         return None
+    # Read again and not passed on: the plan is printed by a dry run.
     try:
         key = Path(router.admin_key_file).read_text(encoding="ascii").strip()
         response = await client.post(f"{router.url}/admin/sign-in-links", headers={"authorization": f"Bearer {key}"})

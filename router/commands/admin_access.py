@@ -46,6 +46,7 @@ def admin_key(key_file: Path | None, url: str | None, config: Path) -> str | Non
     if key_file is None and (value := os.environ.get(KEY_VARIABLE)):
         return _checked_key(value, KEY_VARIABLE)
     if key_file is None:
+        # Whoever is asked by `--url` may be anybody.
         return _key_of_this_machine(config) if url is None else None
     try:
         with key_file.open("rb") as file:

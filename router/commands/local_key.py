@@ -27,6 +27,7 @@ def make_local_key(settings: Settings) -> None:
         status = path.lstat()
     except OSError as error:
         fail(f"{path}: {error.strerror}")
+    # A key that others know would give them what the loopback address keeps from other machines: the whole router.
     if status.st_mode & 0o077 or status.st_uid != os.geteuid():
         fail(f"{path}: other users can read or have made this admin key; remove the file, and `up` makes another")
 

@@ -13,6 +13,7 @@ from router.settings.mistakes import Place
 _SKIPPED: Final = re.compile(r"(?:[\s,]|#[^\n]*)*")
 _KEY: Final = re.compile(r'[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'')
 _DOT: Final = re.compile(r"[ \t]*\.[ \t]*")
+# A text of several lines may end with one or two quotes of its own, before the three that close it.
 _STRING: Final = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}(?!")|\'\'\'.*?\'{3,5}(?!\')|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'', re.DOTALL
 )
@@ -99,6 +100,7 @@ class _Scanner:
                 self._setting(place)
             self._at += 1
         else:
+            # Strings first: a quote may hide a comma, a bracket or a `#`, which end anything else.
             match = _STRING.match(self._text, start) or _OTHER.match(self._text, start)
             assert match is not None  # the second also matches nothing
             self._at = match.end()
@@ -125,6 +127,7 @@ class _Scanner:
         return self._at < len(self._text)
 
     def _note(self, place: Place, position: int) -> None:
+        # Positions only grow, so each line is counted once.
         counted, line = self._counted
         if position > counted:
             line += self._text.count("\n", counted, position)

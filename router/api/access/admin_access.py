@@ -76,6 +76,7 @@ class AdminAccess:
 
     async def sign_in_with_link(self, link_token: str) -> str | None:
         """The same with the token of a link, which is of no use from then on."""
+        # It is used up in any case, so that a link that someone has seen is of no use later.
         key_hash = await self._links.redeem(link_token)
         # The key may have left the configuration since the link was made.
         return await self._start_session(key_hash if key_hash and self._authenticator.knows(key_hash) else None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from router.commands.cache.grep import grep
+from router.commands.cache.guessed_names import clear, delete
 from router.commands.cache.listing import ls
 from router.commands.cache.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
 from router.commands.cache.purge_words import FULL, describe_purge
@@ -50,6 +51,8 @@ app.command(name="grep")(grep)
 app.command(name="export")(export_)
 app.command(name="import")(import_from)
 app.command(name="savings")(savings)
+app.command()(delete)
+app.command()(clear)
 
 
 @app.command(name="stats")
@@ -97,6 +100,7 @@ def _write_stats(stats: "CacheStats", now: float) -> None:
         write_table(rows)
 
 
+@app.command(name="get", help="The same as `show`.")
 @app.command(name="show")
 def show_command(
     key: KeyArgument,
