@@ -25,6 +25,7 @@ from router.shared.quota.rate_limit_script import decode_status, update_command
 from router.shared.scripts import DELETE_IF_SAME, REPLACE_IF_SAME
 from tests.simulation.redis_scripts import SCRIPTS
 from tests.simulation.redis_test_clients import ClientFactory, ModelRedisClient, RealRedisClient
+from tests.support.examples import EXAMPLES
 from tests.support.redis_process import RedisServer
 
 KEYS = ["rh:1:a", "rh:1:b", "rh:1:ab"]
@@ -84,7 +85,7 @@ commands = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3 * EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps_=st.lists(commands, max_size=12))
 def test_replies_and_invalidations_equal_those_of_redis_for_any_commands(steps_: list[Any], real: str) -> None:
     invalidations = []
@@ -472,7 +473,7 @@ DAYS = st.sampled_from(
 budget_steps = st.lists(st.tuples(DAYS, st.integers(0, 10**12), st.integers(0, 10**12)), min_size=1, max_size=6)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(start=instants, taken=budget_steps)
 def test_a_budget_is_counted_as_in_redis_and_as_in_a_process(
     start: int, taken: list[tuple[int, int, int]], real: str
@@ -509,12 +510,12 @@ def test_reading_a_budget_writes_nothing_and_a_foreign_value_is_replaced(both: C
 
 QUOTA = Quota(requests_per_minute=3, tokens_per_minute=600, concurrent_requests=2)
 steps = st.builds(
-    UsageUpdate, process=st.sampled_from(["p", "q"]), acquire=st.booleans(), released=st.integers(-2, 2),
+    UsageUpdate, process=st.sampled_from(["p", "q"]), acquire=st.booleans(), released=st.integers(0, 2),
     running=st.one_of(st.none(), st.integers(0, 2)), tokens_used=st.integers(0, 500),
 )  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES // 2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(taken=st.lists(st.tuples(steps, st.integers(0, 20_000)), max_size=8))
 def test_the_limits_are_counted_as_in_redis(taken: list[tuple[UsageUpdate, int]], real: str) -> None:
     allowed = []
