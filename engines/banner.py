@@ -10,12 +10,22 @@ from engines.plan import RouterSpec, UpPlan
 from engines.redis_server import find_program
 
 
-def banner(plan: UpPlan, commands: Mapping[str, EngineCommand], announce_problem: str | None = None) -> str:
-    """`commands`: of the engines that were started, by name. `announce_problem`: why not all could be announced."""
-    return "\n".join(["", *_lines(plan, commands, announce_problem), ""])
+def banner(
+    plan: UpPlan,
+    commands: Mapping[str, EngineCommand],
+    announce_problem: str | None = None,
+    sign_in_link: str | None = None,
+) -> str:
+    """`commands`: of the engines that were started, by name. `announce_problem`: why not all could be announced.
+
+    `sign_in_link`: of the dashboard.
+    """
+    return "\n".join(["", *_lines(plan, commands, announce_problem, sign_in_link), ""])
 
 
-def _lines(plan: UpPlan, commands: Mapping[str, EngineCommand], announce_problem: str | None) -> Iterator[str]:
+def _lines(
+    plan: UpPlan, commands: Mapping[str, EngineCommand], announce_problem: str | None, sign_in_link: str | None
+) -> Iterator[str]:
     logs = relative_path(Path(plan.state) / "logs")
     if plan.router is not None:
         yield f"Roundhouse serves on {plan.router.url} (OpenAI's API under {plan.router.url}/v1)"
@@ -30,6 +40,10 @@ def _lines(plan: UpPlan, commands: Mapping[str, EngineCommand], announce_problem
     yield ""
     if plan.router is not None:
         yield from _examples(plan, plan.router)
+        if sign_in_link is not None:
+            yield "  open the dashboard with a link that works once, within 5 minutes (another: `roundhouse dashboard`)"
+            yield f"    {sign_in_link}"
+            yield ""
         yield f"  dashboard: {plan.router.url}/dashboard   metrics: {plan.router.url}/metrics"
         yield f"  logs: {logs}   stop: Ctrl-C"
     else:

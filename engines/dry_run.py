@@ -53,7 +53,7 @@ def planned_processes(plan: UpPlan, program: Program) -> Iterator[PlannedProcess
             command = engine_command(spec, program, plan)
             yield _masked(spec.name, command.description, command.argv, command.env)
     if plan.router is not None:
-        yield _masked("router", f"serves on {plan.router.url}", plan.router.argv, {})
+        yield _masked("router", f"serves on {plan.router.url}", plan.router.argv, plan.router.env)
 
 
 def shell_lines(process: PlannedProcess) -> str:

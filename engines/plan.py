@@ -11,11 +11,17 @@ EngineKind = Literal["auto", "vllm", "simulator"]
 
 
 class RouterSpec(msgspec.Struct, frozen=True):
-    """Where the router will listen, and the command that starts it."""
+    """Where the router will listen, and the command that starts it. `admin_key_file`: None if it is to have no key."""
 
     host: str
     port: int
     argv: list[str]
+    admin_key_file: str | None = None
+
+    @property
+    def env(self) -> dict[str, str]:
+        """As a variable, so that the key is valid after a reload, too."""
+        return {"ROUNDHOUSE_AUTH_ADMIN_KEY_FILE": self.admin_key_file} if self.admin_key_file is not None else {}
 
     @property
     def url(self) -> str:

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +28,7 @@ from engines.logs import rotate_if_large
 from engines.plan import RouterSpec, UpPlan
 from engines.process import ManagedProcess, StartError, describe_exit
 from engines.redis_server import RedisNotInstalledError, find_program, redis_argv
+from engines.sign_in import make_sign_in_link
 from engines.supervisor import EngineSupervisor
 from engines.switch.gather import find_lack_of_room
 from engines.switch.record import read_records, restore
@@ -141,7 +142,8 @@ class ProcessTree:
             if self._plan.router is not None:
                 self._router = await self._start_router(client, self._plan.router)
             commands = {name: self._fleet.command(engine.spec) for name, engine in self._fleet.engines.items()}
-            lines = banner(self._plan, commands, announcer.problem)
+            link = await make_sign_in_link(client, self._plan.router) if self._plan.router is not None else None
+            lines = banner(self._plan, commands, announcer.problem, link)
             self._console.print(lines, highlight=False, soft_wrap=True, markup=False)
             code = await self._run_until_exit(self._fleet, switcher)
         raise UpError(f"the router {describe_exit(code)}; its log: {self._state / 'logs' / 'router.log'}")
@@ -217,7 +219,7 @@ class ProcessTree:
         self._print_status("redis", "ready")
 
     async def _start_router(self, client: httpx.AsyncClient, spec: RouterSpec) -> ManagedProcess:
-        self._router = router = self._managed_process("router", spec.argv)
+        self._router = router = self._managed_process("router", spec.argv, spec.env)
         await router.start()
 
         async def ready() -> bool:
@@ -226,8 +228,8 @@ class ProcessTree:
         await router.wait_until_ready(ready, timeout=_ROUTER_READY_TIMEOUT, interval=0.05)
         return router
 
-    def _managed_process(self, name: str, argv: list[str]) -> ManagedProcess:
-        return ManagedProcess(name, argv, self._state / "logs" / f"{name}.log")
+    def _managed_process(self, name: str, argv: list[str], env: Mapping[str, str] | None = None) -> ManagedProcess:
+        return ManagedProcess(name, argv, self._state / "logs" / f"{name}.log", env)
 
     async def _rotate_logs(self) -> None:
         """Bounds the router's log; the supervisors do it for theirs."""

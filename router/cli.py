@@ -25,12 +25,16 @@ from router.commands.console import (
     print_err,
     write_json,
 )
+from router.commands.dashboard import dashboard
 from router.commands.engines.commands import app as engine_commands
 from router.commands.engines.engine_plan import build_plan, exec_engines
 from router.commands.init import init
 from router.commands.keys import app as keys
+from router.commands.local_key import make_local_key
+from router.commands.models import models
 from router.commands.reload import reload
 from router.commands.serve import serve
+from router.commands.status import status
 from router.commands.suggestions import command_group
 from router.commands.top.command import top
 from router.commands.usage import usage
@@ -47,17 +51,36 @@ app = command_group(
 app.add_typer(cache, name="cache")
 app.add_typer(engine_commands, name="engines")
 app.add_typer(keys, name="keys")
-for command in (init, serve, reload, top, usage):
+for command in (init, serve, reload, status, models, dashboard, top, usage):
     app.command()(command)
 
 
 @app.callback(invoke_without_command=True)
 def _root(show_version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if show_version:
-        from router.build_info import describe_build
-
-        typer.echo(f"roundhouse {describe_build()}")
+        version()
         raise typer.Exit
+
+
+@app.command()
+def version(as_json: JsonOption = False) -> None:
+    """Print the version."""
+    from router.build_info import build_version, describe_build, is_compiled
+
+    if as_json:
+        write_json({"version": build_version(), "compiled": is_compiled()})
+    else:
+        typer.echo(f"roundhouse {describe_build()}")
+
+
+@app.command(name="help")
+def help_(
+    context: typer.Context,
+    names: Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="As in `cache purge`.")] = None,
+) -> None:
+    """Show the help of a command."""
+    # Typed in this way, an unknown word gets its usual error, with a hint.
+    context.find_root().command.main([*(names or []), "--help"], prog_name="roundhouse")
 
 
 @app.command()
@@ -74,6 +97,8 @@ def up(
         fail(f"{config}: {problem}")
     if as_json and not dry_run:
         fail("--json: only possible with --dry-run", EXIT_USAGE)
+    if not dry_run:
+        make_local_key(settings)
     command = ["dry-run", *(["--json"] if as_json else [])] if dry_run else ["up"]
     exec_engines(command, build_plan(settings, config, check_engine_kind(engines), vllm_python))
 

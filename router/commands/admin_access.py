@@ -8,8 +8,9 @@ from typing import Annotated, Final
 import typer
 
 from router.commands.console import EXIT_USAGE, fail, load_settings
-from router.settings import DEFAULT_PATH
+from router.settings import DEFAULT_PATH, Settings
 from router.settings.addresses import is_http_url
+from router.settings.key_file import is_key
 
 KEY_VARIABLE: Final = "ROUNDHOUSE_ADMIN_KEY"
 _MAX_KEY_BYTES: Final = 4096
@@ -19,7 +20,9 @@ _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 UrlOption = Annotated[str | None, typer.Option(help="The router's URL; by default that of the configuration file.")]
 KeyFileOption = Annotated[
     Path | None,
-    typer.Option(help=f"A file with an admin key; by default the variable {KEY_VARIABLE}, or a prompt."),
+    typer.Option(
+        help=f"A file with an admin key; by default the variable {KEY_VARIABLE}, the key that `up` made, or a prompt."
+    ),
 ]
 
 
@@ -35,15 +38,32 @@ def router_url(url: str | None, config: Path) -> str:
     return url.rstrip("/")
 
 
-def admin_key(key_file: Path | None) -> str | None:
+def admin_key(key_file: Path | None, url: str | None, config: Path) -> str | None:
+    """That of the option, else of the variable, else of the file that `roundhouse up` makes; None if there is none.
+
+    The last one is only for the router of the configuration: with `url`, another one would get its key.
+    """
+    if key_file is None and (value := os.environ.get(KEY_VARIABLE)):
+        return _checked_key(value, KEY_VARIABLE)
     if key_file is None:
-        return _checked_key(os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE) if os.environ.get(KEY_VARIABLE) else None
+        # Whoever is asked by `--url` may be anybody.
+        return _key_of_this_machine(config) if url is None else None
     try:
         with key_file.open("rb") as file:
             raw = file.read(_MAX_KEY_BYTES + 1)
     except OSError as error:
         fail(f"--key-file: {key_file}: {error.strerror}", EXIT_USAGE)
     return _checked_key(raw.decode("utf-8", "surrogateescape"), "--key-file")
+
+
+def _key_of_this_machine(config: Path) -> str | None:
+    has_file = config.exists() or config != Path(DEFAULT_PATH)
+    settings = load_settings(config) if has_file else Settings()
+    try:
+        key = settings.admin_key_file.read_bytes().strip()
+    except OSError:  # no file, or that of another user
+        return None
+    return key.decode("ascii") if is_key(key) else None
 
 
 def prompted_key() -> str:

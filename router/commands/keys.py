@@ -2,6 +2,7 @@
 
 import getpass
 import secrets
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -93,6 +94,16 @@ def _create_in_redis(config: Path, tenant: str, name: str | None, expires: str |
         print_err(f"The key {created.key_id} ({created.name}) of {created.tenant} {end}. Only its hash is stored.")
     if created.routers.unconfirmed:
         print_err(_unconfirmed(created.routers))
+
+
+@app.command()
+def create(
+    tenant: Annotated[str | None, typer.Option(help="The tenant of the key.")] = None,
+    name: Annotated[str | None, typer.Option(help="The key's name, with --tenant.")] = None,
+) -> None:
+    """Show the `new` command that makes a key. Makes none itself."""
+    options = ["--tenant", tenant, "--name", name or "NAME"] if tenant is not None else []
+    fail(f"no key was made; to make one: {shlex.join(['roundhouse', 'keys', 'new', *options])}", EXIT_USAGE)
 
 
 @app.command()

@@ -11,9 +11,10 @@ import typer
 from typer.core import TyperGroup
 
 READ_ONLY: Final = frozenset({
-    "cache explain", "cache ls", "cache savings", "cache show", "cache stats", "cache top", "check", "classify",
-    "engines adapters list", "engines explain", "engines list", "engines logs", "engines preflight", "keys hash",
-    "keys list", "top", "usage",
+    "cache explain", "cache get", "cache ls", "cache savings", "cache show", "cache stats", "cache top", "check",
+    "classify", "dashboard", "engines adapters list", "engines explain", "engines list", "engines logs",
+    "engines preflight", "engines status", "help", "keys hash", "keys list", "models", "status", "top", "usage",
+    "version",
 })  # fmt: skip
 """The commands that change nothing. All others are never suggested."""
 
@@ -26,7 +27,6 @@ CHANGING_OPTIONS: Final = frozenset({"--all", "--force", "--in-place", "--yes"})
 _STOPPING: Final = "`roundhouse serve` and `roundhouse up` stop with Ctrl-C or SIGTERM"
 # By group ("" is the program itself) and word: what other tools call it.
 _OTHER_WORDS: Final = {
-    ("", "status"): "Did you mean 'top'?",
     ("", "ps"): "Did you mean 'top'?",
     ("", "ls"): "Did you mean 'cache ls' or 'engines list'?",
     ("", "list"): "Did you mean 'cache ls' or 'engines list'?",
@@ -36,8 +36,6 @@ _OTHER_WORDS: Final = {
     ("", "stop"): f"{_STOPPING}.",
     ("", "down"): f"{_STOPPING}.",
     ("cache", "list"): "Did you mean 'ls'?",
-    ("cache", "get"): "Did you mean 'show'?",
-    ("engines", "status"): "Did you mean 'list'?",
     ("engines", "ls"): "Did you mean 'list'?",
     ("engines", "ps"): "Did you mean 'list'?",
     ("engines", "top"): "Did you mean 'list'?",

@@ -53,6 +53,11 @@ def login_page(error: str | None = None) -> bytes:
     return _render("login", error=alert, described_by='aria-describedby="login-error" aria-invalid="true"')
 
 
+def sign_in_page() -> bytes:
+    """What a sign-in link opens: its script sends the token that stands after `#` in the address."""
+    return _render("sign_in")
+
+
 def closed_page() -> bytes:
     """For a router without `auth.admin_keys`, whose admin API is closed: it says how to open it."""
     return _render("closed")

@@ -14,6 +14,7 @@ from router.flow.replicas.router_snapshot import identify_process
 from router.flow.replicas.status_publisher import PendingTraffic
 from router.net.client.transport import HTTPTransport
 from router.shared.credentials.session_secret import SessionSecret
+from router.shared.credentials.sign_in_links import SignInLinks
 from router.shared.prompts.prompt_records import PromptRecords
 from router.shared.prompts.sibling_link import SiblingLink
 from router.shared.quota.rate_limits import TenantLimits
@@ -66,6 +67,7 @@ class ProcessState:
         self.latest_requests = LatestRequests(self.identity.id, time.monotonic)
         self.login_limiter = LoginLimiter(time.monotonic)
         self.session_secret = SessionSecret(time.monotonic)
+        self.sign_in_links = SignInLinks(time.monotonic)
         self.pending_traffic = PendingTraffic(TrafficCounter(telemetry.registry, telemetry.flush).take)
         self.queue_lengths = QueueLengths(telemetry.set_queue_length)
         self.in_flight: Callable[[], int] = lambda: 0

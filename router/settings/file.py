@@ -4,17 +4,22 @@ Variables such as ROUNDHOUSE_ROUTER_PORT, and options of a command, replace sett
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from router.settings.key_file import with_admin_key
 from router.settings.mistakes import ConfigurationError, Place
 from router.settings.overrides import Override, overrides_of, with_overrides
 from router.settings.profiles import with_profile
 from router.settings.rules import broken
 from router.settings.tables import Settings
+from router.settings.toml_lines import find_lines, line_of
 from router.settings.walk import Walk, fill_variables
+
+_TOML_LINE: Final = re.compile(r"\(at line ([0-9]+), column [0-9]+\)")
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None, options: Iterable[Override] = ()) -> Settings:
@@ -29,31 +34,42 @@ def load(path: Path, environment: Mapping[str, str] | None = None, options: Iter
         raise ConfigurationError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path}: not UTF-8 text") from None
-    return parse(text, os.environ if environment is None else environment, options, prefix=f"{path}: ")
+    return parse(text, os.environ if environment is None else environment, options, source=str(path))
 
 
-def parse(text: str, environment: Mapping[str, str], options: Iterable[Override] = (), *, prefix: str = "") -> Settings:
+def parse(text: str, environment: Mapping[str, str], options: Iterable[Override] = (), *, source: str = "") -> Settings:
     """Reads a configuration from its text. Raises ConfigurationError with all mistakes and their places.
 
-    `prefix` begins each mistake in the text.
+    `source`: the file's name, which begins each mistake in the text, with the line: `roundhouse.toml:14: `.
     """
+    text = text.removeprefix("\ufeff")  # some editors write a byte order mark
     overrides, unknown = overrides_of(environment)
     overrides += options
     origins: dict[Place, str] = {override.place: override.origin for override in overrides}
     walk = Walk(environment, origins)
-    raw = _toml(text.removeprefix("\ufeff"), prefix)  # some editors write a byte order mark
+    raw = _toml(text, source)
     settings: Settings = walk.read(Settings, with_overrides(_with_profiles(raw, environment), overrides))
     reported = {mistake.place for mistake in walk.mistakes}
-    violations = [mistake for mistake in broken(settings) if mistake.place not in reported]
+    settings, unreadable = with_admin_key(settings)
+    violations = [mistake for mistake in (*unreadable, *broken(settings)) if mistake.place not in reported]
     # A rule's result is dropped if it depends on a setting that could not be read: correcting that may satisfy it.
     mistakes = [*walk.mistakes, *(m for m in violations if not any(map(walk.is_unusable, (m.place, *m.reads))))]
-    lines = unknown
-    for mistake in mistakes:
-        origin = origins.get(mistake.place)
-        lines.append((prefix if origin is None else f"{origin}: ") + mistake.line(walk.shown))
-    if lines:
-        raise ConfigurationError(*lines)
+    if mistakes or unknown:
+        numbers = find_lines(text) if source else {}
+        places = [
+            origins.get(mistake.place) or _at_line(source, line_of(numbers, mistake.place)) for mistake in mistakes
+        ]
+        lines = (mistake.line(walk.shown) for mistake in mistakes)
+        raise ConfigurationError(*unknown, *map(_prefixed, places, lines))
     return settings
+
+
+def _at_line(source: str, number: int | None) -> str:
+    return f"{source}:{number}" if source and number is not None else source
+
+
+def _prefixed(place: str, line: str) -> str:
+    return f"{place}: {line}" if place else line
 
 
 def _with_profiles(raw: dict[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
@@ -70,10 +86,13 @@ def _with_profile(engine: Any, environment: Mapping[str, str]) -> Any:
     return with_profile(engine, name)
 
 
-def _toml(text: str, prefix: str) -> dict[str, Any]:
+def _toml(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise ConfigurationError(f"{prefix}not valid TOML: lists or tables are nested too deeply") from None
+        problem, number = "lists or tables are nested too deeply", None
     except ValueError as error:  # TOMLDecodeError, or an integer with thousands of digits
-        raise ConfigurationError(f"{prefix}not valid TOML: {error}") from None
+        problem = str(error)
+        found = _TOML_LINE.search(problem)
+        number = int(found[1]) if found is not None else None
+    raise ConfigurationError(_prefixed(_at_line(source, number), f"not valid TOML: {problem}"))

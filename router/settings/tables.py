@@ -129,10 +129,11 @@ class CacheSettings(Strict, frozen=True):
 
 
 class AuthSettings(Strict, frozen=True):
-    """`mode`: None follows the keys, see Settings.auth_mode."""
+    """`mode`: None follows the keys, see Settings.auth_mode. `admin_keys` has the key of `admin_key_file`, too."""
 
     mode: AuthMode | None = None
     admin_keys: list[KeyHash] = []
+    admin_key_file: str | None = None
 
 
 class TenantSettings(Strict, frozen=True):
@@ -341,6 +342,11 @@ class Settings(Strict, frozen=True):
     def control_socket(self) -> Path:
         """The socket at which `roundhouse up` takes requests."""
         return self._socket("up.sock")
+
+    @property
+    def admin_key_file(self) -> Path:
+        """The file with an admin key that commands on this machine find by themselves; `roundhouse up` makes one."""
+        return Path(self.auth.admin_key_file or Path(self.router.state, "admin-key")).resolve()
 
     def _socket(self, name: str) -> Path:
         """A socket in the state directory; in the directory for temporary files if the path would be too long."""

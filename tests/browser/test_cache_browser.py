@@ -23,11 +23,42 @@ async def test_an_entry_is_found_by_its_model_read_and_deleted(viewer: Viewer, r
     await expect(page).to_have_url(f"{router.url}/dashboard#cache?model=mistral")
     await rows.get_by_role("link").click()
     await expect(page.locator("#entry-content pre.answer")).to_have_text(answer)
+    await expect(page.locator("#entry-content")).to_contain_text("Prompts are not stored")
     await page.get_by_role("button", name="Delete this entry").click()
     await page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     # Back at the search, which finds it no longer.
     await expect(page.locator("#entries-status")).to_contain_text("No entry with model mistral.")
     assert (await router.chat("What is a boiler?", model="mistral")).headers["x-cache"] == "MISS"
+
+
+async def test_a_bad_answer_is_found_by_its_words_and_purged(viewer: Viewer, router: RouterServer) -> None:
+    answer = (await router.chat("What is a boiler?")).json()["choices"][0]["message"]["content"]
+    await router.chat("What is a valve?", model="mistral")
+    page = await viewer.show("#cache")
+    rows = page.locator("#entries tbody tr")
+    await expect(rows).to_have_count(2)
+    words = answer.split(".")[0].upper()
+    await page.get_by_label("Words of the answer").fill(words)
+    await page.get_by_role("button", name="Search").click()
+    await expect(rows).to_have_count(1)
+    await expect(rows.first).to_contain_text(answer[:20])
+    await expect(page.locator("#entries-status")).to_have_text("1 of 2 entries have these words.")
+    await page.get_by_role("button", name="Purge these…").click()
+    await page.get_by_role("dialog").get_by_role("textbox").fill("purge")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#entries-status")).to_have_text("0 of 1 entry have these words.")
+    assert (await router.chat("What is a boiler?")).headers["x-cache"] == "MISS"
+    assert (await router.chat("What is a valve?", model="mistral")).headers["x-cache"] == "HIT"
+
+
+async def test_entries_can_be_put_in_order(viewer: Viewer, router: RouterServer) -> None:
+    await router.chat("What is a boiler?", max_tokens=3)
+    await router.chat("What is a boiler?", max_tokens=30)
+    page = await viewer.show("#cache")
+    await page.get_by_label("Order").select_option("Most tokens")
+    await page.get_by_role("button", name="Search").click()
+    await expect(page).to_have_url(f"{router.url}/dashboard#cache?sort=tokens")
+    await expect(page.locator("#entries tbody tr").first.locator("[data-label=Tokens]")).to_have_text("30")
 
 
 async def test_pages_of_entries_follow_each_other(viewer: Viewer, router: RouterServer) -> None:

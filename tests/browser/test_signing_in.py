@@ -54,3 +54,28 @@ async def test_a_router_without_admin_keys_says_how_to_open_its_dashboard(
         await viewer.page.goto(f"{router.url}/dashboard")
         await expect(viewer.page.get_by_role("heading", level=1)).to_have_text("The dashboard is closed")
         await expect(viewer.page.locator("main")).to_contain_text("roundhouse keys new")
+
+
+async def test_a_link_opens_the_dashboard_once_and_leaves_no_trace_in_the_address(
+    browser: Browser, router: RouterServer
+) -> None:
+    async with viewer_of(browser, router) as viewer:
+        viewer.expected = ["401"]
+        page = viewer.page
+        await page.context.clear_cookies()
+        bearer = {"authorization": f"Bearer {ADMIN_KEY}"}
+        made = await page.context.request.post(f"{router.url}/admin/sign-in-links", headers=bearer)
+        path = (await made.json())["path"]
+        token = path.partition("#token=")[2]
+        seen: list[str] = []
+        page.on("request", lambda request: seen.append(f"{request.url} {request.headers}"))
+        page.on("framenavigated", lambda frame: seen.append(frame.url))
+        await page.goto(f"{router.url}{path}")
+        await expect(page.locator("#connection-text")).to_have_text("Live")
+        assert page.url == f"{router.url}/dashboard"
+        assert not [each for each in seen if token in each and not each.endswith(path)]
+        await page.go_back()
+        assert token not in page.url
+        await page.goto(f"{router.url}{path}")
+        await expect(page.get_by_role("status")).to_contain_text("was used already")
+        assert page.url == f"{router.url}/dashboard/sign-in"

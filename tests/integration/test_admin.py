@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from router.api.access.auth import hash_key
 from router.core.cache.redis_keys import claim_key
-from tests.support.entry_factory import entry_key, make_entry, store_entry
+from tests.support.entry_factory import entry_key, make_entry, make_streamed_entry, store_entry
 from tests.support.purge_log import NO_REPLICAS, logged_scopes
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
@@ -23,7 +23,8 @@ REST = (
 )
 PAGES = [
     ("GET", "/admin/cache/stats"), ("GET", "/admin/cache/entries"), ("GET", f"/admin/cache/entries/{entry_key()}"),
-    ("DELETE", f"/admin/cache/entries/{entry_key()}"), ("POST", "/admin/cache/purge"), ("POST", "/admin/cache/explain"),
+    ("DELETE", f"/admin/cache/entries/{entry_key()}"), ("POST", "/admin/cache/purge"), ("POST", "/admin/cache/grep"),
+    ("POST", "/admin/cache/explain"),
     ("GET", "/admin"), ("GET", "/admin/nothing/here"), ("POST", "/admin/cache/stats"),
 ]  # fmt: skip
 
@@ -131,7 +132,7 @@ async def test_the_listing_continues_at_its_cursor(guarded: RouterServer, client
     "query",
     [
         {"limit": "0"}, {"limit": "1001"}, {"limit": "x"}, {"limit": "²"}, {"limit": "9" * 5000}, {"tenant": "*"},
-        {"system": "abc"}, {"color": "red"}, {"all": "true"},
+        {"system": "abc"}, {"color": "red"}, {"all": "true"}, {"sort": "size"}, {"sort": "hits", "cursor": "x"},
     ],
     ids=str,
 )  # fmt: skip
@@ -215,10 +216,54 @@ async def test_a_purge_without_a_filter_is_refused_and_deletes_nothing(
     assert not await logged_scopes(client)
 
 
-@pytest.mark.parametrize(("path", "size"), [("purge", 1 << 20), ("explain", (4 << 20) + 4096)])
+@pytest.mark.parametrize(("path", "size"), [("purge", 1 << 20), ("grep", 1 << 20), ("explain", (4 << 20) + 4096)])
 async def test_request_bodies_have_a_size_limit(guarded: RouterServer, path: str, size: int) -> None:
     answer = await guarded.http.post(f"/admin/cache/{path}", content=b" " * (size + 1), headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+
+
+# -- grep -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_bad_answer_is_found_and_purged_by_its_words(
+    guarded: RouterServer, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    acme = {"authorization": "Bearer acme-key"}
+    sent = await guarded.chat("Tell me about the sea.", headers=acme)
+    words = sent.json()["choices"][0]["message"]["content"].upper()[10:60]
+    other = await store_entry(client, entry_key(), make_streamed_entry("Another answer."))
+    found = await post(guarded, "grep", {"text": words, "tenant": "acme"})
+    assert [entry["key"] for entry in found["entries"]] == [sent.headers["x-cache-key"]]
+    assert (found["matches"], found["looked_at"], found["everything"], found["purge"]) == (1, 2, True, None)
+    with caplog.at_level("INFO", "roundhouse.admin"):
+        purged = await post(guarded, "grep", {"text": words, "purge": True})
+    assert purged["purge"] == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS, "recorded": True}
+    assert "purged by text among all: 1 entry" in caplog.text
+    assert words not in caplog.text
+    assert (await guarded.chat("Tell me about the sea.", headers=acme)).headers["x-cache"] == "MISS"
+    assert await client.exists(other)
+
+
+async def test_the_entries_that_a_search_finds_can_be_sorted_and_limited(guarded: RouterServer, client: Any) -> None:
+    for number in range(3):
+        await store_entry(client, entry_key(number), make_streamed_entry("sea " * (1 + number)))
+    found = await post(guarded, "grep", {"text": "sea", "sort": "tokens", "limit": 2})
+    assert [entry["completion_tokens"] for entry in found["entries"]] == [3, 2]
+    listed = await get(guarded, "entries", sort="tokens", limit=1)
+    assert [entry["preview"] for entry in listed["entries"]] == ["sea sea sea"]
+    following = await get(guarded, "entries", sort="tokens", limit=2, cursor=listed["cursor"])
+    assert [entry["completion_tokens"] for entry in following["entries"]] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [{}, {"text": " "}, {"text": "a", "tenant": "*"}, {"text": "a", "sort": "size"}, {"text": "a", "limit": 0}, [], 1,
+     {"text": "a", "more": 1}],
+    ids=str,
+)  # fmt: skip
+async def test_a_search_that_is_invalid_is_refused(guarded: RouterServer, question: Any) -> None:
+    answer = await guarded.http.post("/admin/cache/grep", json=question, headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_query")
 
 
 # -- explain ----------------------------------------------------------------------------------------------------------
@@ -269,7 +314,8 @@ async def test_without_redis_the_admin_api_returns_503_with_retry_after(
     explained = {"tenant": "acme", "body": chat_body("Hi")}
     for method, path, body in (
         ("GET", "stats", None), ("GET", "entries", None), ("GET", f"entries/{entry_key()}", None),
-        ("DELETE", f"entries/{entry_key()}", None), ("POST", "purge", {"all": True}), ("POST", "explain", explained),
+        ("DELETE", f"entries/{entry_key()}", None), ("POST", "purge", {"all": True}), ("POST", "grep", {"text": "a"}),
+        ("POST", "explain", explained),
     ):  # fmt: skip
         answer = await router.http.request(method, f"/admin/cache/{path}", json=body, headers=ADMIN)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "redis_down")

@@ -84,6 +84,23 @@ async def test_ls_lists_one_entry_per_line(client: Any, file: Path) -> None:
     assert [line.split()[-1] for line in table] == ["key", *expected]
 
 
+async def test_ls_shows_the_first_words_hits_and_savings_in_the_order_that_is_asked_for(
+    client: Any, file: Path
+) -> None:
+    few = await store_entry(client, entry_key(1), make_streamed_entry("The\x1b sea " * 20))
+    many = await store_entry(client, entry_key(2), make_streamed_entry("The land.", generation_ms=3000))
+    await client.zadd(hits_key("acme"), {few: 2, many: 7})
+    head, first, second = (await cache(file, "ls", "--sort", "hits")).stdout.splitlines()
+    assert head.split() == ["age", "left", "hits", "saved", "tokens", "memory", "task", "engine", "answer", "key"]
+    assert first.split()[2:4] == ["7", "21s"]
+    assert "  The land.  " in first
+    assert second.split()[2:4] == ["2", "0s"]
+    assert "\x1b" not in second
+    (line,) = (await cache(file, "ls", "--sort", "saved", "--limit", "1", "--json")).json_lines()
+    assert (line["key"], line["preview"], line["hits"], line["saved_seconds"]) == (many, "The land.", 7, 21.0)
+    fails_with_one_line(await run_cli("cache", "ls", "--sort", "size", "--config", file), 2, "--sort", "key, age, hits")
+
+
 async def test_ls_prints_where_to_continue(client: Any, file: Path) -> None:
     expected = [await store_entry(client, entry_key(number)) for number in range(3)]
     first = await cache(file, "ls", "--limit", "2", "--json")
@@ -248,6 +265,63 @@ async def test_a_purge_without_a_filter_is_a_usage_error(client: Any, file: Path
     assert await client.exists(entry_key())
 
 
+# -- grep -------------------------------------------------------------------------------------------------------------
+
+
+async def store_bad_and_good(client: Any) -> tuple[str, str]:
+    bad = await store_entry(client, entry_key(1), make_streamed_entry("The sea is DRY."))
+    return bad, await store_entry(client, entry_key(2), make_streamed_entry("The sea is wet."))
+
+
+async def test_grep_lists_the_entries_with_a_text(client: Any, file: Path) -> None:
+    bad, _ = await store_bad_and_good(client)
+    result = await cache(file, "grep", "is dry")
+    assert [line.split()[-1] for line in result.stdout.splitlines()] == ["key", bad]
+    assert result.stderr.startswith("1 entry of 2 searched (")
+    assert result.stderr.endswith(") found\n")
+    found = (await cache(file, "grep", "is dry", "--json")).json()
+    assert ([entry["key"] for entry in found["entries"]], found["matches"], found["purge"]) == ([bad], 1, None)
+    assert (await cache(file, "grep", "sea", "--tenant", "other", "--json")).json()["looked_at"] == 0
+    assert (await cache(file, "grep", "mountain")).stdout == ""
+
+
+async def test_grep_purges_what_it_finds_and_nothing_else(client: Any, file: Path) -> None:
+    bad, good = await store_bad_and_good(client)
+    shown = await cache(file, "grep", "is dry", "--purge", "--dry-run")
+    assert "1 entry of 2 searched" in shown.stderr
+    assert shown.stderr.endswith(" would be purged\n")
+    assert await client.exists(bad, good) == 2
+    result = await cache(file, "grep", "is dry", "--purge")
+    assert result.stdout.splitlines()[-1] == "purged 1 entry and 0 generations in progress"
+    assert (await client.exists(bad), await client.exists(good)) == (0, 1)
+    assert await logged_scopes(client) == [EntryFilter(key=bad)]
+    purged = (await cache(file, "grep", "is wet", "--purge", "--json")).json()["purge"]
+    assert purged == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS, "recorded": True}
+
+
+async def test_grep_that_could_not_search_everything_says_so(client: Any, file: Path) -> None:
+    await store_bad_and_good(client)
+    found = await cache(file, "grep", "sea", "--max-entries", "1")
+    assert "--max-entries" in found.stderr
+    purged = await run_cli("cache", "grep", "sea", "--purge", "--max-entries", "1", "--config", file)
+    assert (purged.code, len(await client.keys(entry_key(1)[:-1] + "*"))) == (1, 1)
+    assert "not all entries were searched" in purged.stderr
+
+
+async def test_grep_for_nothing_is_a_usage_error(client: Any, file: Path) -> None:
+    fails_with_one_line(await run_cli("cache", "grep", " ", "--config", file), 2, "white space")
+
+
+async def test_at_a_terminal_grep_asks_before_it_purges(client: Any, file: Path) -> None:
+    bad, _ = await store_bad_and_good(client)
+    result = await run_cli_in_terminal(
+        "cache", "grep", "is dry", "--purge", "--config", file, prompt=b"[y/N]", reply=b"n\n"
+    )
+    assert (result.code, await client.exists(bad)) == (1, 1)
+    result = await run_cli_in_terminal("cache", "grep", "is dry", "--purge", "--yes", "--config", file)
+    assert (result.code, await client.exists(bad)) == (0, 0)
+
+
 # -- explain ----------------------------------------------------------------------------------------------------------
 
 
@@ -340,7 +414,17 @@ async def test_at_a_terminal_long_work_shows_its_progress(client: Any, file: Pat
 # -- errors -----------------------------------------------------------------------------------------------------------
 
 
-COMMANDS = [["stats"], ["ls"], ["show", entry_key()], ["top"], ["purge", "--all"], ["export"], ["import"], ["explain"]]
+COMMANDS = [
+    ["stats"],
+    ["ls"],
+    ["grep", "x"],
+    ["show", entry_key()],
+    ["top"],
+    ["purge", "--all"],
+    ["export"],
+    ["import"],
+    ["explain"],
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])

@@ -51,7 +51,7 @@ class _Pipeline:
         self._commands: list[Any] = []
 
     def execute_command(self, *words: Any) -> None:
-        self._commands.append(words)
+        self._commands.append((*words[0].split(), *words[1:]))  # as redis-py does with `MEMORY USAGE`
 
     async def execute(self, *, raise_on_error: bool = True) -> list[Any]:
         commands, self._commands = self._commands, []

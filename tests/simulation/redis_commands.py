@@ -84,7 +84,7 @@ def _type(data: RedisData, words: Arguments) -> Status:
 
 def _memory(data: RedisData, words: Arguments) -> int | None:
     """The sizes are not those of Redis."""
-    if words[0].upper() != b"USAGE" or len(words) != 2:
+    if words[0].upper() != b"USAGE" or len(words) not in (2, 4):  # SAMPLES and a number
         raise RedisError("ERR the model of Redis knows MEMORY USAGE alone")
     value = data.find(words[1])
     return None if value is None else 64 + len(words[1]) + len(repr(value))

@@ -20,7 +20,7 @@ from router.shared.prompts import recent_prompts
 from router.shared.quota import budgets
 from router.shared.quota import rate_limit_script as limits
 from router.store import entry_store as store
-from router.store.admin import scan
+from router.store.admin import answers, scan
 from tests.simulation.redis_data import RedisData
 from tests.simulation.redis_values import RedisError
 
@@ -118,6 +118,7 @@ def _limit(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
         status.requests_reset_ms,
         status.tokens_remaining,
         status.tokens_reset_ms,
+        status.running,
     ]
 
 
@@ -252,6 +253,11 @@ def _read_time(data: RedisData, _: bytes, __: list[bytes]) -> list[bytes]:
     return [b"%d" % (now // 1000), b"%d" % (now % 1000 * 1000)]
 
 
+def _beginning(data: RedisData, key: bytes, words: list[bytes]) -> Any:
+    body = (data.get(key, dict) or {}).get(b"body")
+    return None if body is None else body[: int(words[0])]
+
+
 def _optional(word: bytes) -> int | None:
     return int(word) if word else None
 
@@ -277,6 +283,7 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     key_records.USED_SCRIPT.encode(): _add_used_keys,
     recent_prompts._WRITE_SCRIPT.encode(): _write,
     recent_prompts._ADD_SCRIPT.encode(): _add_prompt,
+    answers._BEGINNING_SCRIPT.encode(): _beginning,
     str(scan._TIME_COMMAND[1]).encode(): _read_time,
     budgets.UPDATE_SCRIPT.encode(): _budget,
     drains._CHANGE_SCRIPT.encode(): _change_drain,

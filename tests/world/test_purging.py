@@ -84,6 +84,41 @@ async def test_a_response_started_before_a_purge_is_served_and_not_stored(world:
 
 
 @scenario
+async def test_a_purge_by_words_reaches_the_memory_of_every_router_and_generations_in_progress(world: World) -> None:
+    setting = await start(world)
+    redis = world.redis.client
+    setting.engine.chunk_permits.release()
+    async with open_stream(setting.one, "x") as answer:
+        await answer.read_to_end()
+        key = answer.headers["x-cache-key"]
+    await eventually(lambda: stored(redis, key))
+    for router in (setting.one, setting.other):
+        await eventually(partial(is_hit, router))
+    async with open_stream(setting.one, "x", headers={"cache-control": "no-cache"}) as again:
+        await again.read_until_text("one ")
+        purged = await setting.other.http.post(
+            "/admin/cache/grep", json={"text": "ONE  Two", "purge": True}, headers=ADMIN
+        )
+        assert purged.raise_for_status().json()["purge"]["entries"] == 1
+        setting.engine.chunk_permits.release()
+        await again.read_to_end()
+
+    async def is_counted_as_purged() -> bool:
+        return (await setting.one.metrics()).get('llm_cache_writes_total{result="purged"}') == 1
+
+    await eventually(is_counted_as_purged)
+    assert not await stored(redis, key)
+    for router in (setting.one, setting.other):
+        assert not await is_hit(router)
+
+
+async def is_hit(router: WorldRouter) -> bool:
+    headers = {"cache-control": "only-if-cached"}
+    answer = await router.http.post("/v1/chat/completions", json=chat_body("x"), headers=headers)
+    return answer.headers["x-cache"] == "HIT"
+
+
+@scenario
 async def test_a_purge_of_other_entries_does_not_affect_a_response(world: World) -> None:
     setting = await start(world)
     redis = world.redis.client

@@ -6,7 +6,7 @@ the own origin (https://cheatsheetseries.owasp.org/cheatsheets/Cross-Site_Reques
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from starlette.requests import Request
 
@@ -17,20 +17,35 @@ from router.errors import PERMISSION, ApiError
 CSRF_HEADER: Final = "x-roundhouse-csrf"
 """The header, with the value 1, of changing requests with a cookie."""
 
+SIGN_IN_PATH: Final = "/dashboard/sign-in"
+"""The page that a sign-in link opens."""
+
 _SAFE_METHODS: Final = ("GET", "HEAD")
 _SESSION_PATHS: Final = ("/admin", "/dashboard")
+
+
+class LinkStore(NamedTuple):
+    """Where sign-in links are kept: `issue` makes the token of one for a key's hash; `redeem` gives that hash once."""
+
+    issue: Callable[[str], Awaitable[str]]
+    redeem: Callable[[str], Awaitable[str | None]]
 
 
 class AdminAccess:
     """Checks a request's key or session. A session is never valid outside of /admin and /dashboard."""
 
     def __init__(
-        self, authenticator: AdminAuthenticator, sessions: Sessions, refresh_secret: Callable[[], Awaitable[None]]
+        self,
+        authenticator: AdminAuthenticator,
+        sessions: Sessions,
+        refresh_secret: Callable[[], Awaitable[None]],
+        links: LinkStore,
     ) -> None:
         """`refresh_secret` reads the secret of the sessions in Redis again."""
         self._authenticator = authenticator
         self._sessions = sessions
         self._refresh_secret = refresh_secret
+        self._links = links
 
     @property
     def is_open(self) -> bool:
@@ -57,7 +72,24 @@ class AdminAccess:
 
     async def sign_in(self, key: bytes) -> str | None:
         """The token of a new session; None if the key is not valid."""
-        key_hash = self._authenticator.find(key)
+        return await self._start_session(self._authenticator.find(key))
+
+    async def sign_in_with_link(self, link_token: str) -> str | None:
+        """The same with the token of a link, which is of no use from then on."""
+        # It is used up in any case, so that a link that someone has seen is of no use later.
+        key_hash = await self._links.redeem(link_token)
+        # The key may have left the configuration since the link was made.
+        return await self._start_session(key_hash if key_hash and self._authenticator.knows(key_hash) else None)
+
+    async def make_link(self, request: Request) -> str:
+        """The token of a link that signs in once, for whoever sent an admin key itself. Raises ApiError."""
+        if "authorization" not in request.headers:
+            # Who stole a cookie could prolong its session for ever.
+            message = "A sign-in link needs the admin key itself, as `Authorization: Bearer KEY`, not a session."
+            raise ApiError(403, message, kind=PERMISSION, code="key_required")
+        return await self._links.issue(self._authenticator.check(request.scope["headers"]))
+
+    async def _start_session(self, key_hash: str | None) -> str | None:
         if key_hash is None:
             return None
         await self._refresh_secret()

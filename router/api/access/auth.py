@@ -161,14 +161,20 @@ class AdminAuthenticator:
         self._record_use(key_id(known))
         return known
 
-    def check(self, headers: Headers) -> None:
-        """Raises ApiError."""
+    def knows(self, key_hash: str) -> bool:
+        """Whether a key with this hash is configured."""
+        return key_hash in self._digests
+
+    def check(self, headers: Headers) -> str:
+        """The key's hash, as `sha256:…`. Raises ApiError."""
         if not self._digests:
             # Not 404: the existence of the admin API is no secret, and its operator should learn what is missing.
             message = "The admin API is disabled: the configuration has no auth.admin_keys."
             raise ApiError(403, message, kind=PERMISSION, code="admin_closed")
-        if self.find(_extract_key(headers, allow_x_api_key=False)) is None:
+        found = self.find(_extract_key(headers, allow_x_api_key=False))
+        if found is None:
             raise invalid_key("The admin key is not valid.")
+        return found
 
 
 def _extract_key(headers: Headers, *, allow_x_api_key: bool) -> bytes:

@@ -11,10 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.api.access.admin_access import AdminAccess
+from router.api.access.admin_access import SIGN_IN_PATH, AdminAccess
 from router.api.admin.adapter_admin import AdapterAdmin
 from router.api.admin.engine_admin import EngineAdmin
 from router.api.admin.explained_request import EXPLAIN_OVERHEAD, decode_explained
+from router.api.admin.grep import grep_handler
 from router.api.admin.key_admin import KeyAdmin
 from router.api.admin.query import query_count
 from router.api.admin.savings import savings_handler
@@ -33,6 +34,8 @@ from router.core.plural import pluralize
 from router.errors import NOT_FOUND, ApiError, unavailable
 from router.flow.explain import Explainer, ExplainRequest
 from router.net.redis.errors import CommandRefusedError, RedisBackendError, WritesRefusedError
+from router.shared.credentials.sign_in_links import LINK_SECONDS
+from router.store.admin.entry_order import parse_order
 from router.store.admin.listing import fetch_detail, list_entries
 from router.store.admin.purge import PurgeResult, purge
 from router.store.admin.scan import RedisClient
@@ -90,6 +93,7 @@ class AdminRoutes:
             ("GET", "/admin/cache/entries/{key}", self.get_entry),
             ("DELETE", "/admin/cache/entries/{key}", self.delete_entry),
             ("POST", "/admin/cache/purge", self.purge),
+            ("POST", "/admin/cache/grep", grep_handler(self._redis)),
             ("POST", "/admin/cache/explain", self.explain),
             ("GET", "/admin/status", self._status_admin.status),
             ("GET", "/admin/history", self._status_admin.history),
@@ -98,6 +102,7 @@ class AdminRoutes:
             ("POST", "/admin/engines/explain", self._engine_admin.explain),
             ("POST", "/admin/engines/{name}/drain", self._engine_admin.drain),
             ("POST", "/admin/engines/{name}/resume", self._engine_admin.resume),
+            ("POST", "/admin/sign-in-links", self.make_sign_in_link),
             ("GET", "/admin/keys", self._key_admin.list),
             ("POST", "/admin/keys", self._key_admin.create),
             ("DELETE", "/admin/keys/{key}", self._key_admin.revoke),
@@ -131,12 +136,12 @@ class AdminRoutes:
         return await collect_stats(self._redis)
 
     async def list_entries(self, request: Request) -> Any:
-        """A page of the listing; the parameters `tenant`, `model`, `system`, `rag`, `document` filter it."""
+        """A page of the listing; `tenant`, `model`, `system`, `rag`, `document` filter it, and `sort` orders it."""
         params = dict(request.query_params)
         limit = query_count(request, "limit", default=_DEFAULT_LIMIT, largest=MAX_PAGE_SIZE)
         params.pop("limit", None)
-        cursor = params.pop("cursor", None)
-        return await list_entries(self._redis, parse_listing_filter(params), limit, cursor)
+        cursor, order = params.pop("cursor", None), parse_order(params.pop("sort", "key"))
+        return await list_entries(self._redis, parse_listing_filter(params), limit, cursor, order)
 
     async def get_entry(self, request: Request) -> Any:
         entry_filter = _filter_for_key(request.path_params)
@@ -170,6 +175,11 @@ class AdminRoutes:
     async def explain(self, request: Request) -> Any:
         body = await self._read_body(request, self._max_body + EXPLAIN_OVERHEAD)
         return await self._explainer.explain(decode_explained(body, ExplainRequest))
+
+    async def make_sign_in_link(self, request: Request) -> Any:
+        """`path` goes after the router's URL: a browser does not send what follows `#`, so no log has it."""
+        token = await self._access.make_link(request)
+        return {"path": f"{SIGN_IN_PATH}#token={token}", "expires_in": LINK_SECONDS}
 
     async def _not_found(self, request: Request) -> Any:
         raise HTTPException(405 if allowed_methods(request.app.routes, request.scope) else 404)

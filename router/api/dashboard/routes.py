@@ -13,14 +13,15 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from router.api.access.admin_access import AdminAccess, comes_from_own_origin, forbidden
+from router.api.access.admin_access import SIGN_IN_PATH, AdminAccess, comes_from_own_origin, forbidden
+from router.api.access.auth import invalid_key
 from router.api.access.login_limiter import LoginLimiter
 from router.api.access.sessions import SESSION_COOKIE, SESSION_SECONDS
 from router.api.dashboard.event_hub import EventHub
 from router.api.inference.endpoint import ClientDisconnectedError, read_body
 from router.api.ops.routes import api_error
-from router.dashboard.pages import STATIC_FILES, closed_page, login_page
-from router.errors import NOT_FOUND, ApiError
+from router.dashboard.pages import STATIC_FILES, closed_page, login_page, sign_in_page
+from router.errors import NOT_FOUND, RATE_LIMIT, ApiError
 from router.net.server.client_connection import CLIENT_EXTENSION, ClientConnection
 
 MAX_FORM: Final = 4096
@@ -69,6 +70,8 @@ class DashboardRoutes:
             ("GET", _HOME, self.page),
             ("GET", _LOGIN, self.login_form),
             ("POST", _LOGIN, self.login),
+            ("GET", SIGN_IN_PATH, self.sign_in_form),
+            ("POST", SIGN_IN_PATH, self.sign_in),
             ("POST", "/dashboard/logout", self.logout),
             ("GET", "/dashboard/static/{name}", self.static_file),
             ("GET", "/dashboard/events", self.events),
@@ -93,8 +96,8 @@ class DashboardRoutes:
             return _page(closed_page(), 403)
         if comes_from_own_origin(request) is False:
             raise forbidden()
-        address = request.client.host if request.client is not None else ""
-        key = await _form_key(request)
+        address = _address(request)
+        key = await _form_field(request, "key")
         # After the last wait before the key is checked, so that attempts at the same time are all counted.
         if (wait := self._limiter.retry_after(address)) > 0:
             page = _page(login_page("Too many attempts. Please wait a minute."), 429)
@@ -105,10 +108,30 @@ class DashboardRoutes:
             self._limiter.record_failure(address)
             return _page(login_page("This is not an admin key of this router."), 401)
         response = _redirect(_HOME)
-        response.set_cookie(
-            SESSION_COOKIE, token, max_age=SESSION_SECONDS, path="/", secure=_is_secure(request), httponly=True,
-            samesite="strict",
-        )  # fmt: skip
+        _set_session(response, request, token)
+        return response
+
+    async def sign_in_form(self, _: Request) -> Response:
+        """Its script sends the token of the link, whether or not there is a session: the link has to be used up."""
+        return _page(sign_in_page()) if self._access.is_open else _page(closed_page(), 403)
+
+    async def sign_in(self, request: Request) -> Response:
+        """Starts a session for the form field `token`, that of a link, which works once."""
+        if comes_from_own_origin(request) is False:
+            raise forbidden()
+        address = _address(request)
+        link_token = (await _form_field(request, "token")).decode("utf-8")
+        if (wait := self._limiter.retry_after(address)) > 0:
+            raise ApiError(
+                429, "Too many attempts. Please wait a minute.", kind=RATE_LIMIT, code="too_many_attempts",
+                retry_after=math.ceil(wait),
+            )  # fmt: skip
+        token = await self._access.sign_in_with_link(link_token)
+        if token is None:
+            self._limiter.record_failure(address)
+            raise invalid_key("The link was used already or is too old; `roundhouse dashboard` prints another.")
+        response = Response(status_code=204, headers=_NOT_STORED)
+        _set_session(response, request, token)
         return response
 
     async def logout(self, request: Request) -> Response:
@@ -189,15 +212,26 @@ def _redirect(path: str) -> Response:
     return RedirectResponse(path, 303, _NOT_STORED)
 
 
-async def _form_key(request: Request) -> bytes:
-    """The field `key` of a form; empty if it is not there exactly once. Raises ApiError, ClientDisconnectedError."""
+def _set_session(response: Response, request: Request, token: str) -> None:
+    response.set_cookie(
+        SESSION_COOKIE, token, max_age=SESSION_SECONDS, path="/", secure=_is_secure(request), httponly=True,
+        samesite="strict",
+    )  # fmt: skip
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
+
+
+async def _form_field(request: Request, name: str) -> bytes:
+    """A field of a form; empty if it is not there exactly once. Raises ApiError, ClientDisconnectedError."""
     body = await read_body(request.scope["headers"], request.receive, MAX_FORM)
     try:
         fields = parse_qs(body.decode("ascii"), max_num_fields=8, encoding="utf-8", errors="strict")
     except ValueError:  # no form, or too many fields
         return b""
-    keys = fields.get("key", [])
-    return keys[0].strip().encode() if len(keys) == 1 else b""
+    values = fields.get(name, [])
+    return values[0].strip().encode() if len(values) == 1 else b""
 
 
 def _is_secure(request: Request) -> bool:

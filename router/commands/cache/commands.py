@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from router.commands.cache.grep import grep
+from router.commands.cache.guessed_names import clear, delete
+from router.commands.cache.listing import ls
 from router.commands.cache.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
+from router.commands.cache.purge_words import FULL, describe_purge
 from router.commands.cache.savings import savings
 from router.commands.cache.transfer import export_, import_from
 from router.commands.console import (
@@ -19,7 +23,6 @@ from router.commands.console import (
     format_bytes,
     format_duration,
     load_settings,
-    print_err,
     printable,
     progress,
     write_json,
@@ -36,17 +39,20 @@ from router.settings import DEFAULT_PATH, Settings
 
 if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
     from router.flow.explain import ExplainRequest, Explanation
-    from router.store.admin.listing import EntryDetail, EntrySummary, StreamDetail
-    from router.store.admin.purge_record import ReplicaAcks
+    from router.store.admin.listing import EntryDetail, StreamDetail
     from router.store.admin.scan import RedisClient
     from router.store.admin.stats import CacheStats
 
 KeyArgument = Annotated[str, typer.Argument(help="The key, as in X-Cache-Key.")]
 
 app = command_group("Inspect, explain, purge, export and import the cache.")
+app.command(name="ls")(ls)
+app.command(name="grep")(grep)
 app.command(name="export")(export_)
 app.command(name="import")(import_from)
 app.command(name="savings")(savings)
+app.command()(delete)
+app.command()(clear)
 
 
 @app.command(name="stats")
@@ -94,49 +100,7 @@ def _write_stats(stats: "CacheStats", now: float) -> None:
         write_table(rows)
 
 
-@app.command()
-def ls(
-    config: ConfigOption = Path(DEFAULT_PATH),
-    tenant: TenantOption = None,
-    model: ModelOption = None,
-    system: SystemOption = None,
-    rag: RagOption = None,
-    document: DocumentOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_PAGE_SIZE, help="Maximum number of entries.")] = 100,
-    cursor: Annotated[str | None, typer.Option(help="List the entries after this key.")] = None,
-    as_json: JsonLinesOption = False,
-) -> None:
-    """List entries in the order of their keys."""
-    from router.store.admin.listing import list_entries
-
-    entry_filter = parse_filter(tenant=tenant, model=model, system=system, rag=rag, document=document)
-    listing = with_redis(
-        load_settings(config), config, lambda client: list_entries(client, entry_filter, limit, cursor)
-    )
-    if as_json:
-        for entry in listing.entries:
-            write_json(entry)
-    elif listing.entries:
-        titles = ("age", "left", "tokens", "memory", "task", "engine", "key")
-        write_table([titles, *[_listing_row(entry) for entry in listing.entries]])
-    if listing.cursor is not None:
-        print_err(f"more entries: --cursor {listing.cursor}")
-
-
-def _listing_row(entry: "EntrySummary") -> tuple[str, ...]:
-    left = "stale" if entry.stale else format_duration(entry.ttl)
-    tokens = "?" if entry.completion_tokens is None else str(entry.completion_tokens)
-    return (
-        format_duration(entry.age),
-        left,
-        tokens,
-        format_bytes(entry.bytes),
-        entry.task or "?",
-        entry.engine or "?",
-        entry.key,
-    )
-
-
+@app.command(name="get", help="The same as `show`.")
 @app.command(name="show")
 def show_command(
     key: KeyArgument,
@@ -245,23 +209,9 @@ def purge_command(
     if as_json:
         write_json(result)
     else:
-        entries, generations = pluralize(result.entries, "entry", "entries"), pluralize(result.claims, "generation")
-        summary = f"purged {entries} and {generations} in progress"
-        typer.echo(summary + _describe_replicas(result.replicas))
+        typer.echo(describe_purge(result))
     if not result.recorded:
-        fail(
-            "Redis is full, so the purge is not recorded: what was being generated may still be shared, and stored "
-            "later; purge again once Redis has room"
-        )
-
-
-def _describe_replicas(replicas: "ReplicaAcks | None") -> str:
-    if replicas is None:
-        return "; unknown how many replicas have received the purge"
-    if not replicas.connected:
-        return ""
-    have = "has" if replicas.connected == 1 else "have"
-    return f"; {replicas.acknowledged} of {pluralize(replicas.connected, 'replica')} {have} received the purge"
+        fail(FULL)
 
 
 @app.command()

@@ -6,7 +6,7 @@ All but `explain` probe the engines and write to Redis directly, so they need ne
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -17,6 +17,7 @@ from router.commands.console import (
     EXIT_USAGE,
     ConfigOption,
     EngineKindOption,
+    JsonLinesOption,
     JsonOption,
     VllmPythonOption,
     check_engine_kind,
@@ -54,6 +55,7 @@ app = command_group(
     "show its log; change LoRA adapters."
 )
 app.command(name="list")(list_command)
+app.command(name="status", help="The same as `list`.")(list_command)
 app.add_typer(adapters, name="adapters")
 for command in (explain, logs, switch, rollback):
     app.command()(command)
@@ -127,23 +129,29 @@ def preflight(
 
 @app.command()
 def drain(
-    name: EngineNameArgument,
+    name: Annotated[list[str], typer.Argument(metavar="ENGINE...", help="As in `roundhouse engines list`.")],
     config: ConfigOption = Path(DEFAULT_PATH),
     wait: Annotated[bool, typer.Option("--wait", help="Return when the engine is idle.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Timeout of --wait, in seconds.")] = 600.0,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
-    """Send no new requests to an engine, from any router; running ones continue to their end."""
+    """Send no new requests to engines, from any router; running ones continue to their end."""
     from router.shared.engines.drains import drain_command
 
-    settings = _send_change(name, config, drain_command(name))
-    idle = _wait_with_progress(settings, name, timeout) if wait else None
-    if as_json:
-        write_json({"engine": name, "drained": True, "idle": idle})
-    else:
-        typer.echo(f"{name} is drained" + (" and idle" if idle else ""))
-    if idle is False:
-        fail(f"engine {name} did not become idle within {timeout:g}s; it stays drained")
+    names = list(dict.fromkeys(name))
+    settings = _send_changes(config, {each: drain_command(each) for each in names})
+    # All are drained before the first wait, and the timeout is for all of them: each gets what the others leave.
+    deadline = time.monotonic() + timeout
+    busy = []
+    for each in names:
+        idle = _wait_with_progress(settings, each, max(0.0, deadline - time.monotonic())) if wait else None
+        if as_json:
+            write_json({"engine": each, "drained": True, "idle": idle})
+        else:
+            typer.echo(f"{each} is drained" + (" and idle" if idle else ""))
+        busy += [each] if idle is False else []
+    if busy:
+        fail(f"engine {', '.join(busy)} did not become idle within {timeout:g}s; it stays drained")
 
 
 @app.command()
@@ -199,13 +207,18 @@ def restart(
 
 
 def _send_change(name: str, config: Path, command: "Command") -> Settings:
+    return _send_changes(config, {name: command})
+
+
+def _send_changes(config: Path, commands: "Mapping[str, Command]") -> Settings:
+    """`commands`: by engine; all are sent, or none if there is no such engine."""
     from router.store.admin.scan import execute_commands
 
     settings, _ = with_announced(load_settings(config), config)
-    names = engine_names(settings)
-    if name not in names:
-        fail(f"{config}: no engine {name!r}; engines: {', '.join(names)}", EXIT_USAGE)
-    with_redis(settings, config, lambda client: execute_commands(client, [command]))
+    known = engine_names(settings)
+    if unknown := [name for name in commands if name not in known]:
+        fail(f"{config}: no engine {', '.join(map(repr, unknown))}; engines: {', '.join(known)}", EXIT_USAGE)
+    with_redis(settings, config, lambda client: execute_commands(client, list(commands.values())))
     return settings
 
 

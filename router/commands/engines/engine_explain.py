@@ -46,7 +46,7 @@ def explain(
     from router.commands.admin_client import KeyRefusedError, RouterError
     from router.flow.explain_choice import ChoiceRequest
 
-    address, key = router_url(url, config), admin_key(key_file)
+    address, key = router_url(url, config), admin_key(key_file, url, config)
     body = read_request_body(file, _MAX_BODY)
     try:
         msgspec.json.decode(body)  # Raw is not checked, and would end up in the middle of another document

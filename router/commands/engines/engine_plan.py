@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from router.commands.local_key import uses_local_key
 from router.settings import EMBEDDED, Settings
 
 
@@ -69,4 +70,5 @@ def _router_spec(settings: Settings, config: Path) -> dict[str, Any]:
         "host": settings.router.host,
         "port": settings.router.port,
         "argv": [sys.executable, "-m", "router", "serve", "--no-drain", "--config", str(config.resolve())],
+        "admin_key_file": str(settings.admin_key_file) if uses_local_key(settings) else settings.auth.admin_key_file,
     }

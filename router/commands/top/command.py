@@ -30,7 +30,7 @@ def top(
     """Show routers, engines, traffic and the latest requests, live, over HTTP."""
     from router.commands.top import session  # imported here, since it would slow the other commands down
 
-    address, key = router_url(url, config), admin_key(key_file)
+    address, key = router_url(url, config), admin_key(key_file, url, config)
     live = sys.stdout.isatty() and not once and not as_json
     try:
         snapshot = asyncio.run(session.read_once(address, key))

@@ -25,6 +25,7 @@
     rh:1:router:starts:{model}                                 how long its engines' last starts took, a list
     rh:1:requests:latest                                       the latest requests while someone watches, a list
     rh:1:session:secret                                        what signs the cookies of the dashboard
+    rh:1:session:link:{id}                                     a sign-in link that was not used yet
     rh:1:apikey:records                                        the API keys that live in Redis, a hash
     rh:1:apikey:applied                                        which version of them each router process applies
     rh:1:apikey:used                                           when each API key was last used, a hash
@@ -73,6 +74,7 @@ SNAPSHOTS_KEY: Final = KEY_PREFIX + "router:snapshots"
 _STARTS_PREFIX: Final = KEY_PREFIX + "router:starts:"
 LATEST_REQUESTS_KEY: Final = KEY_PREFIX + "requests:latest"
 SESSION_SECRET_KEY: Final = KEY_PREFIX + "session:secret"
+_SESSION_LINK_PREFIX: Final = KEY_PREFIX + "session:link:"
 _KEYS_PREFIX: Final = KEY_PREFIX + "apikey:"
 KEYS_RECORDS_KEY: Final = _KEYS_PREFIX + "records"
 KEYS_APPLIED_KEY: Final = _KEYS_PREFIX + "applied"
@@ -150,6 +152,10 @@ def breaker_key(engine: str) -> str:
 
 def probe_key(engine: str) -> str:
     return _BREAKER_PREFIX + engine + _PROBE_SUFFIX
+
+
+def session_link_key(link_id: str) -> str:
+    return _SESSION_LINK_PREFIX + link_id
 
 
 def watchdog_drain_key(engine: str) -> str:

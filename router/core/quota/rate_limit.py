@@ -46,7 +46,7 @@ class UsageUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
     - `process`: the id of the process.
     - `acquire`: asks for admission of a request, which counts if it is granted.
-    - `released`: how many requests of this process have ended.
+    - `released`: how many requests of this process have ended. Negative: how many run that were not counted.
     - `running`: how many requests this process has; None if it is not certain. It replaces the reported count.
     - `tokens_used`: tokens to subtract.
     """
@@ -65,8 +65,9 @@ class RateLimitStatus(msgspec.Struct, frozen=True, kw_only=True):
     - `retry_after_ms`: when it can be admitted, if no other request is.
     - `requests_remaining`, `tokens_remaining`: what is left of the limit.
     - `requests_reset_ms`, `tokens_reset_ms`: when the whole limit is available again.
+    - `running`: the requests of the process that are counted as running.
 
-    `remaining` and `reset` are meaningless without such a limit.
+    `remaining`, `reset` and `running` are meaningless without such a limit.
     """
 
     exceeded: LimitKind | None = None
@@ -75,6 +76,7 @@ class RateLimitStatus(msgspec.Struct, frozen=True, kw_only=True):
     requests_reset_ms: int = 0
     tokens_remaining: int = 0
     tokens_reset_ms: int = 0
+    running: int = 0
 
 
 class TenantUsage:
@@ -118,7 +120,9 @@ class TenantUsage:
             else:
                 self._requests.append((now, 1))
         # Without this limit, a process does not report which of its requests have ended.
-        if own_running and quota.concurrent_requests is not None:
+        if quota.concurrent_requests is None:
+            own_running = 0
+        if own_running:
             self._running[update.process] = (own_running, now + lease)
         self._updated_at, self._token_level = now, level if bucket_size else None
         return RateLimitStatus(
@@ -128,6 +132,7 @@ class TenantUsage:
             requests_reset_ms=self._requests[-1][0] + MINUTE_MS - now if self._requests else 0,
             tokens_remaining=max(0, floor(level)),
             tokens_reset_ms=ceil((bucket_size - level) * MINUTE_MS / bucket_size) if bucket_size else 0,
+            running=own_running,
         )
 
     def _check_limits(self, quota: Quota, now: int, used: int, level: float, mine: int) -> tuple[LimitKind | None, int]:

@@ -1,14 +1,19 @@
 /** The listing of the cache's entries: a search by filter, and pages. */
 
 import { requestJson } from "./api.js";
+import { confirm } from "./dialog.js";
 import { byId, cell, element, isEnabled, setEnabled, setText } from "./dom.js";
 import { filterInWords, listingHash, readFilter, writeFilter } from "./filters.js";
-import { age, bytes, count, milliseconds, plural, shorten, UNKNOWN } from "./format.js";
+import { age, bytes, count, duration, milliseconds, plural, shorten, UNKNOWN } from "./format.js";
+import { notify } from "./notices.js";
 
 const PAGE_SIZE = 25;
+const MOST_FOUND = 100; // entries shown of those with the words; there are no pages of them
 
 export class EntryListing {
   #filter = {};
+  #text = "";
+  #sort = "key";
   #starts = [null]; // the cursor with which each page up to the shown one begins
   #next = null;
   #request = null;
@@ -18,12 +23,19 @@ export class EntryListing {
     whenEnabled(byId("page-next"), () => this.#load([...this.#starts, this.#next]));
     whenEnabled(byId("page-back"), () => this.#load(this.#starts.slice(0, -1)));
     byId("count-entries").addEventListener("click", () => this.#count());
+    byId("purge-found").addEventListener("click", () => this.#purgeFound());
   }
 
   /** Shows the first page of the filter in an address. */
   show(params) {
-    writeFilter(byId("search"), params);
-    this.#filter = readFilter(byId("search"));
+    const form = byId("search");
+    writeFilter(form, params);
+    form.elements.text.value = params.get("text") ?? "";
+    form.elements.sort.value = params.get("sort") ?? "key";
+    if (form.elements.sort.selectedIndex < 0) form.elements.sort.value = "key";
+    this.#filter = readFilter(form);
+    this.#text = form.elements.text.value.trim();
+    this.#sort = form.elements.sort.value;
     this.#load([null]);
   }
 
@@ -33,7 +45,11 @@ export class EntryListing {
 
   #search(event) {
     event.preventDefault();
-    const target = listingHash(readFilter(byId("search")));
+    const form = byId("search");
+    const search = readFilter(form);
+    if (form.elements.text.value.trim()) search.text = form.elements.text.value.trim();
+    if (form.elements.sort.value !== "key") search.sort = form.elements.sort.value;
+    const target = listingHash(search);
     if (location.hash === target) this.#load([null]);
     else location.hash = target;
   }
@@ -43,19 +59,62 @@ export class EntryListing {
     const request = (this.#request = new AbortController());
     setText(byId("entries-status"), "Searching…");
     this.#allowPaging(false);
-    const query = new URLSearchParams({ ...this.#filter, limit: PAGE_SIZE });
-    if (starts.at(-1) !== null) query.set("cursor", starts.at(-1));
+    byId("purge-found").hidden = true;
     try {
-      const page = await requestJson("GET", `/admin/cache/entries?${query}`, { signal: request.signal });
-      this.#starts = starts;
-      this.#next = page.cursor;
-      this.#fill(page.entries);
+      if (this.#text) await this.#find(request.signal);
+      else await this.#list(starts, request.signal);
     } catch (error) {
       if (error.name === "AbortError") return;
-      this.#fill([]);
+      this.#fill([], "");
       setText(byId("entries-status"), error.message);
     }
     this.#allowPaging(true);
+  }
+
+  async #list(starts, signal) {
+    const query = new URLSearchParams({ ...this.#filter, sort: this.#sort, limit: PAGE_SIZE });
+    if (starts.at(-1) !== null) query.set("cursor", starts.at(-1));
+    const { entries, cursor } = await requestJson("GET", `/admin/cache/entries?${query}`, { signal });
+    this.#starts = starts;
+    this.#next = cursor;
+    const page = starts.length > 1 || cursor ? ` on page ${starts.length}` : "";
+    const matching = filterInWords(this.#filter);
+    const found = `${entryCount(entries.length)}${page}${matching ? ` with ${matching}` : ""}.`;
+    this.#fill(entries, entries.length ? found : emptyText(matching));
+  }
+
+  /** The entries whose answers have the words. */
+  async #find(signal) {
+    const result = await this.#grep({ sort: this.#sort, limit: MOST_FOUND }, signal);
+    this.#starts = [null];
+    this.#next = null;
+    byId("purge-found").hidden = result.matches === 0;
+    this.#fill(result.entries, foundInWords(result));
+  }
+
+  #grep(options, signal) {
+    const body = JSON.stringify({ ...this.#filter, text: this.#text, ...options });
+    return requestJson("POST", "/admin/cache/grep", { body, signal });
+  }
+
+  async #purgeFound() {
+    const confirmed = await confirm({
+      title: "Purge these entries?",
+      lines: [
+        `All entries whose answers have “${shorten(this.#text, 80)}” are deleted, also those that are not shown. It cannot be undone.`,
+      ],
+      action: "Purge",
+      danger: true,
+      typed: "purge",
+    });
+    if (!confirmed) return;
+    try {
+      const { purge } = await this.#grep({ purge: true, limit: 1 });
+      notify(`Purged ${entryCount(purge.entries)} and ${plural(purge.claims, "generation")} in progress.`);
+    } catch (error) {
+      notify(`The purge may be incomplete; repeat it. ${error.message}`, { bad: true });
+    }
+    this.#load([null]);
   }
 
   #allowPaging(allowed) {
@@ -63,14 +122,11 @@ export class EntryListing {
     setEnabled(byId("page-next"), allowed && this.#next !== null);
   }
 
-  #fill(entries) {
+  #fill(entries, status) {
     const table = byId("entries");
     table.tBodies[0].replaceChildren(...entries.map(entryRow));
     table.hidden = entries.length === 0;
-    const page = this.#starts.length;
-    const matching = filterInWords(this.#filter);
-    const found = `${plural(entries.length, "entry", "entries")}${page > 1 || this.#next ? ` on page ${page}` : ""}${matching ? ` with ${matching}` : ""}.`;
-    setText(byId("entries-status"), entries.length ? found : emptyText(matching));
+    setText(byId("entries-status"), status);
   }
 
   async #count() {
@@ -87,6 +143,21 @@ export class EntryListing {
 
 function whenEnabled(button, action) {
   button.addEventListener("click", () => isEnabled(button) && action());
+}
+
+function entryCount(number) {
+  return plural(number, "entry", "entries");
+}
+
+function foundInWords({ entries, matches, looked_at: searched, skipped, everything }) {
+  return [
+    `${count(matches)} of ${entryCount(searched)} have these words.`,
+    matches > entries.length ? `The first ${count(entries.length)} are shown.` : "",
+    skipped ? `${count(skipped)} have no readable answer.` : "",
+    everything ? "" : "There are more entries, which were not searched: choose a tenant or a model.",
+  ]
+    .filter(Boolean)
+    .join(" ");
 }
 
 function emptyText(matching) {
@@ -106,6 +177,9 @@ function entryRow({
   completion_tokens: tokens,
   generation_ms: generation,
   bytes: size,
+  preview,
+  hits,
+  saved_seconds: saved,
 }) {
   const link = element(
     "a",
@@ -115,12 +189,19 @@ function entryRow({
   return element(
     "tr",
     {},
-    element("th", { scope: "row" }, link),
+    element(
+      "th",
+      { scope: "row" },
+      link,
+      element("div", { class: "small words" }, preview ?? "No text can be shown."),
+    ),
     cell("Tenant", {}, parts.tenant),
     cell("Model", {}, parts.model),
     cell("Engine", {}, [engine ?? UNKNOWN, task ? ` (${task})` : ""]),
     cell("Age", { class: "number" }, age(seconds)),
     cell("Fresh for", { class: "number", "data-tone": stale ? "warn" : null }, stale ? "stale" : age(ttl)),
+    cell("Hits", { class: "number" }, count(hits ?? 0)),
+    cell("Saved", { class: "number" }, duration(saved)),
     cell("Tokens", { class: "number" }, count(tokens)),
     cell("Generated in", { class: "number" }, milliseconds(generation)),
     cell("Memory", { class: "number" }, bytes(size)),

@@ -38,6 +38,7 @@ function entryContent(detail) {
     element("h3", {}, "Response"),
     element("pre", { class: "answer", tabindex: "0", "aria-label": "The text of the response" }, shownText(text)),
     element("h3", {}, "Request"),
+    element("p", { class: "small muted" }, "Prompts are not stored, only hashes of their parts."),
     partsTable(entry),
     rawFields(fields),
     element(

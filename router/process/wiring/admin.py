@@ -5,7 +5,7 @@ from functools import partial
 
 from starlette.routing import Route
 
-from router.api.access.admin_access import AdminAccess
+from router.api.access.admin_access import AdminAccess, LinkStore
 from router.api.access.auth import AdminAuthenticator
 from router.api.access.sessions import Sessions
 from router.api.admin.adapter_admin import AdapterAdmin
@@ -42,6 +42,10 @@ def build_admin_routes(
         AdminAuthenticator(settings.auth.admin_keys, records.stored_keys.record_use),
         Sessions(settings.auth.admin_keys, lambda: process_state.session_secret.value, redis.clock.now),
         partial(process_state.session_secret.refresh, redis.pipeline),
+        LinkStore(
+            partial(process_state.sign_in_links.issue, redis.pipeline),
+            partial(process_state.sign_in_links.redeem, redis.pipeline),
+        ),
     )
     choice_explainer = ChoiceExplainer(
         router=f"{process_state.identity.host}:{process_state.identity.pid}",

@@ -154,6 +154,7 @@ def sample_keys(tenants: Iterable[str]) -> list[tuple[str, str]]:
         redis_keys.starts_key(nonce),
         redis_keys.LATEST_REQUESTS_KEY,
         redis_keys.SESSION_SECRET_KEY,
+        redis_keys.session_link_key(nonce),
     ]
     return [(key.partition(nonce)[0] + "*" if nonce in key else key, key) for key in keys]
 

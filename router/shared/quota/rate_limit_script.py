@@ -87,7 +87,8 @@ if acquire then
     end
   end
 end
-if max_concurrent and own_running > 0 then leases[process] = {{own_running, now + lease}} end
+if not max_concurrent then own_running = 0 end
+if own_running > 0 then leases[process] = {{own_running, now + lease}} end
 local tokens_reset = max_tokens and math.ceil((max_tokens - level) * {MINUTE_MS} / max_tokens) or 0
 local level_text = max_tokens and string.format('%.17g', level)
 local text = cjson.encode({{at = now, tokens = level_text, requests = seconds, working = leases}})
@@ -95,7 +96,7 @@ redis.call('SET', KEYS[1], text, 'PX', string.format('%.0f', math.max({MINUTE_MS
 local last = seconds[#seconds]
 local requests_reset = last and last[1] + {MINUTE_MS} - now or 0
 local requests_remaining = math.max(0, (max_requests or 0) - request_count)
-return {{refused, wait, requests_remaining, requests_reset, math.max(0, math.floor(level)), tokens_reset}}
+return {{refused, wait, requests_remaining, requests_reset, math.max(0, math.floor(level)), tokens_reset, own_running}}
 """
 
 
@@ -120,10 +121,10 @@ def _or_none(number: int | None) -> int | str:
 
 def decode_status(reply: Any) -> RateLimitStatus:
     """Raises ValueError or IndexError for a reply of another form."""
-    numbers = integers(reply, 6)
+    numbers = integers(reply, 7)
     if min(numbers) < 0:
         raise ValueError("a number is negative")
-    exceeded_kind, retry_after, requests_left, requests_reset, tokens_left, tokens_reset = numbers
+    exceeded_kind, retry_after, requests_left, requests_reset, tokens_left, tokens_reset, running = numbers
     return RateLimitStatus(
         exceeded=_LIMIT_KINDS[exceeded_kind],
         retry_after_ms=retry_after,
@@ -131,4 +132,5 @@ def decode_status(reply: Any) -> RateLimitStatus:
         requests_reset_ms=requests_reset,
         tokens_remaining=tokens_left,
         tokens_reset_ms=tokens_reset,
+        running=running,
     )

@@ -7,9 +7,10 @@ router.core.quota.rate_limit. So no more requests are admitted than the limits a
 however many routers. A request costs one command before it is admitted. Its end and its tokens, where the tenant has
 such limits, are sent when it ends, and their replies are not awaited.
 
-A process reports its number of running requests with a lease, and again before the lease expires. If Redis misses the
-end of a request, the next exact report corrects the number. A report is exact if no reservation is pending, since Redis
-may have admitted a request whose reply this process has not received yet.
+A process reports its number of running requests with a lease, and again before the lease expires. Each reply has the
+number that Redis counts for the process. If it differs from what the process knows, the process sends the difference:
+Redis may have missed the end of a request, may have counted one whose reply was lost, or may have been emptied.
+Commands without a reply yet are taken into account, so this is exact at any load.
 
 While Redis is down, each process counts its own requests, with the full limits.
 """
@@ -27,7 +28,7 @@ from router.core.cache.redis_keys import limit_key
 from router.core.quota.budget import Budget, BudgetUse, budget_error
 from router.core.quota.rate_limit import Quota, RateLimitStatus, TenantUsage, UsageUpdate, rate_limit_error
 from router.errors import ApiError
-from router.net.redis.pipeline import OnReply, RedisDownError, RedisPipeline, Replies
+from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 from router.net.repeated_warning import RepeatedWarning
 from router.settings import Settings
 from router.shared.quota.budgets import BudgetCounter
@@ -172,6 +173,19 @@ class Reservation:
             tenant.release()
 
 
+_OnStatus = Callable[[RateLimitStatus | None], object]
+
+
+class _Unanswered:
+    """The updates that were sent to one Redis and have no reply yet."""
+
+    __slots__ = ("count", "released")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.released = 0  # the running requests that they subtract
+
+
 class _TenantCounter:
     """This process' part in the limits of one tenant."""
 
@@ -183,23 +197,26 @@ class _TenantCounter:
         self._refusals = RepeatedWarning(log)
         self._local_usage = TenantUsage()
         self._running_requests = 0
-        self._pending_reservations = 0
-        self._reported = True  # whether Redis has the current `_running_requests`
+        self._unanswered = _Unanswered()
+        self._reported = True  # False: Redis' count may differ, and no reply will tell by how much
 
     def configure(self, pipeline: RedisPipeline, quota: Quota) -> None:
         if pipeline is self._pipeline and quota == self.quota:
             return
+        if pipeline is not self._pipeline:
+            self._unanswered = _Unanswered()
         self._pipeline, self.quota = pipeline, quota
         self._reported = False  # another Redis knows no running request; this one none that ended without the limit
         self.report()
 
     async def reserve(self) -> Reservation:
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
+        if not self._reported and not self._unanswered.count:
+            self.report()  # first, so that this request is not refused for requests that do not run
         try:
             self._send(UsageUpdate(process=self._process_id, acquire=True), partial(self._on_reserve_reply, future))
         except RedisDownError:
             return self._reserve_locally()
-        self._pending_reservations += 1
         try:
             return await future
         except asyncio.CancelledError:
@@ -209,11 +226,8 @@ class _TenantCounter:
                 future.result().release()
             raise
 
-    def _on_reserve_reply(self, future: "asyncio.Future[Reservation]", replies: Replies | None) -> None:
-        status = self._decode_reply(replies)
-        self._pending_reservations -= 1
+    def _on_reserve_reply(self, future: "asyncio.Future[Reservation]", status: RateLimitStatus | None) -> None:
         if status is None:
-            self._reported = False  # Redis may or may not have counted this request, so it needs an exact report
             reservation = self._reserve_locally()
         else:
             self._running_requests += status.exceeded is None
@@ -222,8 +236,6 @@ class _TenantCounter:
             reservation.release()
         else:
             future.set_result(reservation)
-        if not self._reported:
-            self.report()
 
     def _reserve_locally(self) -> Reservation:
         status = self._update_locally(
@@ -244,35 +256,47 @@ class _TenantCounter:
     def release(self) -> None:
         self._running_requests -= 1
         if self.quota.concurrent_requests is not None:
-            self._send_report(UsageUpdate(process=self._process_id, released=1))
+            self._send_report(released=1)
 
     def report(self) -> None:
         """Reports the number of running requests, and so renews its lease."""
         if self.quota.concurrent_requests is None or (self._reported and not self._running_requests):
             return
-        # With a pending reservation, the exact number is unknown: Redis may have admitted a request already. The update
-        # then only renews the lease.
-        if self._pending_reservations:
-            self._send_report(UsageUpdate(process=self._process_id))
-        elif self._send_report(UsageUpdate(process=self._process_id, running=self._running_requests)):
-            self._reported = True
+        # With an unanswered command, it is not known what Redis counts: the update only renews the lease, and a reply
+        # corrects the number.
+        self._send_report(running=None if self._unanswered.count else self._running_requests)
 
-    def _send_report(self, update: UsageUpdate) -> bool:
+    def _send_report(self, *, released: int = 0, running: int | None = None) -> None:
         try:
-            self._send(update, self._on_report_reply)
+            self._send(UsageUpdate(process=self._process_id, released=released, running=running))
         except RedisDownError:
-            self._reported = False
-            return False
-        return True
-
-    def _on_report_reply(self, replies: Replies | None) -> None:
-        if self._decode_reply(replies) is None:
             self._reported = False
 
     # -- Redis, and its local replacement ---------------------------------------------------------------------------
 
-    def _send(self, update: UsageUpdate, on_reply: OnReply | None = None) -> None:
+    def _send(self, update: UsageUpdate, on_status: _OnStatus | None = None) -> None:
+        """`on_status` is called with None if Redis did not count; the update may have been applied nevertheless."""
+        unanswered = self._unanswered
+        on_reply = partial(self._on_reply, unanswered, update.released, on_status)
         self._pipeline.send(update_command(self._key, self.quota, update), on_reply=on_reply)
+        unanswered.count += 1
+        unanswered.released += update.released
+
+    def _on_reply(
+        self, unanswered: _Unanswered, released: int, on_status: _OnStatus | None, replies: Replies | None
+    ) -> None:
+        status = self._decode_reply(replies)  # before all else: if it raises, this is called again, with None
+        unanswered.count -= 1
+        unanswered.released -= released
+        if on_status is not None:
+            on_status(status)
+        if unanswered is not self._unanswered:  # the reply is from the Redis before
+            return
+        self._reported = status is not None
+        if status is not None and self.quota.concurrent_requests is not None:
+            excess = status.running - unanswered.released - self._running_requests
+            if excess:
+                self._send_report(released=excess)
 
     def _update_locally(self, update: UsageUpdate) -> RateLimitStatus:
         now = int(asyncio.get_running_loop().time() * 1000)

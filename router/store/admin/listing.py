@@ -3,19 +3,20 @@
 A value at an entry's key that is no valid entry is shown as it is, so that it can be found and deleted.
 """
 
-import base64
 import heapq
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key_parts import KeyParts
-from router.core.cache.redis_keys import hits_key
 from router.core.endpoints.recording.answer_text import answer_text
 from router.core.endpoints.recording.stream_encoding import STREAM_DECODE_ERRORS, decode_stream, is_lossless
 from router.net.redis.commands import Command
+from router.store.admin.answers import fetch_previews
+from router.store.admin.entry_order import Order, Rank, decode_cursor, encode_cursor, hit_count_command, rank_entries
+from router.store.admin.field_values import decode_text, parse_int, parse_number
 from router.store.admin.scan import RedisClient, execute_commands, read_redis_clock, scan_entries
 from router.store.codec import decode_documents, decode_entry, invalid_entry_reason
 
@@ -29,6 +30,9 @@ class EntrySummary(msgspec.Struct, frozen=True, kw_only=True):
 
     `created` in seconds since the epoch; `age`, `ttl` (until it is stale) and `gone_in` (until Redis deletes it) in
     seconds; `bytes` of Redis' memory.
+
+    - `preview`: the first words of the answer, or what it is if it has no text; see answer_text.answer_preview.
+    - `hits`: None if none are counted; see hit_counter. `saved_seconds` of generation, which they saved.
     """
 
     key: str
@@ -45,10 +49,13 @@ class EntrySummary(msgspec.Struct, frozen=True, kw_only=True):
     generation_ms: int | None = None
     bytes: int | None = None
     documents: list[str] = []
+    preview: str | None = None
+    hits: int | None = None
+    saved_seconds: float | None = None
 
 
 class EntryPage(msgspec.Struct, frozen=True):
-    """Entries in the order of their keys. `cursor` is the start of the next page; None on the last one."""
+    """Entries in the order that was asked for. `cursor` is the start of the next page; None on the last one."""
 
     entries: list[EntrySummary]
     cursor: str | None
@@ -84,39 +91,56 @@ class EntryDetail(msgspec.Struct, frozen=True, kw_only=True):
     fields: dict[str, str]
 
 
-async def list_entries(client: RedisClient, scope: EntryFilter, limit: int, after: str | None = None) -> EntryPage:
-    """The first `limit` entries that a filter matches, of those after the key `after` if given. Raises
-    RedisBackendError.
+async def list_entries(
+    client: RedisClient, scope: EntryFilter, limit: int, after: str | None = None, order: Order = "key"
+) -> EntryPage:
+    """The first `limit` entries that a filter matches, of those after the cursor `after` if given.
 
     Every page scans all keys. So no state is kept between pages, and entries that are added or deleted meanwhile do not
-    shift the others.
+    shift the others. One whose amount changes meanwhile, in an order by amounts, may appear twice or not at all.
+    Raises RedisBackendError, and ApiError for a cursor that is none.
     """
-    smallest: list[str] = []
+    start = None if after is None else decode_cursor(order, after)
+    first: list[Rank] = []
     async for keys in scan_entries(client, scope):
-        candidates = {key for key in keys if after is None or key > after}
+        ranks = {rank for rank in await rank_entries(client, order, keys) if start is None or rank > start}
         # One more than the page shows that there is a next page. A set: SCAN may return a key twice.
-        smallest = heapq.nsmallest(limit + 1, candidates.union(smallest))
-    shown = smallest[:limit]
-    entries = [entry for entry in await fetch_summaries(client, shown) if entry is not None]
-    return EntryPage(entries, shown[-1] if len(smallest) > limit else None)
+        first = heapq.nsmallest(limit + 1, ranks.union(first))
+    shown = first[:limit]
+    entries = [entry for entry in await fetch_summaries(client, [key for _, key in shown]) if entry is not None]
+    return EntryPage(entries, encode_cursor(order, shown[-1]) if len(first) > limit else None)
 
 
 async def fetch_summaries(client: RedisClient, keys: list[str]) -> list[EntrySummary | None]:
     """The entries at these keys; None for one that does not exist. Raises RedisBackendError."""
     commands: list[Command] = []
     for key in keys:
-        commands += [("HMGET", key, *_SUMMARY_FIELDS), ("PTTL", key), memory_command(key)]
+        commands += [("HMGET", key, *_SUMMARY_FIELDS), ("PTTL", key), memory_command(key), hit_count_command(key)]
     replies = await execute_commands(client, commands)
+    # After the sizes, which decide how much of each answer is read.
+    previews = await fetch_previews(client, keys, replies[2::4])
     now = (await read_redis_clock(client)).now()
     entries = []
-    for at, key in zip(range(0, len(replies), 3), keys, strict=True):
-        values, pttl, size = replies[at : at + 3]
+    for at, key, preview in zip(range(0, len(replies), 4), keys, previews, strict=True):
+        values, pttl, size, hits = replies[at : at + 4]
         fields = dict(zip(_SUMMARY_FIELDS, values, strict=True)) if values is not None else {}
-        entries.append(_summarize(key, fields, pttl, size, now) if pttl != -2 else None)  # -2: no such key
+        stored = _Stored(pttl, size, preview, parse_int(hits))
+        entries.append(_summarize(key, fields, stored, now) if pttl != -2 else None)  # -2: no such key
     return entries
 
 
-def _summarize(key: str, fields: Mapping[str, bytes | None], pttl: int, size: int | None, now: float) -> EntrySummary:
+class _Stored(NamedTuple):
+    """What Redis says of an entry beside its fields."""
+
+    pttl: int
+    size: int | None
+    preview: str | None
+    hits: int | None
+
+
+def _summarize(key: str, fields: Mapping[str, bytes | None], stored: _Stored, now: float) -> EntrySummary:
+    pttl, size, preview, hits = stored
+    milliseconds = parse_int(fields.get("generation_ms"))
     created, ttl = parse_number(fields.get("created")), parse_number(fields.get("ttl"))
     remaining = None if created is None or ttl is None else created + ttl - now
     return EntrySummary(
@@ -129,11 +153,14 @@ def _summarize(key: str, fields: Mapping[str, bytes | None], pttl: int, size: in
         ttl=None if remaining is None else max(0, int(remaining)),
         gone_in=None if pttl < 0 else pttl // 1000,  # -1: no expiry
         stale=remaining is not None and remaining < 0,
-        prompt_tokens=_parse_int(fields.get("prompt_tokens")),
-        completion_tokens=_parse_int(fields.get("completion_tokens")),
-        generation_ms=_parse_int(fields.get("generation_ms")),
+        prompt_tokens=parse_int(fields.get("prompt_tokens")),
+        completion_tokens=parse_int(fields.get("completion_tokens")),
+        generation_ms=milliseconds,
         bytes=size,
         documents=_document_names(fields.get("documents")),
+        preview=preview,
+        hits=hits,
+        saved_seconds=None if milliseconds is None else round((hits or 0) * milliseconds / 1000, 3),
     )
 
 
@@ -144,8 +171,7 @@ def memory_command(key: str) -> Command:
 
 async def fetch_detail(client: RedisClient, key: str) -> EntryDetail | None:
     """The value at an entry's key, whether or not it is an entry; None if there is none. Raises RedisBackendError."""
-    hit_count = ("ZSCORE", hits_key(KeyParts.parse(key).tenant), key)
-    fields, kind, hits = await execute_commands(client, [("HGETALL", key), ("TYPE", key), hit_count])
+    fields, kind = await execute_commands(client, [("HGETALL", key), ("TYPE", key)])
     (entry,) = await fetch_summaries(client, [key])
     if entry is None:
         return None
@@ -162,7 +188,7 @@ async def fetch_detail(client: RedisClient, key: str) -> EntryDetail | None:
         problem=problem,
         text=answer_text(stored.body) if stored is not None else None,
         stream=_stream_detail(stored.stream, stored.body) if stored is not None and stored.stream is not None else None,
-        hits=None if hits is None else int(float(hits)),
+        hits=entry.hits,
         fields={decode_text(name) or "": decode_text(value) or "" for name, value in sorted(fields.items())},
     )
 
@@ -173,30 +199,6 @@ def _stream_detail(stream: bytes, body: bytes) -> StreamDetail:
     except STREAM_DECODE_ERRORS:
         events = None
     return StreamDetail(bytes=len(stream), events=events, lossless=is_lossless(stream))
-
-
-def parse_number(value: bytes | None) -> float | None:
-    """The number in a field; None if it is not one, negative, or out of range."""
-    try:
-        amount = float(value or b"")
-    except ValueError:
-        return None
-    return amount if 0 <= amount < 1e12 else None  # excludes nan too
-
-
-def _parse_int(value: bytes | None) -> int | None:
-    amount = parse_number(value)
-    return None if amount is None else int(amount)
-
-
-def decode_text(value: bytes | None) -> str | None:
-    """Bytes as text: UTF-8, else `base64:` and their encoding."""
-    if value is None:
-        return None
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return "base64:" + base64.b64encode(value).decode()
 
 
 def _document_names(value: bytes | None) -> list[str]:

@@ -5,7 +5,7 @@ import msgspec
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.fingerprint import Fingerprint, MissReason, entry_fingerprint
 from router.core.cache.redis_keys import EMPTY_HASH
-from router.store.admin.listing import parse_number
+from router.store.admin.field_values import parse_number
 from router.store.admin.scan import RedisClient, execute_commands, scan_entries
 
 

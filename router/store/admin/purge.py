@@ -7,6 +7,7 @@ sample of those whose responses are stored. A process that was disconnected read
 generations in progress are covered too.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -70,6 +71,31 @@ async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = 
         replicas=record.replicas if record is not None else NO_REPLICAS,
         recorded=record is not None,
     )
+
+
+async def purge_keys(client: RedisClient, keys: Sequence[str], progress: OnProgress = no_progress) -> PurgeResult:
+    """Purges the entries at these keys, each as `purge` does. Raises RedisBackendError.
+
+    Each has a record of its own in the purge log, so there must be far fewer keys than the log keeps records: an entry
+    that is older than the whole log counts as purged. `replicas`: those that have all of the records.
+    """
+    results = []
+    for done, key in enumerate(keys, 1):
+        results.append(await purge(client, EntryFilter(key=key)))
+        progress(done)
+    return PurgeResult(
+        entries=sum(result.entries for result in results),
+        claims=sum(result.claims for result in results),
+        replicas=_least([result.replicas for result in results]),
+        recorded=all(result.recorded for result in results),
+    )
+
+
+def _least(acks: Sequence[ReplicaAcks | None]) -> ReplicaAcks | None:
+    known = [each for each in acks if each is not None]
+    if len(known) < len(acks):
+        return None
+    return min(known, key=lambda each: each.acknowledged - each.connected, default=NO_REPLICAS)
 
 
 class _Record(NamedTuple):

@@ -11,13 +11,8 @@ import msgspec
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key_parts import KeyParts
 from router.core.cache.redis_keys import CLAIMS_PATTERN, FLIGHTS_PATTERN, HITS_PATTERN, hits_key
-from router.store.admin.listing import (
-    EntrySummary,
-    decode_text,
-    fetch_summaries,
-    memory_command,
-    parse_number,
-)
+from router.store.admin.field_values import decode_text, parse_number
+from router.store.admin.listing import EntrySummary, fetch_summaries, memory_command
 from router.store.admin.scan import (
     OnProgress,
     RedisClient,

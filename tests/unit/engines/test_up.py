@@ -279,6 +279,24 @@ async def test_the_commands_that_it_prints_work(running: Up) -> None:
     await eventually(lambda: answer.headers["x-cache-key"] in scanned().split())
 
 
+async def test_it_prints_a_link_that_signs_in_to_the_dashboard_once_and_the_key_stays_in_a_file(running: Up) -> None:
+    tree = running
+    printed = re.search(rf"{tree.url}(/dashboard/sign-in)#token=(\S+)", tree.output)
+    assert printed is not None
+    key_file = tree.folder / "state" / "admin-key"
+    assert key_file.stat().st_mode & 0o777 == 0o600
+    async with client(tree) as http:
+        answers = [await http.post(printed[1], data={"token": printed[2]}) for _ in range(2)]
+        http.cookies.clear()
+        key = key_file.read_text().strip()
+        engines = await http.get("/admin/engines", headers={"authorization": f"Bearer {key}"})
+    assert [answer.status_code for answer in answers] == [204, 401]
+    assert engines.status_code == 200
+    logs = "".join(log.read_text() for log in (tree.folder / "state" / "logs").glob("*.log"))
+    assert key not in logs + tree.output
+    assert printed[2] not in logs
+
+
 async def test_a_second_instance_is_refused_in_one_clear_line_and_the_first_continues(
     running: Up, up: Callable[..., Up]
 ) -> None:

@@ -13,34 +13,122 @@ Sources: https://platform.openai.com/docs/api-reference, https://docs.anthropic.
 vLLM adds to them.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
+from router.core.endpoints.recording.json_repair import decode_repaired
 from router.core.endpoints.score_text import score_lines
 from router.core.plural import pluralize
 
 LabeledText = tuple[str, str]
 """The label of a piece of an answer, empty for its plain text; and its text."""
 
+MAX_PREVIEW: Final = 80
+"""Characters of `answer_preview`."""
+
 _FLOAT_SIZE: Final = 4  # bytes of a number in a vector in base64
+_TOOL_CALL: Final = "tool call "
+_BEGUN_TEXT: Final = re.compile(rb'"(?:content|text|transcript)"\s*:\s*("(?:[^"\\]|\\.)+)')
+
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _encode = msgspec.json.Encoder().encode
+_decode_string = msgspec.json.Decoder(str).decode
 
 
 def answer_text(body: bytes) -> str | None:
     """The text of an answer; None if it is not JSON or has no known text. Never raises."""
-    try:
-        parts = [(label, text) for label, text in _labeled_texts(msgspec.json.decode(body)) if text or label]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+    parts = [(label, text) for label, text in _decoded_texts(body) if text or label]
     if not parts:
         return None
     if len(parts) == 1 and not parts[0][0]:
         return parts[0][1]
     return "\n\n".join(f"[{label or 'text'}]\n{text}".rstrip("\n") for label, text in parts)
+
+
+def answer_preview(body: bytes) -> str | None:
+    """The first words of an answer in one line, at most MAX_PREVIEW characters; None as for `answer_text`.
+
+    Its plain text is preferred to what has a label. An answer without text says what it is: `2 vectors of 768
+    dimensions`.
+    """
+    found = _decoded_texts(body)
+    # A tool may be called without arguments: then its name is all that there is.
+    pieces = [(label, text) for label, text in found if text.strip()] or [each for each in found if each[0]]
+    plain = [text for label, text in pieces if label in ("", "choice 0") and text]
+    # Each piece is cut before it is joined: a text may have megabytes.
+    shown = plain or [f"[{label}] {text}" for label, text in pieces]
+    return _shorten(" ".join(piece[: 4 * MAX_PREVIEW] for piece in shown[:MAX_PREVIEW])) if shown else None
+
+
+def preview_of_beginning(body: bytes) -> str | None:
+    """As `answer_preview`, of the first bytes of a body that is too large to be read for it."""
+    if b'"embedding"' in body:
+        return "vectors"
+    found = _BEGUN_TEXT.search(body)
+    if found is None:
+        return None
+    begun = found[1][: 6 * MAX_PREVIEW]  # the longest escape of a character has six bytes
+    for cut in range(12):  # an escape or a character may be cut off, at most a pair of surrogates
+        try:
+            return _shorten(decode_repaired(_decode_string, begun[: len(begun) - cut] + b'"'))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+    return None
+
+
+def _shorten(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_PREVIEW else f"{line[: MAX_PREVIEW - 1]}…"
+
+
+def search_form(text: str) -> str:
+    """`text` as it is compared in a search: without regard to case, and each run of white space one space."""
+    return " ".join(text.casefold().split())
+
+
+def answer_contains(body: bytes, wanted: str) -> bool:
+    """Whether the text of an answer has `wanted`, which is a `search_form`. Never raises.
+
+    The labels of `answer_text`, and what it writes for vectors, scores and tokens, are not searched: a purge of all
+    answers with `tokens` is not to find these. The names of tools are, and so are documents that a reranker returns.
+    """
+    return any(wanted in search_form(text) for text in _searched_texts(body))
+
+
+def _searched_texts(body: bytes) -> Iterator[str]:
+    try:
+        answer = decode_repaired(msgspec.json.decode, body)
+    except _UNREADABLE:
+        return
+    match answer:
+        case {"choices": list()} | {"output": list()} | {"content": list()} | {"text": str()}:
+            for label, text in _labeled_texts(answer):
+                # The word before a tool's name is a label like the others.
+                tool = label.partition(_TOOL_CALL)[2]
+                yield f"{tool} {text}" if tool else text
+        case {"results": list(items)} | {"data": list(items)}:
+            for item in items:
+                yield from _item_words(item)
+        case {"prompt": str(text)}:  # of /detokenize
+            yield text
+
+
+def _item_words(item: Any) -> Iterator[str]:
+    match item:
+        case {"document": {"text": str(text)}} | {"document": str(text)} | {"label": str(text)}:
+            yield text
+
+
+def _decoded_texts(body: bytes) -> list[LabeledText]:
+    try:
+        return list(_labeled_texts(decode_repaired(msgspec.json.decode, body)))
+    except _UNREADABLE:
+        return []
 
 
 def _labeled_texts(answer: Any) -> Iterator[LabeledText]:
@@ -125,7 +213,7 @@ def _has_text(part: Any) -> bool:
 
 def _tool_call_text(name: Any, arguments: Any) -> LabeledText:
     text = arguments if isinstance(arguments, str) else "" if arguments is None else _encode(arguments).decode()
-    return f"tool call {name}", text
+    return f"{_TOOL_CALL}{name}", text
 
 
 def _embedding_texts(data: list[Any]) -> Iterator[LabeledText]:

@@ -11,7 +11,7 @@ from router.commands.suggestions import READ_ONLY
 from tests.support.paths import ROOT
 
 SECTION: Final = "\n## Output for programs\n"
-TEXT_ONLY: Final = {"engines logs", "keys hash"}
+TEXT_ONLY: Final = {"engines logs", "help", "keys hash"}
 """Commands that read, and whose result is a text as it stands elsewhere."""
 
 

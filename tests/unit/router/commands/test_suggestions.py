@@ -47,7 +47,7 @@ def test_no_mistyped_word_suggests_a_command_that_changes_something() -> None:
 @pytest.mark.parametrize(
     ("group", "word", "expected"),
     [
-        ("engines", "status", "Did you mean 'list'?"),
+        ("engines", "ps", "Did you mean 'list'?"),
         ("engines", "lst", "Did you mean 'list'?"),
         ("engines", "restrat", None),
         ("cache", "purg", None),
@@ -62,7 +62,7 @@ def test_a_suggestion_is_what_the_word_means_elsewhere_or_similar(group: str, wo
 
 
 async def test_an_unknown_command_is_an_error_with_its_hint() -> None:
-    assert "No such command 'status'. Did you mean 'list'?" in await error_of("engines", "status")
+    assert "No such command 'ps'. Did you mean 'list'?" in await error_of("engines", "ps")
 
 
 async def test_no_mistyped_option_suggests_one_that_changes_more() -> None:

@@ -59,12 +59,12 @@ def test_mistakes_of_every_kind_are_reported_at_once_in_the_order_of_the_file() 
     )
 
 
-def test_each_line_names_the_file(tmp_path: Path) -> None:
+def test_each_line_names_the_file_and_the_line_in_it(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text(f'[router]\nprot = 1\nport = "x"\n{MINIMAL}')
     with pytest.raises(ConfigurationError) as caught:
         load(path, {})
-    assert [line.partition(": ")[0] for line in str(caught.value).splitlines()] == [str(path)] * 2
+    assert [line.partition(": ")[0] for line in str(caught.value).splitlines()] == [f"{path}:2", f"{path}:3"]
 
 
 def test_each_missing_variable_is_reported() -> None:

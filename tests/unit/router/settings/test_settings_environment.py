@@ -142,5 +142,5 @@ def test_an_option_counts_more_than_a_variable_and_a_variable_more_than_the_file
 
 def test_what_is_wrong_with_an_option_names_it() -> None:
     with pytest.raises(Exception, match=r"^--redis: cache\.url: ") as caught:
-        parse(MINIMAL, {}, [Override(("cache", "url"), "foo://hunter2", "--redis")], prefix="file: ")
+        parse(MINIMAL, {}, [Override(("cache", "url"), "foo://hunter2", "--redis")], source="file")
     assert "hunter2" not in str(caught.value)

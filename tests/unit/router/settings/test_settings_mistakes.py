@@ -273,14 +273,14 @@ def test_invalid_toml_is_reported_with_its_line(text: str) -> None:
 def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     for content, message in (
-        (b"[router]\nport = 0\n", "router.port: "),
-        (b"\xff", "not UTF-8 text"),
-        (b"[", "not valid"),
+        (b"[router]\nport = 0\n", ":2: router.port: "),
+        (b"\xff", ": not UTF-8 text"),
+        (b"[", ": not valid"),
     ):
         path.write_bytes(content)
         with pytest.raises(ConfigurationError) as caught:
             load(path, {})
-        assert str(caught.value).startswith(f"{path}: {message}")
+        assert str(caught.value).startswith(f"{path}{message}")
 
 
 def test_a_file_that_cannot_be_read_is_reported_by_its_name(tmp_path: Path) -> None:

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.endpoints.recording.answer_text import answer_text
+from router.core.endpoints.recording.answer_text import (
+    answer_contains,
+    answer_preview,
+    answer_text,
+    preview_of_beginning,
+)
 
 
 def text(answer: Any) -> str | None:
@@ -96,14 +101,91 @@ def test_a_stream_without_a_json_form_has_the_text_stored_with_it() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"null", b"[]", b"{}", b"nonsense", b"\xff", b'{"text": "\xff"}', b'{"text": "\\ud800"}', b"[" * 100_000,
+        b"", b"null", b"[]", b"{}", b"nonsense", b"\xff", b'{"text": "\xff"}', b"[" * 100_000,
         b'{"choices":' * 100_000, b'{"choices": []}', b'{"choices": [{"message": {"content": ""}}]}', b'{"data": []}',
         b'{"error": {"message": "It failed."}}',
     ],
-    ids=range(14),
+    ids=range(13),
 )  # fmt: skip
 def test_a_response_without_content_has_no_text(body: bytes) -> None:
     assert answer_text(body) is None
+
+
+def test_half_a_pair_of_surrogates_does_not_hide_a_text() -> None:
+    assert answer_text(b'{"text": "The \\ud800 sea"}') == "The \ufffd sea"
+
+
+# -- the first words, and a search ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (chat({"content": " The\n\n sea.  "}), "The sea."),
+        (chat({"content": "42", "reasoning": "6 by 7"}), "42"),
+        (chat({"tool_calls": [{"function": {"name": "now", "arguments": "{}"}}]}), "[tool call now] {}"),
+        (chat({"tool_calls": [{"function": {"name": "now"}}]}), "[tool call now]"),
+        (chat({"content": ""}, {"content": "Two"}), "[choice 1] Two"),
+        (chat({"content": "One"}, {"content": "Two"}), "One"),
+        ({"choices": [{"text": "return 1"}]}, "return 1"),
+        ({"output": [{"type": "message", "content": [{"type": "output_text", "text": "Hi"}]}]}, "Hi"),
+        ({"content": [{"type": "text", "text": "Hi"}]}, "Hi"),
+        ({"data": [{"embedding": [1, 2]}, {"embedding": [3, 4]}]}, "2 vectors of 2 dimensions"),
+        ({"results": [{"index": 1, "relevance_score": 0.5, "document": {"text": "Sea"}}]}, "0.5000 document 1: Sea"),
+        ({"tokens": [1, 2, 3]}, "3 tokens"),
+        ({"unknown": 1}, None),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_first_words_are_those_of_the_plain_text_or_say_what_it_is(answer: Any, words: str | None) -> None:
+    assert answer_preview(json.dumps(answer).encode()) == words
+
+
+def test_the_first_words_have_a_limit() -> None:
+    assert answer_preview(json.dumps(chat({"content": "x" * 80})).encode()) == "x" * 80
+    assert answer_preview(json.dumps(chat({"content": "x" * 81})).encode()) == "x" * 79 + "…"
+
+
+@given(st.text(min_size=100), st.integers(0, 200), st.booleans())
+def test_the_first_words_of_the_beginning_of_a_body_are_those_of_its_text(text_: str, cut: int, ascii_: bool) -> None:
+    body = json.dumps(chat({"role": "assistant", "content": text_}), ensure_ascii=ascii_).encode()
+    words = preview_of_beginning(body[:cut])
+    if words:
+        whole = answer_preview(body) or ""
+        kept = words.removesuffix("…").rstrip("\ufffd")
+        assert whole.startswith(kept[:79])
+
+
+@pytest.mark.parametrize(
+    ("answer", "found", "absent"),
+    [
+        (chat({"content": "The Sea", "reasoning": "It is WIDE"}), ["the sea", "is wide"], ["reasoning", "content"]),
+        (
+            chat({"tool_calls": [{"function": {"name": "get_sea", "arguments": '{"a":"Tide"}'}}]}),
+            ["get_sea", "tide"], ["tool call"],
+        ),
+        (chat({"content": "One"}, {"content": "Two"}), ["one", "two"], ["choice", "assistant"]),
+        ({"data": [{"embedding": [1, 2]}]}, [], ["vector", "1", "embedding"]),
+        (
+            {"results": [{"index": 1, "relevance_score": 0.5, "document": {"text": "The sea " * 40}}]},
+            ["sea the"], ["0.5"],
+        ),
+        ({"data": [{"index": 0, "label": "Good", "probs": [0.5]}]}, ["good"], ["input"]),
+        ({"prompt": "The sea"}, ["the sea"], ["prompt"]),
+        ({"tokens": [1, 2, 3]}, [], ["tokens", "3"]),
+        ({"text": "The sea"}, ["sea"], ["text"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_search_finds_what_the_model_wrote_and_no_label(answer: Any, found: list[str], absent: list[str]) -> None:
+    body = json.dumps(answer).encode()
+    assert [answer_contains(body, word) for word in found] == [True] * len(found)
+    assert [answer_contains(body, word) for word in absent] == [False] * len(absent)
+
+
+@pytest.mark.parametrize("body", [b"", b"nonsense", b"\xff", b"[" * 100_000])
+def test_a_body_that_cannot_be_read_has_neither_words_nor_a_match(body: bytes) -> None:
+    assert (answer_preview(body), preview_of_beginning(body), answer_contains(body, "a")) == (None, None, False)
 
 
 NAMES = st.sampled_from((

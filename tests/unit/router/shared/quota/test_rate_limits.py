@@ -73,7 +73,7 @@ STEPS = st.lists(
             UsageUpdate,
             process=st.sampled_from("pqr"),
             acquire=st.booleans(),
-            released=st.integers(0, 2),
+            released=st.integers(-2, 2),
             running=st.none() | st.integers(0, 3),
             tokens_used=st.integers(0, 200),
         ),

@@ -140,7 +140,8 @@ async def test_a_listing_describes_each_entry(client: Any) -> None:
         "parts": {"tenant": "acme", "model": "llama", "system": "0" * 16, "rag": "b" * 16, "query": "0" * 32},
         "engine": "llama-chat", "task": "chat", "created": entry.created, "age": 0, "ttl": listed_["ttl"],
         "gone_in": listed_["gone_in"], "stale": False, "prompt_tokens": 3, "completion_tokens": 7, "generation_ms": 12,
-        "bytes": listed_["bytes"], "documents": ["handbook", "faq"],
+        "bytes": listed_["bytes"], "documents": ["handbook", "faq"], "preview": None, "hits": None,
+        "saved_seconds": 0.0,
     }  # fmt: skip
     assert 3590 < listed_["ttl"] <= 3600
     assert 7190 < listed_["gone_in"] <= 7200

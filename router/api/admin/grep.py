@@ -1,0 +1,64 @@
+"""The handler of POST /admin/cache/grep; AdminRoutes authenticates its requests."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+from starlette.requests import Request
+
+from router.api.inference.endpoint import read_body
+from router.core.cache.entry_filter import MAX_PAGE_SIZE, EntryFilter, HexHash, KeyName
+from router.core.plural import pluralize
+from router.errors import bad_request
+from router.store.admin.entry_order import Order
+from router.store.admin.grep import MAX_ENTRIES, Bounds, describe_found, purge_found, search_answers
+from router.store.admin.scan import RedisClient
+
+log = logging.getLogger("roundhouse.admin")
+
+_FILTERS: Final = ("tenant", "model", "system", "rag", "document")
+_MAX_BODY: Final = 1 << 20
+
+
+class GrepQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`purge`: whether all matches are purged, not only those that are listed."""
+
+    text: str
+    tenant: KeyName | None = None
+    model: KeyName | None = None
+    system: HexHash | None = None
+    rag: HexHash | None = None
+    document: str | None = None
+    sort: Order = "age"
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = 100
+    max_entries: Annotated[int, Meta(ge=1, le=10_000_000)] = MAX_ENTRIES
+    purge: bool = False
+
+
+_decode = msgspec.json.Decoder(GrepQuestion).decode
+
+
+def grep_handler(redis: RedisClient) -> Callable[[Request], Awaitable[Any]]:
+    async def grep(request: Request) -> Any:
+        body = await read_body(request.scope["headers"], request.receive, _MAX_BODY)
+        try:
+            question = _decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise bad_request(f"Invalid search: {error}", code="invalid_query") from None
+        parts = EntryFilter(**{name: getattr(question, name) for name in _FILTERS})
+        scope = EntryFilter(all=True) if parts.is_empty else parts
+        found = await search_answers(redis, scope, question.text, Bounds(entries=question.max_entries))
+        result = await describe_found(redis, found, question.sort, question.limit)
+        if not question.purge:
+            return result
+        purged = await purge_found(redis, found)
+        entries, generations = pluralize(purged.entries, "entry", "entries"), pluralize(purged.claims, "generation")
+        # Neither the words of an answer nor those of a document may be logged.
+        filters = [f"{name}={getattr(scope, name)}" for name in _FILTERS[:-1] if getattr(scope, name) is not None]
+        log.info("purged by text among %s: %s, %s in progress", " ".join(filters) or "all", entries, generations)
+        return replace(result, purge=purged)
+
+    return grep

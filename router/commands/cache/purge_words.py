@@ -1,0 +1,28 @@
+"""The result of a purge in words."""
+
+from typing import TYPE_CHECKING, Final
+
+from router.core.plural import pluralize
+
+if TYPE_CHECKING:
+    from router.store.admin.purge import PurgeResult
+    from router.store.admin.purge_record import ReplicaAcks
+
+FULL: Final = (
+    "Redis is full, so the purge is not recorded: what was being generated may still be shared, and stored later; "
+    "purge again once Redis has room"
+)
+
+
+def describe_purge(result: "PurgeResult") -> str:
+    entries, generations = pluralize(result.entries, "entry", "entries"), pluralize(result.claims, "generation")
+    return f"purged {entries} and {generations} in progress{_describe_replicas(result.replicas)}"
+
+
+def _describe_replicas(replicas: "ReplicaAcks | None") -> str:
+    if replicas is None:
+        return "; unknown how many replicas have received the purge"
+    if not replicas.connected:
+        return ""
+    have = "has" if replicas.connected == 1 else "have"
+    return f"; {replicas.acknowledged} of {pluralize(replicas.connected, 'replica')} {have} received the purge"
