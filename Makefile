@@ -89,7 +89,7 @@ test: $(VENV)/.developed $(REDIS_BINARY)
 	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --more none
 
 test-interpreted: $(VENV)/.developed $(REDIS_BINARY)
-	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) $(addprefix tests/unit/router/,$(COMPILED_FOLDERS)) tests/simulation
+	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --hypothesis-profile=brief $(addprefix tests/unit/router/,$(COMPILED_FOLDERS)) tests/simulation
 
 test-more: $(VENV)/.developed $(REDIS_BINARY)
 	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --more $(if $(CHANGED),changed,all)

@@ -1,9 +1,14 @@
 """The fixtures that all tests share."""
 
+from hypothesis import settings
+
 from tests.simulation import clock
 
 # Before the router is imported, which keeps references to the clocks; they are real except in tests/world.
 clock.install(is_used=False)
+
+# The examples of `ci` are always the same ones, and `make test-compiled` has them all.
+settings.register_profile("brief", settings.get_profile("ci"), max_examples=20)
 
 pytest_plugins = [
     "tests.support.redis_fixtures",

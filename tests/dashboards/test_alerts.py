@@ -15,6 +15,7 @@ from tests.support.paths import ROOT
 from tools.dashboards.alert_tests import ALERT_TESTS
 from tools.dashboards.alerts import ALERTS, RUNBOOKS
 from tools.dashboards.generated_files import generated_files
+from tools.dashboards.prometheus_files import EVALUATION_INTERVALS
 
 PROMTOOL = shutil.which("promtool")
 FOLDER = ROOT / "deploy" / "prometheus"
@@ -45,7 +46,7 @@ def test_the_page_states_how_many_rules_promtool_finds() -> None:
 
 
 @needs_promtool
-@pytest.mark.parametrize("name", ["alerts", "week"])
+@pytest.mark.parametrize("name", EVALUATION_INTERVALS)
 def test_the_tests_of_the_alerts_pass(name: str) -> None:
     promtool("test", "rules", f"tests/{name}.test.yml")
 

@@ -25,6 +25,7 @@ from router.shared.quota.rate_limit_script import decode_status, update_command
 from router.shared.scripts import DELETE_IF_SAME, REPLACE_IF_SAME
 from tests.simulation.redis_scripts import SCRIPTS
 from tests.simulation.redis_test_clients import ClientFactory, ModelRedisClient, RealRedisClient
+from tests.support.examples import EXAMPLES
 from tests.support.redis_process import RedisServer
 
 KEYS = ["rh:1:a", "rh:1:b", "rh:1:ab"]
@@ -84,7 +85,7 @@ commands = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3 * EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps_=st.lists(commands, max_size=12))
 def test_replies_and_invalidations_equal_those_of_redis_for_any_commands(steps_: list[Any], real: str) -> None:
     invalidations = []
@@ -472,7 +473,7 @@ DAYS = st.sampled_from(
 budget_steps = st.lists(st.tuples(DAYS, st.integers(0, 10**12), st.integers(0, 10**12)), min_size=1, max_size=6)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(start=instants, taken=budget_steps)
 def test_a_budget_is_counted_as_in_redis_and_as_in_a_process(
     start: int, taken: list[tuple[int, int, int]], real: str
@@ -514,7 +515,7 @@ steps = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES // 2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(taken=st.lists(st.tuples(steps, st.integers(0, 20_000)), max_size=8))
 def test_the_limits_are_counted_as_in_redis(taken: list[tuple[UsageUpdate, int]], real: str) -> None:
     allowed = []

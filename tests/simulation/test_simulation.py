@@ -9,11 +9,12 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.examples import EXAMPLES
 from tests.support.paths import ROOT
 
 # CI runs both: not the same seeds twice.
 FIRST: Final = 0 if os.environ.get("ROUNDHOUSE_TESTS_COMPILED") else 1000
-SEEDS: Final = 700 if os.environ.get("ROUNDHOUSE_TESTS_COMPILED") else 500
+SEEDS: Final = 7 * EXAMPLES if os.environ.get("ROUNDHOUSE_TESTS_COMPILED") else 5 * EXAMPLES
 SEEDS_OF_A_MUTANT: Final = 400
 
 
@@ -38,7 +39,8 @@ def test_no_order_of_events_violates_an_invariant() -> None:
     counts = summary["counts"]
     assert min(counts[f"cache {how}"] for how in ("HIT", "MISS", "COALESCED", "BYPASS")) > SEEDS // 10
     assert min(counts[how] for how in ("purges", "faults", "ended left")) > SEEDS // 10
-    assert min(counts[f"continuations by {way}"] for way in ("ids", "text")) > SEEDS // 40
+    if SEEDS > 100:  # of fewer, it is chance
+        assert min(counts[f"continuations by {way}"] for way in ("ids", "text")) > SEEDS // 40
 
 
 def test_a_seed_gives_the_same_history_in_any_process_after_any_other_runs() -> None:

@@ -41,12 +41,11 @@ def generated_files() -> dict[str, str]:
         "kubernetes/components/monitoring/prometheus-rule.yaml": (
             "The rules of deploy/prometheus for the Prometheus operator.", prometheus_files.prometheus_rule(),
         ),
-        "prometheus/tests/alerts.test.yml": (
-            "promtool test rules deploy/prometheus/tests/alerts.test.yml", prometheus_files.rule_tests(),
-        ),
-        "prometheus/tests/week.test.yml": (
-            "promtool test rules deploy/prometheus/tests/week.test.yml", prometheus_files.rule_tests(of_a_week=True),
-        ),
+        **{
+            f"prometheus/tests/{name}.test.yml": (
+                f"promtool test rules deploy/prometheus/tests/{name}.test.yml", prometheus_files.rule_tests(interval)
+            ) for name, interval in prometheus_files.EVALUATION_INTERVALS.items()
+        },
     }  # fmt: skip
     return files | {f"deploy/{path}": as_yaml(*content) for path, content in yaml_files.items()}
 

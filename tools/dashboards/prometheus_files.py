@@ -13,6 +13,8 @@ JOB: Final = "roundhouse"
 RULES: Final = ("recording.rules.yml", "alerts.rules.yml")
 RECORDING: Final = f"{JOB}-recording"
 ALERTING: Final = f"{JOB}-alerts"
+EVALUATION_INTERVALS: Final = {"alerts": "1m", "seconds": SCRAPE_INTERVAL, "week": "30m"}
+"""How often the rules are evaluated in each file of tests."""
 TARGET: Final = "router:8080"
 """As docker-compose.yml names it."""
 
@@ -81,15 +83,20 @@ def prometheus_rule() -> dict[str, Any]:
     }
 
 
-def rule_tests(*, of_a_week: bool = False) -> dict[str, Any]:
-    """Those `of_a_week` evaluate the rules less often, or they would take minutes."""
+def rule_tests(evaluation_interval: str) -> dict[str, Any]:
+    """The tests in which the rules are evaluated this often."""
     return {
         "rule_files": [f"../{name}" for name in RULES],
-        "evaluation_interval": "30m" if of_a_week else SCRAPE_INTERVAL,
+        "evaluation_interval": evaluation_interval,
         # Else promtool takes the groups in any order, and an alert that comes first sees no series of this evaluation.
         "group_eval_order": [RECORDING, ALERTING],
-        "tests": [_rule_test(test) for test in ALERT_TESTS if test.takes_a_week == of_a_week],
+        "tests": [_rule_test(test) for test in ALERT_TESTS if _evaluation_interval(test) == evaluation_interval],
     }
+
+
+def _evaluation_interval(test: AlertTest) -> str:
+    """Between the values of the series, the rules see nothing new. Of a week, each minute would take minutes."""
+    return "30m" if test.takes_a_week else test.interval
 
 
 def _rule_test(test: AlertTest) -> dict[str, Any]:

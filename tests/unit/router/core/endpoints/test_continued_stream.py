@@ -18,6 +18,7 @@ from router.core.endpoints.recording.recorded_response import RecordedResponse
 from router.core.endpoints.recording.sse import split_events
 from router.core.endpoints.recording.token_ids import TokenIdCutter
 from router.core.endpoints.requests.request import parse_request
+from tests.support.examples import EXAMPLES
 from tests.support.toy_model import PROMPT_IDS, ToyModel, stream_bytes
 
 LIMIT = 1 << 20
@@ -85,7 +86,7 @@ def continue_until_done(
 answers = st.text(alphabet='ab "\\\nö🙂', min_size=1, max_size=24)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * EXAMPLES, deadline=None)
 @given(
     answer=answers,
     chat=st.booleans(),

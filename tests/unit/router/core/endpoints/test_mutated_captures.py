@@ -13,6 +13,7 @@ from router.core.endpoints.recording.recorded_response import NotStoredReason, R
 from router.core.endpoints.recording.replay import replay
 from router.core.endpoints.recording.sse import payload, split_events
 from tests.support.endpoints import record_body
+from tests.support.examples import EXAMPLES
 from tests.support.factories import JSON_VALUES, load_capture
 
 LIMIT: Final = 1 << 20
@@ -62,7 +63,7 @@ def check_replay(recording: RecordedResponse | NotStoredReason, request: Any) ->
 
 
 @pytest.mark.parametrize("name", STREAMS)
-@settings(max_examples=60)
+@settings(max_examples=EXAMPLES * 3 // 5)
 @given(data=st.data())
 def test_a_stream_with_changed_values_raises_nothing(name: str, data: st.DataObject) -> None:
     request, sent = load_capture(name)
@@ -83,7 +84,7 @@ def test_a_stream_with_changed_values_raises_nothing(name: str, data: st.DataObj
 
 
 @pytest.mark.parametrize("name", BODIES)
-@settings(max_examples=60)
+@settings(max_examples=EXAMPLES * 3 // 5)
 @given(data=st.data())
 def test_a_body_with_changed_values_raises_nothing(name: str, data: st.DataObject) -> None:
     request, sent = load_capture(name)

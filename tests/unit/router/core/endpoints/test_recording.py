@@ -15,6 +15,7 @@ from router.core.endpoints.recording.recorded_response import NotStoredReason, R
 from router.core.endpoints.recording.recording import MAX_EVENT_SIZE
 from router.core.endpoints.recording.sse import DONE
 from tests.support.endpoints import choices_recorder, record_body
+from tests.support.examples import EXAMPLES
 from tests.support.factories import (
     HELLO_EVENTS,
     JSON_VALUES,
@@ -378,7 +379,7 @@ def test_events_that_are_json_only_together_are_an_error() -> None:
 # Arbitrary input
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * EXAMPLES)
 @given(st.lists(ODD_EVENT | JSON_VALUES, max_size=3), st.booleans())
 def test_no_events_of_an_engine_raise_anything(events: list[Any], has_started: bool) -> None:
     for request in (CHAT_REQUEST, completion(stream=True)):

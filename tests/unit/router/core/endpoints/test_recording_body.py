@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse
 from tests.support.endpoints import record_body
+from tests.support.examples import EXAMPLES
 from tests.support.factories import JSON_VALUES, ODD_EVENT, chat, completion
 
 LIMIT: Final = 1 << 20
@@ -54,7 +55,7 @@ def test_only_a_complete_and_successful_json_response_is_stored(
     assert record_body(chat(), json.dumps(answer(**fields)).encode(), LIMIT) is reason
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * EXAMPLES)
 @given(
     ODD_EVENT | JSON_VALUES,
     st.sampled_from([chat(), chat(n=2), chat(n="x"), completion(), completion(prompt=["a", 1])]),

@@ -14,6 +14,7 @@ from router.core.endpoints.recording.recorded_response import RecordedResponse
 from router.core.endpoints.recording.replay import replay
 from router.core.endpoints.recording.sse import DONE
 from tests.support.endpoints import record_body
+from tests.support.examples import EXAMPLES
 from tests.support.factories import (
     HELLO_EVENTS,
     JSON_VALUES,
@@ -231,7 +232,7 @@ def test_a_body_that_cannot_be_parsed_is_a_miss_for_a_stream(body: bytes) -> Non
     assert replay(entry, CHAT_REQUEST) == body
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * EXAMPLES)
 @given(ODD_EVENT | JSON_VALUES, st.sampled_from([STREAM, STREAM_USAGE, completion(stream=True)]))
 def test_no_body_raises_anything_when_it_is_replayed(body: Any, inference_request: InferenceRequest) -> None:
     stored = json.dumps(body).encode()
