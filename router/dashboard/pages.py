@@ -53,6 +53,18 @@ def login_page(error: str | None = None) -> bytes:
     return _render("login", error=alert, described_by='aria-describedby="login-error" aria-invalid="true"')
 
 
+def home_page(url: str, *, auth_mode: AuthMode = "open", model: str = "MODEL") -> bytes:
+    """What `/` shows to a browser. `url`: the router's, without a slash at its end; `model`: one for the example."""
+    header = {
+        "open": "",
+        "keys": " \\\n  -H 'Authorization: Bearer KEY'",
+        "header": " \\\n  -H 'X-Tenant-ID: TENANT'",
+    }[auth_mode]
+    body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Tell me about the sea."}}]}}'
+    example = f"curl {url}/v1/chat/completions{header} \\\n  -d '{body}'"
+    return _render("home", url=escape(url), example=escape(example))
+
+
 def sign_in_page() -> bytes:
     """What a sign-in link opens: its script sends the token that stands after `#` in the address."""
     return _render("sign_in")

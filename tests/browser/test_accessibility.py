@@ -52,6 +52,13 @@ async def test_no_view_violates_the_accessibility_rules(
         assert await violations(page, rules) == []
 
 
+async def test_the_first_page_violates_no_accessibility_rule(browser: Browser, router: RouterServer) -> None:
+    async with viewer_of(browser, router) as viewer:
+        await viewer.page.goto(router.url)
+        await expect(viewer.page.get_by_role("link", name="Dashboard")).to_be_visible()
+        assert await violations(viewer.page) == []
+
+
 async def test_the_sign_in_page_violates_no_accessibility_rule(browser: Browser, router: RouterServer) -> None:
     async with viewer_of(browser, router) as viewer:
         await viewer.page.context.clear_cookies()

@@ -30,7 +30,7 @@ MAX_FORM: Final = 4096
 MAX_STREAM: Final = 3600.0
 """Seconds after which a stream of events ends. The browser connects again, if its session still holds."""
 
-_SECURITY_HEADERS: Final = {
+SECURITY_HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -198,7 +198,7 @@ def _with_security_headers(handler: DashboardHandler) -> DashboardHandler:
             response = await api_error(request, error)
         except ClientDisconnectedError:
             response = Response(status_code=400)  # is never read
-        response.headers.update(_SECURITY_HEADERS)
+        response.headers.update(SECURITY_HEADERS)
         return response
 
     return guarded

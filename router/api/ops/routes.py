@@ -13,6 +13,7 @@ from starlette.routing import Route
 from router.api.access.auth import Authenticator
 from router.api.allowed_methods import allowed_methods
 from router.api.ops.metrics_format import prefers_openmetrics
+from router.api.ops.mistaken_path import explain_path
 from router.build_info import build_version
 from router.core.resilience.breaker import BreakerState
 from router.errors import ApiError, internal_error, unknown_model
@@ -203,6 +204,9 @@ async def http_error(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not allowed on {request.url.path}."
     else:
         message = f"There is nothing at {request.method} {request.url.path}."
+        # The most frequent cause, and one that a client hides behind its own words.
+        if (explanation := explain_path(request.url.path)) is not None:
+            message = f"{message} {explanation}"
     shaped = ApiError(
         error.status_code, message, code="method_not_allowed" if error.status_code == 405 else "not_found"
     )

@@ -14,7 +14,9 @@ from router.api.admin.key_admin import KeyAdmin
 from router.api.admin.routes import AdminRoutes
 from router.api.admin.status import StatusAdmin
 from router.api.dashboard.routes import DashboardRoutes
-from router.dashboard.pages import dashboard_page
+from router.api.ops.home import home_route
+from router.core.types import AUTO
+from router.dashboard.pages import dashboard_page, home_page
 from router.flow.explain import Explainer
 from router.flow.explain_choice import ChoiceExplainer
 from router.flow.lookup import cache_policy
@@ -76,7 +78,9 @@ def build_admin_routes(
         hub=status.event_hub,
         render_page=partial(dashboard_page, auth_mode=settings.auth_mode, tenants=tenants(settings)),
     )
-    return [*admin.routes(), *dashboard.routes()]
+    model = AUTO if any(model.auto for model in settings.model) else settings.model[0].name
+    home = home_route(partial(home_page, auth_mode=settings.auth_mode, model=model))
+    return [*admin.routes(), *dashboard.routes(), home]
 
 
 def build_explainer(settings: Settings, resolver: RequestResolver, client: RedisClient) -> Explainer:
