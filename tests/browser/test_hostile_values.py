@@ -81,6 +81,70 @@ async def test_a_hostile_response_is_text_in_the_playground_and_in_its_entry(
     await assert_harmless(page, "main")
 
 
+HOSTILE_MARKDOWN = f"""{HOSTILE}
+[link](javascript:window.attacked=true) [tab](java\tscript:window.attacked=true) [data](data:text/html,{HOSTILE[:20]})
+![image](http://evil.test/x.png) ![image](x" onerror="window.attacked=true) <http://evil.test>
+# {HOSTILE}
+- {HOSTILE}
+> **{HOSTILE}** [{HOSTILE}](http://evil.test/"onmouseover="window.attacked=true)
+
+| {HOSTILE} | b |
+| --- | --- |
+| {HOSTILE} | `{HOSTILE}` |
+
+```"onload="window.attacked=true
+{HOSTILE}
+```
+"""
+
+
+async def test_hostile_markdown_runs_nothing_loads_nothing_and_leads_nowhere(
+    viewer: Viewer, engines: EngineSet
+) -> None:
+    await engines.mistral.set_faults({"fault": "say", "text": HOSTILE_MARKDOWN})
+    page = await viewer.show("#playground")
+    await page.locator("#playground-form select").select_option("mistral")
+    await page.get_by_label("Prompt", exact=True).fill("What is a firebox?")
+    await page.get_by_role("button", name="Send").click()
+    answer = page.get_by_label("First answer")
+    await expect(answer).to_contain_text("Complete.")
+    shown = answer.locator(".markdown")
+    await expect(shown.locator("h3")).to_have_text(HOSTILE)
+    await expect(shown.locator("td").first).to_have_text(HOSTILE)
+    await expect(shown.locator("pre code")).to_have_text(HOSTILE)
+    names = await shown.evaluate(
+        "node => [...new Set([...node.querySelectorAll('*')].map(({tagName}) => tagName))].sort()"
+    )
+    allowed = {
+        "A",
+        "BLOCKQUOTE",
+        "BR",
+        "CODE",
+        "H3",
+        "LI",
+        "P",
+        "PRE",
+        "STRONG",
+        "TABLE",
+        "TBODY",
+        "TD",
+        "TH",
+        "THEAD",
+        "TR",
+        "UL",
+    }
+    assert set(names) <= allowed
+    attributes = await shown.evaluate(
+        "node => [...node.querySelectorAll('*')].flatMap((each) => [...each.attributes].map(({name}) => name))"
+    )
+    assert set(attributes) <= {"class", "href", "target", "rel", "tabindex", "scope"}
+    for link in await shown.locator("a").all():
+        assert (await link.get_attribute("href") or "").startswith("http://evil.test/")
+        assert await link.get_attribute("rel") == "noopener noreferrer"
+    # The viewer fails at its end if anything was loaded from elsewhere.
+    await assert_harmless(page, "main")
+
+
 async def test_a_hostile_address_is_text(viewer: Viewer, router: RouterServer) -> None:
     viewer.expected = ["400", "404"]
     page = await viewer.show(f"#cache/entry/{HOSTILE}")

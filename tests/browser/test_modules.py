@@ -156,3 +156,67 @@ async def test_a_page_that_is_open_for_weeks_does_not_grow(page: Page) -> None:
         return [document.querySelectorAll("#requests tbody tr").length, new Set(nodes).size];
     }"""
     assert await page.evaluate(script) == [50, 1]
+
+
+async def markdown(page: Page, text: str) -> str:
+    script = """async text => {
+        const {renderMarkdown} = await import("/dashboard/static/markdown.js");
+        const node = document.createElement("div");
+        node.append(...renderMarkdown(text));
+        return node.innerHTML;
+    }"""
+    return str(await page.evaluate(script, text))
+
+
+async def test_markdown_becomes_what_it_means_and_html_in_it_text(page: Page) -> None:
+    link = 'href="https://a.test/?b" target="_blank" rel="noopener noreferrer"'
+    for text, html in (
+        ("one\ntwo\n\nthree", "<p>one<br>two</p><p>three</p>"),
+        ("## A `b`", '<h3 class="level-2">A <code>b</code></h3>'),
+        ("#no heading", "<p>#no heading</p>"),
+        ("a **b** *c* ~~d~~ `*e*`", "<p>a <strong>b</strong> <em>c</em> <s>d</s> <code>*e*</code></p>"),
+        ("2 * 3 * 4 and snake_case_name", "<p>2 * 3 * 4 and snake_case_name</p>"),
+        ("- a\n- b\n  - c\n- d", "<ul><li>a</li><li>b<ul><li>c</li></ul></li><li>d</li></ul>"),
+        ("3. a\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'),
+        ("> a\n> b", "<blockquote><p>a<br>b</p></blockquote>"),
+        ("```js\na < b\n\n- c\n```\nd", '<pre class="code" tabindex="0"><code>a &lt; b\n\n- c</code></pre><p>d</p>'),
+        ("```\nopen", '<pre class="code" tabindex="0"><code>open</code></pre>'),
+        ("---", "<hr>"),
+        ("[a](https://a.test/?b)", f"<p><a {link}>a</a></p>"),
+        ("![a](https://a.test/?b)", f"<p><a {link}>image: a</a></p>"),
+        ("[a](/admin) [b](javascript:x)", "<p>[a](/admin) [b](javascript:x)</p>"),
+        ("<b>a</b>", "<p>&lt;b&gt;a&lt;/b&gt;</p>"),
+    ):
+        assert await markdown(page, text) == html, text
+    table = await markdown(page, "| a | b |\n|---|:-:|\n| 1 | **2** | 3 |")
+    assert table.endswith("<tbody><tr><td>1</td><td><strong>2</strong></td></tr></tbody></table>")
+
+
+async def test_no_text_makes_markdown_slow(page: Page) -> None:
+    script = """async texts => {
+        const {renderMarkdown} = await import("/dashboard/static/markdown.js");
+        return texts.map(([piece, times]) => {
+            const started = performance.now();
+            renderMarkdown(piece.repeat(times));
+            return [piece, performance.now() - started];
+        });
+    }"""
+    pieces = [
+        "*",
+        "**a",
+        "`",
+        "[",
+        "[a](",
+        "~~",
+        "> ",
+        "- ",
+        "  - a\n",
+        "|-",
+        "|a\n|-\n",
+        "# ",
+        "```\n",
+        "1. a\n\n",
+        "_ ",
+    ]
+    for piece, taken in await page.evaluate(script, [[piece, 100_000 // len(piece)] for piece in pieces]):
+        assert taken < 3000, piece

@@ -1,5 +1,11 @@
 """The playground sends a prompt as a client would."""
 
+import asyncio
+import json
+import shlex
+import subprocess
+import sys
+
 import pytest
 from playwright.async_api import Browser, Page, expect
 
@@ -38,6 +44,54 @@ async def test_asking_again_shows_the_hit_beside_the_miss(viewer: Viewer) -> Non
     # The key in the headers leads to the entry.
     await second.get_by_role("link").click()
     await expect(page.locator("#entry-content pre.answer")).to_have_text(await first.locator("pre").inner_text())
+
+
+async def test_it_opens_on_auto_with_an_example_that_can_be_sent_at_once(viewer: Viewer) -> None:
+    page = await viewer.show("#playground")
+    await expect(page.locator("#playground-form select")).to_have_value("auto")
+    await expect(page.get_by_label("Prompt", exact=True)).not_to_be_empty()
+    await page.get_by_role("button", name="Send").click()
+    await expect(page.get_by_label("First answer")).to_contain_text("Complete.")
+
+
+async def test_the_request_is_copied_as_a_command_that_works(viewer: Viewer, router: RouterServer) -> None:
+    page = await viewer.show("#playground")
+    await page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=router.url)
+    await page.locator("#playground-form select").select_option("mistral")
+    await page.get_by_label("Prompt", exact=True).fill("It's a 'quoted' $HOME `prompt`?\nYes.")
+    await page.get_by_label("Max. tokens").fill("5")
+    await page.get_by_role("button", name="Copy as curl").click()
+    await expect(page.locator("#playground-form")).to_contain_text("Copied.")
+    command = await page.evaluate("navigator.clipboard.readText()")
+    argv = shlex.split(command.replace("\\\n", ""))
+    assert argv[:2] == ["curl", f"{router.url}/v1/chat/completions"]
+    body = json.loads(argv[argv.index("-d") + 1])
+    assert body["messages"] == [{"role": "user", "content": "It's a 'quoted' $HOME `prompt`?\nYes."}]
+    assert (body["max_tokens"], body["stream"]) == (5, True)
+    await page.get_by_role("button", name="Copy as Python").click()
+    await expect(page.get_by_label("The request as code")).to_contain_text("from openai import OpenAI")
+    program = await page.evaluate("navigator.clipboard.readText()")
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, bool(done.stdout)) == (0, True), done.stderr
+
+
+async def test_an_answer_is_shown_as_markdown_and_its_text_stays_readable(viewer: Viewer, engines: EngineSet) -> None:
+    text = "# A *title*\n\n- one **bold**\n- two `code`\n\n```python\nprint('<b>')\n```\n"
+    await engines.mistral.set_faults({"fault": "say", "text": text})
+    page = await viewer.show("#playground")
+    await page.locator("#playground-form select").select_option("mistral")
+    await send(page, "What is a boiler?")
+    answer = page.get_by_label("First answer")
+    await expect(answer).to_contain_text("Complete.")
+    shown = answer.locator(".markdown")
+    await expect(shown.locator("h3 em")).to_have_text("title")
+    await expect(shown.locator("li strong")).to_have_text("bold")
+    await expect(shown.locator("pre code")).to_have_text("print('<b>')")
+    await answer.get_by_role("button", name="Plain text").click()
+    await expect(shown).to_be_hidden()
+    await expect(answer.locator("pre.answer")).to_have_text(text)
 
 
 async def test_stop_ends_a_stream_and_keeps_what_came(viewer: Viewer, engines: EngineSet) -> None:

@@ -1,10 +1,13 @@
 /** The playground: sends a prompt as a client would, and sends it again to show the hit beside it. */
 
 import { RequestError, send, errorMessage } from "./api.js";
-import { byId, element, setEnabled } from "./dom.js";
+import { byId, element, setEnabled, setText } from "./dom.js";
 import { milliseconds } from "./format.js";
 import { Answer } from "./playground_answer.js";
+import { asCurl, asPython } from "./playground_code.js";
 import { ask, tenantHeaders } from "./playground_request.js";
+
+const EXAMPLE = "Write a Python function that reverses a list, and explain it in two sentences.";
 
 const TENANT_FIELDS = {
   keys: {
@@ -32,11 +35,14 @@ export class Playground {
     { type: "button", class: "button", "aria-disabled": "true", click: () => this.#request?.abort() },
     "Stop",
   );
+  #copied = element("span", { class: "muted small", role: "status" });
+  #code = element("pre", { class: "code", tabindex: "0", hidden: true, "aria-label": "The request as code" });
   #problem = element("p", { class: "form-error", role: "alert", hidden: true });
   #modelsLoaded = false;
 
   constructor() {
     this.#form.append(...this.#fields());
+    this.#form.elements.prompt.value = EXAMPLE; // as a child of the field, it would be a part of the label's text
     this.#form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#start();
@@ -92,6 +98,14 @@ export class Playground {
       ),
       this.#problem,
       element("div", { class: "actions" }, this.#send, this.#again, this.#stop),
+      element(
+        "div",
+        { class: "actions" },
+        this.#copyButton("Copy as curl", asCurl),
+        this.#copyButton("Copy as Python", asPython),
+        this.#copied,
+      ),
+      this.#code,
     ].filter(Boolean);
   }
 
@@ -118,6 +132,7 @@ export class Playground {
       const names = (await response.json()).data.map(({ id }) => id);
       select.replaceChildren(...names.map((name) => element("option", { value: name }, name)));
       if (names.includes(chosen)) select.value = chosen;
+      else if (names.includes("auto")) select.value = "auto";
       this.#modelsLoaded = true;
       this.#showProblem("");
     } catch (error) {
@@ -140,6 +155,17 @@ export class Playground {
       stream_options: { include_usage: true },
       ...Object.fromEntries(numbers.map(([name, input]) => [name, input.valueAsNumber])),
     };
+  }
+
+  #copyButton(label, write) {
+    const copy = async () => {
+      const tenant = this.#mode === "header" ? this.#form.elements.tenant.value.trim() : "";
+      const text = write(location.origin, this.#body(), this.#mode, tenant);
+      this.#code.hidden = false;
+      setText(this.#code, text);
+      setText(this.#copied, await copyText(text));
+    };
+    return element("button", { type: "button", class: "button small", click: copy }, label);
   }
 
   async #start() {
@@ -195,6 +221,16 @@ export class Playground {
         "Write a prompt and send it. The first answer is generated, unless it is stored already; “Ask again” sends the same request and shows the hit beside it.",
       ),
     );
+  }
+}
+
+/** Copies, and says what came of it. Without TLS, browsers let only pages of their own machine copy. */
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return "Copied.";
+  } catch {
+    return "The browser does not let this page copy; select it below.";
   }
 }
 

@@ -3,8 +3,10 @@
 import { cacheBadge } from "./badges.js";
 import { element, setText } from "./dom.js";
 import { count, milliseconds, UNKNOWN } from "./format.js";
+import { renderMarkdown } from "./markdown.js";
 
 const LONGEST_TEXT = 200_000;
+const RENDER_INTERVAL = 150; // milliseconds between two renderings of a text that grows
 
 export class Answer {
   node;
@@ -14,7 +16,15 @@ export class Answer {
   #state = element("span", { class: "muted", role: "status" }, "Waiting for the response…");
   #timings = element("dl", { class: "facts" });
   #headers = element("tbody");
-  #text = element("pre", { class: "answer", tabindex: "0", "aria-label": "The text of the answer" });
+  #rendered = element("div", { class: "answer markdown", tabindex: "0", role: "region", "aria-label": "The answer" });
+  #text = element("pre", { class: "answer", tabindex: "0", hidden: true, "aria-label": "The text of the answer" });
+  #toggle = element(
+    "button",
+    { type: "button", class: "button small", "aria-pressed": "false", click: () => this.#switchView() },
+    "Plain text",
+  );
+  #timer = null;
+  #pause = RENDER_INTERVAL;
   #note = element("p", { class: "comparison", hidden: true });
   #facts = { status: null, total: null, usage: null };
 
@@ -33,10 +43,11 @@ export class Answer {
     this.node = element(
       "section",
       { class: "card answer-card", "aria-label": title },
-      element("div", { class: "heading-row" }, element("h2", {}, title), this.#badge),
+      element("div", { class: "heading-row" }, element("h2", {}, title), this.#badge, this.#toggle),
       this.#state,
       this.#timings,
       this.#note,
+      this.#rendered,
       this.#text,
       table,
     );
@@ -67,6 +78,23 @@ export class Answer {
       this.#showTimings();
     }
     if (this.#text.textContent.length < LONGEST_TEXT) this.#text.append(piece);
+    this.#timer ??= setTimeout(() => this.#render(), this.#pause);
+  }
+
+  #render() {
+    clearTimeout(this.#timer);
+    this.#timer = null;
+    const started = performance.now();
+    this.#rendered.replaceChildren(...renderMarkdown(this.#text.textContent));
+    // A long text is rendered less often, so that the page stays responsive.
+    this.#pause = Math.max(RENDER_INTERVAL, 10 * (performance.now() - started));
+  }
+
+  #switchView() {
+    const plain = this.#text.hidden;
+    this.#text.hidden = !plain;
+    this.#rendered.hidden = plain;
+    this.#toggle.setAttribute("aria-pressed", String(plain));
   }
 
   usage(usage) {
@@ -80,6 +108,7 @@ export class Answer {
   /** `how`: complete, stopped or failed. `total` in milliseconds, if the response ended. */
   end(how, total = null) {
     this.#facts.total = total;
+    this.#render();
     setText(this.#state, { complete: "Complete.", stopped: "Stopped.", failed: "Failed." }[how]);
     this.#showTimings();
   }
