@@ -5,11 +5,14 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Final
 
+import msgspec
 import typer
 
 from router.commands.console import EXIT_USAGE, fail
+from router.core.cache.redis_keys import RESERVED_TENANT_NAMES
 from router.settings.access_rules import is_header_value
 from router.settings.addresses import base_url, is_engine_url
+from router.settings.tables import Name
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -42,6 +45,19 @@ def check_engine_urls(urls: Sequence[str]) -> None:
              EXIT_USAGE)  # fmt: skip
     if len(set(map(base_url, urls))) < len(urls):
         fail("--engine: the same URL twice, or with and without /v1; name each engine once", EXIT_USAGE)
+
+
+def check_tenants(names: Sequence[str]) -> None:
+    """Exits if one cannot be the name of a tenant, or stands twice."""
+    for name in names:
+        try:
+            msgspec.convert(name, Name)
+        except msgspec.ValidationError:
+            fail(f"--tenant: {name!r}: expected 1 to 64 of a-z, 0-9, '.', '_' and '-'", EXIT_USAGE)
+        if name in RESERVED_TENANT_NAMES:
+            fail(f"--tenant: {name} is reserved for other Redis keys; choose another name", EXIT_USAGE)
+    if len(set(names)) < len(names):
+        fail("--tenant: the same name twice; further keys of a tenant: `roundhouse keys new`", EXIT_USAGE)
 
 
 def check_api_key_env(name: str | None) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,9 +17,12 @@ from router.commands.first_options import (
     check_api_key_env,
     check_engine_urls,
     check_key_of,
+    check_tenants,
     is_variable,
 )
-from router.discovery.configuration_text import DEFAULT_REDIS, configuration_text, without_passwords
+from router.commands.local_key import new_key
+from router.core.api_keys import hash_key
+from router.discovery.configuration_text import DEFAULT_REDIS, FirstKeys, configuration_text, without_passwords
 from router.discovery.plan import Answer, Plan, plan
 from router.net.redis.url import find_url_problems, parse_redis_url
 from router.settings import DEFAULT_PATH, EMBEDDED
@@ -40,6 +44,13 @@ def init(
     model: ServedModelOption = None,
     api_key_env: ApiKeyEnvOption = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port of the router.")] = _DEFAULT_PORT,
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A tenant that gets a key, which is printed; may be repeated."),
+    ] = None,
+    admin_key: Annotated[
+        bool, typer.Option("--admin-key", help="Make a key for /admin and the dashboard, and print it.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")] = False,
 ) -> None:
     """Write a configuration file for your engines, after asking them which models they serve.
@@ -54,6 +65,8 @@ def init(
     urls = engine or _prompt_for_engines()
     check_engine_urls(urls)
     check_api_key_env(api_key_env)
+    tenants = tenant or []
+    check_tenants(tenants)
     answers = _ask(urls, api_key_env)
     if asks and api_key_env is None and any(answer.wants_key for answer in answers):
         api_key_env = _prompt_for_variable()
@@ -67,11 +80,37 @@ def init(
     _report(found, api_key_env)
     if not found.models and not found.unknown:
         fail(f"there is no model for a configuration, so {config} is not written")
-    text = configuration_text(found, redis_url=redis, api_key_variable=api_key_env, port=port)
+    keys = _make_keys(tenants, with_admin=admin_key)
+    text = configuration_text(
+        found, redis_url=redis, api_key_variable=api_key_env, port=port, keys=_hashes(tenants, keys)
+    )
     _write(config, text, force=force)
+    _print_keys(keys)
     print_err(f"wrote {config}; next: `roundhouse check`, then `roundhouse serve`")
     for variable in without_passwords(redis)[1]:
         print_err(f"roundhouse: the file has ${{{variable}}} in place of the password; set this environment variable")
+
+
+def _make_keys(tenants: Sequence[str], *, with_admin: bool) -> dict[str, str]:
+    """New keys, by what they are printed with."""
+    owners = [*(f"tenant {name}" for name in tenants), *["admin"] * with_admin]
+    return {owner: new_key() for owner in owners}
+
+
+def _hashes(tenants: Sequence[str], keys: Mapping[str, str]) -> FirstKeys:
+    admin = keys.get("admin")
+    return FirstKeys(
+        {name: hash_key(keys[f"tenant {name}"].encode()) for name in tenants},
+        hash_key(admin.encode()) if admin is not None else None,
+    )
+
+
+def _print_keys(keys: Mapping[str, str]) -> None:
+    """To be called once the file is written: keys of one that could not be are of no use."""
+    for owner, key in keys.items():
+        typer.echo(f"{owner}: {key}")
+    if keys:
+        print_err("The file has the keys' hashes only: keep the keys now, they are stored nowhere.")
 
 
 def _ask(urls: list[str], api_key_env: str | None) -> list[Answer]:

@@ -1,7 +1,6 @@
 """`roundhouse keys`: creates API keys and their hashes, lists them, and revokes those that live in Redis."""
 
 import getpass
-import secrets
 import shlex
 import sys
 import time
@@ -23,6 +22,7 @@ from router.commands.console import (
     write_json,
     write_table,
 )
+from router.commands.local_key import new_key
 from router.commands.redis import with_redis
 from router.commands.suggestions import command_group
 from router.core.api_keys import hash_key, key_id
@@ -58,7 +58,7 @@ def new(
         return
     if name is not None or expires is not None:
         fail("--name and --expires: only possible with --tenant", EXIT_USAGE)
-    key = "rh-" + secrets.token_urlsafe(32)
+    key = new_key()
     if as_json:
         write_json({"key": key, "hash": hash_key(key.encode()), "key_id": key_id(hash_key(key.encode()))})
         return

@@ -10,6 +10,10 @@ from router.commands.console import fail
 from router.settings import Settings
 
 
+def new_key() -> str:
+    return f"rh-{secrets.token_urlsafe(32)}"
+
+
 def uses_local_key(settings: Settings) -> bool:
     """Only a router that no other machine reaches, and whose configuration says nothing of admin keys."""
     return not settings.auth.admin_keys and settings.auth.admin_key_file is None and _is_loopback(settings.router.host)
@@ -23,7 +27,7 @@ def make_local_key(settings: Settings) -> None:
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write(path, f"rh-{secrets.token_urlsafe(32)}\n")
+            _write(path, f"{new_key()}\n")
         status = path.lstat()
     except OSError as error:
         fail(f"{path}: {error.strerror}")

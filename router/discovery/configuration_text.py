@@ -2,8 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
+
+import msgspec
 
 from router.discovery.plan import Answer, Plan, PlannedEngine, PlannedModel
 
@@ -21,11 +23,16 @@ port = {port}
 [cache]
 url = {redis}
 # ttl = "24h"              # how long a response is served from the cache
-
+"""
+_NO_TENANTS: Final = """\
 # API keys: `roundhouse keys new` makes one, and its hash for this file. Without keys, everybody may send requests.
+"""
+_AUTH_EXAMPLE: Final = """\
 # [auth]
 # mode = "keys"
 #
+"""
+_TENANT_EXAMPLE: Final = """\
 # [[tenant]]
 # name = "acme"
 # keys = ["sha256:..."]
@@ -34,15 +41,37 @@ _CREDENTIALS: Final = re.compile(r"^(?P<scheme>[a-z+]+://)(?P<user>[^:@/]*):(?P<
 _SENTINEL_PASSWORD: Final = re.compile(r"(?<=[?&]sentinel_password=)[^&]*")
 
 
-def configuration_text(plan: Plan, *, redis_url: str, api_key_variable: str | None = None, port: int = 8080) -> str:
-    """A TOML file. It has no secret: passwords and keys are references to environment variables.
+class FirstKeys(msgspec.Struct, frozen=True):
+    """Hashes of new keys: of tenants, by name, and of an administrator."""
+
+    tenants: Mapping[str, str] = {}
+    admin: str | None = None
+
+
+NO_KEYS: Final = FirstKeys()
+
+
+def configuration_text(
+    plan: Plan, *, redis_url: str, api_key_variable: str | None = None, port: int = 8080, keys: FirstKeys = NO_KEYS
+) -> str:
+    """A TOML file. It has no secret: passwords and keys are hashes, or references to environment variables.
 
     If no model is known, a placeholder stands for it, so that the file can be read and corrected.
     """
-    parts = [_HEAD.format(port=port, redis=_quote(without_passwords(redis_url)[0]))]
+    parts = [_HEAD.format(port=port, redis=_quote(without_passwords(redis_url)[0])), _access(keys)]
     parts += [part for model in plan.models for part in _model(model, api_key_variable)]
     for number, answer in enumerate(plan.unknown, 1):
         parts += _unknown(answer, number, api_key_variable, comment=bool(plan.models))
+    return "\n".join(parts)
+
+
+def _access(keys: FirstKeys) -> str:
+    auth = ['mode = "keys"'] if keys.tenants else []
+    auth += [f"admin_keys = [{_quote(keys.admin)}]    # for /admin and the dashboard"] if keys.admin is not None else []
+    parts = ["\n".join(["[auth]", *auth, ""])] if auth else []
+    parts += [f"[[tenant]]\nname = {_quote(name)}\nkeys = [{_quote(hash_)}]\n" for name, hash_ in keys.tenants.items()]
+    if not keys.tenants:
+        parts.append(_NO_TENANTS + ("" if auth else _AUTH_EXAMPLE) + _TENANT_EXAMPLE)
     return "\n".join(parts)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from router.core.api_keys import hash_key
 from router.settings import load
 from tests.support.certificate import certificate, needs_openssl
 from tests.support.cli_helpers import run_cli
@@ -190,3 +191,46 @@ async def test_ctrl_d_at_a_question_writes_nothing(tmp_path: Path) -> None:
         assert await shown.exit_code() == 1
         assert "Traceback" not in shown.text
     assert not path.exists()
+
+
+async def test_it_makes_keys_for_tenants_and_an_administrator_and_writes_their_hashes(
+    redis_server: RedisServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "roundhouse.toml"
+    async with served(engine_of("llama")) as url:
+        options = ["--engine", url, "--redis", redis_server.url, "--tenant", "acme", "--tenant", "beta", "--admin-key"]
+        result = await run_cli("init", "-o", path, *options)
+        check = await run_cli("check", "-c", path)
+    assert (result.code, check.code) == (0, 0)
+    keys = dict(line.split(": ") for line in result.stdout.splitlines())
+    assert list(keys) == ["tenant acme", "tenant beta", "admin"]
+    settings = load(path)
+    assert settings.auth_mode == "keys"
+    assert settings.auth.admin_keys == [hash_key(keys["admin"].encode())]
+    assert {tenant.name: tenant.keys for tenant in settings.tenant} == {
+        name: [hash_key(keys[f"tenant {name}"].encode())] for name in ("acme", "beta")
+    }
+    assert not [key for key in keys.values() if key in path.read_text() + result.stderr]
+
+
+async def test_with_an_admin_key_alone_everybody_may_send_requests(tmp_path: Path) -> None:
+    path = tmp_path / "roundhouse.toml"
+    async with served(engine_of("llama")) as url:
+        options = ["--engine", url, "--redis", "redis://127.0.0.1:1", "--admin-key"]
+        assert (await run_cli("init", "-o", path, *options)).code == 0
+    settings = load(path)
+    assert (settings.auth_mode, len(settings.auth.admin_keys), settings.tenant) == ("open", 1, [])
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [(["Acme"], "expected 1 to 64"), (["purge"], "is reserved"), (["a", "a"], "the same name twice")],
+)
+async def test_a_name_that_no_tenant_can_have_is_refused_before_anything_is_asked(
+    tmp_path: Path, names: list[str], problem: str
+) -> None:
+    path = tmp_path / "roundhouse.toml"
+    tenants = [option for name in names for option in ("--tenant", name)]
+    result = await run_cli("init", "-o", path, "--engine", "http://127.0.0.1:1", *tenants)
+    assert (result.code, result.stdout, path.exists()) == (2, "", False)
+    assert problem in result.stderr
