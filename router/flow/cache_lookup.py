@@ -10,6 +10,7 @@ from router.flow.parsed_request import ParsedRequest
 from router.flow.sharing.coalescer import Coalescer
 from router.flow.trace.request_trace import RequestTrace
 from router.net.redis.pipeline import RedisDownError
+from router.shared.cache.purges import BEGINNING, PurgePosition, Purges
 from router.store.cached_entry import CachedEntry
 from router.store.entry_store import EntryStore
 from router.store.local_cache import LocalCache
@@ -19,7 +20,7 @@ class CacheLookup:
     """What the cache has for a request, and what its policy says of it."""
 
     def __init__(
-        self, store: EntryStore, local_cache: LocalCache, coalescer: Coalescer, seen_keys: SeenKeys,
+        self, store: EntryStore, local_cache: LocalCache, coalescer: Coalescer, seen_keys: SeenKeys, purges: Purges,
         policy: CachePolicy, *, clock: Callable[[], float],
     ) -> None:  # fmt: skip
         """`clock` returns seconds since the epoch, the same in every process."""
@@ -27,6 +28,7 @@ class CacheLookup:
         self._local_cache = local_cache
         self._coalescer = coalescer
         self._seen_keys = seen_keys
+        self._purges = purges
         self._policy = policy
         self._clock = clock
 
@@ -75,7 +77,19 @@ class CacheLookup:
         return lookup if isinstance(lookup, Hit | Stale) else None
 
     def _miss(self, parsed: ParsedRequest) -> Miss:
-        return Miss(self._seen_keys.miss_reason(parsed.part_hashes))
+        seen_keys, hashes = self._seen_keys, parsed.part_hashes
+        reason = seen_keys.miss_reason(hashes)
+        if reason == "expired" or seen_keys.remembers_purges:
+            since = seen_keys.purged_since(hashes)
+            if since is not None and self._is_purged(parsed, since):
+                reason = "purged"
+        return Miss(reason)
+
+    def _is_purged(self, parsed: ParsedRequest, since: PurgePosition) -> bool:
+        position = self._purges.last_covering(parsed.key.text, parsed.parts.document_names())
+        # An entry from before an earlier purge would have expired by now.
+        expires_at = position[0] / 1000 + self._policy.tenants[parsed.key.parts.tenant].ttl
+        return position > BEGINNING and position >= since and self._clock() < expires_at
 
     def _evaluate(
         self, parsed: ParsedRequest, cached_entry: CachedEntry, *, from_local_cache: bool

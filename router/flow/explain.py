@@ -161,7 +161,7 @@ def _explain_miss(state: MissState, nearest: NearestEntry) -> tuple[str | None, 
         case "unreadable":
             return None, "The value at the key is not a valid entry; the next response replaces it."
         case "purged":
-            return None, "The entry at the key was purged while it was generated; the next response replaces it."
+            return "purged", "The entry at the key was purged while it was generated; the next response replaces it."
         case "no-such-form":
             return None, "The stored response cannot be replayed in the form requested (stream or JSON)."
         case "absent":

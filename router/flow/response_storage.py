@@ -98,6 +98,8 @@ class ResponseStorage:
         else:
             if sample is not None:
                 self._recent_prompts.remove(sample)
-            if result != "purged":
+            if result == "purged":
+                self._seen_keys.add_purged(part_hashes)
+            else:
                 self._seen_keys.add_not_stored(part_hashes)
         self._record_write(result)

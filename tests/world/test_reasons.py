@@ -1,11 +1,14 @@
 """The miss reason in X-Cache-Reason and in the log."""
 
+import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
+from router.api.access.auth import hash_key
 from router.core.cache.redis_keys import PURGE_LOG_KEY
 from tests.support.router_server import LLAMA_ALIAS, router_config
 from tests.support.time_travel import DAY, backdate_entry
@@ -155,6 +158,66 @@ async def test_after_a_purge_nothing_is_remembered(world: World) -> None:
         return await _is_new(known)
 
     await eventually(purged_and_new)
+
+
+OPEN_TO_ADMIN = f'[auth]\nadmin_keys = ["{hash_key(b"admin")}"]'
+PURGES: dict[str, dict[str, Any]] = {
+    "all": {"all": True},
+    "tenant": {"tenant": "default"},
+    "document": {"document": "a"},
+    "key": {},
+}
+
+
+@pytest.mark.parametrize("kind", PURGES)
+@scenario
+async def test_an_entry_that_was_purged_says_so_at_every_router_until_it_is_stored_again(
+    world: World, kind: str
+) -> None:
+    config = router_config(world.redis.url, (await world.engines()).as_config(), rest=OPEN_TO_ADMIN)
+    one, other = await world.router(config), await world.router(config)
+    await eventually(lambda: _listens(other))
+    key = (await ask(one)).headers["x-cache-key"]
+    await eventually(lambda: _is_known(other))
+    await _purge(one, PURGES[kind] or {"key": key})
+    for router in (one, other):
+        await eventually(partial(_is_missed, router, "purged"))
+    assert await reason(one) == "purged"
+    await eventually(lambda: _is_hit(one))
+    await world.redis.client.delete(key)
+    await eventually(lambda: _is_missed(one, "expired"))
+
+
+async def _purge(router: WorldRouter, scope: dict[str, Any]) -> None:
+    headers = {"authorization": "Bearer admin"}
+    (await router.http.post("/admin/cache/purge", json=scope, headers=headers)).raise_for_status()
+
+
+async def _is_hit(router: WorldRouter) -> bool:
+    return (await ask(router, headers=ONLY_IF_CACHED)).headers["x-cache"] == "HIT"
+
+
+@scenario
+async def test_a_purge_of_other_entries_is_not_the_reason(world: World) -> None:
+    known = await start_known(world)
+    key = (await ask(known)).headers["x-cache-key"]
+    await world.redis.client.xadd(PURGE_LOG_KEY, {"scope": '{"tenant":"somebody"}'})
+    await eventually(lambda: _is_new(known))
+    await world.redis.client.delete(key)
+    await eventually(lambda: _is_missed(known, "expired"))
+
+
+@scenario
+async def test_a_purge_longer_ago_than_an_entry_lives_is_not_the_reason(world: World) -> None:
+    router, _ = await default_router(world, cache='ttl = "1h"', rest=OPEN_TO_ADMIN)
+    assert await reason(router) == "new"
+    await eventually(lambda: _is_hit(router))
+    await _purge(router, {"all": True})
+    await eventually(lambda: _is_missed(router, "purged"))
+    await asyncio.sleep(3599)
+    assert await _is_missed(router, "purged")
+    await asyncio.sleep(2)
+    assert await _is_missed(router, "expired")
 
 
 async def _is_new(router: WorldRouter) -> bool:

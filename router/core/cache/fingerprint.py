@@ -6,7 +6,7 @@ import msgspec
 
 from router.core.cache.key_parts import KeyParts
 
-MissReason = Literal["new", "expired", "not-stored", "system", "rag", "query", "params", "model"]
+MissReason = Literal["new", "expired", "purged", "not-stored", "system", "rag", "query", "params", "model"]
 
 
 class Fingerprint(msgspec.Struct, frozen=True, gc=False):

@@ -11,6 +11,7 @@ import xxhash
 
 from router.core.cache.fingerprint import Fingerprint, MissReason
 from router.core.cache.key import CacheKey, RequestParts, encode_canonical
+from router.core.cache.purge_index import BEGINNING, PurgePosition
 from router.core.cache.redis_keys import split_entry_key
 
 MAX_REMEMBERED_ENTRIES: Final = 4096
@@ -52,6 +53,9 @@ def _hash_key_parts(tenant: str, model: str, system: str, rag: str, query: str) 
     )
 
 
+_MAX_COPIED: Final = 1000  # hashes; a tenth of a millisecond
+_OWN: Final = 4  # the index of a hash that only `SeenKeys.add` adds
+
 # Index into PartHashes, and the reason if that hash is known. The first known one counts: 0 is the whole key; then
 # come the hashes with question or params (4 to 6), which say more than those of the key parts alone (1 to 3).
 _REASONS_BY_HASH: Final[tuple[tuple[int, MissReason], ...]] = (
@@ -70,6 +74,12 @@ class SeenKeys:
         self._old: set[int] = set()
         self._max_new_hashes = _HASHES_PER_ENTRY * max_entries // 2
         self._not_stored: set[int] = set()  # hashes of whole keys, at most as many as entries
+        # What was known before a purge, see `purged_since`: little is copied, with the position of the purge. Copying
+        # much would delay requests, so the last such generations are kept as they are.
+        self._before_purge: dict[int, PurgePosition] = {}
+        self._kept_position = BEGINNING
+        self._kept_new: set[int] = set()
+        self._kept_old: set[int] = set()
 
     def miss_reason(self, hashes: PartHashes) -> MissReason:
         new, old = self._new, self._old
@@ -81,8 +91,37 @@ class SeenKeys:
                 return reason
         return "new"
 
+    @property
+    def remembers_purges(self) -> bool:
+        """False where only a key that is known can have been purged."""
+        return bool(self._before_purge or self._kept_new)
+
+    def purged_since(self, hashes: PartHashes) -> PurgePosition | None:
+        """If a purge at this position or later covers the key, a purge is why its entry is gone.
+
+        None if no entry of this key is known, or if this process has stored one since the last purge. Then a purge
+        that covers the key, as one of a whole tenant does, is not why there is none.
+        """
+        whole = hashes[0]
+        if whole in self._not_stored:
+            return None
+        since = self._before_purge.get(whole)
+        if since is not None:
+            return since
+        if whole in self._kept_new or whole in self._kept_old:
+            return self._kept_position
+        if whole not in self._new and whole not in self._old:
+            return None
+        # Redis reports the deletion by a purge like any change, which makes the key known and nothing else of it.
+        return None if hashes[_OWN] in self._new or hashes[_OWN] in self._old else BEGINNING
+
     def add(self, hashes: PartHashes) -> None:
-        self._not_stored.discard(hashes[0])
+        whole = hashes[0]
+        self._not_stored.discard(whole)
+        if self.remembers_purges:
+            self._before_purge.pop(whole, None)
+            self._kept_new.discard(whole)
+            self._kept_old.discard(whole)
         self._add_hashes(hashes)
 
     def add_not_stored(self, hashes: PartHashes) -> None:
@@ -90,6 +129,10 @@ class SeenKeys:
         if len(self._not_stored) * 2 * _HASHES_PER_ENTRY >= self._max_new_hashes:
             self._not_stored = set()
         self._not_stored.add(hashes[0])
+
+    def add_purged(self, hashes: PartHashes) -> None:
+        """The response to this request was not stored because of a purge."""
+        self._before_purge[hashes[0]] = BEGINNING
 
     def add_key(self, key: str) -> None:
         """Adds an entry of which only the key is known, such as one that another process stored."""
@@ -102,8 +145,21 @@ class SeenKeys:
         if hashes[0] not in self._new:
             self._add_hashes(hashes)
 
+    def on_purge(self, position: PurgePosition) -> None:
+        """Forgets everything but which keys had an entry: the purge may be why they have none any more."""
+        if len(self._new) + len(self._old) > _MAX_COPIED:
+            self._kept_position, self._kept_new, self._kept_old = position, self._new, self._old
+        else:
+            if len(self._before_purge) > self._max_new_hashes:
+                self._before_purge = {}
+            # All hashes and not those of whole keys alone, which cannot be told apart.
+            for known in (self._old, self._new):
+                self._before_purge.update(dict.fromkeys(known, position))
+        self._new, self._old, self._not_stored = set(), set(), set()
+
     def clear(self) -> None:
         self._new, self._old, self._not_stored = set(), set(), set()
+        self._before_purge, self._kept_new, self._kept_old = {}, set(), set()
 
     def _add_hashes(self, hashes: PartHashes) -> None:
         self._new.update(hashes)

@@ -60,11 +60,15 @@ class PurgeIndex:
             del self._shape_counts[shape]
 
     def covers(self, key: str, documents: tuple[str, ...], since: PurgePosition) -> bool:
-        if since < self._last_evicted:  # a purge after `since` was evicted, and may have covered this entry
-            return True
+        # A purge after `since` that was evicted may have covered this entry.
+        return since < self._last_evicted or self.last_covering(key, documents) > since
+
+    def last_covering(self, key: str, documents: tuple[str, ...]) -> PurgePosition:
+        """The last purge that covers such an entry, of those in the index; BEGINNING if there is none."""
+        last = BEGINNING
         parts = KeyParts.try_parse(key)
         if parts is None:
-            return False
+            return last
         # In the order of the bits in _filter_shape.
         part_values = (key, parts.tenant, parts.model, parts.system, parts.rag)
         for shape in self._shape_counts:
@@ -72,9 +76,9 @@ class PurgeIndex:
             index_keys: list[_IndexKey] = [(shape, *values)]
             if shape & _DOCUMENT_BIT:
                 index_keys = [(shape, *values, document) for document in documents]
-            if any(self._positions.get(place, BEGINNING) > since for place in index_keys):
-                return True
-        return False
+            for place in index_keys:
+                last = max(last, self._positions.get(place, BEGINNING))
+        return last
 
 
 _DOCUMENT_BIT: Final = 1 << 5  # the index of `document` in _filter_shape

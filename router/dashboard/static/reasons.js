@@ -4,7 +4,8 @@ import { element } from "./dom.js";
 
 const REASONS = {
   new: "No similar request is known.",
-  expired: "An entry existed: it is past its time to live, was deleted, or does not fit the requested format.",
+  expired: "An entry existed: it is past its time to live, was deleted or evicted, or does not fit the requested format.",
+  purged: "An entry existed, and a purge has deleted it.",
   "not-stored": "A response to this request was generated before, but could not be stored.",
   params: "The same messages were answered with other parameters, such as temperature or max_tokens.",
   model: "The same request was answered by another model, or another revision of it.",

@@ -27,7 +27,7 @@ from router.flow.attempts.admission import Admission
 from router.flow.sharing.coalescer import Coalescer
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.tasks import cancel_and_wait
-from router.shared.cache.purges import Purges
+from router.shared.cache.purges import PurgePosition, Purges
 from router.shared.cache.retention import WorthRetention
 from router.shared.credentials.stored_keys import StoredKeys
 from router.shared.engines.announcements import Announcements
@@ -193,10 +193,14 @@ class InvalidationHandler:
         self._coalescer.on_sync_lost()
 
 
-def on_purge(coalescer: Coalescer, seen_keys: SeenKeys, local_cache: LocalCache, entry_filter: EntryFilter) -> None:
+def on_purge(
+    coalescer: Coalescer, seen_keys: SeenKeys, local_cache: LocalCache, entry_filter: EntryFilter,
+    position: PurgePosition,
+) -> None:  # fmt: skip
+    """`position`: that of the purge."""
     coalescer.on_purge(entry_filter)
     local_cache.on_purge()
-    seen_keys.clear()
+    seen_keys.on_purge(position)
 
 
 def on_drains(catalog: Catalog, admission: Admission, names: Collection[str]) -> None:

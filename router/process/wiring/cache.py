@@ -38,7 +38,9 @@ def build_cache(telemetry: Telemetry, redis: RedisLink) -> Cache:
     retention.enabled = False
     coalescer, seen_keys = Coalescer(), SeenKeys()
     # `local` is created below: purges and local cache need each other, and the lambda runs only once both exist.
-    purges = Purges(pipeline, lambda scope: on_purge(coalescer, seen_keys, local, scope), alive=liveness.alive)
+    purges = Purges(
+        pipeline, lambda scope: on_purge(coalescer, seen_keys, local, scope, purges.last_position), alive=liveness.alive
+    )
     local = LocalCache(0, clock.now, is_purged=purges.covers, alive=liveness.alive)
     local_hits = LocalHits(local.holds)
 

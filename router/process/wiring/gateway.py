@@ -63,7 +63,9 @@ def build_gateway(
     )
     gateway = Gateway(
         resolver=resolver,
-        cache=CacheLookup(cache.store, cache.local, cache.coalescer, cache.seen_keys, policy, clock=redis.clock.now),
+        cache=CacheLookup(
+            cache.store, cache.local, cache.coalescer, cache.seen_keys, cache.purges, policy, clock=redis.clock.now
+        ),
         candidates=build_candidates(
             engines.selector, engines.catalog, engines.breakers, engines.health, engines.admission, rules
         ),

@@ -273,6 +273,13 @@ class Purges:
             return True
         return since < self.last_position and self._index.covers(key, documents, since)
 
+    def last_covering(self, key: str, documents: tuple[str, ...]) -> PurgePosition:
+        """The last known purge that covers such an entry, whenever it was stored; BEGINNING if there is none.
+
+        The first number of a position is its time, in milliseconds since the epoch by Redis' clock.
+        """
+        return self._index.last_covering(key, documents)
+
 
 def _raise_if_down(reply: Any) -> None:
     """Raises RedisDownError if the server of a cluster that holds the log is down."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from router.core.cache.fingerprint import Fingerprint, entry_fingerprint
 from router.core.cache.miss_reason import SeenKeys, fingerprint_request, hash_parts
+from router.core.cache.purge_index import BEGINNING
 from router.core.endpoints.endpoint import InferenceRequest
 from tests.support.factories import chat, completion, conversation, derive_key, request_parts
 
@@ -126,6 +127,75 @@ def test_cleared_keys_are_forgotten() -> None:
     seen_keys.add(hash_parts(KNOWN))
     seen_keys.clear()
     assert seen_keys.miss_reason(hash_parts(KNOWN)) == "new"
+
+
+def test_a_purge_forgets_everything_but_which_keys_had_an_entry() -> None:
+    seen_keys, hashes = SeenKeys(), hash_parts(KNOWN)
+    seen_keys.add(hashes)
+    assert seen_keys.purged_since(hashes) is None
+    seen_keys.on_purge((5, 0))
+    seen_keys.on_purge((6, 0))
+    assert seen_keys.purged_since(hashes) == (5, 0)
+    for _, wanted in [("", KNOWN), *ONE_APART]:
+        assert seen_keys.miss_reason(hash_parts(wanted)) == "new"
+    assert [seen_keys.purged_since(hash_parts(wanted)) for _, wanted in ONE_APART] == [None] * len(ONE_APART)
+
+
+def test_a_deletion_by_a_purge_that_redis_reports_leaves_the_purge_as_the_cause() -> None:
+    key, hashes = derive_key(changed()).text, hash_parts(KNOWN)
+    seen_keys = SeenKeys()
+    seen_keys.add(hashes)
+    seen_keys.add_key(key)
+    seen_keys.on_purge((5, 0))
+    seen_keys.add_key(key)
+    assert seen_keys.purged_since(hashes) == (5, 0)
+    without_memory = SeenKeys()
+    without_memory.on_purge((5, 0))
+    without_memory.add_key(key)
+    assert without_memory.purged_since(hashes) == BEGINNING
+
+
+def test_an_entry_that_was_stored_since_a_purge_was_not_purged() -> None:
+    seen_keys, hashes = SeenKeys(), hash_parts(KNOWN)
+    seen_keys.add(hashes)
+    seen_keys.on_purge((5, 0))
+    seen_keys.add(hashes)
+    assert (seen_keys.purged_since(hashes), seen_keys.miss_reason(hashes)) == (None, "expired")
+
+
+def test_a_response_that_was_not_stored_because_of_a_purge_was_purged() -> None:
+    seen_keys, hashes = SeenKeys(), hash_parts(KNOWN)
+    seen_keys.add_purged(hashes)
+    assert seen_keys.purged_since(hashes) == BEGINNING
+    seen_keys.add_not_stored(hashes)
+    assert (seen_keys.purged_since(hashes), seen_keys.miss_reason(hashes)) == (None, "not-stored")
+    seen_keys.clear()
+    assert seen_keys.purged_since(hashes) is None
+
+
+def test_many_keys_from_before_a_purge_are_remembered_as_well() -> None:
+    seen_keys = SeenKeys()
+    every = [hash_parts(fingerprint_of(chat(seed=number))) for number in range(200)]
+    for hashes in every:
+        seen_keys.add(hashes)
+    before = seen_keys.remembers_purges
+    seen_keys.on_purge((5, 0))
+    assert (before, seen_keys.remembers_purges) == (False, True)
+    seen_keys.add(every[7])
+    seen_keys.on_purge((6, 0))
+    assert [seen_keys.purged_since(hashes) for hashes in every] == [(6, 0) if at == 7 else (5, 0) for at in range(200)]
+    seen_keys.add(every[7])
+    assert seen_keys.purged_since(every[7]) is None
+
+
+def test_the_keys_from_before_purges_are_remembered_up_to_a_bound() -> None:
+    seen_keys = SeenKeys(max_entries=20)
+    for number in range(200):
+        hashes = hash_parts(fingerprint_of(chat(seed=number)))
+        seen_keys.add(hashes)
+        seen_keys.on_purge((number, 0))
+        assert seen_keys.purged_since(hashes) == (number, 0)
+        assert len(seen_keys._before_purge) <= 20 * 7
 
 
 def test_an_invalid_key_is_ignored() -> None:

@@ -33,6 +33,15 @@ def index_of(scopes: list[EntryFilter], limit: int = 1000) -> PurgeIndex:
     return index
 
 
+@given(scopes=st.lists(SCOPES, max_size=12), entry=ENTRIES)
+def test_the_last_purge_that_covers_an_entry_is_that_of_a_linear_search(
+    scopes: list[EntryFilter], entry: tuple[str, tuple[str, ...]]
+) -> None:
+    key, documents = entry
+    covering = [(number, 0) for number, scope in enumerate(scopes, 1) if scope.matches(key, documents)]
+    assert index_of(scopes).last_covering(*entry) == max(covering, default=(0, 0))
+
+
 def is_covered_linearly(scopes: list[EntryFilter], key: str, documents: tuple[str, ...], since: PurgePosition) -> bool:
     return any((number, 0) > since and scope.matches(key, documents) for number, scope in enumerate(scopes, 1))
 
