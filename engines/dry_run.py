@@ -53,7 +53,8 @@ def planned_processes(plan: UpPlan, program: Program) -> Iterator[PlannedProcess
             command = engine_command(spec, program, plan)
             yield _masked(spec.name, command.description, command.argv, command.env)
     if plan.router is not None:
-        yield _masked("router", f"serves on {plan.router.url}", plan.router.argv, plan.router.env)
+        # Without `env`: its file with a key is made by `up` itself, and the router would not start without it.
+        yield _masked("router", f"serves on {plan.router.url}", plan.router.argv, {})
 
 
 def shell_lines(process: PlannedProcess) -> str:
