@@ -55,6 +55,7 @@ MODULES: Final = {
         "parsed_request",
         "request_origin",
         "request_resolver",
+        "request_times",
         "response_delivery",
         "response_storage",
         "tenant_rules",

@@ -51,17 +51,20 @@ class AttemptFacts:
     """The facts of one request to one engine; times are those of time.perf_counter.
 
     - `fallback_model`: the engine's model, if it is not the requested one.
+    - `connect_seconds`: how long its new connection took to open; None if it got one that was open.
     - `energy`: the engine's meter at `sent_at`; None if its power is unknown.
-    - `error_reason`: EngineError.reason; None if it has not failed. `broke_off_at`: when, if it was after a token.
-    - `joules`: of an attempt that broke off, up to then.
+    - `error_reason`: EngineError.reason; None if it has not failed. `failed_at`: when; `had_token`: after a token.
+    - `joules`: of an attempt that failed after a token, up to then.
     """
 
     engine: str
     sent_at: float
     fallback_model: str | None = None
+    connect_seconds: float | None = None
     energy: EnergyReading | None = None
     error_reason: str | None = None
-    broke_off_at: float | None = None
+    failed_at: float | None = None
+    had_token: bool = False
     joules: float | None = None
 
     def __init__(
@@ -86,20 +89,20 @@ class AttemptFacts:
     @property
     def has_worked(self) -> bool:
         """Whether it may have a token: an engine that fails without one may have refused the request."""
-        return self.error_reason is None or self.broke_off_at is not None
+        return self.error_reason is None or self.had_token
 
-    def failed_before_token(self, reason: str) -> None:
-        self.error_reason = reason
+    def failed_before_token(self, reason: str, now: float) -> None:
+        self.error_reason, self.failed_at = reason, now
 
     def failed_after_token(self, reason: str, now: float) -> None:
-        self.error_reason, self.broke_off_at = reason, now
+        self.error_reason, self.failed_at, self.had_token = reason, now, True
         if self.energy is not None:
             self.joules = self.energy.take(now, now - self.sent_at)
 
     def take_joules(self, now: float) -> float | None:
         """Those of its engine, at the end of the generation; None is unknown."""
         # Taken once: each reading counts in the mean power of the engine's requests.
-        if self.broke_off_at is not None or self.energy is None:
+        if self.failed_at is not None or self.energy is None:
             return self.joules
         return self.energy.take(now, now - self.sent_at)
 
@@ -107,7 +110,7 @@ class AttemptFacts:
         """For which its engine has worked on it."""
         if not self.has_worked:
             return 0.0
-        return max(0.0, (now if self.broke_off_at is None else self.broke_off_at) - self.sent_at)
+        return max(0.0, (now if self.failed_at is None else self.failed_at) - self.sent_at)
 
 
 class PromptPlacement:
@@ -132,6 +135,7 @@ class GenerationRecord:
 
     - `origin`: the request that started it.
     - `leader`: what generates it in another process; None if this process does.
+    - `wait_seconds`: the wait for an engine to start. `queue_seconds`: the wait for a slot at an engine that is up.
     - `attempts`: in their order, those that failed included.
     - `error_reason`: None if the generation succeeded.
     - `speculation`: its steps with a draft, if the engine reported them.
@@ -142,6 +146,8 @@ class GenerationRecord:
 
     origin: RequestOrigin
     leader: Producer | None = None
+    wait_seconds: float = 0.0
+    queue_seconds: float = 0.0
     attempts: list[AttemptFacts]
     continuations: list[Continuation]
     first_token_at: float | None = None
@@ -227,6 +233,7 @@ class Exchange:
     - `generation`: the last one that it waited for, its own or another request's.
     - `fallback_model`: the model that generated the response, if it is not the requested one.
     - `broken_stream`: what an error event needs to know of a stream that ended early; None if none did.
+    - `lookup_seconds`: how long Redis took for the first lookup; 0 if it was not asked.
     - `joined_at`: when it joined a generation, or started one.
     - `adjusted_fields`: the fields that were left out of the request to the engine.
     """
@@ -255,6 +262,7 @@ class Exchange:
     age: int | None = None
     ttl: int | None = None
     from_local_cache: bool = False
+    lookup_seconds: float = 0.0
     # Engines.
     generation: GenerationRecord | None = None
     fallback_model: str | None = None

@@ -79,7 +79,11 @@ class Gateway:
         if lookup is None:
             exchange.trace.start_lookup()
             # The lookup in memory needs no coroutine, so it comes first and apart.
-            lookup = self._cache.in_memory(parsed) or await self._cache.in_redis(parsed)
+            lookup = self._cache.in_memory(parsed)
+            if lookup is None:
+                asked_at = time.perf_counter()
+                lookup = await self._cache.in_redis(parsed)
+                exchange.lookup_seconds = time.perf_counter() - asked_at
             exchange.trace.end_lookup(lookup)
         if isinstance(lookup, Hit) or (isinstance(lookup, Stale) and self._is_servable(exchange, lookup, parsed)):
             return self._serve_cached(exchange, lookup, parsed)

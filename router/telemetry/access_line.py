@@ -1,12 +1,13 @@
 """A line of the access log: the facts of a kind of requests, and placeholders for the values that differ."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 
 from router.core.types import CacheStatus
 from router.flow.request_kind import RequestKind
+from router.flow.request_times import RequestTime
 from router.telemetry.log_output import encode_json, text_value
 
 LineTemplate = str
@@ -22,6 +23,7 @@ class _Placeholder(msgspec.Struct, frozen=True):
     quoted: bool = False
 
 
+_RAW: Final = ""  # the name of a placeholder for a part of the line with its names
 _EMPTY_CONVERSION: Final = "%.0s"  # renders any value as nothing
 _ABSENT: Final = _Placeholder(_EMPTY_CONVERSION)
 
@@ -35,6 +37,8 @@ def line_template(kind: RequestKind, *, as_json: bool) -> LineTemplate:
 def _render_fact(name: str, value: Any, *, as_json: bool) -> str:
     if value is _ABSENT:
         return _EMPTY_CONVERSION
+    if name is _RAW:
+        return "%s"
     return f',"{name}":{_json_value(value)}' if as_json else f" {name}={_text_value(value)}"
 
 
@@ -69,6 +73,8 @@ def _facts(kind: RequestKind) -> Iterator[tuple[str, Any]]:
     yield "ttft_ms", _present("%.2f", kind.has_first_token)
     yield from _known("reason", response.bypass_reason or response.miss_reason)
     yield from _known("local", "yes" if response.from_local_cache else None)
+    # Of a request with a generation, it is among the other times.
+    yield "lookup_ms", _present("%.2f", response.has_age and not (response.from_local_cache or kind.has_generation))
     yield from _known("error", kind.error_reason)
     yield "trace_id", _present("%s", kind.has_trace_id, quoted=True)
     yield "key", _present("%s", response.has_key, quoted=True)
@@ -86,8 +92,18 @@ def _engine_facts(kind: RequestKind) -> Iterator[tuple[str, Any]]:
         yield "continued", _present("%s", kind.was_continued, quoted=True)
         yield "prefix", _present("%.2f", is_own and kind.had_choice)
         yield "expected_ttft_ms", _present("%.2f", is_own and kind.had_choice)
+        yield _RAW, _Placeholder("%s")  # see `times_text`
     yield "prompt_tokens", _present("%d", engine is not None)
     yield "completion_tokens", _present("%d", engine is not None)
+
+
+def times_text(times: Iterable[RequestTime], tried: str, *, as_json: bool) -> str:
+    """A part of a line: the times of a request, and the engines that were tried."""
+    if as_json:
+        parts = [f',"{name}":{value:.2f}' for name, value in times]
+        return "".join([*parts, f',"tried":{_json_value(tried)}'] if tried else parts)
+    parts = [f" {name}={value:.2f}" for name, value in times]
+    return "".join([*parts, f" tried={tried}"] if tried else parts)
 
 
 def _known(name: str, value: str | None) -> Iterator[tuple[str, Any]]:

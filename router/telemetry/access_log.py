@@ -11,7 +11,8 @@ from typing import Any
 from router.core.routing.classify import probability_of_code
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.request_kind import RequestKind
-from router.telemetry.access_line import LineTemplate, line_template
+from router.flow.request_times import generation_times, tried_engines
+from router.telemetry.access_line import LineTemplate, line_template, times_text
 from router.telemetry.log_output import ACCESS_LOGGER, BatchingHandler, JsonFormatter
 
 log = logging.getLogger(ACCESS_LOGGER)
@@ -39,15 +40,26 @@ class AccessLog:
             self._sink = self._find_sink()
         first_token, generation = exchange.first_token_at, exchange.generation
         # A hit has the shorter tuple, since each value costs time.
-        classified = () if generation is None else _values_of(generation)
+        classified = () if generation is None else self._values_of(exchange, generation, exchange.started_at + duration)
         self._sink(
             template
             % (
                 exchange.request_id, 1000 * duration, *classified, exchange.prompt_tokens, exchange.completion_tokens,
                 exchange.engine_request_id, "" if first_token is None else 1000 * (first_token - exchange.started_at),
-                exchange.trace_id, exchange.key,
+                1000 * exchange.lookup_seconds, exchange.trace_id, exchange.key,
             )
         )  # fmt: skip
+
+    def _values_of(self, exchange: Exchange, generation: GenerationRecord, ended_at: float) -> tuple[Any, ...]:
+        estimate = generation.placement.estimate
+        times = generation_times(exchange, generation, ended_at)
+        return (
+            probability_of_code(generation.origin.log_odds),
+            len(generation.attempts),
+            generation.continued if generation.continuations else "",
+            *(("", "") if estimate is None else (estimate.cached_share, 1000 * estimate.ttft)),
+            times_text(times, tried_engines(generation, exchange.outcome), as_json=self._as_json),
+        )
 
     def _find_sink(self) -> Callable[[str], None]:
         """The handler of set_up_logging if there is one, else the logger itself, as in tests and other programs."""
@@ -57,13 +69,3 @@ class AccessLog:
             line_time = JsonFormatter().time
             return lambda line: log.info("%s%s", line_time.line_prefix(time.time()), line)
         return sink or log.info
-
-
-def _values_of(generation: GenerationRecord) -> tuple[Any, ...]:
-    estimate = generation.placement.estimate
-    return (
-        probability_of_code(generation.origin.log_odds),
-        len(generation.attempts),
-        generation.continued if generation.continuations else "",
-        *(("", "") if estimate is None else (estimate.cached_share, 1000 * estimate.ttft)),
-    )

@@ -115,6 +115,7 @@ class RequestSeries:
 class GenerationSeries:
     """The generations for one tenant at one model since the last flush.
 
+    - `queue_times`: seconds.
     - `speeds`: tokens per second of the streamed ones. `latencies`: their mean seconds from one token to the next, and
       the number of tokens that this is the mean of.
     - `seconds` and `joules`: what they took; `joules` is None while none is known.
@@ -125,6 +126,7 @@ class GenerationSeries:
         "_completion_counter",
         "_latency_histogram",
         "_prompt_counter",
+        "_queue_histogram",
         "_record_generations",
         "_speed_histogram",
         "completion_tokens",
@@ -132,22 +134,25 @@ class GenerationSeries:
         "joules",
         "latencies",
         "prompt_tokens",
+        "queue_times",
         "seconds",
         "speeds",
     )
 
     def __init__(
-        self, *, prompt_counter: Increment, completion_counter: Increment, speed_histogram: BatchHistogram,
-        latency_histogram: BatchHistogram, record_generations: RecordGenerations,
+        self, *, prompt_counter: Increment, completion_counter: Increment, queue_histogram: BatchHistogram,
+        speed_histogram: BatchHistogram, latency_histogram: BatchHistogram, record_generations: RecordGenerations,
     ) -> None:  # fmt: skip
         self.dirty = False
         self.prompt_tokens = self.completion_tokens = 0
         self.seconds = 0.0
         self.joules: float | None = None
+        self.queue_times: list[float] = []
         self.speeds: list[float] = []
         self.latencies: list[tuple[float, int]] = []
         self._prompt_counter = prompt_counter
         self._completion_counter = completion_counter
+        self._queue_histogram = queue_histogram
         self._speed_histogram = speed_histogram
         self._latency_histogram = latency_histogram
         self._record_generations = record_generations
@@ -160,6 +165,8 @@ class GenerationSeries:
     def flush(self) -> None:
         self._prompt_counter(self.prompt_tokens)
         self._completion_counter(self.completion_tokens)
+        self._queue_histogram.observe_many(self.queue_times)
+        self.queue_times.clear()
         if self.speeds:
             self._speed_histogram.observe_many(self.speeds)
             self.speeds.clear()

@@ -74,6 +74,10 @@ _ROWS: Final = (
         "Time in the router before a request is sent to an engine or a cached response to the client", _OVERHEAD,
     ),
     MetricRow(
+        "llm_queue_seconds", "histogram", ("model", "tenant"), Source.GENERATION,
+        "Time that a generation waited for a slot at an engine", _DURATION,
+    ),
+    MetricRow(
         "llm_tokens_per_second", "histogram", ("model",), Source.GENERATION,
         "Tokens per second after the first", _SPEED,
     ),

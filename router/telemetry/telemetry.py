@@ -77,6 +77,7 @@ class Telemetry:
         self._duration = histograms["llm_request_duration_seconds"]
         self._first_token = histograms["llm_time_to_first_token_seconds"]
         self._overhead = histograms["llm_router_overhead_seconds"]
+        self._queue = histograms["llm_queue_seconds"]
         self._speed = histograms["llm_tokens_per_second"]
         self._latency = histograms["llm_inter_token_latency_seconds"]
         self._wake_seconds = histograms["llm_engine_wake_seconds"]
@@ -192,14 +193,15 @@ class Telemetry:
         if generation.not_stored_reason is not None:
             self.record_write(generation.not_stored_reason)
         self._usage.add_generation(generation, ended_at)
-        if generation.first_token_at is None and generation.error_reason != LOST:
-            return  # no engine has worked on it, as far as is known
         series = self._generation_series.get((origin.tenant, origin.model)) or self._create_generation_series(
             origin.tenant, origin.model
         )
         if not series.dirty:
             series.dirty = True
             self._schedule_flush(series)
+        series.queue_times.append(generation.queue_seconds)
+        if generation.first_token_at is None and generation.error_reason != LOST:
+            return  # no engine has worked on it, as far as is known
         prefills = self._prefills.series(generation)
         if prefills is not None:
             if not prefills.dirty:
@@ -237,6 +239,7 @@ class Telemetry:
         series = self._generation_series[tenant, model] = GenerationSeries(
             prompt_counter=self._tokens.labels(tenant, model, "prompt").inc,
             completion_counter=self._tokens.labels(tenant, model, "completion").inc,
+            queue_histogram=self._queue.labels(model, tenant),
             speed_histogram=self._speed.labels(model),
             latency_histogram=self._latency.labels(model),
             record_generations=partial(self._savings.record_spent, tenant, model),

@@ -33,7 +33,7 @@ def public_words() -> set[str]:
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
             words |= set(_words_of_node(node))
-        if path.name == "access_line.py":
+        if path.name in ("access_line.py", "request_times.py"):
             words |= set(_log_fields(tree))
     words |= {f"metric {name}" for name in _metrics()}
     errors = ast.parse((ROOT / "router" / "errors.py").read_text())
@@ -80,10 +80,12 @@ def _words_of_node(node: ast.AST) -> Iterator[str]:
 
 
 def _log_fields(tree: ast.Module) -> Iterator[str]:
-    """The first of each pair that is yielded, and of each call of `_known`, which yields one."""
+    """The first of each pair that is yielded or appended, and of each call of `_known`, which yields one."""
     yielded = [node.value for node in ast.walk(tree) if isinstance(node, ast.Yield)]
     firsts: list[ast.AST] = [value.elts[0] for value in yielded if isinstance(value, ast.Tuple)]
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    appended = [call.args[0] for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "append"]
+    firsts += [value.elts[0] for value in appended if isinstance(value, ast.Tuple)]
     firsts += [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "_known"]
     return (f"log {name}" for first in firsts if (name := _text(first)) is not None)
 

@@ -153,8 +153,9 @@ class Dispatcher:
         # All of this before the wait for the engine's health, during which the client may leave.
         if error.reason == "local":  # no connection, for lack of a resource here, so it has cost no engine anything
             inflight.is_at_engine = False
-        attempt.facts.failed_before_token(error.reason)
-        inflight.prompt.on_ended(time.perf_counter())
+        now = time.perf_counter()
+        attempt.facts.failed_before_token(error.reason, now)
+        inflight.prompt.on_ended(now)
         inflight.trace.end_attempt(error.reason)
         if error.refusal is not None and inflight.origin.adapter is not None:
             self._on_adapter_not_served()
@@ -170,7 +171,11 @@ class Dispatcher:
     ) -> Slot | None:
         origin = inflight.origin
         waiting = self._admission.acquire(origin.tenant, engines, origin.priority)
-        slot = await inflight.trace.queued(waiting)
+        began_at = time.perf_counter()
+        try:
+            slot = await inflight.trace.queued(waiting)
+        finally:
+            inflight.record.queue_seconds += time.perf_counter() - began_at
         if slot is not None:
             try:
                 require_allowed()  # equal requests may have taken engines down meanwhile

@@ -67,6 +67,7 @@ class EngineRequests:
                 total_timeout=total - waited,
                 form_type=request.form.content_type if request.form is not None else None,
             )
+            attempt.facts.connect_seconds = response.connect_seconds
             inflight.trace.on_response(response)
             if response.status == 200:
                 break

@@ -205,7 +205,11 @@ class Waking:
         waiting = self._admission.wait_for_start(
             origin.tenant, plan.model, partial(_is_selected, plan), origin.priority, seconds
         )
-        return await inflight.trace.queued(waiting)
+        waiting_since = time.perf_counter()
+        try:
+            return await inflight.trace.queued(waiting)
+        finally:
+            inflight.record.wait_seconds += time.perf_counter() - waiting_since
 
     # -- the starts ---------------------------------------------------------------------------------------------------
 

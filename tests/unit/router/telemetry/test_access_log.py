@@ -50,6 +50,25 @@ def generated_exchange() -> Exchange:
     facts.key_id, facts.trace_id = "0f786551", "0af7651916cd43dd8448eb211c80319c"
     facts.generation = generation_record("acme", model="m", log_odds=-3.0, stream=True)
     facts.generation.attempts = [AttemptFacts(engine=name, sent_at=0.0) for name in ("a", "b")]
+    facts.generation.attempts[0].failed_before_token("timeout", 0.25)
+    return facts
+
+
+def slow_exchange() -> Exchange:
+    """Its time has all parts."""
+    facts = completed_exchange(first_token=0.5)
+    facts.lookup_seconds = 0.01
+    facts.generation = generation = generation_record("acme", model="m", log_odds=-3.0, stream=True)
+    generation.wait_seconds, generation.queue_seconds, generation.first_token_at = 0.02, 0.03, 0.5
+    generation.attempts = [AttemptFacts(engine="a", sent_at=0.1), AttemptFacts(engine="b", sent_at=0.6)]
+    generation.attempts[0].connect_seconds = 0.005
+    generation.attempts[0].failed_after_token("lost", 0.55)
+    return facts
+
+
+def hit_from_redis() -> Exchange:
+    facts = completed_exchange(first_token=None)
+    facts.cache_status, facts.miss_reason, facts.age, facts.lookup_seconds = CacheStatus.HIT, None, 7, 0.0123
     return facts
 
 
@@ -141,8 +160,9 @@ LINES: Final = [
         generated_exchange(),
         (
             "request=r1 tenant=acme key_id=0f786551 path=/v1/chat/completions status=200 outcome=complete ms=1000.00 "
-            "cache=MISS model=m task=chat stream=yes score=0.0474 engine=e attempts=2 prompt_tokens=3 "
-            "completion_tokens=4 ttft_ms=500.00 reason=new trace_id=0af7651916cd43dd8448eb211c80319c "
+            "cache=MISS model=m task=chat stream=yes score=0.0474 engine=e attempts=2 engine_ms=1000.00 "
+            "tried=a:timeout:250,b:ok prompt_tokens=3 completion_tokens=4 ttft_ms=500.00 reason=new "
+            "trace_id=0af7651916cd43dd8448eb211c80319c "
             "key=rh:1:acme:m:0:0:0"
         ),
     ),
@@ -151,7 +171,8 @@ LINES: Final = [
         (
             "request=r1 tenant=acme key_id=0f786551 path=/v1/chat/completions status=200 outcome=complete ms=1000.00 "
             "cache=MISS model=m task=chat stream=yes score=0.0474 engine=e attempts=2 prefix=0.93 "
-            "expected_ttft_ms=42.10 prompt_tokens=3 completion_tokens=4 ttft_ms=500.00 reason=new "
+            "expected_ttft_ms=42.10 engine_ms=1000.00 tried=a:timeout:250,b:ok prompt_tokens=3 "
+            "completion_tokens=4 ttft_ms=500.00 reason=new "
             "trace_id=0af7651916cd43dd8448eb211c80319c key=rh:1:acme:m:0:0:0"
         ),
     ),
@@ -159,8 +180,26 @@ LINES: Final = [
         coalesced_exchange(),
         (
             "request=r1 tenant=acme key_id=0f786551 path=/v1/chat/completions status=200 outcome=complete ms=1000.00 "
-            "cache=COALESCED model=m task=chat stream=yes score=0.0474 engine=e prompt_tokens=3 "
-            "completion_tokens=4 ttft_ms=500.00 trace_id=0af7651916cd43dd8448eb211c80319c key=rh:1:acme:m:0:0:0"
+            "cache=COALESCED model=m task=chat stream=yes score=0.0474 engine=e engine_ms=1000.00 "
+            "tried=a:timeout:250,b:ok prompt_tokens=3 completion_tokens=4 ttft_ms=500.00 "
+            "trace_id=0af7651916cd43dd8448eb211c80319c key=rh:1:acme:m:0:0:0"
+        ),
+    ),
+    (
+        slow_exchange(),
+        (
+            "request=r1 tenant=acme path=/v1/chat/completions status=200 outcome=complete ms=1000.00 cache=MISS "
+            "model=m task=chat stream=yes score=0.0474 engine=e attempts=2 lookup_ms=10.00 wait_ms=20.00 "
+            "queue_ms=30.00 connect_ms=5.00 first_token_ms=400.00 engine_ms=850.00 tried=a:lost:450,b:ok "
+            "prompt_tokens=3 completion_tokens=4 ttft_ms=500.00 reason=new key=rh:1:acme:m:0:0:0"
+        ),
+    ),
+    (
+        hit_from_redis(),
+        (
+            "request=r1 tenant=acme path=/v1/chat/completions status=200 outcome=complete ms=1000.00 cache=HIT "
+            "model=m task=chat stream=yes engine=e prompt_tokens=3 completion_tokens=4 lookup_ms=12.30 "
+            "key=rh:1:acme:m:0:0:0"
         ),
     ),
     (
