@@ -10,7 +10,7 @@ from router.api.admin.explained_request import EXPLAIN_OVERHEAD, decode_explaine
 from router.api.inference.endpoint import read_body
 from router.core.routing.prefill import PrefixIndexStatus
 from router.errors import NOT_FOUND, ApiError
-from router.flow.explain_choice import ChoiceExplainer, ChoiceRequest
+from router.flow.explain.choice_explainer import ChoiceExplainer, ChoiceRequest
 from router.shared.engines.drains import Drains
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine

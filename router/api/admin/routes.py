@@ -32,7 +32,7 @@ from router.core.cache.entry_filter import (
 )
 from router.core.plural import pluralize
 from router.errors import NOT_FOUND, ApiError, unavailable
-from router.flow.explain import Explainer, ExplainRequest
+from router.flow.explain.explainer import Explainer, ExplainRequest
 from router.net.redis.errors import CommandRefusedError, RedisBackendError, WritesRefusedError
 from router.shared.credentials.sign_in_links import LINK_SECONDS
 from router.store.admin.entry_order import parse_order

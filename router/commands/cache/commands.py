@@ -38,7 +38,7 @@ from router.core.types import DEFAULT_TENANT
 from router.settings import DEFAULT_PATH, Settings
 
 if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
-    from router.flow.explain import ExplainRequest, Explanation
+    from router.flow.explain.explainer import ExplainRequest, Explanation
     from router.store.admin.listing import EntryDetail, StreamDetail
     from router.store.admin.scan import RedisClient
     from router.store.admin.stats import CacheStats
@@ -223,7 +223,7 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Explain whether a request would hit, and if not, how it differs from the nearest entry of its tenant."""
-    from router.flow.explain import ExplainRequest
+    from router.flow.explain.explainer import ExplainRequest
 
     settings = load_settings(config)
     body = read_request_body(file, settings.router.max_body)

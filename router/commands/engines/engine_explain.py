@@ -23,7 +23,7 @@ from router.core.types import DEFAULT_TENANT
 from router.settings import DEFAULT_PATH
 
 if TYPE_CHECKING:  # imported by the command, since they would slow all others down
-    from router.flow.explain_choice import ChoiceExplanation, EngineChoice
+    from router.flow.explain.choice_explainer import ChoiceExplanation, EngineChoice
 
 _MAX_BODY: Final = 256 << 20  # bytes; the router has a limit of its own
 _TITLES: Final = (
@@ -44,7 +44,7 @@ def explain(
 ) -> None:
     """Explain which engine a running router would send a request to now; nothing is sent to an engine."""
     from router.commands.admin_client import KeyRefusedError, RouterError
-    from router.flow.explain_choice import ChoiceRequest
+    from router.flow.explain.choice_explainer import ChoiceRequest
 
     address, key = router_url(url, config), admin_key(key_file, url, config)
     body = read_request_body(file, _MAX_BODY)
@@ -67,7 +67,7 @@ def explain(
 
 async def _ask(url: str, key: str | None, question: bytes) -> "ChoiceExplanation":
     from router.commands.admin_client import AdminClient
-    from router.flow.explain_choice import ChoiceExplanation
+    from router.flow.explain.choice_explainer import ChoiceExplanation
 
     client = AdminClient(url, key, "explanation of choices")
     try:

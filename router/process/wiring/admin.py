@@ -17,8 +17,8 @@ from router.api.dashboard.routes import DashboardRoutes
 from router.api.ops.home import home_route
 from router.core.types import AUTO
 from router.dashboard.pages import dashboard_page, home_page
-from router.flow.explain import Explainer
-from router.flow.explain_choice import ChoiceExplainer
+from router.flow.explain.choice_explainer import ChoiceExplainer
+from router.flow.explain.explainer import Explainer
 from router.flow.lookup import cache_policy
 from router.flow.request_resolver import RequestResolver
 from router.flow.tenant_rules import TenantRules

@@ -17,7 +17,7 @@ from router.core.endpoints.recording.stream_encoding import encode_stream
 from router.core.endpoints.responses import RESPONSES
 from router.core.types import Entry
 from router.errors import ApiError
-from router.flow.explain import Explainer, ExplainRequest, Explanation
+from router.flow.explain.explainer import Explainer, ExplainRequest, Explanation
 from router.flow.parsed_request import ParsedRequest
 from router.net.redis.connect import open_client
 from router.net.redis.errors import RedisBackendError
