@@ -38,6 +38,14 @@ LOAD: Final = Row(
             stacked=True,
         ),
         Panel(
+            title="Wait for a slot",
+            description="How long 99 % of the generations waited at most for a slot at an engine, by model and tenant.",
+            unit=units.Seconds,
+            queries=(
+                Query(_promql.quantile_of(0.99, "llm_queue_seconds_bucket", "model, tenant"), "{{model}} {{tenant}} p99"),
+            ),
+        ),
+        Panel(
             title="Requests that found no engine up",
             description="Requests per second for models whose engines are started by demand, by what became of them.",
             unit=units.RequestsPerSecond,
