@@ -42,7 +42,10 @@ LOAD: Final = Row(
             description="How long 99 % of the generations waited at most for a slot at an engine, by model and tenant.",
             unit=units.Seconds,
             queries=(
-                Query(_promql.quantile_of(0.99, "llm_queue_seconds_bucket", "model, tenant"), "{{model}} {{tenant}} p99"),
+                Query(
+                    _promql.quantile_of(0.99, "llm_queue_seconds_bucket", "model, tenant"),
+                    "{{model}} {{tenant}} p99",
+                ),
             ),
         ),
         Panel(
