@@ -11,6 +11,7 @@ clock.install(is_used=False)
 settings.register_profile("brief", settings.get_profile("ci"), max_examples=20)
 
 pytest_plugins = [
+    "tests.support.import_order",
     "tests.support.redis_fixtures",
     "tests.support.router_fixtures",
     "tests.support.router_pair_fixtures",
