@@ -33,7 +33,7 @@ STARTED := $(shell date +%s)
 RUN_TESTS = -m tests.run --target $@ --started $(STARTED)
 
 # Of router/: those with modules that are compiled.
-COMPILED_FOLDERS := api core flow net store telemetry upstream
+COMPILED_FOLDERS := api core flow net shared store telemetry upstream
 
 # Filters pip's output: one line per step, and every error.
 PIP_FILTER := while IFS= read -r line; do case "$$line" in \

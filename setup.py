@@ -21,7 +21,7 @@ MODULES: Final = {
     "router/api/access": ["auth"],
     "router/api/inference": ["endpoint", "response_headers"],
     "router/core": ["json_values"],
-    "router/core/cache": ["key_derivation", "miss_reason", "redis_keys"],
+    "router/core/cache": ["cache_key", "key_derivation", "miss_reason", "redis_keys"],
     "router/core/endpoints": ["chat_body"],
     "router/core/endpoints/recording": [
         "answer_shapes",
@@ -43,7 +43,13 @@ MODULES: Final = {
     "router/core/quota": ["fair_queue"],
     "router/core/resilience": ["failover", "retry_budget", "retry_schedule", "timeouts", "unserved_paths"],
     "router/core/routing": ["classify", "context_length"],
-    "router/core/routing/draft_models": ["decaying_speeds", "draft_stats", "step_rates"],
+    "router/core/routing/draft_models": [
+        "answer_lengths",
+        "decaying_speeds",
+        "draft_stats",
+        "score_bins",
+        "step_rates",
+    ],
     "router/flow": [
         "body_budget",
         "cache_lookup",
@@ -79,6 +85,7 @@ MODULES: Final = {
     "router/net/client": ["connection", "errors", "http1", "pool", "response", "transport"],
     "router/net/redis": ["clock", "connection", "liveness", "pipeline"],
     "router/net/server": ["connection", "cycle", "eager", "request_parser", "start_limiter", "write_batcher"],
+    "router/shared/inflight": ["claims"],
     "router/store": ["cached_entry", "codec", "entry_store", "local_cache"],
     "router/telemetry": ["access_log", "line_time", "metric_series", "prefill_metrics", "telemetry", "usage_counter"],
     "router/upstream": ["client", "engine", "engine_watch"],

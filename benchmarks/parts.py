@@ -23,6 +23,7 @@ PARTS: Final = {
     "uvicorn/protocols/": "server: HTTP, and writes to the client",
     "router/flow/request_resolver": "parsing the request, and its key",
     "router/core/endpoints/requests/": "parsing the request, and its key",
+    "router/core/cache/cache_key": "parsing the request, and its key",
     "router/core/cache/key": "parsing the request, and its key",
     "router/core/cache/cache_control": "parsing the request, and its key",
     "router/core/cache/policy": "parsing the request, and its key",

@@ -54,7 +54,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     - `digest`: hex SHA-256 of the canonical request that it answers.
     - `body`: the response as JSON.
     - `stream`: the encoded events if the engine streamed, see stream_encoding; None if it sent JSON.
-    - `created`: when it was written, in seconds since the epoch, by Redis' clock.
+    - `created`: when it was written, in seconds since the epoch, to the millisecond, by Redis' clock.
     - `ttl`: for how many seconds after `created` it is fresh.
     - `stale`: for how many seconds after that it may be served if no engine can answer (stale-if-error).
     - `generation_ms`: how long the engine took, in milliseconds.

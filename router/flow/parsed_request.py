@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from router.core.cache.cache_control import CacheControl
+from router.core.cache.cache_key import CacheKey
 from router.core.cache.fingerprint import Fingerprint
-from router.core.cache.key import CacheKey, RequestParts
+from router.core.cache.key import RequestParts
 from router.core.cache.miss_reason import PartHashes, fingerprint_request, hash_parts
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.routing.classify import task_for

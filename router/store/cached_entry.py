@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Final
 
-from router.core.cache.key import CacheKey
+from router.core.cache.cache_key import CacheKey
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recording.replay import replay
 from router.core.types import Entry

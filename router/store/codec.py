@@ -1,6 +1,7 @@
 """Encodes an entry as the fields of a Redis hash, and decodes it. docs/debugging-a-miss.md lists the fields."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -18,8 +19,23 @@ _ENCODED_FIELD_NAMES: Final = [name.encode() for name in FIELD_NAMES]
 _FORMAT_1_FIELDS: Final = frozenset((b"digest", b"model", b"engine", b"task", b"created", b"completion_tokens"))
 _MAX_NUMBER: Final = 1e18  # the router writes no larger number
 _TASKS: Final[Mapping[bytes, Task]] = {b"code": "code", b"chat": "chat"}
-_NAME_PARTS: Final = {name: f"${len(name)}\r\n{name}\r\n$" for name in FIELD_NAMES}
-"""A field's name in Redis' protocol, and the `$` before the length of its value."""
+
+
+def _name_part(name: str) -> str:
+    """A field's name in Redis' protocol, and the `$` before the length of its value."""
+    return f"${len(name)}\r\n{name}\r\n$"
+
+
+_DIGEST: Final = _name_part("digest")
+_CREATED: Final = _name_part("created")
+_PROMPT_TOKENS: Final = _name_part("prompt_tokens")
+_COMPLETION_TOKENS: Final = _name_part("completion_tokens")
+_GENERATION_MS: Final = _name_part("generation_ms")
+_PURGES: Final = _name_part("purges")
+_CHECKSUM: Final = _name_part("checksum")
+_QUESTION: Final = _name_part("question")
+_PARAMS: Final = _name_part("params")
+_TEXT_WORDS: Final = 2 * 13  # names and values of the fields that every entry has, except the body
 
 _encode_json = msgspec.json.Encoder().encode
 _decode_document_names = msgspec.json.Decoder(tuple[str, ...]).decode
@@ -31,29 +47,23 @@ def encode_entry(entry: Entry, checked_purges: tuple[int, int]) -> tuple[int, li
     Absent values are left out. All text but the body, the stream and the documents is ASCII, as the names in the
     configuration are. `checked_purges` replaces the entry's `purges`: only the writer knows it.
     """
-    fields = [
-        ("digest", entry.digest),
-        ("model", entry.model),
-        ("engine", entry.engine),
-        ("task", entry.task),
-        ("created", repr(entry.created)),
-        ("ttl", repr(entry.ttl)),
-        ("prompt_tokens", str(entry.prompt_tokens)),
-        ("completion_tokens", str(entry.completion_tokens)),
-        ("generation_ms", str(entry.generation_ms)),
-        ("stale", repr(entry.stale)),
-        ("purges", f"{checked_purges[0]}-{checked_purges[1]}"),
-        ("checksum", checksum(entry.body, entry.stream)),
-        ("format", FORMAT_VERSION.decode()),
-    ]
-    if entry.question:
-        fields += [("question", entry.question), ("params", entry.params)]
-    count = 2 * len(fields)  # names and values
+    digest, question, params = entry.digest, entry.question, entry.params
+    created = "%.3f" % entry.created  # noqa: UP031 - repr, to all digits, costs five times as much
+    prompt, completion, taken = str(entry.prompt_tokens), str(entry.completion_tokens), str(entry.generation_ms)
+    position, check = f"{checked_purges[0]}-{checked_purges[1]}", checksum(entry.body, entry.stream)
     # Not by hiredis, which takes some 1600 instructions for each word (docs/decisions/0001).
-    parts: list[str] = []
-    for name, text in fields:
-        parts += (_NAME_PARTS[name], str(len(text)), "\r\n", text, "\r\n")
-    words = ["".join(parts).encode("ascii")]
+    text = (
+        f"{_shared_fields(entry.model, entry.engine, entry.task, entry.ttl, entry.stale)}"
+        f"{_DIGEST}{len(digest)}\r\n{digest}\r\n{_CREATED}{len(created)}\r\n{created}\r\n"
+        f"{_PROMPT_TOKENS}{len(prompt)}\r\n{prompt}\r\n{_COMPLETION_TOKENS}{len(completion)}\r\n{completion}\r\n"
+        f"{_GENERATION_MS}{len(taken)}\r\n{taken}\r\n{_PURGES}{len(position)}\r\n{position}\r\n"
+        f"{_CHECKSUM}{len(check)}\r\n{check}\r\n"
+    )
+    count = _TEXT_WORDS
+    if question:
+        text += f"{_QUESTION}{len(question)}\r\n{question}\r\n{_PARAMS}{len(params)}\r\n{params}\r\n"
+        count += 4
+    words = [text.encode("ascii")]
     # These may be large or not ASCII, so they are not copied into the text.
     documents = _encode_json(entry.documents) if entry.documents else None
     for key, value in ((b"body", entry.body), (b"stream", entry.stream), (b"documents", documents)):
@@ -61,6 +71,16 @@ def encode_entry(entry: Entry, checked_purges: tuple[int, int]) -> tuple[int, li
             words += (b"$%d\r\n%b\r\n$%d\r\n" % (len(key), key, len(value)), value, b"\r\n")
             count += 2
     return count, words
+
+
+@lru_cache(maxsize=1024)
+def _shared_fields(model: str, engine: str, task: Task, ttl: float, stale: float) -> str:
+    """The fields that many entries have in common, in Redis' protocol."""
+    values = {
+        "model": model, "engine": engine, "task": task, "ttl": repr(ttl), "stale": repr(stale),
+        "format": FORMAT_VERSION.decode(),
+    }  # fmt: skip
+    return "".join([f"{_name_part(name)}{len(text)}\r\n{text}\r\n" for name, text in values.items()])
 
 
 def checksum(body: bytes, stream: bytes | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import redis.exceptions
 
 from router.core.types import Entry
-from router.net.redis.commands import EncodedCommand, after_previous, command_template, template_part
+from router.net.redis.commands import EncodedCommand, command_template, template_part
 from router.net.redis.errors import RedisBackendError, UnexpectedReplyError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 from router.shared.cache.purges import BEGINNING, PurgeFetch, PurgePosition, Purges
@@ -157,7 +157,7 @@ class EntryStore:
                 encode_put(
                     key, entry, self._purges.last_position, entry.ttl + entry.stale if lifetime is None else lifetime
                 ),
-                after_previous(write.purge_fetch.command),
+                write.purge_fetch.command,
                 size=size,
                 on_reply=partial(self._on_write_reply, write),
             )

@@ -14,11 +14,11 @@ class BatchHistogram(Histogram):
         self._sum.inc(sum(values))
         counted = 0
         # prometheus_client keeps a count for each bucket alone, and adds them up when it renders.
-        for bucket, bound in zip(self._buckets, self._upper_bounds, strict=True):
-            below = bisect_right(values, bound)
-            if below > counted:
-                bucket.inc(below - counted)
-                counted = below
+        while counted < len(values):
+            index = bisect_left(self._upper_bounds, values[counted])
+            below = bisect_right(values, self._upper_bounds[index])
+            self._buckets[index].inc(below - counted)
+            counted = below
 
     def observe_weighted(self, values: Sequence[tuple[float, int]]) -> None:
         """Observes each value as often as its weight, the second number, says."""

@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 
 from engines.simulator.control.generation_log import PLACEHOLDER
-from router.core.cache.key import CacheKey, ContextMarkers
+from router.core.cache.cache_key import CacheKey
+from router.core.cache.key import ContextMarkers
 from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.endpoints.requests.request import parse_request
 from router.core.endpoints.table import ENDPOINT_BY_PATH

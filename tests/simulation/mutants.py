@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.cache.key import CacheKey
+from router.core.cache.cache_key import CacheKey
 from router.core.endpoints.continuation import continuation_body
 from router.core.endpoints.continuation.continued_stream import ContinuedRecorder
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder

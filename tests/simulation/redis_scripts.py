@@ -15,7 +15,7 @@ from router.shared.accounting import daily_sums
 from router.shared.cache import retention
 from router.shared.credentials import key_records
 from router.shared.engines import announcements, drains
-from router.shared.inflight import inflight_leases as flights
+from router.shared.inflight import claims
 from router.shared.prompts import recent_prompts
 from router.shared.quota import budgets
 from router.shared.quota import rate_limit_script as limits
@@ -273,7 +273,7 @@ def _script_text(packed: bytes) -> bytes:
 SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     scripts.DELETE_IF_SAME.encode(): _delete_if_same,
     scripts.REPLACE_IF_SAME.encode(): _replace_if_same,
-    _script_text(flights._RENEW): _renew,
+    _script_text(claims._RENEW): _renew,
     store._WRITE_SCRIPT.encode(): _write,
     store._DELETE_IF_UNCHANGED_SCRIPT.encode(): _delete_if_unchanged,
     retention.RENEW_SCRIPT.encode(): _end_probation,

@@ -136,7 +136,7 @@ class SimulatedRouter:
             "flights to join": coalescer._joinable_by_digest,
             "wanted": coalescer._abandonment._followed_at,
             "cancel timers": coalescer._abandonment._timers,
-            "claims": leases._claims,
+            "claims": leases.claims._claims,
             "broadcasts": leases._writers,
             "followed": leases._stream_events,
             "fetches": gateway._cache._local_cache._fetches,

@@ -22,17 +22,11 @@ def entry_key(
     return f"rh:1:{tenant}:{model}:{system}:{rag}:{number:032x}"
 
 
-def _created_now() -> float:
-    """In seconds, always with three decimals: the sizes of two entries must not differ by a digit."""
-    milliseconds = int(1000 * time.time())
-    return (milliseconds - (milliseconds % 10 == 0)) / 1000
-
-
 def make_entry(**fields: Any) -> Entry:
     values: dict[str, Any] = {
         "digest": "d" * 64, "body": b'{"a": 1}', "stream": None, "model": "llama",
-        "engine": "llama-chat", "task": "chat", "created": _created_now(), "ttl": 3600.0, "prompt_tokens": 3,
-        "completion_tokens": 5, "generation_ms": 12, **fields,
+        "engine": "llama-chat", "task": "chat", "created": int(1000 * time.time()) / 1000, "ttl": 3600.0,
+        "prompt_tokens": 3, "completion_tokens": 5, "generation_ms": 12, **fields,
     }  # fmt: skip
     return Entry(**values)
 

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from router.core.cache.key import CacheKey, ContextMarkers, RequestParts
+from router.core.cache.cache_key import CacheKey
+from router.core.cache.key import ContextMarkers, RequestParts
 from router.core.cache.key_derivation import derive_cache_key, split_parts
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.classify import CLASSIFY

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from router.core.cache.key import CacheKey
+from router.core.cache.cache_key import CacheKey
 from router.core.endpoints.endpoint import InferenceRequest
 from router.flow.exchange import GenerationRecord
 from router.flow.request_origin import RequestOrigin

@@ -20,7 +20,8 @@ from typing import Any, Final, assert_never
 import xxhash
 
 from router.core.cache import json_schema as schemas
-from router.core.cache.key import CacheKey, ContextMarkers, RequestParts, encode_canonical
+from router.core.cache.cache_key import CacheKey
+from router.core.cache.key import ContextMarkers, RequestParts, encode_canonical
 from router.core.cache.redis_keys import EMPTY_HASH, entry_key
 from router.core.endpoints.endpoint import (
     Conversation,

@@ -9,8 +9,9 @@ from typing import Final
 
 import xxhash
 
+from router.core.cache.cache_key import CacheKey
 from router.core.cache.fingerprint import Fingerprint, MissReason
-from router.core.cache.key import CacheKey, RequestParts, encode_canonical
+from router.core.cache.key import RequestParts, encode_canonical
 from router.core.cache.purge_index import BEGINNING, PurgePosition
 from router.core.cache.redis_keys import split_entry_key
 
@@ -44,9 +45,13 @@ def hash_parts(fingerprint: Fingerprint) -> PartHashes:
     )
 
 
+def _hash_key(tenant: str, model: str, system: str, rag: str, query: str) -> int:
+    return hash(("key", tenant, model, system, rag, query))
+
+
 def _hash_key_parts(tenant: str, model: str, system: str, rag: str, query: str) -> PartHashes:
     return (
-        hash(("key", tenant, model, system, rag, query)),
+        _hash_key(tenant, model, system, rag, query),
         hash(("system", tenant, model, rag, query)),
         hash(("rag", tenant, model, system, query)),
         hash(("query", tenant, model, system, rag)),
@@ -139,11 +144,12 @@ class SeenKeys:
         parts = split_entry_key(key)
         if parts is None:
             return
-        hashes = _hash_key_parts(*parts)
-        self._not_stored.discard(hashes[0])
+        tenant, model, system, rag, query = parts
+        whole = _hash_key(tenant, model, system, rag, query)
+        self._not_stored.discard(whole)
         # This process is also notified of its own writes; those keys are in `_new` already.
-        if hashes[0] not in self._new:
-            self._add_hashes(hashes)
+        if whole not in self._new:
+            self._add_hashes(_hash_key_parts(tenant, model, system, rag, query))
 
     def on_purge(self, position: PurgePosition) -> None:
         """Forgets everything but which keys had an entry: the purge may be why they have none any more."""

@@ -11,8 +11,8 @@ import secrets
 from functools import partial
 from typing import Final
 
+from router.core.cache.cache_key import CacheKey
 from router.core.cache.entry_filter import EntryFilter
-from router.core.cache.key import CacheKey
 from router.errors import internal_error
 from router.flow.result import GenerationResult, lost_result
 from router.flow.sharing.abandonment import Abandonment
@@ -21,7 +21,8 @@ from router.flow.sharing.inflight import InFlightRequest
 from router.flow.sharing.leadership import Leadership
 from router.flow.sharing.new_generation import NewGeneration
 from router.shared.cache.purges import BEGINNING, Purges
-from router.shared.inflight.inflight_leases import InFlightLeases, PendingClaim
+from router.shared.inflight.claims import PendingClaim
+from router.shared.inflight.inflight_leases import InFlightLeases
 
 log = logging.getLogger("roundhouse.flights")
 

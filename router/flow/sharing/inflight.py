@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from router.core.cache.key import CacheKey
+from router.core.cache.cache_key import CacheKey
 from router.core.endpoints.recording.sse import is_comment
 from router.core.quota.rate_limit import estimate_tokens
 from router.flow.result import LOST, GenerationResult

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from router.core.cache.key import CacheKey
+from router.core.cache.cache_key import CacheKey
 from router.flow.exchange import GenerationRecord
 from router.flow.result import GenerationResult, lost_result
 from router.flow.sharing.inflight import InFlightRequest
@@ -19,7 +19,8 @@ from router.flow.sharing.outcome_codec import decode_result, encode_result
 from router.net.redis.pipeline import RedisDownError
 from router.shared.cache.purges import Purges
 from router.shared.inflight.claim import Claim
-from router.shared.inflight.inflight_leases import InFlightLeases, PendingClaim
+from router.shared.inflight.claims import PendingClaim
+from router.shared.inflight.inflight_leases import InFlightLeases
 from router.shared.inflight.stream_reader import LeaderLostError
 from router.shared.inflight.stream_writer import Producer
 
@@ -48,7 +49,7 @@ class Leadership:
         if key is None:  # its response is not shared
             return None
         try:
-            return self._leases.begin_claim(key.text, key.digest, inflight.id, inflight.purge_position)
+            return self._leases.claims.begin(key.text, key.digest, inflight.id, inflight.purge_position)
         except RedisDownError:
             return None
 
@@ -62,7 +63,7 @@ class Leadership:
         key = inflight.key
         assert key is not None  # it has a claim
         try:
-            claim = _without_collision(await self._leases.finish_claim(pending_claim, replaced_entry_created), key)
+            claim = _without_collision(await self._leases.claims.finish(pending_claim, replaced_entry_created), key)
         except RedisDownError:
             return None
         for _ in range(_MAX_TAKEOVERS):
@@ -106,7 +107,7 @@ class Leadership:
     async def _take_over(
         self, inflight: InFlightRequest, key: CacheKey, claim: Claim, replaced_entry_created: float | None
     ) -> Claim | Literal["stored"] | None:
-        """Takes over another process' claim. None if this process now leads; else as InFlightLeases.finish_claim."""
+        """Takes over another process' claim. None if this process now leads; else as Claims.finish."""
         inflight.is_at_engine, inflight.record.leader = False, None  # they were of the lost leader
         try:
             new_claim = await self._leases.take_over(
@@ -137,7 +138,7 @@ class Leadership:
 
     def release(self, inflight: InFlightRequest) -> None:
         """Gives up the claim, if there is one: no other process starts to follow, and another one may lead."""
-        self._leases.release(inflight.id)
+        self._leases.claims.release(inflight.id)
 
 
 def _producer(record: GenerationRecord, traceparent: str | None) -> Producer:

@@ -44,6 +44,26 @@ def asgi_address(name: Any) -> tuple[str, int | None] | None:
     return (name, None) if name and isinstance(name, str) else None
 
 
+class _DefaultHeaders:
+    """The header lines of every response, and whether `connection: close` is among them; joined once for all clients.
+
+    uvicorn replaces its list once a second, for the date; joining it for every response would cost more.
+    """
+
+    def __init__(self) -> None:
+        self._source: Any = None
+        self._joined = (b"", False)
+
+    def joined(self, headers: Any) -> tuple[bytes, bool]:
+        if headers is not self._source:
+            lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+            self._source, self._joined = headers, (lines, _CONNECTION_CLOSE in lines)
+        return self._joined
+
+
+_DEFAULT_HEADERS: Final = _DefaultHeaders()
+
+
 class BoundedHttpProtocol(asyncio.Protocol):
     """One connection.
 
@@ -85,8 +105,6 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._render_error = render_error
         self._error_headers = error_headers
         self._check_interval = min(self._timeouts.receive, self._timeouts.keep_alive)
-        self._default_headers_source: Any = None
-        self._default_header_lines = (b"", False)
         # `send` returns this one future whenever there is nothing to await.
         self.completed_future: asyncio.Future[None] = self._loop.create_future()
         self.completed_future.set_result(None)
@@ -200,12 +218,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             cycle.task = None
 
     def default_headers(self) -> tuple[bytes, bool]:
-        # uvicorn replaces the list once a second, for the date; joining it for every response would cost more.
-        headers = self._server_state.default_headers
-        if headers is not self._default_headers_source:
-            lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-            self._default_headers_source, self._default_header_lines = headers, (lines, _CONNECTION_CLOSE in lines)
-        return self._default_header_lines
+        return _DEFAULT_HEADERS.joined(self._server_state.default_headers)
 
     def shutdown(self) -> None:
         """The server stops: requests that have begun to arrive are answered, then the connection closes."""

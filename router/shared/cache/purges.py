@@ -28,7 +28,7 @@ from router.core.cache.purge_index import BEGINNING as BEGINNING
 from router.core.cache.purge_index import PurgeIndex
 from router.core.cache.purge_index import PurgePosition as PurgePosition
 from router.core.cache.redis_keys import PURGE_LOG_KEY
-from router.net.redis.commands import Command, EncodedCommand, encode_command
+from router.net.redis.commands import Command, EncodedAfterPrevious, EncodedCommand, encode_command
 from router.net.redis.errors import RedisBackendError, UnexpectedReplyError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.redis.replies import stream_records
@@ -221,6 +221,8 @@ class Purges:
         fetch = self._next_fetch
         if fetch.since != self.last_position or fetch.epoch != self._epoch:
             command = encode_command(("XRANGE", PURGE_LOG_KEY, "%d-%d" % self.last_position, "+", "COUNT", _PAGE))  # noqa: UP031 - shorter than an f-string
+            # After what was written before it; marked once, since each write fetches.
+            command = EncodedAfterPrevious(command)
             fetch = self._next_fetch = PurgeFetch(command, self.last_position, self._epoch)
         return fetch
 

@@ -20,8 +20,6 @@ from typing import Final
 
 import msgspec
 
-from router.core.types import Task
-
 EQUAL_SHARE: Final = 0.97
 """Share of the best draft's tokens per step from which on a draft is as good, so that the rest of the cost decides."""
 
@@ -31,8 +29,6 @@ DEFAULT_STEPS_PER_SECOND: Final = 40.0
 MIN_TOKENS_PER_STEP: Final = 1.05
 """Tokens per step below which a draft cannot pay off: a step with a draft takes at least so much longer."""
 
-_DEFAULT_ANSWER_TOKENS: Final = 256.0
-_MEMORY: Final = 60.0  # answers after which an older one has 1/e of its weight
 # By how much an engine counts as slower for each step of distance from the request's task.
 _EXPECTED_LOSS: Final = 0.25
 _TIE_BREAK: Final = 0.03
@@ -59,21 +55,6 @@ class StepRate(msgspec.Struct, frozen=True, gc=False):
 
     steps_per_second: float
     is_measured: bool
-
-
-class AnswerLengths:
-    """The mean length of answers in tokens, by model and task. Its size is bounded by the number of models."""
-
-    def __init__(self) -> None:
-        self._means: dict[tuple[str, Task], float] = {}
-
-    def add(self, model: str, task: Task, tokens: int) -> None:
-        mean = self._means.get((model, task), _DEFAULT_ANSWER_TOKENS)
-        self._means[model, task] = mean + (tokens - mean) / _MEMORY
-
-    def expected(self, model: str, task: Task, max_tokens: int | None) -> float:
-        mean = self._means.get((model, task), _DEFAULT_ANSWER_TOKENS)
-        return max(1.0, min(mean, max_tokens) if max_tokens else mean)
 
 
 def answer_seconds(

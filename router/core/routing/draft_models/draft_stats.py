@@ -18,10 +18,10 @@ from typing import Final
 
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.routing.draft_models.acceptance import Acceptance, TokensPerStep
+from router.core.routing.draft_models.answer_lengths import AnswerLengths
 from router.core.routing.draft_models.answer_time import (
     DEFAULT_STEPS_PER_SECOND,
     MIN_TOKENS_PER_STEP,
-    AnswerLengths,
     FamilyLoad,
     StepRate,
     answer_seconds,
@@ -82,26 +82,28 @@ class DraftStats:
         self._tokens_since_probe: dict[str, dict[int, int] | None] = {}
 
     def record_generation(self, done: MeasuredGeneration, now: float) -> None:
-        if done.tokens:
-            self._answer_lengths.add(done.model, task_of(done.bin_), done.tokens // done.choices)
-        if done.speculation is not None:
+        family, bin_, tokens, seconds, speculation = done.family, done.bin_, done.tokens, done.seconds, done.speculation
+        task, choices = task_of(bin_), done.choices
+        if tokens:
+            self._answer_lengths.add(done.model, task, tokens // choices)
+        if speculation is not None:
             self._tokens_since_probe[done.engine] = None
-            steps, accepted = done.speculation.steps, done.speculation.accepted
-            self._acceptance.observe(done.family, done.rivals, done.bin_, steps, accepted, now)
+            steps, accepted = speculation.steps, speculation.accepted
+            self._acceptance.observe(family, done.rivals, bin_, steps, accepted, now)
         elif (tokens_by_bin := self._tokens_since_probe.setdefault(done.engine, {})) is not None:
-            tokens_by_bin[done.bin_] = tokens_by_bin.get(done.bin_, 0) + done.tokens
+            tokens_by_bin[bin_] = tokens_by_bin.get(bin_, 0) + tokens
         # The time from the first token on would say more about the draft. But tokens that arrive late arrive together,
         # and then that time is close to zero.
-        if done.tokens >= _MIN_ANSWER_TOKENS and done.seconds > 0 and done.choices == 1:
-            task, speed = task_of(done.bin_), done.tokens / done.seconds
-            if (speeds := self._speeds.get((done.family, task))) is None:
-                speeds = self._speeds[done.family, task] = DecayingSpeeds()
+        if tokens >= _MIN_ANSWER_TOKENS and seconds > 0 and choices == 1:
+            level, speed = done.level, tokens / seconds
+            if (speeds := self._speeds.get((family, task))) is None:
+                speeds = self._speeds[family, task] = DecayingSpeeds()
             speeds.add(speed, now)
-            if (speeds := self._speeds_by_level.get((done.family, task, done.level))) is None:
-                speeds = self._speeds_by_level[done.family, task, done.level] = DecayingSpeeds(max_gap=MAX_GAP)
+            if (speeds := self._speeds_by_level.get((family, task, level))) is None:
+                speeds = self._speeds_by_level[family, task, level] = DecayingSpeeds(max_gap=MAX_GAP)
             speeds.add(speed, now)
-            if done.steps is not None:
-                self._step_rates.add(done.family, done.level, done.steps / done.seconds, now)
+            if (taken := done.steps) is not None:
+                self._step_rates.add(family, level, taken / seconds, now)
 
     def record_counters(
         self, engine: str, family: str, rivals: frozenset[str], counters: SpeculationCounters, now: float

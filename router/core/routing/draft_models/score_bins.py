@@ -9,7 +9,7 @@ from router.core.types import Task
 TASKS: Final[tuple[Task, ...]] = get_args(Task)
 
 # Log-odds, symmetric. About 20 % of the prompts are between -1 and 1: neither clearly code nor clearly chat.
-_EDGES: Final = (-6.0, -3.0, -1.0, 0.0, 1.0, 3.0, 6.0)
+_EDGES: Final = [-6.0, -3.0, -1.0, 0.0, 1.0, 3.0, 6.0]
 
 BINS: Final = len(_EDGES) + 1
 _FIRST_CODE_BIN: Final = BINS // 2

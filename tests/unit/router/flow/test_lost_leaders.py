@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from router.core.cache.key import CacheKey
+from router.core.cache.cache_key import CacheKey
 from router.core.cache.redis_keys import claim_key
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.requests.request import parse_request
@@ -171,7 +171,7 @@ async def test_claims_are_renewed_however_many_there_are(redis_server: RedisServ
     shared = InFlightLeases(store.pipeline, on_remote_subscriber=lambda _: None)
     keys = [f"rh:1:default:llama:0:0:{number}" for number in range(250)]
     for number, key in enumerate(keys):
-        assert await shared.finish_claim(shared.begin_claim(key, "d", f"{number}", BEGINNING)) is None
+        assert await shared.claims.finish(shared.claims.begin(key, "d", f"{number}", BEGINNING)) is None
         await redis.persist(claim_key(key))
     lost = keys.pop()
     await redis.set(claim_key(lost), "0123456789ab:1:d:0-0")
@@ -185,7 +185,7 @@ async def test_claims_are_renewed_however_many_there_are(redis_server: RedisServ
     assert await redis.pttl(claim_key(lost)) == -1
     await cancel_and_wait(renewing)
     for number in range(250):
-        shared.release(f"{number}")
+        shared.claims.release(f"{number}")
     await store.pipeline.execute(("PING",))
     assert [key for key in keys if await redis.exists(claim_key(key))] == []
     assert await redis.exists(claim_key(lost)) == 1
@@ -200,13 +200,13 @@ async def test_a_claim_that_was_free_at_the_second_request_is_released_like_any_
     shared = InFlightLeases(store.pipeline, on_remote_subscriber=lambda _: None)
     key = "rh:1:default:llama:0:0:0"
     await redis.set(claim_key(key), "0123456789ab:1:d:0-0")
-    pending = shared.begin_claim(key, "d", "1", BEGINNING)
+    pending = shared.claims.begin(key, "d", "1", BEGINNING)
     await pending.replies  # it is another's
-    shared.release("1")
+    shared.claims.release("1")
     await redis.delete(claim_key(key))
-    assert await shared.finish_claim(pending) is None
+    assert await shared.claims.finish(pending) is None
     assert await redis.get(claim_key(key)) == f"{shared.process_id}:1:d:0-0"
-    shared.release("1")
+    shared.claims.release("1")
     await store.pipeline.execute(("PING",))
     assert await redis.get(claim_key(key)) is None
     await store.aclose()

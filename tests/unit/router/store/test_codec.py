@@ -16,7 +16,7 @@ HEX = st.text("0123456789abcdef", min_size=16, max_size=16)
 @given(
     body=st.binary(max_size=40),
     stream=BYTES,
-    created=st.floats(0, 2e9),
+    created=st.integers(0, 2 * 10**12).map(lambda milliseconds: milliseconds / 1000),
     ttl=st.floats(0, 1e9),
     documents=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20)).map(tuple),
     question=HEX,
