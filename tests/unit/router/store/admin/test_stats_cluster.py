@@ -13,12 +13,13 @@ from router.core.cache.key_parts import KeyParts
 from router.core.cache.redis_keys import PURGE_LOG_KEY, claim_key
 from router.shared.cache.hit_counter import HitCounter
 from router.store.admin.export_import import export_entries, import_entries
+from router.store.admin.grep import Bounds, purge_found, search_answers
 from router.store.admin.listing import fetch_detail, list_entries
 from router.store.admin.nearest import find_nearest
 from router.store.admin.purge import PurgeResult, count_entries, purge
 from router.store.admin.scan import execute_commands
 from router.store.admin.stats import collect_stats, top_entries
-from tests.support.entry_factory import entry_key, make_entry, store_entry
+from tests.support.entry_factory import entry_key, make_entry, make_streamed_entry, store_entry
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
@@ -80,3 +81,15 @@ async def test_everything_works_across_the_servers_of_a_cluster(cluster: Any) ->
     assert await cluster.xlen(PURGE_LOG_KEY) == 3, "its first record is not a purge"
     assert (await import_entries(cluster, lines)).stored == 500
     assert await purge(cluster, ALL) == PurgeResult(entries=500, claims=0)
+
+
+async def test_a_search_and_its_purge_reach_every_server(cluster: Any) -> None:
+    large = "wide " * 100_000
+    for number in range(20):
+        await store_entry(cluster, entry_key(number), make_streamed_entry(large if number == 7 else "The sea."))
+    found = await search_answers(cluster, EntryFilter(all=True), "sea", Bounds())
+    assert (len(found.keys), found.looked_at, found.everything) == (19, 20, True)
+    purged = await purge_found(cluster, found)
+    assert (purged.entries, purged.recorded) == (19, True)
+    (left,) = (await list_entries(cluster, EntryFilter(all=True), 10, None, "saved")).entries
+    assert (left.key, (left.preview or "")[:9]) == (entry_key(7), "wide wide")
