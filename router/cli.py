@@ -38,6 +38,7 @@ from router.commands.status import status
 from router.commands.suggestions import command_group
 from router.commands.top.command import top
 from router.commands.usage import usage
+from router.commands.why.command import why
 from router.core.plural import pluralize
 from router.settings import DEFAULT_PATH, missing_extra
 
@@ -51,7 +52,7 @@ app = command_group(
 app.add_typer(cache, name="cache")
 app.add_typer(engine_commands, name="engines")
 app.add_typer(keys, name="keys")
-for command in (init, serve, reload, status, models, dashboard, top, usage):
+for command in (init, serve, reload, status, models, dashboard, top, why, usage):
     app.command()(command)
 
 

@@ -14,6 +14,7 @@ from router.flow.attempts.continuation.continuation_facts import Continuation
 from router.flow.request_origin import RequestOrigin
 from router.flow.result import LOST
 from router.flow.trace.request_trace import UNTRACED, RequestTrace
+from router.net.client.errors import EngineError
 from router.shared.inflight.stream_writer import Producer
 from router.upstream.energy import EnergyReading
 
@@ -54,6 +55,7 @@ class AttemptFacts:
     - `connect_seconds`: how long its new connection took to open; None if it got one that was open.
     - `energy`: the engine's meter at `sent_at`; None if its power is unknown.
     - `error_reason`: EngineError.reason; None if it has not failed. `failed_at`: when; `had_token`: after a token.
+    - `error_message`: what went wrong, in words, with what the engine said.
     - `joules`: of an attempt that failed after a token, up to then.
     """
 
@@ -65,6 +67,7 @@ class AttemptFacts:
     error_reason: str | None = None
     failed_at: float | None = None
     had_token: bool = False
+    error_message: str = ""
     joules: float | None = None
 
     def __init__(
@@ -91,11 +94,12 @@ class AttemptFacts:
         """Whether it may have a token: an engine that fails without one may have refused the request."""
         return self.error_reason is None or self.had_token
 
-    def failed_before_token(self, reason: str, now: float) -> None:
-        self.error_reason, self.failed_at = reason, now
+    def failed_before_token(self, error: EngineError, now: float) -> None:
+        self.error_reason, self.error_message, self.failed_at = error.reason, error.full_message, now
 
-    def failed_after_token(self, reason: str, now: float) -> None:
-        self.error_reason, self.failed_at, self.had_token = reason, now, True
+    def failed_after_token(self, error: EngineError, now: float) -> None:
+        self.failed_before_token(error, now)
+        self.had_token = True
         if self.energy is not None:
             self.joules = self.energy.take(now, now - self.sent_at)
 

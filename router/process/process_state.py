@@ -64,7 +64,8 @@ class ProcessState:
         self.kv_feeds = KvFeeds(self.prefills, subscribe)
         self.siblings = siblings
         self.prompt_records = PromptRecords(self.prefills, self.identity.id, has_workers=self.siblings.has_others)
-        self.latest_requests = LatestRequests(self.identity.id, time.monotonic)
+        self.latest_requests = LatestRequests(self.identity.id, time.perf_counter)
+        telemetry.set_observer(self.latest_requests.record)
         self.login_limiter = LoginLimiter(time.monotonic)
         self.session_secret = SessionSecret(time.monotonic)
         self.sign_in_links = SignInLinks(time.monotonic)

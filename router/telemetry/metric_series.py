@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from router.telemetry.batch_histogram import BatchHistogram
 from router.telemetry.exemplars import BucketExemplars, TracedValue
+from router.telemetry.slow_threshold import SlowThreshold
 
 Increment = Callable[[float], None]
 
@@ -23,6 +24,7 @@ RecordGenerations = Callable[[float, float | None], None]
 class RequestSeries:
     """The requests of one kind since the last flush; Telemetry defines the numbers.
 
+    - `slow`: which of them are slow, or failed.
     - `served_at_once`: the first token comes with the complete response.
     - `line_template`: see AccessLog.
     - `saved_ms`: milliseconds of generation, like `saved_tokens`.
@@ -46,6 +48,7 @@ class RequestSeries:
         "saved_ms",
         "saved_tokens",
         "served_at_once",
+        "slow",
     )  # fmt: skip
 
     def __init__(
@@ -58,13 +61,17 @@ class RequestSeries:
         first_token_histogram: BatchHistogram | None,
         saved_counter: Increment | None,
         record_requests: RecordRequests | None,
-        duration_exemplars: BucketExemplars,
-        first_token_exemplars: BucketExemplars,
+        exemplars: tuple[BucketExemplars, BucketExemplars],
         served_at_once: bool,
+        slow: SlowThreshold,
     ) -> None:
-        """`request_counters` count requests, the others the lists' values; None: does not apply to this kind."""
+        """`request_counters` count requests, the others the lists' values; None: does not apply to this kind.
+
+        `exemplars`: of the durations, and of the first tokens.
+        """
         self.line_template = line_template
         self.served_at_once = served_at_once
+        self.slow = slow
         self.durations: list[float] = []
         self.overheads: list[float] = []
         self.first_token_times: list[float] = []
@@ -77,8 +84,7 @@ class RequestSeries:
         self._first_token_histogram = first_token_histogram
         self._saved_counter = saved_counter
         self._record_requests = record_requests
-        self._duration_exemplars = duration_exemplars
-        self._first_token_exemplars = first_token_exemplars
+        self._duration_exemplars, self._first_token_exemplars = exemplars
 
     def add_trace(self, trace_id: str) -> None:
         """The trace of the request that was added last."""
@@ -91,6 +97,7 @@ class RequestSeries:
             self._record_requests(len(self.durations), self.saved_tokens, self.saved_ms / 1000)
         if self._traced_durations:
             self._flush_traces()
+        self.slow.add(self.durations)
         for count in self._request_counters:
             count(len(self.durations))
         for batched, values in (

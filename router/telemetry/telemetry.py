@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
 from router.flow.exchange import AttemptFacts, Exchange, GenerationRecord, RequestFacts, request_facts
-from router.flow.replicas.status_publisher import RequestObserver
 from router.flow.request_kind import RequestKind, request_kind
 from router.flow.result import LOST
 from router.net.redis.pipeline import RedisPipeline
@@ -29,6 +28,7 @@ from router.telemetry.metric_series import GenerationSeries, PendingCounter, Req
 from router.telemetry.metrics_page import collect, drop_unknown_gauges, hit_ratio, render
 from router.telemetry.prefill_metrics import PrefillMetrics, PrefillSeries
 from router.telemetry.savings_metrics import SavingsMetrics
+from router.telemetry.slow_threshold import EVERY_REQUEST, SlowThreshold
 from router.telemetry.usage_counter import UsageCounter
 from router.upstream.engine import Engine
 
@@ -37,6 +37,9 @@ _WITHOUT_GENERATION: Final = (*_FROM_STORE, CacheStatus.COALESCED)  # none of th
 # Seconds that counts may be missing from prometheus_client, and so from another worker's /metrics.
 _FLUSH_INTERVAL: Final = 0.25
 _MAX_SERIES: Final = 4096  # kinds of requests in the look-up table
+
+RequestObserver = Callable[[Exchange, float, bool], None]
+"""Gets a request that has ended, its end by time.perf_counter, and whether it failed or was slow."""
 
 _Series = RequestSeries | GenerationSeries | PrefillSeries | PendingCounter
 
@@ -88,7 +91,8 @@ class Telemetry:
         self._prefills = PrefillMetrics(objects)
         self._savings = SavingsMetrics(objects)
         self._usage = UsageCounter()
-        self._observer: RequestObserver | None = None
+        self._observer: RequestObserver = _ignore
+        self._slow: dict[str, SlowThreshold] = {}  # by model
         self._engines: dict[str, Engine] = {}
         self._gauges = GaugeMetrics(objects, removable=multiprocess_dir is None)
 
@@ -112,11 +116,10 @@ class Telemetry:
         if exchange.trace_id is not None:
             series.add_trace(exchange.trace_id)
         self._access_log.write(series.line_template, exchange, duration)
-        if self._observer is not None:
-            self._observer(exchange, duration)
+        self._observer(exchange, ended_at, duration > series.slow.seconds)
 
-    def set_observer(self, observer: RequestObserver | None) -> None:
-        """`observer` is called with each exchange that ends and its duration in seconds; see StatusPublisher."""
+    def set_observer(self, observer: RequestObserver) -> None:
+        """`observer` is called with each request that ends; see LatestRequests."""
         self._observer = observer
 
     def _add_request_series(self, facts: RequestFacts, kind: RequestKind) -> RequestSeries:
@@ -149,9 +152,12 @@ class Telemetry:
             record_requests=partial(self._record_requests, tenant, kind.key_id, model, cache, response.engine)
             if cache is not None
             else None,
-            duration_exemplars=duration_exemplars,
-            first_token_exemplars=first_token_exemplars,
+            exemplars=(duration_exemplars, first_token_exemplars),
             served_at_once=cache in _FROM_STORE,
+            # Not a refusal of the client's request: many of them would leave no room for others.
+            slow=EVERY_REQUEST
+            if kind.outcome == "failed" or response.status >= 500
+            else self._slow.setdefault(model, SlowThreshold()),
         )
 
     def _record_requests(
@@ -313,6 +319,10 @@ class Telemetry:
                 for exemplars in self._exemplars:
                     exemplars.add_to(family)
         return render(families, as_openmetrics=as_openmetrics)
+
+
+def _ignore(_exchange: Exchange, _ended_at: float, _is_notable: bool) -> None:
+    pass
 
 
 def _joules(attempts: Iterable[AttemptFacts], ended_at: float) -> float | None:

@@ -8,6 +8,7 @@ import pytest
 
 from router.api.access.auth import hash_key
 from router.core.cache.redis_keys import SNAPSHOTS_KEY, WATCHED_KEY, traffic_key
+from router.flow.replicas.latest_requests import MAX_KEPT
 from router.net.redis.pipeline import RedisDownError
 from router.shared.status.router_snapshots import LIFETIME
 from tests.support.router_server import chat_body, router_config
@@ -32,7 +33,8 @@ MINUTE_FIELDS = [
 ]  # fmt: skip
 REQUEST_FIELDS = [
     "at", "request_id", "router", "tenant", "model", "task", "cache", "reason", "engine", "status", "outcome", "ms",
-    "ttft_ms", "completion_tokens", "key",
+    "ttft_ms", "completion_tokens", "key", "path", "key_id", "stream", "error", "notable", "times", "attempts",
+    "shared_with",
 ]  # fmt: skip
 
 
@@ -63,10 +65,6 @@ async def router_ids(router: WorldRouter) -> list[str]:
 
 def engine_of(status: Any, name: str) -> Any:
     return next(engine for engine in status["engines"] if engine["name"] == name)
-
-
-def is_observed(router: WorldRouter) -> bool:
-    return router.application._process_state.telemetry._observer is not None
 
 
 @scenario
@@ -143,11 +141,8 @@ async def test_nothing_but_traffic_is_published_while_nobody_watches(world: Worl
     redis = world.redis.client
     await first.chat("The moon?")
     assert await redis.exists(WATCHED_KEY, SNAPSHOTS_KEY) == 0
-    assert not is_observed(first)
     await get(first, "status")
-    await eventually(lambda: is_observed(first))
-    await redis.delete(WATCHED_KEY)
-    await eventually(lambda: not is_observed(first))
+    assert await redis.exists(WATCHED_KEY, SNAPSHOTS_KEY) == 2
 
 
 @scenario
@@ -185,19 +180,13 @@ async def test_the_history_has_a_row_for_each_minute_also_without_traffic(world:
 
 
 @scenario
-async def test_the_latest_requests_of_all_routers_are_listed_while_someone_watches(world: World) -> None:
+async def test_the_last_requests_of_all_routers_are_listed_though_nobody_watched_them(world: World) -> None:
     first, second, *_ = await pair(world)
-    assert await get(first, "requests") == {"requests": []}
-    await eventually(lambda: is_observed(first) and is_observed(second))
     assert (await first.chat("The sun?", max_tokens=5)).headers["x-cache"] == "MISS"
     assert (await second.chat("The sun?", max_tokens=5)).headers["x-cache"] == "HIT"
     refused = await first.chat("The sun?", model="unknown")
 
-    async def all_three() -> Any:
-        rows = (await get(second, "requests"))["requests"]
-        return len(rows) == 3 and rows
-
-    rows = await eventually(all_three)
+    rows = (await get(second, "requests"))["requests"]
     assert [list(row) for row in rows] == [REQUEST_FIELDS] * 3
     assert [row["cache"] for row in rows] == [None, "HIT", "MISS"]
     assert [row["outcome"] for row in rows] == ["refused", "complete", "complete"]
@@ -211,10 +200,45 @@ async def test_the_latest_requests_of_all_routers_are_listed_while_someone_watch
 
 
 @scenario
+async def test_a_request_is_found_by_its_id_and_by_what_it_is(world: World) -> None:
+    first, second, engines, _ = await pair(world)
+    ids = [(await router.chat("The sun?")).headers["x-request-id"] for router in (first, second)]
+    (row,) = (await get(first, "requests", id=ids[1]))["requests"]
+    assert (row["request_id"], row["cache"]) == (ids[1], "HIT")
+    assert (await get(first, "requests", id="unknown"))["requests"] == []
+    assert (await get(first, "requests", failed=1))["requests"] == []
+    assert (await get(first, "requests", tenant="nobody"))["requests"] == []
+    await engines.chat.set_faults({"fault": "status", "code": 500})
+    await engines.code.set_faults({"fault": "status", "code": 500})
+    failed = await first.chat("The moon?")
+    assert failed.status_code == 502
+
+    async def of_the_failure() -> Any:
+        return (await get(second, "requests", failed=1))["requests"]
+
+    (row,) = await eventually(of_the_failure)
+    assert (row["request_id"], row["error"], row["notable"]) == (failed.headers["x-request-id"], "engine_failed", True)
+    assert {attempt["result"] for attempt in row["attempts"]} == {"status-500"}
+    assert all(attempt["ms"] > 0 and "500" in attempt["message"] for attempt in row["attempts"])
+
+
+@scenario
+async def test_a_failure_is_listed_when_many_requests_have_followed(world: World) -> None:
+    engine = await world.engine()
+    router = await world.router(router_config(world.redis.url, {"e1": ("llama", "any", engine.url)}, rest=REST))
+    await router.chat("The sun?")
+    await engine.set_faults({"fault": "status", "code": 500})
+    failed = (await router.chat("The moon?")).headers["x-request-id"]
+    for _ in range(MAX_KEPT + 1):
+        assert (await router.chat("The sun?")).headers["x-cache"] == "HIT"
+    found = (await get(router, "requests", failed=1))["requests"]
+    assert [row["request_id"] for row in found] == [failed]
+    assert (await get(router, "requests", id=failed))["requests"] == found
+
+
+@scenario
 async def test_a_request_shortly_before_a_reload_is_listed(world: World) -> None:
     router, _, _, text = await pair(world)
-    await get(router, "requests")
-    await eventually(lambda: is_observed(router))
     before, sent = time.time(), set()
     for number in range(3):
         sent.add((await router.chat(f"The tide {number}?")).headers["x-request-id"])
@@ -230,7 +254,14 @@ async def test_a_request_shortly_before_a_reload_is_listed(world: World) -> None
 
 @pytest.mark.parametrize(
     "path",
-    ["history?minutes=0", "history?minutes=121", "history?minutes=x", "requests?limit=201", "requests?limit=-1"],
+    [
+        "history?minutes=0",
+        "history?minutes=121",
+        "history?minutes=x",
+        "requests?limit=201",
+        "requests?limit=-1",
+        "requests?slow=x",
+    ],
 )
 @scenario
 async def test_a_number_out_of_bounds_is_refused(world: World, path: str) -> None:

@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
 
-from router.api.admin.query import query_count
+from router.api.admin.query import query_count, query_flag
 from router.net.redis.commands import Command
 from router.net.redis.errors import RedisBackendError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.redis.url import parse_redis_url
 from router.shared.connection.redis_writes import RedisWrites
 from router.shared.status import latest_requests, router_snapshots, traffic
+from router.shared.status.latest_requests import RequestFilter
 from router.shared.status.router_snapshots import RouterSnapshot
 from router.shared.status.status_documents import (
     HistoryDocument,
@@ -26,6 +28,9 @@ from router.store.admin.scan import RedisClient, execute_commands, read_server_i
 
 HOUR: Final = 60
 """Minutes in `last_hour`, and in the history unless the request names another number."""
+
+SHOWN_REQUESTS: Final = 200
+"""Requests that the dashboard gets, and the most that a request for them can name."""
 
 _DEFAULT_REQUESTS: Final = 50
 # Seconds after which every process has seen that someone watches, and has published: it looks once a second.
@@ -89,11 +94,17 @@ class StatusReader:
         )
         return HistoryDocument(minutes=tuple(rows))
 
-    async def latest_requests(self, limit: int) -> RequestsDocument:
-        """Raises RedisBackendError."""
-        await self._mark_watched()
-        (reply,) = await self._execute([latest_requests.read_command()])
-        return RequestsDocument(requests=tuple(self._pipeline.decode(latest_requests.decode_requests, reply)[:limit]))
+    async def latest_requests(
+        self, limit: int, shown: RequestFilter = latest_requests.ALL, *, complete: bool = False
+    ) -> RequestsDocument:
+        """`complete`: if nobody has watched, waits until all processes have published. Raises RedisBackendError."""
+        if await self._mark_watched() and complete:
+            await asyncio.sleep(_FIRST_SNAPSHOTS)
+        # The dashboard asks every second, for the newest only.
+        count = limit if shown == latest_requests.ALL else latest_requests.MAX_REQUESTS
+        replies = await self._execute(latest_requests.read_commands(count))
+        rows = self._pipeline.decode(partial(latest_requests.decode_requests, shown=shown), replies)
+        return RequestsDocument(requests=tuple(rows[:limit]))
 
     async def _mark_watched(self) -> bool:
         """Whether nobody has watched until now. Raises RedisBackendError."""
@@ -167,6 +178,11 @@ class StatusAdmin:
         return await self._reader.history(query_count(request, "minutes", default=HOUR, largest=traffic.MAX_MINUTES))
 
     async def requests(self, request: Request) -> Any:
-        """The parameter `limit`: how many at most."""
-        limit = query_count(request, "limit", default=_DEFAULT_REQUESTS, largest=latest_requests.MAX_REQUESTS)
-        return await self._reader.latest_requests(limit)
+        """The parameter `limit`: how many at most. `id`, `tenant`, `model`, `failed=1` and `slow=1`: which ones."""
+        limit = query_count(request, "limit", default=_DEFAULT_REQUESTS, largest=SHOWN_REQUESTS)
+        query = request.query_params
+        shown = RequestFilter(
+            request_id=query.get("id"), tenant=query.get("tenant"), model=query.get("model"),
+            failed=query_flag(request, "failed"), slow=query_flag(request, "slow"),
+        )  # fmt: skip
+        return await self._reader.latest_requests(limit, shown, complete=True)

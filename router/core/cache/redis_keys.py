@@ -23,7 +23,8 @@
     rh:1:watched                                               exists while someone watches the routers
     rh:1:router:snapshots                                      what each router process sees, a hash
     rh:1:router:starts:{model}                                 how long its engines' last starts took, a list
-    rh:1:requests:latest                                       the latest requests while someone watches, a list
+    rh:1:requests:recent                                       the last requests while someone watches, a sorted set
+    rh:1:requests:notable                                      those of them that failed or were slow, a sorted set
     rh:1:session:secret                                        what signs the cookies of the dashboard
     rh:1:session:link:{id}                                     a sign-in link that was not used yet
     rh:1:apikey:records                                        the API keys that live in Redis, a hash
@@ -72,7 +73,8 @@ _TRAFFIC_PREFIX: Final = KEY_PREFIX + "traffic:"
 WATCHED_KEY: Final = KEY_PREFIX + "watched"
 SNAPSHOTS_KEY: Final = KEY_PREFIX + "router:snapshots"
 _STARTS_PREFIX: Final = KEY_PREFIX + "router:starts:"
-LATEST_REQUESTS_KEY: Final = KEY_PREFIX + "requests:latest"
+RECENT_REQUESTS_KEY: Final = KEY_PREFIX + "requests:recent"
+NOTABLE_REQUESTS_KEY: Final = KEY_PREFIX + "requests:notable"
 SESSION_SECRET_KEY: Final = KEY_PREFIX + "session:secret"
 _SESSION_LINK_PREFIX: Final = KEY_PREFIX + "session:link:"
 _KEYS_PREFIX: Final = KEY_PREFIX + "apikey:"

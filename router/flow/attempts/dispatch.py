@@ -154,7 +154,7 @@ class Dispatcher:
         if error.reason == "local":  # no connection, for lack of a resource here, so it has cost no engine anything
             inflight.is_at_engine = False
         now = time.perf_counter()
-        attempt.facts.failed_before_token(error.reason, now)
+        attempt.facts.failed_before_token(error, now)
         inflight.prompt.on_ended(now)
         inflight.trace.end_attempt(error.reason)
         if error.refusal is not None and inflight.origin.adapter is not None:

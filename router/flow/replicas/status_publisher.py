@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from router.flow.exchange import Exchange
 from router.flow.replicas.latest_requests import LatestRequests
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
@@ -16,9 +15,6 @@ log = logging.getLogger("roundhouse.admin")
 
 INTERVAL: Final = 1.0
 """Seconds between two looks whether someone watches, and between two snapshots while someone does."""
-
-RequestObserver = Callable[[Exchange, float], None]
-"""Gets a request that has ended, and its duration in seconds."""
 
 _TRAFFIC_INTERVAL: Final = 10  # looks between two additions to the traffic
 
@@ -54,8 +50,9 @@ class PendingTraffic:
 class StatusPublisher:
     """`run` publishes every second at most; `flush` sends the rest of the traffic when the process ends.
 
-    - Nobody watches: one command a second, and the traffic every 10 seconds. No request is observed.
-    - Someone watches: a snapshot and the requests that have ended since the last one, every second.
+    - Nobody watches: one command a second, and the traffic every 10 seconds.
+    - Someone watches: a snapshot and the requests that have ended since the last one, every second; at first, the last
+      requests before.
     """
 
     def __init__(
@@ -66,7 +63,6 @@ class StatusPublisher:
         take_snapshot: Callable[[], RouterSnapshot],
         pending_traffic: PendingTraffic,
         requests: LatestRequests,
-        set_observer: Callable[[RequestObserver | None], None],
     ) -> None:
         """`clock`: seconds since the epoch by Redis' clock."""
         self._pipeline = pipeline
@@ -74,7 +70,6 @@ class StatusPublisher:
         self._take_snapshot = take_snapshot
         self._pending_traffic = pending_traffic
         self._requests = requests
-        self._set_observer = set_observer
         self._looks = 0
         self._withdrawn = False
 
@@ -100,12 +95,9 @@ class StatusPublisher:
         if self._withdrawn:  # meanwhile: what is published now would outlive the process
             return
         if not isinstance(watched, bytes):
-            self._set_observer(None)
             return
-        self._set_observer(self._requests.record)
         commands: list[Command] = router_snapshots.publish_commands(self._take_snapshot())
-        if rows := self._requests.take(self._clock()):
-            commands += latest_requests.add_commands(rows)
+        commands += latest_requests.add_commands(*self._requests.take(self._clock()))
         self._pipeline.send(*commands)
 
     def flush(self) -> None:
@@ -116,7 +108,6 @@ class StatusPublisher:
     def withdraw(self) -> None:
         """The process ends: sends the rest, and vanishes from the status at once."""
         self._withdrawn = True
-        self._set_observer(None)
         try:
             self.flush()
             self._pipeline.send(router_snapshots.withdraw_command(self._take_snapshot().router.id))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from router.api.admin.status import HOUR, StatusReader
+from router.api.admin.status import HOUR, SHOWN_REQUESTS, StatusReader
 from router.api.dashboard.event_hub import EventHub
 from router.core.routing.prefill import PrefixIndexStatus
 from router.flow.replicas.router_snapshot import ProcessLoad, take_snapshot
@@ -15,7 +15,6 @@ from router.process.process_state import ProcessState
 from router.process.wiring.engine_pool import EnginePool
 from router.process.wiring.redis_link import RedisLink
 from router.settings import Settings
-from router.shared.status.latest_requests import MAX_REQUESTS
 from router.shared.status.router_snapshots import RouterSnapshot
 
 
@@ -35,14 +34,13 @@ def build_status(settings: Settings, process_state: ProcessState, redis: RedisLi
         clock=redis.clock.now,
         take_snapshot=snapshot,
     )
-    event_hub = EventHub(reader.status, partial(reader.history, HOUR), partial(reader.latest_requests, MAX_REQUESTS))
+    event_hub = EventHub(reader.status, partial(reader.history, HOUR), partial(reader.latest_requests, SHOWN_REQUESTS))
     publisher = StatusPublisher(
         pipeline=redis.pipeline,
         clock=redis.clock.now,
         take_snapshot=snapshot,
         pending_traffic=process_state.pending_traffic,
         requests=process_state.latest_requests,
-        set_observer=process_state.telemetry.set_observer,
     )
     return Status(reader, event_hub, publisher)
 

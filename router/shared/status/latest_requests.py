@@ -1,47 +1,75 @@
 """The latest requests of all routers, in Redis while someone watches.
 
-rh:1:requests:latest     a list: RequestRows as JSON, the newest first, as far as one process knows
+rh:1:requests:recent      a sorted set: RequestRows as JSON, by their end
+rh:1:requests:notable     the same, of those that failed or were slow
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from router.core.cache.redis_keys import LATEST_REQUESTS_KEY
+from router.core.cache.redis_keys import NOTABLE_REQUESTS_KEY, RECENT_REQUESTS_KEY
 from router.net.redis.commands import Command
 from router.shared.status.status_documents import RequestRow
 
-MAX_REQUESTS: Final = 200
-"""Requests that are kept."""
+MAX_REQUESTS: Final = 2000
+"""Requests that are kept of each kind."""
 
-_TTL: Final = 600  # seconds after the last request until the list expires
-_MAX_ROW: Final = 4096  # bytes; a row's parts are all bounded, so that this is never reached
+_TTL: Final = 600  # seconds after the last request until they expire
+_MAX_ROW: Final = 8192  # bytes; a row's parts are all bounded, so that this is never reached
 
 _decoder: Final = msgspec.json.Decoder(RequestRow)
 
 
-def add_commands(rows: Sequence[RequestRow]) -> list[Command]:
-    """`rows`: the oldest first, at least one."""
-    values = [msgspec.json.encode(row) for row in rows]
-    return [
-        ("LPUSH", LATEST_REQUESTS_KEY, *values),
-        ("LTRIM", LATEST_REQUESTS_KEY, 0, MAX_REQUESTS - 1),
-        ("EXPIRE", LATEST_REQUESTS_KEY, _TTL),
-    ]
+class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which requests are shown; None: all. `failed`: those with an error. `slow`: slower than most of their model."""
+
+    request_id: str | None = None
+    tenant: str | None = None
+    model: str | None = None
+    failed: bool = False
+    slow: bool = False
+
+    def shows(self, row: RequestRow) -> bool:
+        return (
+            self.request_id in (None, row.request_id)
+            and self.tenant in (None, row.tenant)
+            and self.model in (None, row.model)
+            and (not self.failed or row.has_failed)
+            and (not self.slow or (row.notable and not row.has_failed))
+        )
 
 
-def read_command() -> Command:
-    return ("LRANGE", LATEST_REQUESTS_KEY, 0, MAX_REQUESTS - 1)
+ALL: Final = RequestFilter()
 
 
-def decode_requests(reply: Any) -> list[RequestRow]:
-    """The newest first; what cannot be decoded is left out."""
-    rows = []
-    for value in reply or ():
+def add_commands(recent: Sequence[RequestRow], notable: Sequence[RequestRow]) -> list[Command]:
+    return [*_add_commands(RECENT_REQUESTS_KEY, recent), *_add_commands(NOTABLE_REQUESTS_KEY, notable)]
+
+
+def _add_commands(key: str, rows: Sequence[RequestRow]) -> Iterator[Command]:
+    if rows:
+        # ZINCRBY of a new member sets its score. A user of Redis has the right to it already, unlike to ZADD.
+        yield from (("ZINCRBY", key, row.at, msgspec.json.encode(row)) for row in rows)
+        yield "ZREMRANGEBYRANK", key, 0, -MAX_REQUESTS - 1
+        yield "EXPIRE", key, _TTL
+
+
+def read_commands(count: int = MAX_REQUESTS) -> list[Command]:
+    """`count`: the newest of each kind."""
+    return [("ZREVRANGE", key, 0, count - 1) for key in (RECENT_REQUESTS_KEY, NOTABLE_REQUESTS_KEY)]
+
+
+def decode_requests(replies: Sequence[Any], shown: RequestFilter = ALL) -> list[RequestRow]:
+    """The newest first, each once; what cannot be decoded is left out."""
+    rows: dict[tuple[str, str, float], RequestRow] = {}
+    for value in (value for reply in replies for value in reply or ()):
         if len(value) <= _MAX_ROW:
             try:
-                rows.append(_decoder.decode(value))
+                row = _decoder.decode(value)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-    return sorted(rows, key=lambda row: row.at, reverse=True)
+            if shown.shows(row):
+                rows[row.router, row.request_id, row.at] = row
+    return sorted(rows.values(), key=lambda row: row.at, reverse=True)

@@ -148,13 +148,25 @@ class LastHour(TrafficSums, frozen=True, kw_only=True):
     ttft_p99_ms: float | None = None
 
 
+class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to an engine. `result`: ok, or the reason of the failure; then `ms` until it, and what was said."""
+
+    engine: str
+    result: str
+    ms: float | None = None
+    message: str = ""
+
+
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     """A request that has ended, without its prompt and response.
 
     - `at`: its end. `router`: the id of the process that answered it. `ms`, `ttft_ms`: its duration and the time to the
       first token in milliseconds.
     - `cache`: HIT, MISS, COALESCED, STALE or BYPASS. `reason`: why it was a miss or a bypass, or why it was refused.
-    - `outcome`: complete, refused, failed or left; see docs/operating.md.
+    - `outcome`: complete, refused, failed or left; see docs/operating.md. `error`: the code of an error.
+    - `notable`: it failed at the router or an engine, or was slower than most of its model.
+    - `times`: the parts of its time in milliseconds, by their names in the log.
+    - `attempts`: at engines, the last ones. `shared_with`: the request whose generation it shared.
     """
 
     at: float
@@ -172,6 +184,18 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     ttft_ms: float | None
     completion_tokens: int
     key: str | None
+    path: str = ""
+    key_id: str | None = None
+    stream: bool = False
+    error: str | None = None
+    notable: bool = False
+    times: dict[str, float] = {}
+    attempts: tuple[AttemptRow, ...] = ()
+    shared_with: str | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        return self.status >= 400 or self.outcome == "failed"
 
 
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,7 +74,7 @@ class Continuations:
             finally:
                 stream.close()
             # Before any wait: the client may leave at any time, and its tenant pays for the seconds so far.
-            stream.attempt.facts.failed_after_token(failure.reason, time.perf_counter())
+            stream.attempt.facts.failed_after_token(failure, time.perf_counter())
             inflight.trace.end_attempt(failure.reason)
             await self.losses.on_failed_attempt(inflight, stream.attempt, failure)
             next_stream = await run.go_on(failure)

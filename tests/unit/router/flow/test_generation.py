@@ -8,6 +8,7 @@ import pytest
 from router.flow.exchange import AttemptFacts, GenerationRecord
 from router.flow.generation import record_generation
 from router.flow.result import LOST
+from router.net.client.errors import EngineError
 from tests.support.inflight_factory import generation_record, in_flight_request
 
 
@@ -66,12 +67,12 @@ def test_what_an_engine_said_before_it_broke_off_counts_as_its_seconds_and_the_r
     first, second, third = record.attempts = [
         AttemptFacts(engine=name, sent_at=sent_at) for name, sent_at in (("a", 1.0), ("b", 2.0), ("c", 8.0))
     ]
-    first.failed_before_token("reset", 2.0)
-    second.failed_after_token("lost", 5.0)
+    first.failed_before_token(EngineError("reset", "it fails"), 2.0)
+    second.failed_after_token(EngineError("lost", "it fails"), 5.0)
     record.first_token_at = 3.0
     assert record.gpu_seconds(10.0) == 3.0 + 2.0
     assert record.engine == "c"
-    third.failed_before_token("timeout", 6.0)
+    third.failed_before_token(EngineError("timeout", "it fails"), 6.0)
     assert record.gpu_seconds(10.0) == 3.0
     assert record.engine == "b", "the client has only what that one said"
 
@@ -80,5 +81,5 @@ def test_a_generation_is_at_no_engine_if_the_last_one_was_not_reached() -> None:
     record = generation_record("acme")
     record.attempts = [AttemptFacts(engine="a", sent_at=1.0)]
     assert record.engine == "a"
-    record.attempts[0].failed_before_token("local", 1.0)
+    record.attempts[0].failed_before_token(EngineError("local", "it fails"), 1.0)
     assert record.engine is None

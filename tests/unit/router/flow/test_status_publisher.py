@@ -9,7 +9,7 @@ from router.core.resilience.breaker import BreakerState
 from router.core.routing.prefill import Prefills
 from router.flow.replicas.latest_requests import LatestRequests
 from router.flow.replicas.router_snapshot import ProcessLoad, identify_process, take_snapshot
-from router.flow.replicas.status_publisher import PendingTraffic, RequestObserver, StatusPublisher
+from router.flow.replicas.status_publisher import PendingTraffic, StatusPublisher
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.shared.status.router_snapshots import RouterSnapshot
 from router.shared.status.traffic import MAX_MINUTES
@@ -59,7 +59,7 @@ def test_a_long_outage_keeps_no_more_minutes_than_the_history_has() -> None:
     assert len({command[1] for command in pipeline.sent}) == MAX_MINUTES
 
 
-def publisher_on(pipeline: Pipeline, observers: list[RequestObserver | None]) -> StatusPublisher:
+def publisher_on(pipeline: Pipeline) -> StatusPublisher:
     identity = identify_process(0.0, is_worker=False)
 
     def snapshot() -> RouterSnapshot:
@@ -76,13 +76,12 @@ def publisher_on(pipeline: Pipeline, observers: list[RequestObserver | None]) ->
         take_snapshot=snapshot,
         pending_traffic=PendingTraffic(lambda: {"hits": 1}),
         requests=LatestRequests(identity.id, lambda: 5.0),
-        set_observer=observers.append,
     )
 
 
 async def test_a_process_that_ends_during_a_look_publishes_nothing_after_it() -> None:
-    pipeline, observers = Pipeline(), list[RequestObserver | None]()
-    publisher = publisher_on(pipeline, observers)
+    pipeline = Pipeline()
+    publisher = publisher_on(pipeline)
     look = asyncio.create_task(publisher.publish())
     await asyncio.sleep(0)
     publisher.withdraw()
@@ -90,12 +89,11 @@ async def test_a_process_that_ends_during_a_look_publishes_nothing_after_it() ->
     pipeline.replies.set_result([b"1"])
     await look
     assert pipeline.sent[-1][0] == "HDEL"
-    assert observers == [None]
 
 
 async def test_the_traffic_before_a_reload_is_sent_without_waiting_for_the_timer() -> None:
     pipeline = Pipeline()
-    look = asyncio.create_task(publisher_on(pipeline, []).publish())
+    look = asyncio.create_task(publisher_on(pipeline).publish())
     await asyncio.sleep(0)
     assert pipeline.sent[0] == ("HINCRBY", "rh:1:traffic:10", "hits", 1)
     look.cancel()

@@ -14,6 +14,7 @@ from router.core.endpoints.chat import CHAT
 from router.core.types import CacheStatus
 from router.flow.exchange import AttemptFacts, Exchange
 from router.flow.request_kind import request_kind
+from router.net.client.errors import EngineError
 from router.telemetry.access_log import AccessLog
 from router.telemetry.log_output import ACCESS_LOGGER, set_up_logging
 from tests.support.chosen_prompt import chosen_prompt
@@ -50,7 +51,7 @@ def generated_exchange() -> Exchange:
     facts.key_id, facts.trace_id = "0f786551", "0af7651916cd43dd8448eb211c80319c"
     facts.generation = generation_record("acme", model="m", log_odds=-3.0, stream=True)
     facts.generation.attempts = [AttemptFacts(engine=name, sent_at=0.0) for name in ("a", "b")]
-    facts.generation.attempts[0].failed_before_token("timeout", 0.25)
+    facts.generation.attempts[0].failed_before_token(EngineError("timeout", "it fails"), 0.25)
     return facts
 
 
@@ -62,7 +63,7 @@ def slow_exchange() -> Exchange:
     generation.wait_seconds, generation.queue_seconds, generation.first_token_at = 0.02, 0.03, 0.5
     generation.attempts = [AttemptFacts(engine="a", sent_at=0.1), AttemptFacts(engine="b", sent_at=0.6)]
     generation.attempts[0].connect_seconds = 0.005
-    generation.attempts[0].failed_after_token("lost", 0.55)
+    generation.attempts[0].failed_after_token(EngineError("lost", "it fails"), 0.55)
     return facts
 
 
@@ -122,6 +123,7 @@ from router.telemetry.log_output import set_up_logging
 from router.core.endpoints.chat import CHAT
 from router.flow.exchange import AttemptFacts, Exchange
 from router.flow.request_kind import request_kind
+from router.net.client.errors import EngineError
 from router.telemetry.log_output import ACCESS_LOGGER, set_up_logging
 
 async def main():

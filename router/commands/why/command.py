@@ -1,0 +1,74 @@
+"""`roundhouse why`: what happened to a request, on one screen."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlencode
+
+import typer
+
+from router.commands.admin_access import KEY_VARIABLE, KeyFileOption, UrlOption, admin_key, prompted_key, router_url
+from router.commands.console import ConfigOption, JsonOption, fail, printable, write_json
+from router.commands.why.explanation import explain
+from router.settings import DEFAULT_PATH
+from router.shared.status.status_documents import RequestsDocument
+
+
+def why(
+    request_id: Annotated[
+        str | None, typer.Argument(help="Its x-request-id; by default, the newest request that failed.")
+    ] = None,
+    config: ConfigOption = Path(DEFAULT_PATH),
+    slow: Annotated[bool, typer.Option("--slow", help="The newest one that was slower than most of its model.")] = (
+        False
+    ),
+    failed: Annotated[bool, typer.Option("--failed", help="The newest one that failed.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="Only requests of this tenant.")] = None,
+    url: UrlOption = None,
+    key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what happened to a request: what the cache said, how long it waited for what, and which engines failed."""
+    from router.commands.admin_client import KeyRefusedError, RouterError
+
+    query = {"limit": "1", "id": request_id, "tenant": tenant}
+    if slow:
+        query["slow"] = "1"
+    if failed or (request_id is None and not slow):
+        query["failed"] = "1"
+    path = f"/admin/requests?{urlencode({name: value for name, value in query.items() if value is not None})}"
+    address, key = router_url(url, config), admin_key(key_file, url, config)
+    try:
+        try:
+            found = asyncio.run(_ask(address, key, path))
+        except KeyRefusedError as error:
+            if not sys.stdin.isatty():
+                fail(f"{error} Set {KEY_VARIABLE} or --key-file.")
+            found = asyncio.run(_ask(address, prompted_key(), path))
+    except RouterError as error:
+        fail(str(error))
+    if not found.requests:
+        fail(_nothing_found(request_id, slow=slow))
+    (row,) = found.requests
+    if as_json:
+        write_json(row)
+        return
+    for line in explain(row):
+        typer.echo(printable(line))
+
+
+async def _ask(url: str, key: str | None, path: str) -> RequestsDocument:
+    from router.commands.admin_client import AdminClient
+
+    client = AdminClient(url, key, "list of the latest requests")
+    try:
+        return await client.ask(path, RequestsDocument)
+    finally:
+        await client.aclose()
+
+
+def _nothing_found(request_id: str | None, *, slow: bool) -> str:
+    if request_id is not None:
+        return f"no router remembers the request {request_id}; each process keeps its last 256, and its log has all"
+    return f"no request that {'was slow' if slow else 'failed'} is remembered"
