@@ -1,6 +1,6 @@
 """The client of a request: how it is reached, and what it asks for besides the body."""
 
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final, Protocol
 
 from router.flow.body_budget import BodyAllocation
@@ -50,19 +50,23 @@ class Caller:
     - `request_id`: the router's own for the request, for engines; None if the client has chosen it, or one has got it.
     - `prefer`: its `Prefer`, empty without one and where no request waits for an engine to start.
     - `heartbeat`: of a stream that is not served from the cache; to be stopped at the end of the request.
+    - `scope`: of ASGI.
     - `reservation`: of a tenant with limits, else None; to be released at the end of the request.
     - `has_begun`: it has got the head of the response.
     """
 
     __slots__ = (
         "body_allocation", "connection", "form_type", "has_begun", "heartbeat", "max_ttft", "prefer", "request_id",
-        "reservation", "send", "session_id",
+        "reservation", "scope", "send", "session_id",
     )  # fmt: skip
 
-    def __init__(self, connection: ClientOfRequest, send: Send, body_allocation: BodyAllocation) -> None:
+    def __init__(
+        self, connection: ClientOfRequest, send: Send, body_allocation: BodyAllocation, scope: Mapping[str, Any] = {}
+    ) -> None:
         """`body_allocation`: the memory that the body is counted for."""
         self.connection = connection
         self.send = send
+        self.scope = scope
         self.body_allocation = body_allocation
         self.session_id: str | None = None
         self.form_type: bytes | None = None

@@ -106,6 +106,7 @@ class RouterSettings(ServerSettings, frozen=True):
     max_audio: Bytes = Bytes(25 << 20)
     allowed_origins: list[str] = []
     default_model: NonEmpty | None = None
+    server_timing: bool | None = None
 
 
 class CacheSettings(Strict, frozen=True):

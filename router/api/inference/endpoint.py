@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from router.api.access.auth import Authenticator
 from router.api.inference.response_headers import JSON_CONTENT_TYPE, RawHeaders, ResponseHeaders
+from router.api.inference.server_timing import ServerTiming
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl, parse_cache_control
 from router.core.endpoints.endpoint import Endpoint, FileUpload
 from router.core.endpoints.errors.error_envelope import BrokenStream
@@ -20,7 +21,7 @@ from router.core.routing.max_ttft import parse_max_ttft
 from router.core.routing.prefix_cache.affinity import SESSION_ID
 from router.core.trace_context import traceparent_of, tracestate_of
 from router.errors import ENGINE_LOST, ApiError, internal_error, unavailable
-from router.flow.body_budget import BodyAllocation, BodyBudget
+from router.flow.body_budget import BodyAllocation
 from router.flow.caller import NO_HEARTBEAT, Caller
 from router.flow.exchange import Exchange, new_request_id
 from router.flow.gateway import Gateway
@@ -61,12 +62,12 @@ class InferenceEndpoint:
 
     def __init__(
         self, endpoint: Endpoint, gateway: Gateway, auth: Authenticator, limits: TenantLimits, telemetry: Telemetry,
-        body_budget: BodyBudget, *, max_body: int, max_bodies: int, tracer: Tracer | None = None,
-        waits_for_start: bool = False,
+        new_allocation: Callable[[], BodyAllocation], *, max_body: int, server_timing: ServerTiming,
+        tracer: Tracer | None = None, waits_for_start: bool = False,
     ) -> None:  # fmt: skip
         """`waits_for_start`: whether a request may wait for an engine to start.
 
-        `max_body`: bytes of one body; `max_bodies`: bytes of all bodies in this process, at all endpoints.
+        `new_allocation`: of the memory for all bodies in this process. `max_body`: bytes of one body.
 
         `tracer`: None if tracing is off.
         """
@@ -76,9 +77,9 @@ class InferenceEndpoint:
         self._auth = auth
         self._limits = limits
         self._telemetry = telemetry
-        self._body_budget = body_budget
+        self._new_allocation = new_allocation
         self._max_body = max_body
-        self._max_bodies = max_bodies
+        self._server_timing = server_timing
         self._tracer = tracer
         self._waits_for_start = waits_for_start
         self._response_headers = ResponseHeaders()
@@ -93,8 +94,7 @@ class InferenceEndpoint:
         if traceparent is not None:
             exchange.trace_id, exchange.tracestate = traceparent[3:35], _tracestate(headers)
         client: ClientConnection = scope["extensions"][CLIENT_EXTENSION]
-        allocation = BodyAllocation(self._body_budget, self._max_bodies)
-        caller = Caller(client, send, allocation)
+        caller = Caller(client, send, self._new_allocation(), scope)
         caller.session_id, caller.request_id = session, exchange.request_id if sent_id is None else None
         if self._takes_form:
             caller.form_type = b",".join([value for name, value in scope["headers"] if name == b"content-type"])
@@ -169,7 +169,7 @@ class InferenceEndpoint:
         elif caller.has_begun:
             await send({"type": "http.response.body", "body": response.body})
         else:
-            client.start_response(200, self._response_headers.render(exchange), len(response.body))
+            client.start_response(200, self._header_lines(exchange, caller), len(response.body))
             caller.has_begun = True
             await send({"type": "http.response.body", "body": response.body})
 
@@ -184,10 +184,16 @@ class InferenceEndpoint:
         exchange.error_reason = error.reason
         body = self._endpoint.errors.body(error, exchange.request_id)
         client.start_response(
-            error.status, self._response_headers.render(exchange) + header_lines(_error_headers(error)), len(body)
+            error.status, self._header_lines(exchange, caller) + header_lines(_error_headers(error)), len(body)
         )
         caller.has_begun = True
         await caller.send({"type": "http.response.body", "body": body})
+
+    def _header_lines(self, exchange: Exchange, caller: Caller) -> bytes:
+        lines = self._response_headers.render(exchange)
+        return (
+            lines if exchange.generation is None else lines + self._server_timing.header_lines(exchange, caller.scope)
+        )
 
     async def _abort_on_shutdown(self, exchange: Exchange, caller: Caller, client: ClientConnection) -> None:
         """Sends the end of the response if there is room for it; see _SHUTDOWN_SEND_TIMEOUT."""
@@ -209,7 +215,7 @@ class InferenceEndpoint:
     ) -> None:
         try:
             if not caller.has_begun:
-                client.start_response(200, self._response_headers.render(exchange), None)
+                client.start_response(200, self._header_lines(exchange, caller), None)
                 caller.has_begun = True
             caller.heartbeat.follow(delivery.position)
             while not delivery.finished:

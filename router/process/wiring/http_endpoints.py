@@ -1,6 +1,7 @@
 """What answers a request, by its path."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from starlette.applications import Starlette
@@ -12,9 +13,11 @@ from router.api.admin.usage import tenant_usage_route
 from router.api.cors import CorsPolicy
 from router.api.inference.endpoint import InferenceEndpoint
 from router.api.inference.prompt_log import AsgiEndpoint, with_prompt_log
+from router.api.inference.server_timing import ServerTiming
 from router.api.ops.routes import api_error, http_error, unhandled_error
 from router.core.endpoints.table import ENDPOINTS, UPLOAD_ENDPOINTS
 from router.errors import ApiError
+from router.flow.body_budget import BodyAllocation
 from router.process.process_state import ProcessState
 from router.process.wiring.gateway import GatewayParts
 from router.settings import Settings
@@ -54,9 +57,9 @@ def build_http_endpoints(
             auth,
             process_state.tenant_limits,
             process_state.telemetry,
-            process_state.body_budget,
+            partial(BodyAllocation, process_state.body_budget, router.max_bodies),
             max_body=router.max_body if endpoint in ENDPOINTS else max_audio,
-            max_bodies=router.max_bodies,
+            server_timing=ServerTiming(enabled=router.server_timing),
             tracer=tracer,
             waits_for_start=waits_for_start,
         )

@@ -1,0 +1,41 @@
+"""The header Server-Timing: how long a request waited for what, for the developer at the other end.
+
+Source: https://www.w3.org/TR/server-timing/
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from router.flow.exchange import Exchange
+from router.flow.request_times import generation_times
+
+_LOOPBACK: Final = ("127.0.0.1", "::1")
+_OF_PROXIES: Final = (b"forwarded", b"x-forwarded-for", b"via")
+"""Request headers that a proxy adds: whose client is on another machine though its connection comes from this one."""
+
+
+class ServerTiming:
+    """Of responses that needed a generation; a hit has none."""
+
+    def __init__(self, *, enabled: bool | None) -> None:
+        """`enabled`: None for the clients of this machine only."""
+        self._enabled = enabled
+
+    def header_lines(self, exchange: Exchange, scope: Mapping[str, Any]) -> bytes:
+        """To be called when the response starts: what comes later is not known."""
+        if exchange.generation is None or not (_is_local(scope) if self._enabled is None else self._enabled):
+            return b""
+        times = [
+            f"{name.removesuffix('_ms')};dur={value:.2f}"
+            for name, value in generation_times(exchange, exchange.generation, time.perf_counter())
+            if name != "engine_ms" or not exchange.stream
+        ]
+        return b"server-timing: %b\r\n" % ", ".join(times).encode() if times else b""
+
+
+def _is_local(scope: Mapping[str, Any]) -> bool:
+    client = scope.get("client")
+    return (
+        client is not None and client[0] in _LOOPBACK and not any(name in _OF_PROXIES for name, _ in scope["headers"])
+    )
