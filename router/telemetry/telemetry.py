@@ -198,7 +198,8 @@ class Telemetry:
         self._record_failures(generation)
         if generation.not_stored_reason is not None:
             self.record_write(generation.not_stored_reason)
-        self._usage.add_generation(generation, ended_at)
+        gpu_seconds = generation.gpu_seconds(ended_at)
+        self._usage.add_generation(generation, gpu_seconds)
         series = self._generation_series.get((origin.tenant, origin.model)) or self._create_generation_series(
             origin.tenant, origin.model
         )
@@ -216,7 +217,7 @@ class Telemetry:
         worked = [attempt for attempt in generation.attempts if attempt.has_worked]
         if worked:
             joules = _joules(worked, ended_at)
-            series.add_work(generation.gpu_seconds(ended_at), joules)
+            series.add_work(gpu_seconds, joules)
             if joules is not None:
                 self._usage.add_energy(generation, joules)
         series.prompt_tokens += generation.prompt_tokens
