@@ -19,7 +19,7 @@ from typing import Any, Final
 
 MODULES: Final = {
     "router/api/access": ["auth"],
-    "router/api/inference": ["endpoint", "response_headers"],
+    "router/api/inference": ["endpoint", "response_headers", "server_timing"],
     "router/core": ["json_values"],
     "router/core/cache": ["cache_key", "key_derivation", "miss_reason", "redis_keys"],
     "router/core/endpoints": ["chat_body"],
@@ -79,6 +79,7 @@ MODULES: Final = {
         "engine_stream",
         "model_start",
     ],
+    "router/flow/replicas": ["latest_requests"],
     "router/flow/sharing": ["abandonment", "coalescer", "generation_rules", "inflight", "leadership", "new_generation"],
     "router/flow/trace": ["recorded_trace", "request_trace"],
     "router/net": ["pending_replies"],
@@ -87,7 +88,15 @@ MODULES: Final = {
     "router/net/server": ["connection", "cycle", "eager", "request_parser", "start_limiter", "write_batcher"],
     "router/shared/inflight": ["claims"],
     "router/store": ["cached_entry", "codec", "entry_store", "local_cache"],
-    "router/telemetry": ["access_log", "line_time", "metric_series", "prefill_metrics", "telemetry", "usage_counter"],
+    "router/telemetry": [
+        "access_log",
+        "line_time",
+        "metric_series",
+        "prefill_metrics",
+        "slow_threshold",
+        "telemetry",
+        "usage_counter",
+    ],
     "router/upstream": ["client", "engine", "engine_watch"],
 }
 """The compiled modules of each package: they run for every request or chunk, and define no msgspec class."""

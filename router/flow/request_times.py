@@ -1,9 +1,19 @@
 """The parts of a request's time, by their names in the log, in Server-Timing and in the documentation."""
 
+from typing import Final
+
 from router.flow.exchange import Exchange, GenerationRecord, RequestOutcome
 
 RequestTime = tuple[str, float]
 """The name of a part, and its milliseconds."""
+
+_HUNDREDTHS: Final = [f".{number:02d}" for number in range(100)]
+
+
+def milliseconds_text(milliseconds: float) -> str:
+    """With two decimals. Formatting a float takes several times as long."""
+    hundredths = int(100 * milliseconds + 0.5)
+    return str(hundredths // 100) + _HUNDREDTHS[hundredths % 100]
 
 
 def generation_times(exchange: Exchange, generation: GenerationRecord, now: float) -> list[RequestTime]:

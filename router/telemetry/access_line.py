@@ -1,13 +1,12 @@
 """A line of the access log: the facts of a kind of requests, and placeholders for the values that differ."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
 from router.core.types import CacheStatus
 from router.flow.request_kind import RequestKind
-from router.flow.request_times import RequestTime
 from router.telemetry.log_output import encode_json, text_value
 
 LineTemplate = str
@@ -92,18 +91,9 @@ def _engine_facts(kind: RequestKind) -> Iterator[tuple[str, Any]]:
         yield "continued", _present("%s", kind.was_continued, quoted=True)
         yield "prefix", _present("%.2f", is_own and kind.had_choice)
         yield "expected_ttft_ms", _present("%.2f", is_own and kind.had_choice)
-        yield _RAW, _Placeholder("%s")  # see `times_text`
+        yield _RAW, _Placeholder("%s")  # see AccessLog
     yield "prompt_tokens", _present("%d", engine is not None)
     yield "completion_tokens", _present("%d", engine is not None)
-
-
-def times_text(times: Iterable[RequestTime], tried: str, *, as_json: bool) -> str:
-    """A part of a line: the times of a request, and the engines that were tried."""
-    if as_json:
-        parts = [f',"{name}":{value:.2f}' for name, value in times]
-        return "".join([*parts, f',"tried":{_json_value(tried)}'] if tried else parts)
-    parts = [f" {name}={value:.2f}" for name, value in times]
-    return "".join([*parts, f" tried={tried}"] if tried else parts)
 
 
 def _known(name: str, value: str | None) -> Iterator[tuple[str, Any]]:

@@ -11,9 +11,9 @@ from typing import Any
 from router.core.routing.classify import probability_of_code
 from router.flow.exchange import Exchange, GenerationRecord
 from router.flow.request_kind import RequestKind
-from router.flow.request_times import generation_times, tried_engines
-from router.telemetry.access_line import LineTemplate, line_template, times_text
-from router.telemetry.log_output import ACCESS_LOGGER, BatchingHandler, JsonFormatter
+from router.flow.request_times import generation_times, milliseconds_text, tried_engines
+from router.telemetry.access_line import LineTemplate, line_template
+from router.telemetry.log_output import ACCESS_LOGGER, BatchingHandler, JsonFormatter, encode_json
 
 log = logging.getLogger(ACCESS_LOGGER)
 
@@ -52,13 +52,24 @@ class AccessLog:
 
     def _values_of(self, exchange: Exchange, generation: GenerationRecord, ended_at: float) -> tuple[Any, ...]:
         estimate = generation.placement.estimate
-        times = generation_times(exchange, generation, ended_at)
+        tried = tried_engines(generation, exchange.outcome)
+        times = ""
+        if self._as_json:
+            for name, value in generation_times(exchange, generation, ended_at):
+                times += f',"{name}":{milliseconds_text(value)}'
+            if tried:
+                times += f',"tried":{encode_json(tried)}'
+        else:
+            for name, value in generation_times(exchange, generation, ended_at):
+                times += f" {name}={milliseconds_text(value)}"
+            if tried:
+                times += f" tried={tried}"
         return (
             probability_of_code(generation.origin.log_odds),
             len(generation.attempts),
             generation.continued if generation.continuations else "",
             *(("", "") if estimate is None else (estimate.cached_share, 1000 * estimate.ttft)),
-            times_text(times, tried_engines(generation, exchange.outcome), as_json=self._as_json),
+            times,
         )
 
     def _find_sink(self) -> Callable[[str], None]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from router.flow.exchange import Exchange
-from router.flow.request_times import generation_times
+from router.flow.request_times import generation_times, milliseconds_text
 
 _LOOPBACK: Final = ("127.0.0.1", "::1")
 _OF_PROXIES: Final = (b"forwarded", b"x-forwarded-for", b"via")
@@ -27,7 +27,7 @@ class ServerTiming:
         if exchange.generation is None or not (_is_local(scope) if self._enabled is None else self._enabled):
             return b""
         times = [
-            f"{name.removesuffix('_ms')};dur={value:.2f}"
+            name[:-3] + ";dur=" + milliseconds_text(value)  # without `_ms`
             for name, value in generation_times(exchange, exchange.generation, time.perf_counter())
             if name != "engine_ms" or not exchange.stream
         ]
