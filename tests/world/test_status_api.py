@@ -223,6 +223,20 @@ async def test_a_request_is_found_by_its_id_and_by_what_it_is(world: World) -> N
 
 
 @scenario
+async def test_a_request_that_is_slower_than_the_others_of_its_model_is_found(world: World) -> None:
+    engine = await world.engine()
+    router = await world.router(router_config(world.redis.url, {"e1": ("llama", "any", engine.url)}, rest=REST))
+    for number in range(101):
+        await router.chat(f"The sun {number}?")
+    await asyncio.sleep(1)  # the durations are added up every 250 ms
+    await engine.set_faults({"fault": "ttft", "ms": 5000, "times": 1})
+    slow = (await router.chat("The moon?")).headers["x-request-id"]
+    (row,) = (await get(router, "requests", slow=1, limit=1))["requests"]
+    assert (row["request_id"], row["notable"]) == (slow, True)
+    assert row["times"]["engine_ms"] > 5000
+
+
+@scenario
 async def test_a_failure_is_listed_when_many_requests_have_followed(world: World) -> None:
     engine = await world.engine()
     router = await world.router(router_config(world.redis.url, {"e1": ("llama", "any", engine.url)}, rest=REST))

@@ -98,7 +98,9 @@ class StatusPublisher:
             return
         commands: list[Command] = router_snapshots.publish_commands(self._take_snapshot())
         commands += latest_requests.add_commands(*self._requests.take(self._clock()))
-        self._pipeline.send(*commands)
+        # The first requests can be hundreds of kilobytes, for which Redis has more time than for a small command.
+        size = sum(len(word) for command in commands for word in command if isinstance(word, bytes))
+        self._pipeline.send(*commands, size=size)
 
     def flush(self) -> None:
         """Counts the traffic until now and sends it. Raises RedisDownError."""

@@ -5,9 +5,11 @@ from typing import Any, cast
 
 import pytest
 
+from router.core.endpoints.chat import CHAT
 from router.core.resilience.breaker import BreakerState
 from router.core.routing.prefill import Prefills
-from router.flow.replicas.latest_requests import LatestRequests
+from router.flow.exchange import Exchange
+from router.flow.replicas.latest_requests import MAX_KEPT, LatestRequests
 from router.flow.replicas.router_snapshot import ProcessLoad, identify_process, take_snapshot
 from router.flow.replicas.status_publisher import PendingTraffic, StatusPublisher
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
@@ -21,6 +23,7 @@ class Pipeline:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.size = 0
         self.down = False
         self.replies: asyncio.Future[list[Any]] | None = None
 
@@ -28,10 +31,11 @@ class Pipeline:
         self.replies = asyncio.get_running_loop().create_future()
         return self.replies
 
-    def send(self, *commands: Any) -> None:
+    def send(self, *commands: Any, size: int = 0) -> None:
         if self.down:
             raise RedisDownError
         self.sent += commands
+        self.size = size
 
 
 def test_what_cannot_be_sent_is_sent_later_to_the_minute_in_which_it_was_counted() -> None:
@@ -97,3 +101,19 @@ async def test_the_traffic_before_a_reload_is_sent_without_waiting_for_the_timer
     await asyncio.sleep(0)
     assert pipeline.sent[0] == ("HINCRBY", "rh:1:traffic:10", "hits", 1)
     look.cancel()
+
+
+async def test_redis_gets_the_time_that_the_first_requests_take() -> None:
+    pipeline = Pipeline()
+    publisher = publisher_on(pipeline)
+    for number in range(MAX_KEPT):
+        exchange = Exchange(endpoint=CHAT, request_id=f"r{number}", started_at=0.0)
+        publisher._requests.record(exchange, 1.0, False)
+    look = asyncio.create_task(publisher.publish())
+    await asyncio.sleep(0)
+    assert pipeline.replies is not None
+    pipeline.replies.set_result([b"1"])
+    await look
+    rows = [command[3] for command in pipeline.sent if command[0] == "ZINCRBY"]
+    assert len(rows) == MAX_KEPT
+    assert pipeline.size > sum(map(len, rows))
