@@ -41,10 +41,11 @@ class GenerationScript:
     """The course of a generation: seconds before each token, and how the engine breaks it off ("" if it does not).
 
     `at_least`: tokens that are sent before. `comments_at`: seconds from the start to each comment in a stream.
-    `exits_after`: tokens after which the engine's process ends; None if it does not.
+    `exits_after`: tokens after which the engine's process ends; None if it does not. `pairs`: events may have two
+    tokens.
     """
 
-    __slots__ = ("at_least", "breaks", "comments_at", "exits_after", "waits")
+    __slots__ = ("at_least", "breaks", "comments_at", "exits_after", "pairs", "waits")
 
     def __init__(self, random: Random, *, pauses: bool, aborts: bool) -> None:
         count = random.randint(1, 8)
@@ -56,6 +57,7 @@ class GenerationScript:
         self.at_least = 0
         self.comments_at: tuple[float, ...] = ()
         self.exits_after: int | None = None
+        self.pairs = True
 
     def break_stream(self, random: Random) -> None:
         """The engine breaks it off after the first token."""
@@ -215,7 +217,7 @@ class _EngineConnection(asyncio.Protocol):
             self._break_off(self._script.breaks, generation)
             return
         # As with a draft: after the first, an event can have two tokens. Without ids, a router cannot count them.
-        pairs = generation.number % 3 == 0 and generation.tokens_sent and self._request.asks_ids
+        pairs = self._script.pairs and generation.number % 3 == 0 and generation.tokens_sent and self._request.asks_ids
         step = min(2 if pairs else 1, len(self._waits) + 1)
         if self._request.streams:
             position = generation.first + generation.tokens_sent

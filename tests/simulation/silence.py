@@ -42,6 +42,7 @@ class SilenceWorld(World):
     def _script(self, random: Random, request: EngineRequest) -> GenerationScript:
         script = GenerationScript(random, pauses=False, aborts=False)
         courses = self.waits[request.question]
+        script.pairs = False  # which answers have them depends on the order of arrival
         script.waits = courses.pop(0) if len(courses) > 1 else courses[0]
         if self.hangs:
             script.breaks, script.at_least = "stall", 1
