@@ -31,6 +31,9 @@ ENGINE_LOST: Final = "engine_lost"
 MAX_TTFT_EXCEEDED: Final = "max_ttft_exceeded"
 """The code of the error for a request that no engine is expected to answer in the time that it allows."""
 
+NOT_CACHED: Final = "not_cached"
+"""The code of a request that wanted a stored response only, and there is none."""
+
 CIRCUIT_OPEN: Final = "circuit_open"
 """The code of the error for a model whose engines' breakers let no request pass."""
 
@@ -108,7 +111,7 @@ def unavailable(message: str, *, retry_after: int = 1, code: str | None = None) 
 
 def not_cached() -> ApiError:
     """The client asked for a stored response only: status 504 (RFC 9111, section 5.2.1.7)."""
-    return ApiError(504, "The cache has no usable entry for this request.", kind=NOT_FOUND, code="not_cached")
+    return ApiError(504, "The cache has no usable entry for this request.", kind=NOT_FOUND, code=NOT_CACHED)
 
 
 def internal_error() -> ApiError:

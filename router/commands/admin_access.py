@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from router.commands.console import EXIT_USAGE, fail, load_settings
+from router.process.pid_file import pid_file_path, running_pid
 from router.settings import DEFAULT_PATH, Settings
 from router.settings.addresses import is_http_url
 from router.settings.key_file import is_key
@@ -41,7 +42,7 @@ def router_url(url: str | None, config: Path) -> str:
 def admin_key(key_file: Path | None, url: str | None, config: Path) -> str | None:
     """That of the option, else of the variable, else of the file that `roundhouse up` makes; None if there is none.
 
-    The last one is only for the router of the configuration: with `url`, another one would get its key.
+    The last one is only for the running router of the configuration: with `url`, another one would get its key.
     """
     if key_file is None and (value := os.environ.get(KEY_VARIABLE)):
         return _checked_key(value, KEY_VARIABLE)
@@ -60,6 +61,9 @@ def _key_of_this_machine(config: Path) -> str | None:
     has_file = config.exists() or config != Path(DEFAULT_PATH)
     settings = load_settings(config) if has_file else Settings()
     try:
+        # While our router does not run, any program of this machine can listen at its port, and would get the key.
+        if running_pid(pid_file_path(settings)) is None:
+            return None
         key = settings.admin_key_file.read_bytes().strip()
     except OSError:  # no file, or that of another user
         return None

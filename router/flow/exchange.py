@@ -140,6 +140,8 @@ class GenerationRecord:
     - `origin`: the request that started it.
     - `leader`: what generates it in another process; None if this process does.
     - `wait_seconds`: the wait for an engine to start. `queue_seconds`: the wait for a slot at an engine that is up.
+      `waiting_since`, `queued_since`: when such a wait began that has not ended.
+    - `ended_at`: None until all of it has ended.
     - `attempts`: in their order, those that failed included.
     - `error_reason`: None if the generation succeeded.
     - `speculation`: its steps with a draft, if the engine reported them.
@@ -151,7 +153,10 @@ class GenerationRecord:
     origin: RequestOrigin
     leader: Producer | None = None
     wait_seconds: float = 0.0
+    waiting_since: float | None = None
     queue_seconds: float = 0.0
+    queued_since: float | None = None
+    ended_at: float | None = None
     attempts: list[AttemptFacts]
     continuations: list[Continuation]
     first_token_at: float | None = None

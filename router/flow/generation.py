@@ -155,6 +155,7 @@ def record_generation(
     `learn`: see EngineSelector; `spend`: see TenantLimits.
     """
     now, record = time.perf_counter(), inflight.record
+    record.ended_at = now
     inflight.prompt.on_ended(now)
     record_metrics(record, now)
     inflight.trace.finish(record, "cancelled" if record.error_reason == LOST else record.error_reason)

@@ -22,6 +22,14 @@ def generation_times(exchange: Exchange, generation: GenerationRecord, now: floa
     A request that joined a generation has the times of that, which may have begun before the request.
     """
     lookup, queue, wait = exchange.lookup_seconds, generation.queue_seconds, generation.wait_seconds
+    # Of a client that leaves while the generation waits, the line is written before that ends.
+    if generation.queued_since is not None:
+        queue += max(0.0, now - generation.queued_since)
+    if generation.waiting_since is not None:
+        wait += max(0.0, now - generation.waiting_since)
+    ended_at = generation.ended_at
+    if ended_at is not None and ended_at < now:  # a client that reads slowly is not the engine's time
+        now = ended_at
     times = []
     if lookup:
         times.append(("lookup_ms", 1000 * lookup))

@@ -41,4 +41,14 @@ class _EveryRequest(SlowThreshold):
         pass
 
 
+class _NoRequest(SlowThreshold):
+    """Of requests that were refused for what they asked. Many of them would leave no room for others."""
+
+    __slots__ = ()
+
+    def add(self, durations: list[float]) -> None:
+        pass
+
+
 EVERY_REQUEST: Final[SlowThreshold] = _EveryRequest()
+NO_REQUEST: Final[SlowThreshold] = _NoRequest()

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
+from router.errors import NOT_CACHED
 from router.flow.exchange import AttemptFacts, Exchange, GenerationRecord, RequestFacts, request_facts
 from router.flow.request_kind import RequestKind, request_kind
 from router.flow.result import LOST
@@ -28,7 +29,7 @@ from router.telemetry.metric_series import GenerationSeries, PendingCounter, Req
 from router.telemetry.metrics_page import collect, drop_unknown_gauges, hit_ratio, render
 from router.telemetry.prefill_metrics import PrefillMetrics, PrefillSeries
 from router.telemetry.savings_metrics import SavingsMetrics
-from router.telemetry.slow_threshold import EVERY_REQUEST, SlowThreshold
+from router.telemetry.slow_threshold import EVERY_REQUEST, NO_REQUEST, SlowThreshold
 from router.telemetry.usage_counter import UsageCounter
 from router.upstream.engine import Engine
 
@@ -154,11 +155,16 @@ class Telemetry:
             else None,
             exemplars=(duration_exemplars, first_token_exemplars),
             served_at_once=cache in _FROM_STORE,
-            # Not a refusal of the client's request: many of them would leave no room for others.
-            slow=EVERY_REQUEST
-            if kind.outcome == "failed" or response.status >= 500
-            else self._slow.setdefault(model, SlowThreshold()),
+            slow=self._slow_threshold(kind, model),
         )
+
+    def _slow_threshold(self, kind: RequestKind, model: str) -> SlowThreshold:
+        status = kind.response.status
+        if 400 <= status < 500 or kind.error_reason == NOT_CACHED:
+            return NO_REQUEST
+        if kind.outcome == "failed" or status >= 500:
+            return EVERY_REQUEST
+        return self._slow.setdefault(model, SlowThreshold())
 
     def _record_requests(
         self, tenant: str, key_id: str | None, model: str, cache: CacheStatus, engine: str | None,

@@ -1,6 +1,7 @@
 """A request's line in the log tells the parts of its time apart, and which engines were tried."""
 
 import asyncio
+import contextlib
 import logging
 
 import pytest
@@ -70,6 +71,22 @@ async def test_a_request_that_was_refused_in_the_queue_has_its_wait(
     assert refused["error"] == "queue_timeout"
     assert float(refused["queue_ms"]) == pytest.approx(10_000, rel=0.01)
     assert "engine_ms" not in refused
+    await first
+
+
+@scenario
+async def test_a_client_that_leaves_the_queue_has_its_wait_too(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "roundhouse.access")
+    engine = await world.engine(ttft=20.0)
+    text = router_config(world.redis.url, {"e1": ("llama", "any", engine.url)})
+    router = await world.router(text.replace("served_model", "max_in_flight = 1\nserved_model"))
+    first = asyncio.ensure_future(router.chat("The sea?", stream=True))
+    await asyncio.sleep(1)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(router.chat("The moon?"), 3)
+    (left,) = await log_fields(caplog, 1)
+    assert (left["outcome"], "tried" in left) == ("left", False)
+    assert float(left["queue_ms"]) == pytest.approx(3000, rel=0.1)
     await first
 
 

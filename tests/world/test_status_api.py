@@ -7,7 +7,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from router.api.access.auth import hash_key
-from router.core.cache.redis_keys import SNAPSHOTS_KEY, WATCHED_KEY, traffic_key
+from router.core.cache.redis_keys import (
+    NOTABLE_REQUESTS_KEY,
+    RECENT_REQUESTS_KEY,
+    SNAPSHOTS_KEY,
+    WATCHED_KEY,
+    traffic_key,
+)
 from router.flow.replicas.latest_requests import MAX_KEPT
 from router.net.redis.pipeline import RedisDownError
 from router.shared.status.router_snapshots import LIFETIME
@@ -234,6 +240,32 @@ async def test_a_request_that_is_slower_than_the_others_of_its_model_is_found(wo
     (row,) = (await get(router, "requests", slow=1, limit=1))["requests"]
     assert (row["request_id"], row["notable"]) == (slow, True)
     assert row["times"]["engine_ms"] > 5000
+
+
+@scenario
+async def test_a_failure_is_listed_again_when_redis_has_lost_it(world: World) -> None:
+    engine = await world.engine()
+    router = await world.router(router_config(world.redis.url, {"e1": ("llama", "any", engine.url)}, rest=REST))
+    await engine.set_faults({"fault": "status", "code": 500})
+    failed = (await router.chat("The moon?")).headers["x-request-id"]
+    found = (await get(router, "requests", failed=1))["requests"]
+    await asyncio.sleep(LIFETIME + 1)
+    assert (await get(router, "requests", failed=1))["requests"] == found, "not twice"
+    await world.redis.client.delete(RECENT_REQUESTS_KEY, NOTABLE_REQUESTS_KEY)
+    await asyncio.sleep(LIFETIME + 1)
+    assert [row["request_id"] for row in (await get(router, "requests", failed=1))["requests"]] == [failed]
+
+
+@scenario
+async def test_refusals_of_clients_requests_leave_room_for_failures(world: World) -> None:
+    engine = await world.engine()
+    router = await world.router(router_config(world.redis.url, {"e1": ("llama", "any", engine.url)}, rest=REST))
+    for _ in range(200):
+        assert (await router.chat("The moon?", headers={"cache-control": "only-if-cached"})).status_code == 504
+        assert (await router.chat("The moon?", model="unknown")).status_code == 404
+    rows = (await get(router, "requests", limit=200))["requests"]
+    assert len(rows) == 200
+    assert not [row for row in rows if row["notable"]]
 
 
 @scenario

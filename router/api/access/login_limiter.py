@@ -32,3 +32,7 @@ class LoginLimiter:
         self._failures[address] = [*failures[1 - MAX_FAILURES :], self._clock()]
         if len(self._failures) > _MAX_ADDRESSES:
             del self._failures[next(iter(self._failures))]
+
+    def forgive(self, address: str) -> None:
+        """Takes the last failure back: the attempt was none."""
+        self._failures[address] = self._failures.get(address, [])[:-1]

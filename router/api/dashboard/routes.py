@@ -21,7 +21,8 @@ from router.api.dashboard.event_hub import EventHub
 from router.api.inference.endpoint import ClientDisconnectedError, read_body
 from router.api.ops.routes import api_error
 from router.dashboard.pages import STATIC_FILES, closed_page, login_page, sign_in_page
-from router.errors import NOT_FOUND, RATE_LIMIT, ApiError
+from router.errors import NOT_FOUND, RATE_LIMIT, ApiError, unavailable
+from router.net.redis.pipeline import RedisDownError
 from router.net.server.client_connection import CLIENT_EXTENSION, ClientConnection
 
 MAX_FORM: Final = 4096
@@ -126,10 +127,17 @@ class DashboardRoutes:
                 429, "Too many attempts. Please wait a minute.", kind=RATE_LIMIT, code="too_many_attempts",
                 retry_after=math.ceil(wait),
             )  # fmt: skip
-        token = await self._access.sign_in_with_link(link_token)
+        # Counted before the wait, so that attempts at the same time are all counted.
+        self._limiter.record_failure(address)
+        try:
+            token = await self._access.sign_in_with_link(link_token)
+        except RedisDownError:
+            self._limiter.forgive(address)
+            message = "Redis does not answer, so the link cannot be checked. Open it again once Redis is back."
+            raise unavailable(message, code="redis_down", retry_after=1) from None
         if token is None:
-            self._limiter.record_failure(address)
             raise invalid_key("The link was used already or is too old; `roundhouse dashboard` prints another.")
+        self._limiter.forgive(address)
         response = Response(status_code=204, headers=_NOT_STORED)
         _set_session(response, request, token)
         return response

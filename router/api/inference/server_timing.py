@@ -11,7 +11,9 @@ from router.flow.exchange import Exchange
 from router.flow.request_times import generation_times, milliseconds_text
 
 _LOOPBACK: Final = ("127.0.0.1", "::1")
-_OF_PROXIES: Final = (b"forwarded", b"x-forwarded-for", b"via")
+_OF_PROXIES: Final = (
+    b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip",
+)  # fmt: skip
 """Request headers that a proxy adds: whose client is on another machine though its connection comes from this one."""
 
 

@@ -55,7 +55,7 @@ def why(
         write_json(row)
         return
     for line in explain(row):
-        typer.echo(printable(line))
+        typer.echo(printable(" ".join(line.splitlines())))
 
 
 async def _ask(url: str, key: str | None, path: str) -> RequestsDocument:

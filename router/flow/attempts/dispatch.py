@@ -171,11 +171,13 @@ class Dispatcher:
     ) -> Slot | None:
         origin = inflight.origin
         waiting = self._admission.acquire(origin.tenant, engines, origin.priority)
-        began_at = time.perf_counter()
+        record, began_at = inflight.record, time.perf_counter()
+        record.queued_since = began_at
         try:
             slot = await inflight.trace.queued(waiting)
         finally:
-            inflight.record.queue_seconds += time.perf_counter() - began_at
+            record.queued_since = None
+            record.queue_seconds += time.perf_counter() - began_at
         if slot is not None:
             try:
                 require_allowed()  # equal requests may have taken engines down meanwhile

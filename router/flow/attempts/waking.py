@@ -205,11 +205,13 @@ class Waking:
         waiting = self._admission.wait_for_start(
             origin.tenant, plan.model, partial(_is_selected, plan), origin.priority, seconds
         )
-        waiting_since = time.perf_counter()
+        record, began_at = inflight.record, time.perf_counter()
+        record.waiting_since = began_at
         try:
             return await inflight.trace.queued(waiting)
         finally:
-            inflight.record.wait_seconds += time.perf_counter() - waiting_since
+            record.waiting_since = None
+            record.wait_seconds += time.perf_counter() - began_at
 
     # -- the starts ---------------------------------------------------------------------------------------------------
 

@@ -19,41 +19,53 @@ MAX_KEPT: Final = 256
 _MAX_ATTEMPTS: Final = 8  # the last ones; more than that are rare
 _MAX_MESSAGE: Final = 160  # characters of what an engine said
 
-_Ended = tuple[float, Exchange, bool]  # its end by time.perf_counter, and whether it failed or was slow
+_CLOCK_WAS_SET: Final = 1.0  # seconds between two measurements of the offset to the time of day
+
+_Ended = tuple[
+    int, float, Exchange, bool
+]  # its number, its end by time.perf_counter, and whether it failed or was slow
+_Ring = deque[_Ended]
 
 
 class LatestRequests:
-    """The last requests that have ended, and the last that failed or were slow, also over a reload."""
+    """The last requests that have ended, the last that failed, and the last that were slow, also over a reload."""
 
     def __init__(self, router_id: str, clock: Callable[[], float]) -> None:
         """`clock`: time.perf_counter."""
         self._router_id = router_id
         self._clock = clock
-        self._recent: deque[_Ended] = deque(maxlen=MAX_KEPT)
-        self._notable: deque[_Ended] = deque(maxlen=MAX_KEPT)
-        self._new_recent = self._new_notable = 0  # since the last `take`
+        self._recent: _Ring = deque(maxlen=MAX_KEPT)
+        self._failed: _Ring = deque(maxlen=MAX_KEPT)
+        self._slow: _Ring = deque(maxlen=MAX_KEPT)
+        self._count = self._taken = 0
+        self._offset = 0.0
 
     def record(self, exchange: Exchange, ended_at: float, is_notable: bool) -> None:
         """`ended_at`: by time.perf_counter. `is_notable`: it failed or was slow."""
-        ended = ended_at, exchange, is_notable
+        self._count += 1
+        ended = self._count, ended_at, exchange, is_notable
         self._recent.append(ended)
-        self._new_recent += 1
         if is_notable:
-            self._notable.append(ended)
-            self._new_notable += 1
+            has_failed = exchange.status >= 500 or exchange.outcome == "failed"
+            (self._failed if has_failed else self._slow).append(ended)
 
-    def take(self, now: float) -> tuple[list[RequestRow], list[RequestRow]]:
-        """Those that were not taken yet, and of these the ones that failed or were slow; the oldest first.
+    def take(self, now: float, *, everything: bool = False) -> tuple[list[RequestRow], list[RequestRow]]:
+        """The requests that were not taken yet, and of these the ones that failed or were slow; the oldest first.
 
-        `now`: seconds since the epoch.
+        `now`: seconds since the epoch. `everything`: those that were taken, too.
         """
-        offset = now - self._clock()
-        recent, notable = _newest(self._recent, self._new_recent), _newest(self._notable, self._new_notable)
-        self._new_recent = self._new_notable = 0
-        return [self._row(each, offset) for each in recent], [self._row(each, offset) for each in notable]
+        # The same for all that are taken, so that a row that is taken again is the same text.
+        if abs(now - self._clock() - self._offset) > _CLOCK_WAS_SET:
+            self._offset = now - self._clock()
+        after = 0 if everything else self._taken
+        self._taken = self._count
+        return self._rows(self._recent, after), self._rows(sorted([*self._failed, *self._slow], key=_number), after)
+
+    def _rows(self, ring: Iterable[_Ended], after: int) -> list[RequestRow]:
+        return [self._row(each, self._offset) for each in ring if each[0] > after]
 
     def _row(self, ended: _Ended, offset: float) -> RequestRow:
-        ended_at, exchange, is_notable = ended
+        _, ended_at, exchange, is_notable = ended
         first_token_at, generation = exchange.first_token_at, exchange.generation
         if generation is None:
             times = [("lookup_ms", 1000 * exchange.lookup_seconds)] if exchange.lookup_seconds else []
@@ -87,9 +99,8 @@ class LatestRequests:
         )
 
 
-def _newest(ended: deque[_Ended], count: int) -> Iterable[_Ended]:
-    """The `count` newest, as far as they are kept; the oldest first."""
-    return list(ended)[max(0, len(ended) - count) :]
+def _number(ended: _Ended) -> int:
+    return ended[0]
 
 
 def _attempt_rows(attempts: list[AttemptFacts], error_reason: str | None) -> tuple[AttemptRow, ...]:

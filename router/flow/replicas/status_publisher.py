@@ -72,6 +72,7 @@ class StatusPublisher:
         self._requests = requests
         self._looks = 0
         self._withdrawn = False
+        self._was_watched = False
 
     async def run(self) -> None:
         while True:
@@ -95,9 +96,13 @@ class StatusPublisher:
         if self._withdrawn:  # meanwhile: what is published now would outlive the process
             return
         if not isinstance(watched, bytes):
+            self._was_watched = False
             return
         commands: list[Command] = router_snapshots.publish_commands(self._take_snapshot())
-        commands += latest_requests.add_commands(*self._requests.take(self._clock()))
+        # What Redis had may be gone when a watch begins.
+        everything, self._was_watched = not self._was_watched, True
+        taken = self._requests.take(self._clock(), everything=everything)
+        commands += latest_requests.add_commands(*taken, again=everything)
         # The first requests can be hundreds of kilobytes, for which Redis has more time than for a small command.
         size = sum(len(word) for command in commands for word in command if isinstance(word, bytes))
         self._pipeline.send(*commands, size=size)

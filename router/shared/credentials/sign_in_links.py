@@ -48,7 +48,7 @@ class SignInLinks:
         return token
 
     async def redeem(self, pipeline: RedisPipeline, token: str) -> str | None:
-        """The hash of the admin key that asked for the link."""
+        """The hash of the admin key that asked for the link. Raises RedisDownError if that cannot be known now."""
         link_id, digest = _identify(token)
         record = self._take_kept(link_id) or await _take_stored(pipeline, link_id) or b""
         stored_digest, _, key_hash = record.partition(b" ")
@@ -74,12 +74,12 @@ async def _store(pipeline: RedisPipeline, link_id: str, record: bytes) -> bool:
 
 
 async def _take_stored(pipeline: RedisPipeline, link_id: str) -> bytes | None:
+    """Raises RedisDownError."""
     key = session_link_key(link_id)
-    try:
-        # Not GETDEL: the router's user of Redis would need another right. Of two processes, DEL counts 1 for one.
-        record, deleted = await pipeline.execute(("GET", key), ("DEL", key))
-    except RedisDownError:
-        return None
+    # Not GETDEL: the router's user of Redis would need another right. Of two processes, DEL counts 1 for one.
+    record, deleted = await pipeline.execute(("GET", key), ("DEL", key))
+    if isinstance(deleted, Exception):  # the record is still there
+        raise RedisDownError
     return record if deleted == 1 and isinstance(record, bytes) else None
 
 

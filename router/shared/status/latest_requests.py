@@ -44,14 +44,21 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
 ALL: Final = RequestFilter()
 
 
-def add_commands(recent: Sequence[RequestRow], notable: Sequence[RequestRow]) -> list[Command]:
-    return [*_add_commands(RECENT_REQUESTS_KEY, recent), *_add_commands(NOTABLE_REQUESTS_KEY, notable)]
+def add_commands(recent: Sequence[RequestRow], notable: Sequence[RequestRow], *, again: bool = False) -> list[Command]:
+    """`again`: Redis may have some of them."""
+    return [
+        *_add_commands(RECENT_REQUESTS_KEY, recent, again=again),
+        *_add_commands(NOTABLE_REQUESTS_KEY, notable, again=again),
+    ]
 
 
-def _add_commands(key: str, rows: Sequence[RequestRow]) -> Iterator[Command]:
+def _add_commands(key: str, rows: Sequence[RequestRow], *, again: bool) -> Iterator[Command]:
     if rows:
+        values = [msgspec.json.encode(row) for row in rows]
+        if again:
+            yield "ZREM", key, *values
         # ZINCRBY of a new member sets its score. A user of Redis has the right to it already, unlike to ZADD.
-        yield from (("ZINCRBY", key, row.at, msgspec.json.encode(row)) for row in rows)
+        yield from (("ZINCRBY", key, row.at, value) for row, value in zip(rows, values, strict=True))
         yield "ZREMRANGEBYRANK", key, 0, -MAX_REQUESTS - 1
         yield "EXPIRE", key, _TTL
 

@@ -4,6 +4,7 @@ A scan over the entries, which reads each answer. So it is bounded, and says whe
 stored answers have a text to search: one that is being generated is covered by the purge of an entry at its key.
 """
 
+import asyncio
 import heapq
 from typing import Final, NamedTuple
 
@@ -28,6 +29,7 @@ MAX_BYTES: Final = 1 << 30
 MAX_PURGED: Final = 1000
 """Entries that one search may purge: each is a record in the purge log, which keeps ten times as many."""
 
+_MAX_INLINE: Final = 16 << 10  # bytes of an answer that is searched without a thread
 _RANKED: Final = 1000  # keys whose amounts are read at a time
 
 
@@ -84,10 +86,17 @@ async def search_answers(
             size += bytes_of[key] or 0
             if body is None:
                 skipped += bytes_of[key] is not None  # else it is gone since SCAN returned it
-            elif answer_contains(body, wanted):
+            elif await _contains(body, wanted):
                 found[key] = None
         progress(looked_at)
     return Found(list(found), looked_at, size, skipped, everything=True)
+
+
+async def _contains(body: bytes, wanted: str) -> bool:
+    if len(body) <= _MAX_INLINE:
+        return answer_contains(body, wanted)
+    # A large answer takes up to a second, in which the router that searches could serve nobody.
+    return await asyncio.to_thread(answer_contains, body, wanted)
 
 
 async def describe_found(client: RedisClient, found: Found, order: Order, limit: int) -> GrepResult:

@@ -30,6 +30,9 @@ def test_each_request_is_taken_once() -> None:
     assert latest.take(NOW) == ([], [])
     latest.record(exchange("c"), 13.0, False)
     assert [row.request_id for row in latest.take(NOW)[0]] == ["c"]
+    everything = latest.take(NOW + 0.2, everything=True)
+    assert [[row.request_id for row in rows] for rows in everything] == [["a", "b", "c"], ["b"]]
+    assert everything[0][:2] == recent, "a row that is taken again is the same"
 
 
 def test_of_many_requests_the_last_are_kept_and_one_that_failed_before_them() -> None:
@@ -40,6 +43,30 @@ def test_of_many_requests_the_last_are_kept_and_one_that_failed_before_them() ->
     recent, notable = latest.take(NOW)
     assert [row.request_id for row in recent] == [str(number) for number in range(10, MAX_KEPT + 10)]
     assert [row.request_id for row in notable] == ["failed"]
+
+
+def test_slow_requests_leave_failed_ones_in_their_place() -> None:
+    latest, failed = requests(), exchange("failed")
+    failed.status = 503
+    latest.record(failed, 11.0, True)
+    for number in range(MAX_KEPT + 10):
+        latest.record(exchange(str(number)), 11.0, True)
+    _, notable = latest.take(NOW)
+    assert [row.request_id for row in notable] == ["failed", *map(str, range(10, MAX_KEPT + 10))]
+
+
+def test_a_client_that_reads_slowly_or_leaves_the_queue_does_not_change_what_the_times_say() -> None:
+    latest, slow, left = requests(), exchange("slow"), exchange("left")
+    slow.generation = generation_record("acme")
+    slow.generation.attempts = [AttemptFacts(engine="e1", sent_at=12.0)]
+    slow.generation.ended_at = 14.0
+    latest.record(slow, 60.0, False)
+    left.generation = generation_record("acme")
+    left.generation.queued_since, left.generation.waiting_since = 11.0, 10.5
+    latest.record(left, 12.0, False)
+    ((of_slow, of_left), _) = latest.take(NOW)
+    assert of_slow.times == {"engine_ms": 2000.0}
+    assert of_left.times == {"wait_ms": 1500.0, "queue_ms": 1000.0}
 
 
 def test_a_row_has_the_times_the_attempts_and_whose_generation_it_shared() -> None:
