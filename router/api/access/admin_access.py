@@ -82,7 +82,7 @@ class AdminAccess:
         return await self._start_session(key_hash if key_hash and self._authenticator.knows(key_hash) else None)
 
     async def make_link(self, request: Request) -> str:
-        """The token of a link that signs in once, for whoever sent an admin key itself. Raises ApiError."""
+        """The token of a link that signs in once, for a request with an admin key itself. Raises ApiError."""
         if "authorization" not in request.headers:
             # Who stole a cookie could prolong its session for ever.
             message = "A sign-in link needs the admin key itself, as `Authorization: Bearer KEY`, not a session."

@@ -1,4 +1,4 @@
-"""What a client that asks for a path that does not exist has probably been told wrongly: its base URL."""
+"""Explains a path that does not exist where the client's base URL is probably wrong."""
 
 from typing import Final
 

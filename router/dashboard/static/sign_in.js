@@ -12,7 +12,7 @@ async function signIn(token) {
 }
 
 const token = new URLSearchParams(location.hash.slice(1)).get("token") ?? "";
-// At once: neither the history nor a bookmark of the browser keeps it.
+// At once, so that neither a bookmark nor a reload sends it again. The database of the history may keep it.
 history.replaceState(null, "", location.pathname);
 const problem = await signIn(token);
 if (problem === null) location.replace("/dashboard");

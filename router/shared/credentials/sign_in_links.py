@@ -4,7 +4,7 @@
 
 Theory of operation. A token is random. The start of its SHA-256 is the id under which the record is found, so neither
 Redis nor a backup of it has anything to sign in with. The record expires by itself. Every worker and router can redeem
-it, and DEL tells only one of them that it was there. While Redis cannot store a record, the process that makes the link
+it, and DEL returns 1 to only one of them. While Redis cannot store a record, the process that makes the link
 keeps it: sessions are valid in one process only then, too.
 """
 

@@ -198,7 +198,7 @@ class _TenantCounter:
         self._local_usage = TenantUsage()
         self._running_requests = 0
         self._unanswered = _Unanswered()
-        self._reported = True  # False: Redis' count may differ, and no reply will tell by how much
+        self._reported = True  # False: Redis' count may differ, and no reply that would correct it is pending
 
     def configure(self, pipeline: RedisPipeline, quota: Quota) -> None:
         if pipeline is self._pipeline and quota == self.quota:

@@ -1,4 +1,4 @@
-"""Values of an entry's fields as people read them, whoever wrote them."""
+"""Values of an entry's fields as people read them, also those of other versions."""
 
 import base64
 

@@ -21,10 +21,10 @@ from router.store.admin.purge import PurgeResult, purge_keys
 from router.store.admin.scan import OnProgress, RedisClient, execute_commands, no_progress, scan_entries
 
 MAX_ENTRIES: Final = 100_000
-"""Entries that a search looks at, unless it is told otherwise."""
+"""Entries that a search looks at, by default."""
 
 MAX_BYTES: Final = 1 << 30
-"""Bytes of Redis' memory of the entries that a search looks at, unless it is told otherwise."""
+"""Bytes of Redis' memory of the entries that a search looks at, by default."""
 
 MAX_PURGED: Final = 1000
 """Entries that one search may purge: each is a record in the purge log, which keeps ten times as many."""
