@@ -118,7 +118,7 @@ _ROWS: Final = (
         "Entries read with a wrong checksum or invalid fields",
     ),
     MetricRow(
-        "llm_requests_rejected_total", "counter", ("reason",), Source.REQUEST | Source.EVENT,
+        "llm_requests_rejected_total", "counter", ("reason", "tenant"), Source.REQUEST | Source.EVENT,
         "Requests rejected before an engine was selected",
     ),
     MetricRow(

@@ -136,7 +136,10 @@ class Telemetry:
         engine, task = response.engine or "none", response.task or "none"
         counters = [self._requests.labels(tenant, model, engine, task, _status_label(kind)).inc]
         if kind.outcome == "refused" and (cache is None or response.engine is None):
-            counters.append(self._rejected.labels(kind.error_reason or "none").inc)
+            # Without a valid key, the tenant is not known.
+            counters.append(
+                self._rejected.labels(kind.error_reason or "none", "none" if response.status == 401 else tenant).inc
+            )
         if cache is not None:
             counters.append(self._cache.labels(tenant, model, cache.lower()).inc)
             if response.fallback_model is not None:
@@ -272,7 +275,7 @@ class Telemetry:
 
     def record_rejection(self, reason: str) -> None:
         """Counts a client that the server refused before its request."""
-        self._rejected.labels(reason).inc()
+        self._rejected.labels(reason, "none").inc()
 
     def record_dropped_spans(self, reason: str, count: int) -> None:
         """Counts what was traced and not exported; may be called in any thread."""

@@ -38,7 +38,7 @@ async def test_a_process_limits_the_total_bytes_of_bodies_and_refuses_more_until
             answer = await second.read_response()
             assert (answer.status, answer.error_code) == (503, "bodies_full")
             assert b"\r\nretry-after: 1\r\n" in answer.head
-            assert (await router.metrics())['llm_requests_rejected_total{reason="bodies_full"}'] == 1
+            assert (await router.metrics())['llm_requests_rejected_total{reason="bodies_full",tenant="default"}'] == 1
             assert len(engine.bodies) == 1
         # The generation continues for cache.abandon after its client has disconnected.
         await eventually(lambda: held(router) == 0)

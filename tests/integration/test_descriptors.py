@@ -44,7 +44,7 @@ async def test_a_router_without_file_descriptors_blames_no_engine(redis_server: 
     assert seen["up"] == [True]
     assert seen["breakers"] == ["CLOSED"]
     assert seen["retries"] == []
-    assert seen["rejected"] == ['llm_requests_rejected_total{reason="out_of_resources"} 8.0']
+    assert seen["rejected"] == ['llm_requests_rejected_total{reason="out_of_resources",tenant="default"} 8.0']
 
 
 # -- the number of clients --------------------------------------------------------------------------------------------
@@ -96,7 +96,9 @@ async def test_clients_beyond_the_limit_get_503_and_those_before_it_are_served(f
             assert await late.read_to_end() == b""
         first.write(VERSION_REQUEST.replace(b"/version", b"/metrics"))
         page = (await first.read_response()).body.decode()
-        (count,) = re.findall(r'llm_requests_rejected_total\{reason="too_many_connections"\} ([0-9.]+)', page)
+        (count,) = re.findall(
+            r'llm_requests_rejected_total\{reason="too_many_connections",tenant="none"\} ([0-9.]+)', page
+        )
         assert float(count) == len(refused) + 1
         assert 'roundhouse_engine_up{engine="llama-chat"} 1.0' in page
         assert "roundhouse_redis_up 1.0" in page

@@ -45,7 +45,7 @@ async def test_openai_python_waits_for_retry_after_and_then_succeeds(
             patient = asyncio.ensure_future(client.with_options(max_retries=3).chat.completions.create(**body))
 
             async def refused_again() -> bool:
-                name = 'llm_requests_rejected_total{reason="concurrent_requests_limit"}'
+                name = 'llm_requests_rejected_total{reason="concurrent_requests_limit",tenant="acme"}'
                 return (await router.metrics()).get(name, 0) >= 2
 
             await eventually(refused_again)

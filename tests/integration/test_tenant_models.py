@@ -62,7 +62,7 @@ async def test_a_model_that_is_not_the_tenants_looks_like_one_that_does_not_exis
         assert (await ask(router, name, stream=stream)).status_code == 200
     assert (await ask(router, "llama", FREE, stream=stream)).status_code == 200
     metrics = await router.metrics()
-    assert metrics['llm_requests_rejected_total{reason="model_not_allowed"}'] == 2
+    assert metrics['llm_requests_rejected_total{reason="model_not_allowed",tenant="acme"}'] == 2
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages"])

@@ -314,7 +314,7 @@ async def test_a_request_that_waits_too_long_gets_an_error(world: World, stream:
     assert answer.headers["x-cache"] == "MISS"
     assert "x-engine" not in answer.headers
     await here.queued(0)
-    assert (await here.router.metrics())['llm_requests_rejected_total{reason="queue_timeout"}'] == 1
+    assert (await here.router.metrics())['llm_requests_rejected_total{reason="queue_timeout",tenant="default"}'] == 1
     here.finish()
     assert chat_text(await first) == "one two"
     assert len(here.engine.bodies) == 1, "the engine got no request"
@@ -331,7 +331,7 @@ async def test_a_full_queue_refuses_at_once_and_drains(world: World) -> None:
         answer = await here.router.chat("one too many", stream=stream)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")
         assert 1 <= int(answer.headers["retry-after"]) <= 60
-    assert (await here.router.metrics())['llm_requests_rejected_total{reason="queue_full"}'] == 2
+    assert (await here.router.metrics())['llm_requests_rejected_total{reason="queue_full",tenant="default"}'] == 2
     here.finish(len(requests))
     assert {(await answer).status_code for answer in requests} == {200}
     await here.queued(0)

@@ -53,7 +53,7 @@ async def test_a_tenant_over_budget_is_refused_at_every_router(world: World, nam
             assert "x-cache" not in answer.headers, "nothing is looked up, as with rates"
             assert answer.headers["x-ratelimit-limit-requests"] == "50"
     assert (await engines.chat.stats())["received"] == before
-    assert (await routers[0].metrics())[f'llm_requests_rejected_total{{reason="{name}_budget"}}'] == 2
+    assert (await routers[0].metrics())[f'llm_requests_rejected_total{{reason="{name}_budget",tenant="acme"}}'] == 2
     assert (await routers[1].chat("The sea?", headers=FREE)).status_code == 200, "other tenants have their own"
     assert await redis.exists(budget_key("free")) == 0
 

@@ -294,7 +294,7 @@ async def test_an_invalid_request_is_refused_in_the_form_of_the_endpoint_and_wit
     assert await received(engine) == 0
     metrics = await router.metrics()
     assert {name: count for name, count in metrics.items() if name.startswith(REJECTED)} == {
-        f'{REJECTED}{{reason="{reason}"}}': count
+        f'{REJECTED}{{reason="{reason}",tenant="default"}}': count
         for reason, count in {
             "invalid_request_error": 2, "invalid_json": 2, "model_not_found": 1, "unsupported_encoding": 1,
             "body_too_large": 1,

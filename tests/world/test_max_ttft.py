@@ -93,7 +93,7 @@ async def test_of_a_burst_those_are_refused_that_would_wait_too_long_and_served_
             assert refused.error["type"] == "rate_limit_error"
     told = sorted(int(answers[0].headers["retry-after"]) for answers in clients if len(answers) > 1)
     assert told[0] == 1 < told[-1]
-    rejected = 'llm_requests_rejected_total{reason="max_ttft_exceeded"}'
+    rejected = 'llm_requests_rejected_total{reason="max_ttft_exceeded",tenant="default"}'
     assert (await router.metrics())[rejected] == first.count(429)
     assert sum("error=max_ttft_exceeded" in line for line in caplog.messages) == first.count(429)
     assert sum([(await engine.stats())["started"] for engine in engines.values()]) == 10 + 4

@@ -70,7 +70,7 @@ async def test_a_request_over_the_limit_is_refused_with_the_time_to_wait(world: 
     assert (await ask(router)).status_code == 429, "nothing is looked up"
     assert (await engines.chat.stats())["received"] == before
     metrics = await router.metrics()
-    assert metrics['llm_requests_rejected_total{reason="requests_limit"}'] == 2
+    assert metrics['llm_requests_rejected_total{reason="requests_limit",tenant="acme"}'] == 2
     assert (await router.chat("The sea?", headers=FREE)).status_code == 200, "other tenants have their own"
 
 
@@ -123,7 +123,7 @@ async def test_a_tenant_in_debt_waits_until_its_level_is_positive(world: World) 
     assert limit_headers(answer, "tokens")[:2] == (40, 0)
     wait = int(answer.headers["retry-after"])
     assert wait > 10
-    assert (await router.metrics())['llm_requests_rejected_total{reason="tokens_limit"}'] == 1
+    assert (await router.metrics())['llm_requests_rejected_total{reason="tokens_limit",tenant="acme"}'] == 1
     await asyncio.sleep(wait - 2)
     assert (await ask(router)).status_code == 429
     await asyncio.sleep(2)

@@ -20,7 +20,7 @@ _WRITES: Final = f'llm_cache_writes_total{{result="%s", {_R}}}'
 _UP: Final = f'roundhouse_engine_up{{engine="chat", {_R}}}'
 _RESTARTS: Final = f'roundhouse_watchdog_restarts_total{{engine="chat", reason="stalled", {_R}}}'
 _BREAKER: Final = f'roundhouse_breaker_state{{engine="chat", {_R}}}'
-_REJECTED: Final = f'llm_requests_rejected_total{{reason="queue_full", {_R}}}'
+_REJECTED: Final = f'llm_requests_rejected_total{{reason="queue_full", tenant="beta", {_R}}}'
 _DAMAGED: Final = f"llm_cache_entries_damaged_total{{{_R}}}"
 
 
@@ -114,8 +114,8 @@ ALERT_TESTS: Final = (
     AlertTest(
         "RequestsRejected", "six a minute", {_REJECTED: "0+6x20"},
         "10m",
-        (({"reason": "queue_full"}, "Requests are rejected: queue_full",
-          "6.0 requests a minute are rejected with queue_full; more than 5."),),
+        (({"reason": "queue_full", "tenant": "beta"}, "Requests of beta are rejected: queue_full",
+          "6.0 requests a minute of tenant beta are rejected with queue_full; more than 5."),),
     ),
     AlertTest(
         # A value a minute: at whole minutes, Prometheus computes a little more than 5.

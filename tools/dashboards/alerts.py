@@ -63,11 +63,12 @@ ALERTS: Final = (
     ),
     Alert(
         "RequestsRejected",
-        "sum by (reason) (rate(llm_requests_rejected_total[5m])) * 60 > 5",
+        "sum by (reason, tenant) (rate(llm_requests_rejected_total[5m])) * 60 > 5",
         "2m",
         "warning",
-        "Requests are rejected: {{ $labels.reason }}",
-        '{{ $value | printf "%.1f" }} requests a minute are rejected with {{ $labels.reason }}; more than 5.',
+        "Requests of {{ $labels.tenant }} are rejected: {{ $labels.reason }}",
+        '{{ $value | printf "%.1f" }} requests a minute of tenant {{ $labels.tenant }} are rejected with '
+        "{{ $labels.reason }}; more than 5.",
     ),
     Alert(
         "DraftAcceptanceLow",

@@ -102,9 +102,11 @@ TRAFFIC: Final = Row(
         ),
         Panel(
             title="Rejected requests",
-            description="Requests per minute that were rejected before an engine was used, by error code.",
+            description="Requests per minute that were rejected before an engine was used, by error code and tenant.",
             unit=units.CountsPerMinute,
-            queries=(Query(f"60 * {_promql.rate('llm_requests_rejected_total', 'reason')}", "{{reason}}"),),
+            queries=(
+                Query(f"60 * {_promql.rate('llm_requests_rejected_total', 'reason, tenant')}", "{{reason}} {{tenant}}"),
+            ),
             stacked=True,
         ),
     ),

@@ -12,7 +12,7 @@ from router.telemetry.traffic_counter import TrafficCounter
 
 async def test_each_count_comes_from_its_metric_once() -> None:
     telemetry = Telemetry(log_format="text")
-    telemetry._rejected.labels("no_engine").inc()
+    telemetry._rejected.labels("no_engine", "t").inc()
     counter = TrafficCounter(telemetry.registry, telemetry.flush)  # what was there before does not count
     assert counter.take() == {}
     for status in ("200", "404", "499", "500", "503", "broken"):
