@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from router.shared.status.status_documents import (
     HistoryDocument,
     LastHour,
     RedisRow,
+    RequestRow,
     RequestsDocument,
     StatusDocument,
 )
@@ -40,7 +41,7 @@ _FIRST_SNAPSHOTS: Final = 1.2
 class StatusReader:
     """Reads what the routers have published in Redis; the own process needs no Redis to be in the status.
 
-    - While Redis is down, `status` shows this process alone; the others raise RedisBackendError.
+    - While Redis is down, `status` and `latest_requests` show this process alone; `history` raises RedisBackendError.
     - Whoever reads the status or the requests watches: all processes publish theirs for LIFETIME seconds.
     """
 
@@ -53,14 +54,16 @@ class StatusReader:
         redis_url: str,
         clock: Callable[[], float],
         take_snapshot: Callable[[], RouterSnapshot],
+        own_requests: Callable[[float], Sequence[RequestRow]],
     ) -> None:
-        """`clock`: seconds since the epoch by Redis' clock."""
+        """`clock`: seconds since the epoch by Redis' clock. `own_requests`: those of this process, the newest first."""
         self._redis = redis
         self._pipeline = pipeline
         self._redis_writes = redis_writes
         self._address = parse_redis_url(redis_url)
         self._clock = clock
         self._take_snapshot = take_snapshot
+        self._own_requests = own_requests
 
     async def status(self, *, complete: bool = False) -> StatusDocument:
         """`complete`: if nobody has watched, waits until all processes have published."""
@@ -97,12 +100,16 @@ class StatusReader:
     async def latest_requests(
         self, limit: int, shown: RequestFilter = latest_requests.ALL, *, complete: bool = False
     ) -> RequestsDocument:
-        """`complete`: if nobody has watched, waits until all processes have published. Raises RedisBackendError."""
-        if await self._mark_watched() and complete:
-            await asyncio.sleep(_FIRST_SNAPSHOTS)
+        """`complete`: if nobody has watched, waits until all processes have published."""
         # The dashboard asks every second, for the newest only.
         count = limit if shown == latest_requests.ALL else latest_requests.MAX_REQUESTS
-        replies = await self._execute(latest_requests.read_commands(count))
+        try:
+            if await self._mark_watched() and complete:
+                await asyncio.sleep(_FIRST_SNAPSHOTS)
+            replies = await self._execute(latest_requests.read_commands(count))
+        except RedisBackendError:
+            own = [row for row in self._own_requests(self._clock()) if shown.shows(row)]
+            return RequestsDocument(requests=tuple(own[:limit]), all_routers=False)
         rows = self._pipeline.decode(partial(latest_requests.decode_requests, shown=shown), replies)
         return RequestsDocument(requests=tuple(rows[:limit]))
 

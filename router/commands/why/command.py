@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import typer
 
 from router.commands.admin_access import KEY_VARIABLE, KeyFileOption, UrlOption, admin_key, prompted_key, router_url
-from router.commands.console import ConfigOption, JsonOption, fail, printable, write_json
+from router.commands.console import ConfigOption, JsonOption, fail, print_err, printable, write_json
 from router.commands.why.explanation import explain
 from router.settings import DEFAULT_PATH
 from router.shared.status.status_documents import RequestsDocument
@@ -48,6 +48,8 @@ def why(
             found = asyncio.run(_ask(address, prompted_key(), path))
     except RouterError as error:
         fail(str(error))
+    if not found.all_routers:
+        print_err("Redis is down: only the requests of the process that answered are known.")
     if not found.requests:
         fail(_nothing_found(request_id, slow=slow))
     (row,) = found.requests

@@ -49,6 +49,11 @@ class LatestRequests:
             has_failed = exchange.status >= 500 or exchange.outcome == "failed"
             (self._failed if has_failed else self._slow).append(ended)
 
+    def kept(self, now: float) -> list[RequestRow]:
+        """All that are kept, the newest first; they count as not taken. `now`: as in `take`."""
+        ended = {each[0]: each for each in (*self._recent, *self._failed, *self._slow)}
+        return [self._row(ended[number], now - self._clock()) for number in sorted(ended, reverse=True)]
+
     def take(self, now: float, *, everything: bool = False) -> tuple[list[RequestRow], list[RequestRow]]:
         """The requests that were not taken yet, and of these the ones that failed or were slow; the oldest first.
 

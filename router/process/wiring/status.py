@@ -33,6 +33,7 @@ def build_status(settings: Settings, process_state: ProcessState, redis: RedisLi
         redis_url=settings.redis_url,
         clock=redis.clock.now,
         take_snapshot=snapshot,
+        own_requests=process_state.latest_requests.kept,
     )
     event_hub = EventHub(reader.status, partial(reader.history, HOUR), partial(reader.latest_requests, SHOWN_REQUESTS))
     publisher = StatusPublisher(

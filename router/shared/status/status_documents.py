@@ -3,9 +3,10 @@
 Times are seconds since the epoch by Redis' clock. Counts of requests and tokens are sums over all router processes.
 """
 
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from router.net.redis.refusals import WriteRefusal
 
@@ -157,6 +158,9 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
+_END_OF_9999: Final = 253_370_000_000
+
+
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     """A request that has ended, without its prompt and response.
 
@@ -169,7 +173,7 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     - `attempts`: at engines, the last ones. `shared_with`: the request whose generation it shared.
     """
 
-    at: float
+    at: Annotated[float, Meta(ge=0, le=_END_OF_9999)]
     request_id: str
     router: str
     tenant: str
@@ -216,6 +220,7 @@ class HistoryDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestsDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """/admin/requests: the newest first."""
+    """/admin/requests: the newest first. `all_routers`: False while Redis is down, with the requests of one process."""
 
     requests: tuple[RequestRow, ...]
+    all_routers: bool = True
