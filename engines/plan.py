@@ -26,8 +26,8 @@ class RouterSpec(msgspec.Struct, frozen=True):
     @property
     def url(self) -> str:
         """Its URL for clients on this machine, also if it listens on all interfaces."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return f"http://{host}:{self.port}"
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
 class UpPlan(msgspec.Struct, frozen=True, kw_only=True):

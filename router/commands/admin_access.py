@@ -60,6 +60,8 @@ def admin_key(key_file: Path | None, url: str | None, config: Path) -> str | Non
 def _key_of_this_machine(config: Path) -> str | None:
     has_file = config.exists() or config != Path(DEFAULT_PATH)
     settings = load_settings(config) if has_file else Settings()
+    if settings.auth.admin_keys and settings.auth.admin_key_file is None:
+        return None  # the key that `up` made before counts no more
     try:
         # While our router does not run, any program of this machine can listen at its port, and would get the key.
         if running_pid(pid_file_path(settings)) is None:

@@ -347,7 +347,7 @@ class Settings(Strict, frozen=True):
     @property
     def admin_key_file(self) -> Path:
         """The file with an admin key that commands on this machine find by themselves; `roundhouse up` makes one."""
-        return Path(self.auth.admin_key_file or Path(self.router.state, "admin-key")).resolve()
+        return Path(self.auth.admin_key_file or Path(self.router.state, "admin-key")).absolute()
 
     def _socket(self, name: str) -> Path:
         """A socket in the state directory; in the directory for temporary files if the path would be too long."""

@@ -220,3 +220,19 @@ async def test_no_text_makes_markdown_slow(page: Page) -> None:
     ]
     for piece, taken in await page.evaluate(script, [[piece, 100_000 // len(piece)] for piece in pieces]):
         assert taken < 3000, piece
+
+
+async def test_an_answer_of_very_many_lines_is_shown_and_a_huge_one_is_cut(page: Page) -> None:
+    """In one call, a browser takes some ten thousand arguments."""
+    script = """async (text) => {
+        const { Answer } = await import("/dashboard/static/playground_answer.js");
+        const answer = new Answer("First answer");
+        answer.text(text, 1);
+        answer.end("complete");
+        const rendered = answer.node.querySelector(".markdown");
+        const shown = answer.node.querySelector("pre.answer").textContent;
+        return [rendered.querySelectorAll("em").length, rendered.childElementCount, shown.length, shown.at(-1)];
+    }"""
+    assert await page.evaluate(script, "*a*\n" * 40_000) == [40_000, 1, 160_000, "\n"]
+    assert await page.evaluate(script, "*a*\n\n" * 40_000) == [40_000, 40_000, 200_000, "\n"]
+    assert await page.evaluate(script, "x" * 300_000) == [0, 1, 200_001, "…"]

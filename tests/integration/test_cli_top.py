@@ -63,7 +63,7 @@ async def test_the_documents_are_printed_as_json(served: Any, key: Path) -> None
     documents = json.loads(result.stdout)
     assert [engine["name"] for engine in documents["status"]["engines"]] == ["llama-chat", "llama-code", "mistral"]
     assert len(documents["history"]["minutes"]) == 60
-    assert documents["requests"] == {"requests": []}
+    assert documents["requests"] == {"requests": [], "all_routers": True}
 
 
 async def test_a_wrong_key_or_none_is_an_error_that_repeats_no_key(served: Any, tmp_path: Path) -> None:

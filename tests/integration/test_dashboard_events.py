@@ -73,7 +73,7 @@ async def test_a_viewer_gets_every_document_at_once(guarded: RouterServer) -> No
         status = await events.next("status")
         assert status["routers"][0]["id"] == guarded.application._process_state.identity.id
         assert len((await events.next("history"))["minutes"]) == 60
-        assert await events.next("requests") == {"requests": []}
+        assert await events.next("requests") == {"requests": [], "all_routers": True}
     async with viewer(guarded) as events:
         await events.next("status")
 

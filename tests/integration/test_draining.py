@@ -91,6 +91,20 @@ async def test_the_command_waits_until_the_engine_is_idle(
     assert (result.code, result.stdout) == (0, "llama-chat is drained and idle\n")
 
 
+async def test_an_engine_that_stays_busy_leaves_the_others_their_time(
+    guarded: RouterServer, file: Path, engines: EngineSet
+) -> None:
+    await engines.chat.set_faults({"fault": "stall", "after": 2})
+    body = chat_body("The sea?", stream=True)
+    async with guarded.http.stream("POST", "/v1/chat/completions", json=body):
+        result = await command(file, "drain", "llama-chat", "llama-code", "--wait", "--timeout", 2, "--json")
+    idle = {row["engine"]: row["idle"] for row in result.json_lines()}
+    assert idle == {"llama-chat": False, "llama-code": True}
+    assert "engine llama-chat did not become idle within 2s; it stays drained" in result.stderr
+    resumed = await command(file, "resume", "llama-chat", "llama-code")
+    assert resumed.stdout == "llama-chat is back in service\nllama-code is back in service\n"
+
+
 async def test_an_engine_that_is_down_is_idle(redis_server: RedisServer, redis: Any, tmp_path: Path) -> None:
     path = tmp_path / "down.toml"
     path.write_text(router_config(redis_server.url, {"gone": ("llama", "any", f"http://127.0.0.1:{free_port()}")}))

@@ -336,9 +336,8 @@ async def test_while_redis_is_down_the_status_shows_the_process_that_answers(wor
     }  # fmt: skip
     assert status["last_hour"] is None
     assert engine_of(status, "llama-chat")["state"] == "up"
-    for path in ("history", "requests"):
-        answer = await router.http.get(f"/admin/{path}", headers=ADMIN)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "redis_down")
+    answer = await router.http.get("/admin/history", headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "redis_down")
     world.redis.start()
 
     async def both() -> bool:
@@ -363,3 +362,22 @@ async def test_traffic_while_redis_is_down_is_counted_later(world: World) -> Non
         return [row["requests"] for row in rows if row["requests"]] == [1]
 
     await eventually(counted, timeout=60)
+
+
+@scenario
+async def test_while_redis_is_down_the_last_requests_are_those_of_the_process_that_answers(world: World) -> None:
+    first, second, *_ = await pair(world)
+    sent = [await router.chat(prompt) for router in (first, second) for prompt in ("The sea?", "The moon?")]
+    world.redis.stop()
+    sent.append(await first.chat("The sun?"))
+    expected = [sent[index].headers["x-request-id"] for index in (4, 1, 0)]
+    for query in ({"limit": 10}, {"limit": 10, "model": "llama"}):
+        shown = await get(first, "requests", **query)
+        assert ([row["request_id"] for row in shown["requests"]], shown["all_routers"]) == (expected, False)
+    world.redis.start()
+
+    async def are_all() -> bool:
+        found = await get(first, "requests", limit=10)
+        return bool(found["all_routers"]) and len(found["requests"]) == 5
+
+    await eventually(are_all)

@@ -4,6 +4,7 @@ All but `explain` probe the engines and write to Redis directly, so they need ne
 """
 
 import asyncio
+import itertools
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -140,30 +141,34 @@ def drain(
 
     names = list(dict.fromkeys(name))
     settings = _send_changes(config, {each: drain_command(each) for each in names})
-    # All are drained before the first wait, and the timeout is for all of them: each gets what the others leave.
-    deadline = time.monotonic() + timeout
-    busy = []
+    # All of them at the same time: one that stays busy must not use up the timeout of the others.
+    idle = _wait_with_progress(settings, names, timeout) if wait else {}
     for each in names:
-        idle = _wait_with_progress(settings, each, max(0.0, deadline - time.monotonic())) if wait else None
         if as_json:
-            write_json({"engine": each, "drained": True, "idle": idle})
+            write_json({"engine": each, "drained": True, "idle": idle.get(each)})
         else:
-            typer.echo(f"{each} is drained" + (" and idle" if idle else ""))
-        busy += [each] if idle is False else []
-    if busy:
-        fail(f"engine {', '.join(busy)} did not become idle within {timeout:g}s; it stays drained")
+            typer.echo(f"{each} is drained" + (" and idle" if idle.get(each) else ""))
+    if busy := [each for each in idle if not idle[each]]:
+        noun, stay = ("engine", "it stays") if len(busy) == 1 else ("engines", "they stay")
+        fail(f"{noun} {', '.join(busy)} did not become idle within {timeout:g}s; {stay} drained")
 
 
 @app.command()
-def resume(name: EngineNameArgument, config: ConfigOption = Path(DEFAULT_PATH), as_json: JsonOption = False) -> None:
-    """Send requests to an engine again, from every router."""
+def resume(
+    name: Annotated[list[str], typer.Argument(metavar="ENGINE...", help="As in `roundhouse engines list`.")],
+    config: ConfigOption = Path(DEFAULT_PATH),
+    as_json: JsonLinesOption = False,
+) -> None:
+    """Send requests to engines again, from every router."""
     from router.shared.engines.drains import resume_command
 
-    _send_change(name, config, resume_command(name))
-    if as_json:
-        write_json({"engine": name, "drained": False})
-    else:
-        typer.echo(f"{name} is back in service")
+    names = list(dict.fromkeys(name))
+    _send_changes(config, {each: resume_command(each) for each in names})
+    for each in names:
+        if as_json:
+            write_json({"engine": each, "drained": False})
+        else:
+            typer.echo(f"{each} is back in service")
 
 
 @app.command()
@@ -189,7 +194,7 @@ def restart(
     was_drained = name in with_announced(before, config)[1]
     settings = _send_change(name, config, drain_command(name))
     try:
-        if not _wait_with_progress(settings, name, timeout, termination.check):
+        if not _wait_with_progress(settings, [name], timeout, termination.check)[name]:
             fail(f"engine {name} did not become idle within {timeout:g}s; it was not restarted")
         print_err(f"{name} is idle; restarting it")
         error = request_restart(settings.control_socket, name, timeout)
@@ -223,19 +228,24 @@ def _send_changes(config: Path, commands: "Mapping[str, Command]") -> Settings:
 
 
 def _wait_with_progress(
-    settings: Settings, name: str, timeout: float, check: Callable[[], None] = lambda: None
-) -> bool:
-    """`check` is called after each poll."""
+    settings: Settings, names: Sequence[str], timeout: float, check: Callable[[], None] = lambda: None
+) -> dict[str, bool]:
+    """By engine, whether it becomes idle. `check` is called after each poll."""
+    deadline = time.monotonic() + timeout
     with progress("polls for running requests") as show_poll:
+        polls = itertools.count(1)
 
-        def on_poll(count: int) -> None:
-            show_poll(count)
+        def on_poll() -> None:
+            show_poll(next(polls))
             check()
 
-        return asyncio.run(_wait_until_idle(settings, name, time.monotonic() + timeout, on_poll))
+        async def wait() -> list[bool]:
+            return await asyncio.gather(*(_wait_until_idle(settings, each, deadline, on_poll) for each in names))
+
+        return dict(zip(names, asyncio.run(wait()), strict=True))
 
 
-async def _wait_until_idle(settings: Settings, name: str, deadline: float, on_poll: Callable[[int], None]) -> bool:
+async def _wait_until_idle(settings: Settings, name: str, deadline: float, on_poll: Callable[[], None]) -> bool:
     """Whether an engine becomes idle before `deadline`, an instant of time.monotonic."""
     polls = idle_polls = 0
     last_reported: float | None = None
@@ -246,7 +256,7 @@ async def _wait_until_idle(settings: Settings, name: str, deadline: float, on_po
             await asyncio.sleep(POLL_INTERVAL)
         (engine,) = await probe_engines(settings, lambda engine_name: engine_name == name)
         polls += 1
-        on_poll(polls)
+        on_poll()
         request_count = _request_count(engine)
         if request_count is None:
             fail(f"engine {name} is up but does not report its running requests")

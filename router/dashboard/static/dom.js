@@ -17,8 +17,13 @@ function fill(node, attributes, children) {
     else if (value === true) node.setAttribute(name, "");
     else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  appendAll(node, children.flat());
   return node;
+}
+
+/** One by one, since a call takes some ten thousand arguments at most. null and undefined are left out. */
+export function appendAll(node, children) {
+  for (const child of children) if (child !== null && child !== undefined) node.append(child);
 }
 
 /** Sets the text of a node, if it differs: an unchanged node keeps its selection, and screen readers stay quiet. */

@@ -39,7 +39,7 @@ function block(lines, at, depth) {
   if (!line.trim()) return [null, at + 1];
   const heading = HEADING.exec(line);
   if (FENCE.test(line)) return code(lines, at);
-  if (heading) return [element("h3", { class: `level-${heading[1].length}` }, ...inline(heading[2])), at + 1];
+  if (heading) return [element("h3", { class: `level-${heading[1].length}` }, inline(heading[2])), at + 1];
   if (RULE.test(line)) return [element("hr"), at + 1];
   if (isTable(lines, at)) return table(lines, at);
   if (depth < DEEPEST && line.startsWith(">")) return quote(lines, at, depth);
@@ -59,7 +59,7 @@ function quote(lines, at, depth) {
   let end = at;
   while (end < lines.length && lines[end].startsWith(">")) end += 1;
   const inner = lines.slice(at, end).map((line) => line.replace(/^> ?/, ""));
-  return [element("blockquote", {}, ...blocks(inner, depth + 1)), end];
+  return [element("blockquote", {}, blocks(inner, depth + 1)), end];
 }
 
 function list(lines, at, depth) {
@@ -77,8 +77,8 @@ function list(lines, at, depth) {
     end += 1;
   }
   const start = ordered && Number.parseInt(marker, 10) !== 1 ? Number.parseInt(marker, 10) : null;
-  const nodes = items.map((item) => element("li", {}, ...itemNodes(item, depth)));
-  return [element(ordered ? "ol" : "ul", { start }, ...nodes), end];
+  const nodes = items.map((item) => element("li", {}, itemNodes(item, depth)));
+  return [element(ordered ? "ol" : "ul", { start }, nodes), end];
 }
 
 /** An item of one paragraph has its text without the paragraph's distance. */
@@ -108,10 +108,10 @@ function table(lines, at) {
   let end = at + 2;
   while (end < lines.length && lines[end].includes("|")) end += 1;
   const titles = cells(lines[at]);
-  const row = (line) => cells(line).slice(0, titles.length).map((text) => element("td", {}, ...inline(text)));
-  const head = element("tr", {}, ...titles.map((text) => element("th", { scope: "col" }, ...inline(text))));
-  const body = lines.slice(at + 2, end).map((line) => element("tr", {}, ...row(line)));
-  return [element("table", { class: "plain" }, element("thead", {}, head), element("tbody", {}, ...body)), end];
+  const row = (line) => cells(line).slice(0, titles.length).map((text) => element("td", {}, inline(text)));
+  const head = element("tr", {}, titles.map((text) => element("th", { scope: "col" }, inline(text))));
+  const body = lines.slice(at + 2, end).map((line) => element("tr", {}, row(line)));
+  return [element("table", { class: "plain" }, element("thead", {}, head), element("tbody", {}, body)), end];
 }
 
 function paragraph(lines, at) {
@@ -119,7 +119,7 @@ function paragraph(lines, at) {
   while (end < lines.length && lines[end].trim() && !beginsBlock(lines, end)) end += 1;
   // A line break of a chat is meant as one.
   const parts = lines.slice(at, end).flatMap((line, index) => [index ? element("br") : null, ...inline(line)]);
-  return [element("p", {}, ...parts), end];
+  return [element("p", {}, parts), end];
 }
 
 function beginsBlock(lines, at) {
@@ -139,8 +139,8 @@ function inline(text) {
 
 function span([whole, , codeText, image, label, address, bold, italic, struck]) {
   if (codeText !== undefined) return element("code", {}, codeText);
-  if (bold !== undefined) return element("strong", {}, ...inline(bold));
-  if (italic !== undefined) return element("em", {}, ...inline(italic));
+  if (bold !== undefined) return element("strong", {}, inline(bold));
+  if (italic !== undefined) return element("em", {}, inline(italic));
   if (struck !== undefined) return element("s", {}, struck);
   if (!isLink(address)) return whole;
   const attributes = { href: address, target: "_blank", rel: "noopener noreferrer" };

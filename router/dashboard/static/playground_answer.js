@@ -1,7 +1,7 @@
 /** An answer in the playground: status, timings, headers, and the text as it comes. */
 
 import { cacheBadge } from "./badges.js";
-import { element, setText } from "./dom.js";
+import { appendAll, element, setText } from "./dom.js";
 import { count, milliseconds, UNKNOWN } from "./format.js";
 import { renderMarkdown } from "./markdown.js";
 
@@ -77,7 +77,8 @@ export class Answer {
       this.firstTokenMs = ms;
       this.#showTimings();
     }
-    if (this.#text.textContent.length < LONGEST_TEXT) this.#text.append(piece);
+    const room = LONGEST_TEXT - this.#text.textContent.length;
+    if (room > 0) this.#text.append(piece.length > room ? `${piece.slice(0, room)}…` : piece);
     this.#timer ??= setTimeout(() => this.#render(), this.#pause);
   }
 
@@ -85,7 +86,9 @@ export class Answer {
     clearTimeout(this.#timer);
     this.#timer = null;
     const started = performance.now();
-    this.#rendered.replaceChildren(...renderMarkdown(this.#text.textContent));
+    const rendered = document.createDocumentFragment();
+    appendAll(rendered, renderMarkdown(this.#text.textContent));
+    this.#rendered.replaceChildren(rendered);
     // A long text is rendered less often, so that the page stays responsive.
     this.#pause = Math.max(RENDER_INTERVAL, 10 * (performance.now() - started));
   }

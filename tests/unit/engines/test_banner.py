@@ -29,6 +29,19 @@ def test_a_code_and_a_chat_request_are_printed_to_compare_drafts() -> None:
     assert "Write a Python function" not in banner(plan("any"), {})
 
 
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8080"),
+        ("0.0.0.0", "http://127.0.0.1:8080"),
+        ("::1", "http://[::1]:8080"),
+        ("::", "http://[::1]:8080"),
+    ],
+)
+def test_the_routers_url_is_one_that_a_client_of_this_machine_can_use(host: str, url: str) -> None:
+    assert RouterSpec(host=host, port=8080, argv=[]).url == url
+
+
 @pytest.mark.parametrize(("task", "better"), [("chat", "--acceptance"), ("code", "--code-acceptance")])
 def test_a_simulated_draft_is_good_at_the_prompts_of_its_task(task: EngineTask, better: str) -> None:
     made = plan(task)

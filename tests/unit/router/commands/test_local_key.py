@@ -1,5 +1,7 @@
 """The admin key that `roundhouse up` makes."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import typer
 from router.commands.engines.engine_plan import build_plan
 from router.commands.local_key import make_local_key, uses_local_key
 from router.core.api_keys import hash_key
+from router.process.pid_file import PidFile, pid_file_path
 from router.settings import ConfigurationError, Settings, parse
 
 MODEL = '[[model]]\nname = "llama"\n[[engine]]\nname = "e"\nmodel = "llama"\nurl = "http://127.0.0.1:8001"\n'
@@ -35,6 +38,45 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path, mode: int, capsys
     with pytest.raises(typer.Exit):
         make_local_key(settings(tmp_path))
     assert "other users" in capsys.readouterr().err
+
+
+def test_a_file_that_has_no_key_is_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "state" / "admin-key"
+    file.parent.mkdir()
+
+    def refusal() -> str:
+        with pytest.raises(typer.Exit):
+            make_local_key(settings(tmp_path))
+        return capsys.readouterr().err
+
+    file.touch(0o600)
+    assert "there is no key in it; remove the file" in refusal()
+    file.unlink()
+    file.symlink_to(file)
+    assert "a symbolic link is no admin key" in refusal()
+    file.unlink()
+    os.mkfifo(file, 0o600)
+    assert "this is no regular file" in refusal()
+
+
+def test_a_router_that_runs_keeps_the_key_that_it_has_read(tmp_path: Path) -> None:
+    found = settings(tmp_path)
+    running = PidFile(pid_file_path(found))
+    make_local_key(found)
+    assert not found.admin_key_file.exists()
+    running.close()
+    make_local_key(found)
+    assert found.admin_key_file.exists()
+
+
+def test_of_two_first_starts_the_key_of_one_counts_for_both(tmp_path: Path) -> None:
+    found = settings(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(make_local_key, [found] * 8))
+    first = found.admin_key_file.read_text()
+    make_local_key(found)
+    assert found.admin_key_file.read_text() == first
+    assert [path.name for path in found.admin_key_file.parent.iterdir()] == ["admin-key"]
 
 
 @pytest.mark.parametrize(
