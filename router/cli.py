@@ -38,7 +38,7 @@ from router.commands.status import status
 from router.commands.suggestions import command_group
 from router.commands.top.command import top
 from router.commands.usage import usage
-from router.commands.why.command import why
+from router.commands.why import why
 from router.core.plural import pluralize
 from router.settings import DEFAULT_PATH, missing_extra
 

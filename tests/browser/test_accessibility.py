@@ -12,7 +12,7 @@ from tests.support.router_server import RouterServer
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
-VIEWS = ["", "#cache", "#cache/explain", "#cache/purge", "#playground"]
+VIEWS = ["", "#cache", "#cache/explain", "#cache/purge", "#playground", "#requests", "#request/none"]
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
 
@@ -49,6 +49,10 @@ async def test_no_view_violates_the_accessibility_rules(
         page = await viewer.show("#cache")
         await page.locator("#entries tbody a").first.click()
         await expect(page.locator("#entry-content pre.answer")).to_be_visible()
+        assert await violations(page, rules) == []
+        page = await viewer.show("#requests")
+        await page.locator("#request-list tbody a").first.click()
+        await expect(page.locator("#request-content dl")).to_be_visible()
         assert await violations(page, rules) == []
 
 

@@ -66,6 +66,22 @@ async def test_hostile_names_in_the_status_are_text(viewer: Viewer) -> None:
     await assert_harmless(page, "main")
 
 
+async def test_hostile_words_about_a_request_are_text(viewer: Viewer) -> None:
+    page = viewer.page
+    row = {
+        "at": 1.0, "request_id": HOSTILE, "router": HOSTILE, "tenant": HOSTILE, "model": HOSTILE, "cache": HOSTILE,
+        "key": HOSTILE, "status": 200, "words": [{"name": HOSTILE, "text": HOSTILE}, {"name": "next", "text": HOSTILE}],
+    }  # fmt: skip
+    await page.route("**/admin/requests?*", lambda route: route.fulfill(json={"requests": [row]}))
+    await viewer.show("#requests")
+    await page.locator("#request-list tbody tr").click()
+    await expect(page.locator("#request-content dd").first).to_have_text(HOSTILE)
+    await assert_harmless(page, "main")
+    await page.get_by_role("link", name="Requests of tenant").click()
+    await expect(page.locator("#request-filter [name=tenant]")).to_have_value(HOSTILE)
+    await assert_harmless(page, "main")
+
+
 async def test_a_hostile_response_is_text_in_the_playground_and_in_its_entry(
     viewer: Viewer, engines: EngineSet
 ) -> None:

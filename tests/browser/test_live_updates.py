@@ -34,7 +34,7 @@ async def test_requests_appear_with_the_reason_of_their_miss_and_link_to_their_e
     await expect(rows.nth(0)).to_contain_text("HIT")
     await expect(rows.nth(1)).to_contain_text("No similar request is known.")
     assert await is_same_document(page)
-    await rows.nth(0).get_by_role("link").click()
+    await rows.nth(0).get_by_role("link", name="Entry").click()
     await expect(page.locator("#entry-content pre.answer")).not_to_be_empty()
 
 

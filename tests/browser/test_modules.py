@@ -90,6 +90,8 @@ async def test_addresses_name_a_view_and_what_it_shows(page: Page) -> None:
         ("#cache/entry/rh%3A1%3Aa", "cache", "entry", "rh:1:a"),
         ("#cache/entry/%", "cache", "entry", "%"),
         ("#playground", "playground", "entries", None),
+        ("#requests?tenant=acme", "requests", "entries", None),
+        ("#request/a%2Fb", "request", "entries", "a/b"),
     ):
         route = await call(page, "routes", "parseRoute", address)
         assert (route["view"], route["tab"], route["detail"]) == (view, tab, detail)
@@ -138,11 +140,40 @@ async def test_a_reason_is_put_into_words(page: Page, request_row: dict[str, Any
     assert await call(page, "reasons", "reasonInWords", request_row) == words
 
 
+@pytest.mark.parametrize(
+    ("asked", "status", "words"),
+    [
+        (False, None, "Asking the routers"),
+        (False, {"redis": {"up": True}, "last_hour": {"requests": 3}}, "Asking the routers"),
+        (True, {"redis": {"up": False}, "last_hour": None}, "Redis is down"),
+        (True, {"redis": {"up": True}, "last_hour": {"requests": 3}}, "3 requests ended in the last hour"),
+        (True, {"redis": {"up": True}, "last_hour": {"requests": 0}}, "No request has ended in the last hour"),
+    ],
+)
+async def test_that_there_was_no_request_is_said_only_where_it_is_known(
+    page: Page, asked: bool, status: Any, words: str
+) -> None:
+    assert (await call(page, "requests", "whyNone", asked, status))[0].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("filters", "query", "text"),
+    [
+        ({}, "limit=200", "request"),
+        ({"show": "misses"}, "limit=200&hits=0", "request that is no hit"),
+        ({"tenant": "a&b", "show": "slow"}, "limit=200&tenant=a%26b&slow=1", "request of tenant a&b that was slow"),
+        ({"model": "m", "show": "failed"}, "limit=200&model=m&failed=1", "request at model m that failed"),
+    ],
+)
+async def test_the_routers_filter_the_requests(page: Page, filters: dict[str, str], query: str, text: str) -> None:
+    assert await call(page, "request_list", "requestQuery", filters) == query
+    assert await call(page, "request_list", "filterAsText", filters) == text
+
+
 async def test_a_page_that_is_open_for_weeks_does_not_grow(page: Page) -> None:
     script = """async () => {
         const {mountRequests} = await import("/dashboard/static/requests.js");
-        const update = mountRequests();
-        document.getElementById("requests-more").click();
+        const {update} = mountRequests();
         const nodes = [];
         for (let round = 0; round < 40; round += 1) {
             const requests = Array.from({length: 200}, (_, index) => ({
@@ -155,7 +186,7 @@ async def test_a_page_that_is_open_for_weeks_does_not_grow(page: Page) -> None:
         }
         return [document.querySelectorAll("#requests tbody tr").length, new Set(nodes).size];
     }"""
-    assert await page.evaluate(script) == [50, 1]
+    assert await page.evaluate(script) == [12, 1]
 
 
 async def markdown(page: Page, text: str) -> str:

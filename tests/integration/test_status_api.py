@@ -100,3 +100,21 @@ async def test_a_redis_that_takes_no_more_data_is_still_up(
     assert (status["redis"]["up"], status["redis"]["maxmemory"]) == (True, 1)
     assert status["last_hour"]["requests"] == 0
     assert (await get(router.http, "requests"))["requests"] == []
+
+
+async def test_requests_are_found_without_hits_and_each_is_explained_when_asked_for(
+    text: str, make_router: MakeRouter
+) -> None:
+    router = await make_router(text)
+    missed = (await router.chat("Why is the sea salty?")).headers["x-request-id"]
+    await router.chat("Why is the sea salty?")
+    both = (await get(router.http, "requests"))["requests"]
+    assert [(row["cache"], "words" in row) for row in both] == [("HIT", False), ("MISS", False)]
+    (row,) = (await get(router.http, "requests", hits=0, words=1))["requests"]
+    assert row["request_id"] == missed
+    # One that ended a moment ago, before it is published.
+    newest = (await router.chat("Why is the sky blue?")).headers["x-request-id"]
+    assert len((await get(router.http, "requests", id=newest))["requests"]) == 1
+    assert {"name": "cache", "text": "MISS, new: no similar request was known"} in row["words"]
+    wrong = await router.http.get("/admin/requests", params={"hits": "no"}, headers=ADMIN)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "hits")

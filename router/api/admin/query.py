@@ -13,9 +13,9 @@ def query_count(request: Request, name: str, *, default: int, largest: int) -> i
     return int(text)
 
 
-def query_flag(request: Request, name: str) -> bool:
-    """Whether a parameter is 1; False without it. Raises ApiError (400)."""
-    value = request.query_params.get(name, "0")
+def query_flag(request: Request, name: str, *, default: str = "0") -> bool:
+    """Whether a parameter is 1. Raises ApiError (400)."""
+    value = request.query_params.get(name, default)
     if value not in ("0", "1"):
         raise bad_request(f"`{name}` must be 0 or 1.", param=name, code="invalid_query")
     return value == "1"

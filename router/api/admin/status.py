@@ -16,8 +16,10 @@ from router.net.redis.url import parse_redis_url
 from router.shared.connection.redis_writes import RedisWrites
 from router.shared.status import latest_requests, router_snapshots, traffic
 from router.shared.status.latest_requests import RequestFilter
+from router.shared.status.request_explanation import explain
 from router.shared.status.router_snapshots import RouterSnapshot
 from router.shared.status.status_documents import (
+    ExplainedRequestsDocument,
     HistoryDocument,
     LastHour,
     RedisRow,
@@ -100,18 +102,25 @@ class StatusReader:
     async def latest_requests(
         self, limit: int, shown: RequestFilter = latest_requests.ALL, *, complete: bool = False
     ) -> RequestsDocument:
-        """`complete`: if nobody has watched, waits until all processes have published."""
-        # The dashboard asks every second, for the newest only.
-        count = limit if shown == latest_requests.ALL else latest_requests.MAX_REQUESTS
+        """`complete`: if nobody has watched, or a request of this id is not found, waits until all have published."""
         try:
-            if await self._mark_watched() and complete:
+            is_first = await self._mark_watched()
+            if is_first and complete:
                 await asyncio.sleep(_FIRST_SNAPSHOTS)
-            replies = await self._execute(latest_requests.read_commands(count))
+            rows = await self._read_requests(limit, shown)
+            if not rows and shown.request_id is not None and complete and not is_first:
+                await asyncio.sleep(_FIRST_SNAPSHOTS)  # it may have ended in the last second
+                rows = await self._read_requests(limit, shown)
         except RedisBackendError:
             own = [row for row in self._own_requests(self._clock()) if shown.shows(row)]
             return RequestsDocument(requests=tuple(own[:limit]), all_routers=False)
-        rows = self._pipeline.decode(partial(latest_requests.decode_requests, shown=shown), replies)
         return RequestsDocument(requests=tuple(rows[:limit]))
+
+    async def _read_requests(self, limit: int, shown: RequestFilter) -> list[RequestRow]:
+        # The dashboard asks every second, for the newest only.
+        count = limit if shown == latest_requests.ALL else latest_requests.MAX_REQUESTS
+        replies = await self._execute(latest_requests.read_commands(count))
+        return self._pipeline.decode(partial(latest_requests.decode_requests, shown=shown), replies)
 
     async def _mark_watched(self) -> bool:
         """Whether nobody has watched until now. Raises RedisBackendError."""
@@ -185,11 +194,20 @@ class StatusAdmin:
         return await self._reader.history(query_count(request, "minutes", default=HOUR, largest=traffic.MAX_MINUTES))
 
     async def requests(self, request: Request) -> Any:
-        """The parameter `limit`: how many at most. `id`, `tenant`, `model`, `failed=1` and `slow=1`: which ones."""
+        """The parameter `limit`: how many at most. `id`, `tenant`, `model`, `failed=1`, `slow=1`, `hits=0`: which ones.
+
+        `words=1`: each with an explanation.
+        """
         limit = query_count(request, "limit", default=_DEFAULT_REQUESTS, largest=SHOWN_REQUESTS)
         query = request.query_params
         shown = RequestFilter(
             request_id=query.get("id"), tenant=query.get("tenant"), model=query.get("model"),
             failed=query_flag(request, "failed"), slow=query_flag(request, "slow"),
+            hits=query_flag(request, "hits", default="1"),
         )  # fmt: skip
-        return await self._reader.latest_requests(limit, shown, complete=True)
+        with_words = query_flag(request, "words")
+        found = await self._reader.latest_requests(limit, shown, complete=True)
+        if not with_words:
+            return found
+        rows = tuple(map(explain, found.requests))
+        return ExplainedRequestsDocument(requests=rows, all_routers=found.all_routers)

@@ -13,6 +13,8 @@ import { announce, notify } from "./notices.js";
 import { mountOverview } from "./overview.js";
 import { Playground } from "./playground.js";
 import { mountPurge } from "./purge.js";
+import { showRequest } from "./request_detail.js";
+import { RequestList } from "./request_list.js";
 import { mountRequests } from "./requests.js";
 import { showRoute } from "./routes.js";
 import { mountTheme } from "./theme.js";
@@ -29,8 +31,9 @@ function start() {
   mountTheme(byId("theme"), byId("theme-text"));
   mountExplain();
   mountPurge();
-  const events = new LiveEvents(eventHandler(), connectionHandler());
-  followAddress(new EntryListing(), new Playground());
+  const requestList = new RequestList();
+  const events = new LiveEvents(eventHandler(requestList), connectionHandler());
+  followAddress(new EntryListing(), new Playground(), requestList);
   byId("sign-out").addEventListener("click", () => signOut().catch((error) => notify(error.message, { bad: true })));
   byId("skip").addEventListener("click", (event) => {
     event.preventDefault(); // the fragment names the view
@@ -40,7 +43,7 @@ function start() {
   events.start();
 }
 
-function eventHandler() {
+function eventHandler(requestList) {
   const overview = mountOverview();
   const engines = mountEngines();
   const hour = mountHour(byId("figures"), byId("charts"), byId("hour-empty"));
@@ -50,10 +53,12 @@ function eventHandler() {
       overview(status);
       engines(status.engines);
       hour.updateStatus(status);
+      requests.updateStatus(status);
+      requestList.updateStatus(status);
       suggestModels(status.models);
     },
     history: hour.updateHistory,
-    requests,
+    requests: requests.update,
   };
   return (name, data) => handlers[name](data);
 }
@@ -82,17 +87,20 @@ function connectionHandler() {
   };
 }
 
-function followAddress(listing, playground) {
+function followAddress(listing, playground, requestList) {
   let first = true;
   const follow = () => {
     const route = showRoute(location.hash);
     listing.leave();
+    requestList.leave();
     if (route.view === "cache" && route.tab === "entries") {
       listing.show(route.params);
       byId("entry-back").setAttribute("href", listingHash(Object.fromEntries(route.params)));
     }
     if (route.view === "cache" && route.tab === "entry") showEntry(route.detail ?? "");
     if (route.view === "playground") playground.show();
+    if (route.view === "requests") requestList.show(route.params);
+    if (route.view === "request") showRequest(route.detail ?? "");
     if (!first) scrollTo(0, 0);
     first = false;
   };

@@ -1,96 +1,50 @@
-/** The latest requests, newest first: what the cache did, and why. */
+/** The newest requests on the overview, and what is said where none can be shown. */
 
-import { cacheBadge } from "./badges.js";
-import { byId, cell, element, KeyedList } from "./dom.js";
-import { clock, count, milliseconds, UNKNOWN } from "./format.js";
-import { fillReasonTable, reasonInWords } from "./reasons.js";
+import { byId, element } from "./dom.js";
+import { plural } from "./format.js";
+import { fillReasonTable } from "./reasons.js";
+import { requestRows } from "./request_table.js";
 
-const MOST = 50;
-const FEW = 12;
-const FILTERS = {
-  all: () => true,
-  misses: ({ cache }) => ["MISS", "BYPASS"].includes(cache?.toUpperCase()),
-  failures: ({ status, outcome }) => status >= 400 || outcome === "failed" || outcome === "left",
-};
-const EMPTY = {
-  misses: "None of the latest requests is a miss.",
-  failures: "None of the latest requests failed.",
-};
+const SHOWN = 12;
 
+/** Returns `{update(document), updateStatus(status)}`. */
 export function mountRequests() {
-  const rows = new KeyedList(
-    byId("requests").tBodies[0],
-    (request) => `${request.at} ${request.router} ${request.request_id}`,
-    requestRow,
-  );
-  const filter = byId("requests-filter");
-  const whenEmpty = [...byId("requests-empty").childNodes];
-  const more = byId("requests-more");
-  let latest = [];
-  let limit = FEW;
+  const rows = requestRows(byId("requests"));
+  let latest = null;
+  let status = null;
   const show = () => {
-    const chosen = filter.querySelector("input:checked").value;
-    const shown = latest.filter(FILTERS[chosen]);
-    rows.update(shown.slice(0, limit));
-    more.hidden = shown.length <= limit;
+    const shown = (latest ?? []).slice(0, SHOWN);
+    rows.update(shown);
     byId("requests").hidden = shown.length === 0;
     byId("requests-empty").hidden = shown.length > 0;
-    byId("requests-empty").replaceChildren(...(latest.length ? [EMPTY[chosen] ?? ""] : whenEmpty));
+    if (shown.length === 0) byId("requests-empty").replaceChildren(...whyNone(latest !== null, status));
   };
-  filter.addEventListener("change", show);
-  more.addEventListener("click", () => {
-    limit = MOST;
-    show();
-  });
   fillReasonTable(byId("reasons").tBodies[0]);
   show();
-  return ({ requests }) => {
-    latest = requests.slice(0, MOST);
-    show();
+  return {
+    update: ({ requests }) => {
+      latest = requests;
+      show();
+    },
+    updateStatus: (newest) => {
+      status = newest;
+      if (!latest?.length) show();
+    },
   };
 }
 
-/** A request is over, so its row never changes. */
-function requestRow(request) {
-  const failed = request.status >= 400 || request.outcome === "failed";
-  const node = element(
-    "tr",
-    { "data-request": request.request_id },
-    element(
-      "th",
-      { scope: "row", title: `Request ${request.request_id} at router ${request.router}` },
-      clock(request.at),
-    ),
-    nameCell("Tenant", request.tenant),
-    nameCell("Model", request.model),
-    cell("Cache", {}, cacheBadge(request.cache)),
-    cell("Why", { class: "why" }, element("span", {}, whyParts(request))),
-    nameCell("Engine", request.engine),
-    cell("Status", { class: "number", "data-tone": failed ? "bad" : null }, String(request.status ?? UNKNOWN)),
-    cell("First token", { class: "number" }, milliseconds(request.ttft_ms)),
-    cell("Total", { class: "number" }, milliseconds(request.ms)),
-    cell("Tokens", { class: "number" }, count(request.completion_tokens)),
-    cell("Entry", {}, entryLink(request)),
-  );
-  return { node, update: () => {} };
-}
-
-function nameCell(label, name) {
-  return cell(label, {}, element("span", { class: "clipped", title: name }, name ?? UNKNOWN));
-}
-
-function whyParts(request) {
-  const words = reasonInWords(request);
-  if (!["MISS", "BYPASS"].includes(request.cache?.toUpperCase()) || !request.reason) return [words];
-  return [element("code", {}, request.reason), " ", words];
-}
-
-/** A bypassed request, or one that failed, has no entry. */
-function entryLink({ key, cache, status }) {
-  if (!key || cache?.toUpperCase() === "BYPASS" || status !== 200) return UNKNOWN;
-  return element(
-    "a",
-    { href: `#cache/entry/${encodeURIComponent(key)}`, title: key, "aria-label": `Entry ${key}` },
-    element("code", {}, key.split(":").at(-1).slice(0, 8)),
-  );
+/** Why no request is shown: that there was none is said only where it is known. `asked`: the routers have answered. */
+export function whyNone(asked, status) {
+  if (asked && status && !status.redis.up)
+    return ["Redis is down, and the process that answers remembers no such request. Others may: each router’s log has its own."];
+  if (!asked || !status) return ["Asking the routers…"];
+  const ended = status.last_hour?.requests ?? 0;
+  if (ended)
+    return [
+      `${plural(ended, "request")} ended in the last hour, but no router remembers one: the processes were started since. The logs have them.`,
+    ];
+  return [
+    "No request has ended in the last hour, and no router remembers an earlier one. ",
+    element("a", { href: "#playground" }, "Send one from the playground."),
+  ];
 }

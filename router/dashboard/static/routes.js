@@ -1,11 +1,13 @@
-/** The view that the address names: #overview, #cache?tenant=acme, #cache/entry/KEY, #cache/explain, #playground. */
+/** The view that the address names: #overview, #cache?tenant=acme, #cache/entry/KEY, #cache/explain, #playground, #requests?tenant=acme, #request/ID. */
 
-const VIEWS = ["overview", "cache", "playground"];
+const VIEWS = ["overview", "cache", "playground", "requests", "request"];
 const TABS = ["entries", "entry", "explain", "purge"];
 
 export function parseRoute(hash) {
   const [path, query = ""] = hash.replace(/^#/, "").split("?", 2);
-  const [view, tab, detail] = path.split("/");
+  const parts = path.split("/");
+  const [view, tab] = parts;
+  const detail = parts[view === "request" ? 1 : 2];
   return {
     view: VIEWS.includes(view) ? view : "overview",
     tab: TABS.includes(tab) ? tab : "entries",
@@ -27,7 +29,7 @@ export function showRoute(hash) {
   const route = parseRoute(hash);
   for (const view of VIEWS) document.getElementById(`view-${view}`).hidden = view !== route.view;
   for (const tab of TABS) document.getElementById(`tab-${tab}`).hidden = tab !== route.tab;
-  const current = { view: route.view, tab: route.tab === "entry" ? "entries" : route.tab };
+  const current = { view: route.view === "request" ? "requests" : route.view, tab: route.tab === "entry" ? "entries" : route.tab };
   for (const kind of ["view", "tab"]) {
     for (const link of document.querySelectorAll(`a[data-${kind}]`)) {
       if (link.dataset[kind] === current[kind]) link.setAttribute("aria-current", "page");

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.cache.redis_keys import NOTABLE_REQUESTS_KEY, RECENT_REQUESTS_KEY
+from router.core.types import CacheStatus
 from router.net.redis.commands import Command
 from router.shared.status.status_documents import RequestRow
 
@@ -23,13 +24,17 @@ _decoder: Final = msgspec.json.Decoder(RequestRow)
 
 
 class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which requests are shown; None: all. `failed`: those with an error. `slow`: slower than most of their model."""
+    """Which requests are shown; None: all.
+
+    `failed`: those with an error. `slow`: slower than most of their model. `hits`: with those that the cache served.
+    """
 
     request_id: str | None = None
     tenant: str | None = None
     model: str | None = None
     failed: bool = False
     slow: bool = False
+    hits: bool = True
 
     def shows(self, row: RequestRow) -> bool:
         return (
@@ -38,6 +43,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
             and self.model in (None, row.model)
             and (not self.failed or row.has_failed)
             and (not self.slow or (row.notable and not row.has_failed))
+            and (self.hits or row.cache != CacheStatus.HIT)
         )
 
 

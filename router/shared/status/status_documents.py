@@ -202,6 +202,19 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.status >= 400 or self.outcome == "failed"
 
 
+class ExplanationLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be said about a part of a request: `asked`, `answered`, `cache`, `time`, `engines` or `next`."""
+
+    name: str
+    text: str
+
+
+class ExplainedRow(RequestRow, frozen=True, kw_only=True):
+    """`words`: see router.shared.status.request_explanation. Several lines may have one name."""
+
+    words: tuple[ExplanationLine, ...] = ()
+
+
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """/admin/status. `last_hour`: None while Redis is down."""
 
@@ -223,4 +236,11 @@ class RequestsDocument(msgspec.Struct, frozen=True, kw_only=True):
     """/admin/requests: the newest first. `all_routers`: False while Redis is down, with the requests of one process."""
 
     requests: tuple[RequestRow, ...]
+    all_routers: bool = True
+
+
+class ExplainedRequestsDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """/admin/requests with `words=1`. A router of an earlier version leaves out the words."""
+
+    requests: tuple[ExplainedRow, ...]
     all_routers: bool = True

@@ -1,11 +1,12 @@
-"""What happened to a request, in words."""
+"""What happened to a request, in words: for `roundhouse why` and for the dashboard."""
 
 from collections.abc import Iterator, Mapping
-from datetime import datetime
 from typing import Final
 
+import msgspec
+
 from router.core.plural import pluralize
-from router.shared.status.status_documents import AttemptRow, RequestRow
+from router.shared.status.status_documents import AttemptRow, ExplainedRow, ExplanationLine, RequestRow
 
 _CACHE: Final[Mapping[str, str]] = {
     "HIT": "served from the cache",
@@ -65,22 +66,20 @@ _SLOW_PART: Final[Mapping[str, str]] = {
 _MISS: Final = "Compare it with other requests: docs/debugging-a-miss.md, or `roundhouse cache explain`."
 
 
-def explain(row: RequestRow) -> Iterator[str]:
-    """The lines about a request."""
-    yield f"{row.request_id}  {datetime.fromtimestamp(row.at).astimezone():%Y-%m-%d %H:%M:%S}"
-    yield _line("asked", _asked(row))
-    yield _line("answered", _answered(row))
-    yield _line("cache", _cache(row))
-    for number, (name, value) in enumerate(row.times.items()):
-        yield _line("time" if number == 0 else "", f"{value:>10,.2f} ms  {_TIMES.get(name, name)}")
-    for number, attempt in enumerate(row.attempts):
-        yield _line("engines" if number == 0 else "", _attempt(attempt))
+def explain(row: RequestRow) -> ExplainedRow:
+    return ExplainedRow(**msgspec.structs.asdict(row) | {"words": tuple(_lines(row))})
+
+
+def _lines(row: RequestRow) -> Iterator[ExplanationLine]:
+    yield ExplanationLine(name="asked", text=_asked(row))
+    yield ExplanationLine(name="answered", text=_answered(row))
+    yield ExplanationLine(name="cache", text=_cache(row))
+    for name, value in row.times.items():
+        yield ExplanationLine(name="time", text=f"{value:,.2f} ms {_TIMES.get(name, name)}")
+    for attempt in row.attempts:
+        yield ExplanationLine(name="engines", text=_attempt(attempt))
     if advice := _advice(row):
-        yield _line("next", advice)
-
-
-def _line(name: str, text: str) -> str:
-    return f"  {name:<9} {text}"
+        yield ExplanationLine(name="next", text=advice)
 
 
 def _asked(row: RequestRow) -> str:

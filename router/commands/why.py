@@ -2,6 +2,8 @@
 
 import asyncio
 import sys
+from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlencode
@@ -10,9 +12,9 @@ import typer
 
 from router.commands.admin_access import KEY_VARIABLE, KeyFileOption, UrlOption, admin_key, prompted_key, router_url
 from router.commands.console import ConfigOption, JsonOption, fail, print_err, printable, write_json
-from router.commands.why.explanation import explain
 from router.settings import DEFAULT_PATH
-from router.shared.status.status_documents import RequestsDocument
+from router.shared.status.request_explanation import explain
+from router.shared.status.status_documents import ExplainedRequestsDocument, ExplainedRow
 
 
 def why(
@@ -32,7 +34,7 @@ def why(
     """Show what happened to a request: what the cache said, how long it waited for what, and which engines failed."""
     from router.commands.admin_client import KeyRefusedError, RouterError
 
-    query = {"limit": "1", "id": request_id, "tenant": tenant}
+    query = {"limit": "1", "words": "1", "id": request_id, "tenant": tenant}
     if slow:
         query["slow"] = "1"
     if failed or (request_id is None and not slow):
@@ -54,18 +56,30 @@ def why(
         fail(_nothing_found(request_id, slow=slow))
     (row,) = found.requests
     if as_json:
-        write_json(row)
+        write_json(row if row.words else explain(row))
         return
-    for line in explain(row):
+    for line in screen(row):
         typer.echo(printable(" ".join(line.splitlines())))
 
 
-async def _ask(url: str, key: str | None, path: str) -> RequestsDocument:
+def screen(row: ExplainedRow) -> Iterator[str]:
+    """The lines about a request. A router of an earlier version sends no words, so they are made here."""
+    yield f"{row.request_id}  {datetime.fromtimestamp(row.at).astimezone():%Y-%m-%d %H:%M:%S}"
+    before = ""
+    for line in row.words or explain(row).words:
+        name = line.name if line.name != before else ""
+        before = line.name
+        amount, unit, rest = line.text.partition(" ms ")
+        text = f"{amount:>10}{unit} {rest}" if line.name == "time" else line.text
+        yield f"  {name:<9} {text}"
+
+
+async def _ask(url: str, key: str | None, path: str) -> ExplainedRequestsDocument:
     from router.commands.admin_client import AdminClient
 
     client = AdminClient(url, key, "list of the latest requests")
     try:
-        return await client.ask(path, RequestsDocument)
+        return await client.ask(path, ExplainedRequestsDocument)
     finally:
         await client.aclose()
 
