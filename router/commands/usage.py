@@ -13,7 +13,9 @@ from router.shared.accounting.retention import RETENTION_DAYS
 if TYPE_CHECKING:  # imported by the command, since they would slow all others down
     from router.store.admin.usage import Dimension, Usage, UsageSums
 
-_TITLES = ("requests", "hits", "coalesced", "prompt tokens", "completion", "estimated", "saved", "GPU seconds")
+_TITLES = (
+    "requests", "hits", "coalesced", "prompt tokens", "completion", "estimated", "saved", "GPU seconds", "refused",
+)  # fmt: skip
 
 
 def usage(
@@ -54,4 +56,4 @@ def _cells(sums: "UsageSums") -> list[str]:
         sums.requests, sums.hits, sums.coalesced, sums.prompt_tokens, sums.completion_tokens, sums.estimated_tokens,
         sums.saved_tokens,
     ]  # fmt: skip
-    return [*[f"{count:,}" for count in counts], f"{sums.gpu_seconds:,.1f}"]
+    return [*[f"{count:,}" for count in counts], f"{sums.gpu_seconds:,.1f}", f"{sums.refused:,}"]

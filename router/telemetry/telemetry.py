@@ -35,6 +35,8 @@ from router.upstream.engine import Engine
 
 _FROM_STORE: Final = (CacheStatus.HIT, CacheStatus.STALE)
 _WITHOUT_GENERATION: Final = (*_FROM_STORE, CacheStatus.COALESCED)  # none of these caused a generation
+# The statuses of limits, budgets and queues; the other refusals are mistakes of the client.
+_NO_ROOM: Final = (429, 503)
 # Seconds that counts may be missing from prometheus_client, and so from another worker's /metrics.
 _FLUSH_INTERVAL: Final = 0.25
 _MAX_SERIES: Final = 4096  # kinds of requests in the look-up table
@@ -140,6 +142,9 @@ class Telemetry:
             counters.append(
                 self._rejected.labels(kind.error_reason or "none", "none" if response.status == 401 else tenant).inc
             )
+            if response.status in _NO_ROOM:
+                reason = kind.error_reason or "none"
+                counters.append(partial(self._record_refused, tenant, kind.key_id, model, reason))
         if cache is not None:
             counters.append(self._cache.labels(tenant, model, cache.lower()).inc)
             if response.fallback_model is not None:
@@ -178,6 +183,9 @@ class Telemetry:
         self._usage.add_requests(tenant, key_id, model, cache, requests, tokens, seconds, joules)
         if cache in _WITHOUT_GENERATION:
             self._savings.record_saved(tenant, model, seconds, joules)
+
+    def _record_refused(self, tenant: str, key_id: str | None, model: str, reason: str, requests: float) -> None:
+        self._usage.add_refused(tenant, key_id, model, reason, int(requests))
 
     def _schedule_flush(self, series: _Series) -> None:
         if self._flush_timer is None:

@@ -9,12 +9,12 @@ from router.core.types import CacheStatus
 from router.flow.exchange import GenerationRecord
 from router.shared.accounting.daily_sums import Sender
 from router.shared.accounting.ledger import SavingsKind, SavingsLedger
-from router.shared.accounting.usage import MAX_ACCOUNTS, UsageKind, UsageLedger
+from router.shared.accounting.usage import MAX_ACCOUNTS, REFUSED, UsageLedger
 
 _Account = tuple[str, str | None, str]  # tenant, key id, model
 
 _FROM_STORE: Final = (CacheStatus.HIT, CacheStatus.STALE)
-_KINDS: Final = 11
+_KINDS: Final = 12
 _MAX_ACCOUNTS: Final = MAX_ACCOUNTS // _KINDS
 
 
@@ -33,9 +33,10 @@ class _Amounts:
         self.gpu_seconds_saved = 0.0
         self.joules_spent = 0.0
         self.joules_saved = 0.0
+        self.refused: dict[str, int] = {}  # by reason
 
-    def usage(self) -> list[tuple[UsageKind, float]]:
-        amounts: list[tuple[UsageKind, float]] = [
+    def usage(self) -> list[tuple[str, float]]:
+        amounts: list[tuple[str, float]] = [
             ("requests", self.requests),
             ("hits", self.hits),
             ("coalesced", self.coalesced),
@@ -44,6 +45,7 @@ class _Amounts:
             ("estimated_tokens", self.estimated_tokens),
             ("saved_tokens", self.saved_tokens),
             ("gpu_seconds", self.gpu_seconds),
+            *[(REFUSED + reason, count) for reason, count in self.refused.items()],
         ]
         return [each for each in amounts if each[1]]
 
@@ -57,6 +59,7 @@ class _Amounts:
             ("gpu_seconds_saved", self.gpu_seconds_saved),
             ("joules_spent", self.joules_spent),
             ("joules_saved", self.joules_saved),
+            ("refused", sum(self.refused.values())),
         ]
         return [each for each in amounts if each[1]]
 
@@ -66,6 +69,8 @@ class UsageCounter:
 
     - A request counts for the key that it was sent with. A hit, and one that shares a generation, saves tokens, seconds
       and energy.
+    - A request that is refused by a limit, a budget or a queue counts for its key by the reason. Where the cache was
+      asked before, it counts as a request, too.
     - A generation counts for the key of the request that started it, with what the rates and budgets count.
     """
 
@@ -95,6 +100,11 @@ class UsageCounter:
         amounts.saved_tokens += tokens
         amounts.gpu_seconds_saved += seconds
         amounts.joules_saved += joules or 0.0
+
+    def add_refused(self, tenant: str, key_id: str | None, model: str, reason: str, requests: int) -> None:
+        amounts = self._amounts_of(tenant, key_id, model)
+        if amounts is not None:
+            amounts.refused[reason] = amounts.refused.get(reason, 0) + requests
 
     def add_generation(self, generation: GenerationRecord, gpu_seconds: float) -> None:
         amounts = self._amounts_of_generation(generation)

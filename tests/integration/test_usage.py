@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.core.api_keys import hash_key, key_id
-from router.core.cache.redis_keys import usage_key
+from router.core.cache.redis_keys import savings_key, usage_key
 from router.shared.accounting import ledger, usage
 from router.shared.accounting.daily_sums import days_until, decode_sums
 from tests.support.cli_helpers import run_cli
@@ -84,6 +84,34 @@ async def test_a_generation_without_reported_usage_is_counted_as_an_estimate(
     assert "prompt_tokens" not in found
 
 
+async def test_refused_requests_are_counted_by_reason_also_of_a_tenant_that_got_nothing_else(
+    redis_server: RedisServer, engines: EngineSet, redis: Any, tmp_path: Path
+) -> None:
+    limits = "requests_per_minute = 1"
+    text = router_config(redis_server.url, engines.as_config(), rest=tables(limits))
+    async with RouterServer(text) as router:
+        first = await router.chat("The sea?", headers=bearer(BETA))
+        for status in (200, 429, 429):
+            assert (await router.chat("The moon?", headers=bearer(ACME))).status_code == status
+        assert (await router.chat("The sea?", headers=bearer(BETA), model="nobody's")).status_code == 404
+    day = days_until(float((await redis.time())[0]), 1)[0]
+    # As if another router had answered acme's first request, and lost its sums.
+    await redis.delete(savings_key(day))
+    for command, _ in ledger.add_commands(day, {("acme", "unknown", "refused"): 2, ("beta", "llama", "requests"): 1}):
+        await redis.execute_command(*command)
+    path = tmp_path / "roundhouse.toml"
+    path.write_text(text)
+    found = (await run_cli("usage", "--by", "tenant", "--json", "--config", path)).json()
+    acme, beta = found["rows"]
+    assert (acme["tenant"], acme["refused"], acme["refused_by"]) == ("acme", 2, {"requests_limit": 2})
+    assert (first.status_code, beta["requests"], beta["refused"], beta["refused_by"]) == (200, 1, 0, {})
+    assert (found["total"]["requests"], found["total"]["refused"]) == (2, 2)
+    by_key = (await run_cli("usage", "--by", "key", "--tenant", "acme", "--config", path)).stdout.splitlines()
+    assert (by_key[0].split()[-1], by_key[1].split()[0], by_key[1].split()[-1]) == ("refused", id_of(ACME), "2")
+    savings = (await run_cli("cache", "savings", "--json", "--config", path)).json()
+    assert {row["tenant"] for row in savings["rows"]} == {"beta"}
+
+
 # -- reports ----------------------------------------------------------------------------------------------------------
 
 
@@ -145,10 +173,10 @@ async def test_the_command_prints_a_table_with_a_total_and_refuses_what_it_does_
     today, yesterday = await fill(redis)
     table = (await run_cli("usage", "--by", "day,tenant", "--config", file)).stdout.splitlines()
     assert [line.split() for line in table[1:]] == [
-        [today, "acme", "10", "2", "0", "0", "2,000", "0", "0", "2.5"],
-        [yesterday, "acme", "1", "1", "0", "0", "1,000", "0", "0", "1.2"],
-        [yesterday, "beta", "5", "1", "0", "0", "1,000", "0", "0", "1.2"],
-        ["total", "16", "4", "0", "0", "4,000", "0", "0", "5.0"],
+        [today, "acme", "10", "2", "0", "0", "2,000", "0", "0", "2.5", "0"],
+        [yesterday, "acme", "1", "1", "0", "0", "1,000", "0", "0", "1.2", "0"],
+        [yesterday, "beta", "5", "1", "0", "0", "1,000", "0", "0", "1.2", "0"],
+        ["total", "16", "4", "0", "0", "4,000", "0", "0", "5.0", "0"],
     ]
     for options in (
         ["--by", "colour"], ["--from", "yesterday"], ["--days", 1, "--to", today], ["--days", 401], ["--tenant", "a:b"],

@@ -154,7 +154,7 @@ export class RequestList {
       const note = ofAllRouters ? "" : " Redis is down: they are those of the process that answers.";
       return `${some}${isFiltered ? `, each a ${what}` : ""}.${note}`;
     }
-    if (!isFiltered || !ofAllRouters) return whyNone(true, this.#status);
+    if (!isFiltered || !ofAllRouters) return whyNone(true, this.#status, ofAllRouters);
     return [
       `No router remembers a ${what}. Others may be remembered: `,
       element("a", { href: "#requests" }, "show all"),

@@ -34,8 +34,8 @@ export function mountRequests() {
 }
 
 /** Why no request is shown: that there was none is said only where it is known. `asked`: the routers have answered. */
-export function whyNone(asked, status) {
-  if (asked && status && !status.redis.up)
+export function whyNone(asked, status, redisUp = status?.redis.up) {
+  if (asked && status && !redisUp)
     return ["Redis is down, and the process that answers remembers no such request. Others may: each router’s log has its own."];
   if (!asked || !status) return ["Asking the routers…"];
   const ended = status.last_hour?.requests ?? 0;

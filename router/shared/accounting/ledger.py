@@ -18,9 +18,12 @@ log = logging.getLogger("roundhouse.savings")
 
 SavingsKind = Literal[
     "requests", "hits", "coalesced", "saved_tokens", "gpu_seconds_spent", "gpu_seconds_saved", "joules_spent",
-    "joules_saved",
+    "joules_saved", "refused",
 ]  # fmt: skip
-"""The kinds of sums. `hits` includes stale responses; for the others, see docs/operating.md."""
+"""The kinds of sums. `hits` includes stale responses; for the others, see docs/operating.md.
+
+`refused` is there so that a tenant whose requests were all refused is found.
+"""
 
 Account = tuple[str, str, SavingsKind]
 """Tenant, model, kind."""

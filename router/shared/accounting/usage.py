@@ -20,10 +20,13 @@ UsageKind = Literal[
     "requests", "hits", "coalesced", "prompt_tokens", "completion_tokens", "estimated_tokens", "saved_tokens",
     "gpu_seconds",
 ]  # fmt: skip
-"""The kinds of sums; see router.store.admin.usage.UsageSums."""
+"""The kinds of sums; see router.store.admin.usage.UsageSums. Requests that were refused: see REFUSED."""
 
-UsageAccount = tuple[str, str, str, UsageKind]
+UsageAccount = tuple[str, str, str, str]
 """Tenant, key id, model, kind."""
+
+REFUSED: Final = "refused:"
+"""With the reason after it, the kind of the requests that were refused for it. Earlier versions leave it out."""
 
 NO_KEY: Final = "-"
 """In place of a key id."""
@@ -55,6 +58,6 @@ class UsageLedger(DailySums[UsageAccount]):
     def __init__(self) -> None:
         super().__init__(add_commands, max_accounts=MAX_ACCOUNTS, log=log, name="usage")
 
-    def add(self, tenant: str, key_id: str | None, model: str, amounts: Iterable[tuple[UsageKind, float]]) -> None:
+    def add(self, tenant: str, key_id: str | None, model: str, amounts: Iterable[tuple[str, float]]) -> None:
         for kind, amount in amounts:
             self.add_amount((tenant, key_id or NO_KEY, model, kind), amount)

@@ -51,7 +51,7 @@ async def fetch_savings(client: RedisClient, days: int, tenant: str | None = Non
         SavingsRow(day=day, tenant=name, model=model, **_sums(sums))
         for day, reply in zip(names, replies, strict=True)
         for (name, model), sums in decode_sums(reply or {}).items()
-        if tenant in (None, name)
+        if tenant in (None, name) and sums.keys() != {"refused"}  # a tenant that was only refused saves nothing
     ]
     return Savings(rows=rows, total=add_up(rows))
 

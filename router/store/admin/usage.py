@@ -10,6 +10,7 @@ from router.errors import bad_request
 from router.shared.accounting import ledger, usage
 from router.shared.accounting.daily_sums import decode_sums, utc_day
 from router.shared.accounting.retention import RETENTION_DAYS
+from router.shared.accounting.usage import REFUSED
 from router.store.admin.scan import BATCH_SIZE, RedisClient, execute_commands, read_redis_clock
 from router.store.admin.usage_period import usage_days
 
@@ -17,6 +18,9 @@ Dimension = Literal["day", "tenant", "key", "model"]
 
 DIMENSIONS: Final[tuple[Dimension, ...]] = get_args(Dimension)
 
+_COUNTS: Final = (
+    "requests", "hits", "coalesced", "prompt_tokens", "completion_tokens", "estimated_tokens", "saved_tokens",
+)  # fmt: skip
 _MAX_TEXT: Final = 256  # characters of a parameter
 
 
@@ -28,6 +32,7 @@ class UsageSums(msgspec.Struct, frozen=True, kw_only=True):
     - `prompt_tokens`, `completion_tokens`: of generations, as engines report them. `estimated_tokens`: of generations
       for which an engine reported none. `saved_tokens`: completion tokens of hits and coalesced requests.
     - `gpu_seconds`: seconds of generation. See docs/limits.md.
+    - `refused`: by a limit, a budget or a queue, before an engine was selected; `refused_by`: these by the reason.
     """
 
     requests: int = 0
@@ -38,6 +43,8 @@ class UsageSums(msgspec.Struct, frozen=True, kw_only=True):
     estimated_tokens: int = 0
     saved_tokens: int = 0
     gpu_seconds: float = 0.0
+    refused: int = 0
+    refused_by: dict[str, int] = {}
 
 
 class UsageRow(UsageSums, frozen=True, kw_only=True, omit_defaults=False):
@@ -135,5 +142,10 @@ def _add(sums: dict[str, float], amounts: Mapping[str, float]) -> None:
 
 def _known(sums: Mapping[str, float]) -> dict[str, Any]:
     """The values of UsageSums; kinds of a later version are left out."""
-    fields = {field.name: field.type for field in msgspec.structs.fields(UsageSums)}
-    return {kind: round(sums[kind]) if fields[kind] is int else round(sums[kind], 3) for kind in fields if kind in sums}
+    known: dict[str, Any] = {kind: round(sums[kind]) for kind in _COUNTS if kind in sums}
+    refused_by = {kind.removeprefix(REFUSED): round(n) for kind, n in sorted(sums.items()) if kind.startswith(REFUSED)}
+    return known | {
+        "gpu_seconds": round(sums.get("gpu_seconds", 0.0), 3),
+        "refused": sum(refused_by.values()),
+        "refused_by": refused_by,
+    }

@@ -64,6 +64,19 @@ def test_the_savings_are_the_usage_without_the_keys(added: list[Any]) -> None:
         assert found == sum(each[position] or 0 for each in saving), kind
 
 
+def test_a_refused_request_counts_for_its_key_by_the_reason_and_its_tenant_is_found_in_the_savings() -> None:
+    counter = UsageCounter()
+    counter.add_refused("acme", "k", "unknown", "requests_limit", 2)
+    counter.add_refused("acme", "k", "unknown", "tokens_per_day_budget", 1)
+    counter.add_refused("acme", "k", "unknown", "requests_limit", 1)
+    assert sent(counter) == {
+        usage_key("acme", TODAY): {
+            "k/unknown/refused:requests_limit": 3.0, "k/unknown/refused:tokens_per_day_budget": 1.0,
+        },
+        savings_key(TODAY): {"acme/unknown/refused": 4.0},
+    }  # fmt: skip
+
+
 def test_a_generation_counts_for_its_key_and_its_seconds_and_energy_in_the_savings() -> None:
     counter = UsageCounter()
     generation = generation_record("acme", key_id="k", model="m", stream=True)
