@@ -1,7 +1,5 @@
 """`roundhouse why`: what happened to a request, on one screen."""
 
-import asyncio
-import sys
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +8,8 @@ from urllib.parse import urlencode
 
 import typer
 
-from router.commands.admin_access import KEY_VARIABLE, KeyFileOption, UrlOption, admin_key, prompted_key, router_url
+from router.commands.admin_access import KeyFileOption, UrlOption
+from router.commands.ask_router import ask_router
 from router.commands.console import ConfigOption, JsonOption, fail, print_err, printable, write_json
 from router.settings import DEFAULT_PATH
 from router.shared.status.request_explanation import explain
@@ -32,24 +31,15 @@ def why(
     as_json: JsonOption = False,
 ) -> None:
     """Show what happened to a request: what the cache said, how long it waited for what, and which engines failed."""
-    from router.commands.admin_client import KeyRefusedError, RouterError
-
     query = {"limit": "1", "words": "1", "id": request_id, "tenant": tenant}
     if slow:
         query["slow"] = "1"
     if failed or (request_id is None and not slow):
         query["failed"] = "1"
     path = f"/admin/requests?{urlencode({name: value for name, value in query.items() if value is not None})}"
-    address, key = router_url(url, config), admin_key(key_file, url, config)
-    try:
-        try:
-            found = asyncio.run(_ask(address, key, path))
-        except KeyRefusedError as error:
-            if not sys.stdin.isatty():
-                fail(f"{error} Set {KEY_VARIABLE} or --key-file.")
-            found = asyncio.run(_ask(address, prompted_key(), path))
-    except RouterError as error:
-        fail(str(error))
+    found = ask_router(
+        path, ExplainedRequestsDocument, "list of the latest requests", url=url, key_file=key_file, config=config
+    )
     if not found.all_routers:
         print_err("Redis is down: only the requests of the process that answered are known.")
     if not found.requests:
@@ -72,16 +62,6 @@ def screen(row: ExplainedRow) -> Iterator[str]:
         amount, unit, rest = line.text.partition(" ms ")
         text = f"{amount:>10}{unit} {rest}" if line.name == "time" else line.text
         yield f"  {name:<9} {text}"
-
-
-async def _ask(url: str, key: str | None, path: str) -> ExplainedRequestsDocument:
-    from router.commands.admin_client import AdminClient
-
-    client = AdminClient(url, key, "list of the latest requests")
-    try:
-        return await client.ask(path, ExplainedRequestsDocument)
-    finally:
-        await client.aclose()
 
 
 def _nothing_found(request_id: str | None, *, slow: bool) -> str:

@@ -4,10 +4,11 @@ import pytest
 
 from router.api.access.auth import hash_key
 from router.commands.admin_access import KEY_VARIABLE
-from tests.support.cli_helpers import run_cli
+from tests.support.cli_helpers import CommandResult, run_cli
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -47,3 +48,34 @@ async def test_a_missed_and_a_failed_request_are_explained_after_they_are_over(
         assert unknown.code == 1
         assert "no router remembers the request no-such-request" in unknown.stderr
         assert "sea" not in found.stdout + failure.stdout
+
+
+async def test_the_cache_explains_a_request_that_was_sent_by_its_id(
+    make_router: MakeRouter, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, ADMIN_KEY)
+    async with SimulatedEngine(model="meta-llama/Llama-Simulated") as engine:
+        auth = f'[auth]\nadmin_keys = ["{hash_key(ADMIN_KEY.encode())}"]\n'
+        router = await make_router(router_config(redis_server.url, {"e1": ("llama", "any", engine.url)}, rest=auth))
+        await asked(router, "Why is the sea salty?")
+        other = await router.chat("Why is the sea salty?", temperature=1)
+
+        async def explained(request_id: str) -> CommandResult:
+            return await run_cli("cache", "explain", "--id", request_id, "--url", router.url)
+
+        async def is_stored() -> bool:
+            return "is stored at the key now" in (await explained(other.headers["x-request-id"])).stdout
+
+        await eventually(is_stored)
+        found = await explained(other.headers["x-request-id"])
+        first, key, *rest = found.stdout.splitlines()
+        assert first.startswith(f"{other.headers['x-request-id']} of tenant default, model llama: MISS (")
+        assert key == other.headers["x-cache-key"]
+        assert "  differs in params: the other fields, such as temperature" in found.stdout
+        assert rest[-1] == "1 entry of the tenant compared"
+        no_lookup = await router.chat("Why?", headers={"cache-control": "no-store"})
+        found = await explained(no_lookup.headers["x-request-id"])
+        assert found.stdout.splitlines()[0].endswith("BYPASS (no-store)")
+        unknown = await explained("no-such-request")
+        assert unknown.code == 1
+        assert unknown.stderr.endswith("No router remembers this request.\n")

@@ -95,6 +95,7 @@ class AdminRoutes:
             ("POST", "/admin/cache/purge", self.purge),
             ("POST", "/admin/cache/grep", grep_handler(self._redis)),
             ("POST", "/admin/cache/explain", self.explain),
+            ("GET", "/admin/cache/explain", self.explain_sent),
             ("GET", "/admin/status", self._status_admin.status),
             ("GET", "/admin/history", self._status_admin.history),
             ("GET", "/admin/requests", self._status_admin.requests),
@@ -175,6 +176,11 @@ class AdminRoutes:
     async def explain(self, request: Request) -> Any:
         body = await self._read_body(request, self._max_body + EXPLAIN_OVERHEAD)
         return await self._explainer.explain(decode_explained(body, ExplainRequest))
+
+    async def explain_sent(self, request: Request) -> Any:
+        """A request that was sent, by its `id`."""
+        row = await self._status_admin.request_by_id(request)
+        return await self._explainer.explain_sent(row)
 
     async def make_sign_in_link(self, request: Request) -> Any:
         """`path` goes after the router's URL: a browser does not send what follows `#`, so no log has it."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from router.api.admin.query import query_count, query_flag
+from router.errors import NOT_FOUND, ApiError
 from router.net.redis.commands import Command
 from router.net.redis.errors import RedisBackendError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
@@ -102,18 +103,23 @@ class StatusReader:
     async def latest_requests(
         self, limit: int, shown: RequestFilter = latest_requests.ALL, *, complete: bool = False
     ) -> RequestsDocument:
-        """`complete`: if nobody has watched, or a request of this id is not found, waits until all have published."""
+        """`complete`: those of other processes, too, that have ended within the last second or before anyone watched.
+
+        That takes a second if nobody has watched, or to find one by its id.
+        """
         try:
             is_first = await self._mark_watched()
             if is_first and complete:
                 await asyncio.sleep(_FIRST_SNAPSHOTS)
             rows = await self._read_requests(limit, shown)
-            if not rows and shown.request_id is not None and complete and not is_first:
-                await asyncio.sleep(_FIRST_SNAPSHOTS)  # it may have ended in the last second
-                rows = await self._read_requests(limit, shown)
+            if complete:
+                rows = latest_requests.merge(rows, self._own_requests(self._clock()), shown)
+                if not rows and shown.request_id is not None and not is_first:
+                    await asyncio.sleep(_FIRST_SNAPSHOTS)
+                    rows = await self._read_requests(limit, shown)
         except RedisBackendError:
-            own = [row for row in self._own_requests(self._clock()) if shown.shows(row)]
-            return RequestsDocument(requests=tuple(own[:limit]), all_routers=False)
+            rows = latest_requests.merge([], self._own_requests(self._clock()), shown)
+            return RequestsDocument(requests=tuple(rows[:limit]), all_routers=False)
         return RequestsDocument(requests=tuple(rows[:limit]))
 
     async def _read_requests(self, limit: int, shown: RequestFilter) -> list[RequestRow]:
@@ -211,3 +217,11 @@ class StatusAdmin:
             return found
         rows = tuple(map(explain, found.requests))
         return ExplainedRequestsDocument(requests=rows, all_routers=found.all_routers)
+
+    async def request_by_id(self, request: Request) -> RequestRow:
+        """The parameter `id`. Raises ApiError: 404 if no router remembers the request."""
+        shown = RequestFilter(request_id=request.query_params.get("id", ""))
+        found = await self._reader.latest_requests(1, shown, complete=True)
+        if not found.requests:
+            raise ApiError(404, "No router remembers this request.", kind=NOT_FOUND, param="id", code="no_such_request")
+        return found.requests[0]

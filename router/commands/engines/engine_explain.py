@@ -1,21 +1,13 @@
 """`roundhouse engines explain`: which engine a router would send a request to now, and why."""
 
-import asyncio
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
-from router.commands.admin_access import (
-    KEY_VARIABLE,
-    KeyFileOption,
-    UrlOption,
-    admin_key,
-    prompted_key,
-    router_url,
-)
+from router.commands.admin_access import KeyFileOption, UrlOption
+from router.commands.ask_router import ask_router
 from router.commands.console import ConfigOption, JsonOption, fail, printable, write_json, write_table
 from router.commands.request_body import RequestFile, read_request_body
 from router.core.endpoints.chat import CHAT
@@ -43,37 +35,19 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Explain which engine a running router would send a request to now; nothing is sent to an engine."""
-    from router.commands.admin_client import KeyRefusedError, RouterError
-    from router.flow.explain.choice_explainer import ChoiceRequest
+    from router.flow.explain.choice_explainer import ChoiceExplanation, ChoiceRequest
 
-    address, key = router_url(url, config), admin_key(key_file, url, config)
     body = read_request_body(file, _MAX_BODY)
     try:
         msgspec.json.decode(body)  # Raw is not checked, and would end up in the middle of another document
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fail(f"{file}: the body is not JSON: {error}")
     question = msgspec.json.encode(ChoiceRequest(body, tenant, path, session))
-    try:
-        try:
-            explanation = asyncio.run(_ask(address, key, question))
-        except KeyRefusedError as error:
-            if not sys.stdin.isatty():
-                fail(f"{error} Set {KEY_VARIABLE} or --key-file.")
-            explanation = asyncio.run(_ask(address, prompted_key(), question))
-    except RouterError as error:
-        fail(str(error))
+    explanation = ask_router(
+        "/admin/engines/explain", ChoiceExplanation, "explanation of choices",
+        url=url, key_file=key_file, config=config, question=question,
+    )  # fmt: skip
     write_json(explanation) if as_json else _write(explanation)
-
-
-async def _ask(url: str, key: str | None, question: bytes) -> "ChoiceExplanation":
-    from router.commands.admin_client import AdminClient
-    from router.flow.explain.choice_explainer import ChoiceExplanation
-
-    client = AdminClient(url, key, "explanation of choices")
-    try:
-        return await client.ask("/admin/engines/explain", ChoiceExplanation, question)
-    finally:
-        await client.aclose()
 
 
 def _write(explanation: "ChoiceExplanation") -> None:

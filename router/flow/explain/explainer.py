@@ -6,7 +6,8 @@ from typing import Any, Final, Literal, assert_never
 import msgspec
 
 from router.core.cache.cache_control import NO_DIRECTIVES
-from router.core.cache.fingerprint import MissReason
+from router.core.cache.fingerprint import Fingerprint, MissReason
+from router.core.cache.key_parts import KeyParts
 from router.core.cache.policy import RemoteContentPolicy, decide_caching
 from router.core.cache.policy import StorePolicy as StorePolicy
 from router.core.cache.redis_keys import EMPTY_HASH
@@ -17,8 +18,9 @@ from router.core.types import DEFAULT_TENANT, CacheStatus, Task
 from router.errors import bad_request
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
+from router.shared.status.status_documents import RequestRow
 from router.store.admin.listing import EntrySummary, fetch_summaries
-from router.store.admin.nearest import NearestEntry, find_nearest
+from router.store.admin.nearest import NearestEntry, decode_ascii, find_nearest
 from router.store.admin.purge_record import is_purged
 from router.store.admin.scan import RedisClient, execute_commands, read_redis_clock
 from router.store.codec import decode_entry
@@ -86,6 +88,27 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     differs: list[str] = []
 
 
+class SentExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cache said to a request that was sent, and how its key compares with what is stored now.
+
+    - `result`, `reason`: X-Cache and X-Cache-Reason of the response. `at`: seconds since the epoch.
+    - `key` is None if nothing was looked up; then so are `nearest` and `entry`. `entry` is what is at the key now.
+    - `why` is a sentence about now. `differs` describes in words the parts in which `nearest` differs.
+    """
+
+    request_id: str
+    at: float
+    tenant: str
+    model: str
+    result: str
+    reason: str | None
+    key: str | None
+    why: str
+    entry: EntrySummary | None = None
+    nearest: NearestEntry | None = None
+    differs: list[str] = []
+
+
 class Explainer:
     """Explains requests as a router with this configuration would handle them.
 
@@ -131,6 +154,32 @@ class Explainer:
             result=CacheStatus.MISS, reason=reason, why=why, state=state, nearest=nearest_entry,
             differs=[_PART_DESCRIPTIONS[part] for part in nearest_entry.differs], **common,
         )  # fmt: skip
+
+    async def explain_sent(self, row: RequestRow) -> SentExplanation:
+        """A request by what is known of it afterwards, its key. Raises RedisBackendError."""
+        sent: dict[str, Any] = {
+            "request_id": row.request_id,
+            "at": row.at,
+            "tenant": row.tenant,
+            "model": row.model,
+            "result": row.cache or "",
+            "reason": row.reason,
+            "key": row.key,
+        }
+        parts = KeyParts.try_parse(row.key or "")
+        if parts is None:
+            return SentExplanation(why="Nothing was looked up for this request.", **sent)
+        (halves,) = await execute_commands(self._client, [("HMGET", parts.text, "question", "params")])
+        (entry,) = await fetch_summaries(self._client, [parts.text])
+        # The halves of the key's last part stand in the entry only. Without one, a difference in either is `query`.
+        fingerprint = Fingerprint(parts, *(decode_ascii(half) for half in halves or (None, None)))
+        nearest = await find_nearest(self._client, fingerprint, parts.text, self._max_compared)
+        if entry is not None:
+            why = "A response is stored at the key now; an equal request is a hit until it expires."
+        else:
+            why = f"Nothing is stored at the key now. {_explain_absence(nearest)[1]}"
+        differs = [_PART_DESCRIPTIONS[part] for part in nearest.differs]
+        return SentExplanation(why=why, entry=entry, nearest=nearest, differs=differs, **sent)
 
     async def _key_state(self, parsed: ParsedRequest) -> tuple[KeyState, EntrySummary | None]:
         key = parsed.key

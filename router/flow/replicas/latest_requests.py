@@ -51,20 +51,24 @@ class LatestRequests:
 
     def kept(self, now: float) -> list[RequestRow]:
         """All that are kept, the newest first; they count as not taken. `now`: as in `take`."""
+        self._set_offset(now)
         ended = {each[0]: each for each in (*self._recent, *self._failed, *self._slow)}
-        return [self._row(ended[number], now - self._clock()) for number in sorted(ended, reverse=True)]
+        return [self._row(ended[number], self._offset) for number in sorted(ended, reverse=True)]
 
     def take(self, now: float, *, everything: bool = False) -> tuple[list[RequestRow], list[RequestRow]]:
         """The requests that were not taken yet, and of these the ones that failed or were slow; the oldest first.
 
         `now`: seconds since the epoch. `everything`: those that were taken, too.
         """
-        # The same for all that are taken, so that a row that is taken again is the same text.
-        if abs(now - self._clock() - self._offset) > _CLOCK_WAS_SET:
-            self._offset = now - self._clock()
+        self._set_offset(now)
         after = 0 if everything else self._taken
         self._taken = self._count
         return self._rows(self._recent, after), self._rows(sorted([*self._failed, *self._slow], key=_number), after)
+
+    def _set_offset(self, now: float) -> None:
+        # The same each time, so that a row that is made again is the same text.
+        if abs(now - self._clock() - self._offset) > _CLOCK_WAS_SET:
+            self._offset = now - self._clock()
 
     def _rows(self, ring: Iterable[_Ended], after: int) -> list[RequestRow]:
         return [self._row(each, self._offset) for each in ring if each[0] > after]

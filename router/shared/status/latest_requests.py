@@ -4,7 +4,8 @@ rh:1:requests:recent      a sorted set: RequestRows as JSON, by their end
 rh:1:requests:notable     the same, of those that failed or were slow
 """
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -76,13 +77,17 @@ def read_commands(count: int = MAX_REQUESTS) -> list[Command]:
 
 def decode_requests(replies: Sequence[Any], shown: RequestFilter = ALL) -> list[RequestRow]:
     """The newest first, each once; what cannot be decoded is left out."""
-    rows: dict[tuple[str, str, float], RequestRow] = {}
-    for value in (value for reply in replies for value in reply or ()):
+    return merge(_decode(value for reply in replies for value in reply or ()), (), shown)
+
+
+def _decode(values: Iterable[bytes]) -> Iterator[RequestRow]:
+    for value in values:
         if len(value) <= _MAX_ROW:
-            try:
-                row = _decoder.decode(value)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-            if shown.shows(row):
-                rows[row.router, row.request_id, row.at] = row
-    return sorted(rows.values(), key=lambda row: row.at, reverse=True)
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                yield _decoder.decode(value)
+
+
+def merge(rows: Iterable[RequestRow], others: Iterable[RequestRow], shown: RequestFilter) -> list[RequestRow]:
+    """Those that are shown, the newest first, each once."""
+    found = {(row.router, row.request_id, row.at): row for row in (*rows, *others) if shown.shows(row)}
+    return sorted(found.values(), key=lambda row: row.at, reverse=True)

@@ -63,7 +63,7 @@ _SLOW_PART: Final[Mapping[str, str]] = {
     "first_token_ms": "The engine was slow to begin: docs/runbooks.md, “Time to first token high”.",
     "connect_ms": "New connections to the engine were slow: its machine or the network is busy.",
 }
-_MISS: Final = "Compare it with other requests: docs/debugging-a-miss.md, or `roundhouse cache explain`."
+_MISS: Final = "Compare it with what is stored: `roundhouse cache explain --id {id}`, docs/debugging-a-miss.md."
 
 
 def explain(row: RequestRow) -> ExplainedRow:
@@ -125,4 +125,4 @@ def _advice(row: RequestRow) -> str | None:
     parts = {name: value for name, value in row.times.items() if name in _SLOW_PART}
     if row.notable and parts:
         return _SLOW_PART[max(parts, key=lambda name: parts[name])]
-    return _MISS if row.cache == "MISS" else None
+    return _MISS.format(id=row.request_id) if row.cache == "MISS" else None

@@ -37,7 +37,7 @@ async def find_nearest(client: RedisClient, wanted: Fingerprint, key: str, max_c
         )
         for other, values in zip(others, replies, strict=True):
             question, params, created = values or (b"", b"", None)
-            stored = entry_fingerprint(other, _decode_ascii(question), _decode_ascii(params))
+            stored = entry_fingerprint(other, decode_ascii(question), decode_ascii(params))
             if stored is None:
                 continue
             looked_at += 1
@@ -67,5 +67,5 @@ def _dissimilarity(wanted: Fingerprint, stored: Fingerprint) -> int:
     return -sum(shared)
 
 
-def _decode_ascii(value: bytes | None) -> str:
+def decode_ascii(value: bytes | None) -> str:
     return (value or b"").decode("ascii", "replace")
