@@ -66,7 +66,7 @@ def test_the_cache_is_in_words(fields: dict[str, Any], line: str) -> None:
         ({"status": 429, "error": "tokens_per_day_budget", "cache": None}, "A budget of the tenant"),
         ({"attempts": (AttemptRow(engine="e", result="reset", ms=1.0),)}, "1 attempt failed"),
         ({"notable": True, "times": {"lookup_ms": 900.0}}, "Redis was slow"),
-        ({}, "Compare it with other requests"),
+        ({}, "Compare it with what is stored: `roundhouse cache explain --id "),
     ],
 )
 def test_the_next_step_follows_from_the_cause(fields: dict[str, Any], words: str) -> None:
