@@ -1,7 +1,7 @@
 """`roundhouse status`: whether a router and what it needs are well, on one screen and as an exit code."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -10,12 +10,14 @@ import typer
 
 from router.commands.admin_access import UrlOption, router_url
 from router.commands.console import ConfigOption, JsonOption, printable, write_json, write_table
-from router.core.plural import pluralize
 from router.settings import DEFAULT_PATH
+from router.shared.status.status_documents import Problem
 
 State = Literal["healthy", "degraded", "unhealthy", "unreachable"]
 
 EXIT_CODES: Final[Mapping[State, int]] = {"healthy": 0, "degraded": 1, "unhealthy": 2, "unreachable": 2}
+
+_MAX_PROBLEMS: Final = 12  # lines; all of them are in the JSON
 
 
 class EngineHealth(msgspec.Struct, frozen=True):
@@ -40,6 +42,7 @@ class Health(msgspec.Struct, frozen=True):
     redis: str
     engines: dict[str, EngineHealth]
     reason: str | None = None
+    problems: list[Problem] | None = None
 
 
 class RouterStatus(msgspec.Struct, frozen=True):
@@ -79,24 +82,14 @@ async def read_status(url: str) -> RouterStatus:
         return _unreachable(url, f"it does not answer ({type(error).__name__})")
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _unreachable(url, "it is not a router, or of another version")
-    return RouterStatus(url, health.status, list(find_problems(health)), found, health.redis, health.engines)
+    return RouterStatus(url, health.status, problem_words(health), found, health.redis, health.engines)
 
 
-def find_problems(health: Health) -> Iterator[str]:
-    if health.reason is not None:
-        yield health.reason
-    for state, words in (("down", "down"), ("refused", "refusing the router's key")):
-        # An engine that sleeps is meant to be down, see router.flow.attempts.waking.
-        names = [name for name, engine in health.engines.items() if engine.state == state and not engine.asleep]
-        if names:
-            verb = "is" if len(names) == 1 else "are"
-            yield f"{pluralize(len(names), 'engine')} {verb} {words}: {', '.join(names)}"
-    if health.redis == "down":
-        yield "Redis is down: every request is a bypass"
-    elif health.redis != "up":
-        yield f"Redis takes no writes ({health.redis}): nothing is stored"
-    if names := [name for name, engine in health.engines.items() if engine.breaker == "open"]:
-        yield f"the breaker of {', '.join(names)} is open"
+def problem_words(health: Health) -> list[str]:
+    """As the router says them; one of a former version says only the reason."""
+    if health.problems is None:
+        return [] if health.reason is None else [health.reason]
+    return [problem.words for problem in health.problems]
 
 
 def _unreachable(url: str, problem: str) -> RouterStatus:
@@ -107,8 +100,10 @@ def _write(found: RouterStatus) -> None:
     version = f"  {found.version}" if found.version is not None else ""
     redis = f"  Redis {found.redis}" if found.redis is not None else ""
     typer.echo(printable(f"{found.status}  {found.url}{version}{redis}"))
-    for problem in found.problems:
+    for problem in found.problems[:_MAX_PROBLEMS]:
         typer.echo(printable(f"  {problem}"))
+    if (more := len(found.problems) - _MAX_PROBLEMS) > 0:
+        typer.echo(f"  … {more} more")
     if found.engines:
         typer.echo()
         titles = ("engine", "model", "task", "state", "breaker", "in flight", "running", "waiting", "kv cache")

@@ -92,7 +92,7 @@ def _build_parts(
         rules=rules,
         is_draining=lambda: process_state.draining,
     )
-    status = build_status(settings, process_state, redis, engines)
+    status = build_status(settings, process_state, redis, engines, auth)
     admin_routes = build_admin_routes(settings, process_state, services, engines, resolver, rules, status)
     # Late: if something above raises, nothing holds a tracer.
     record_dropped, former = process_state.telemetry.record_dropped_spans, old.tracer if old is not None else None

@@ -7,7 +7,7 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry
 from prometheus_client.samples import Sample
 
-from router.shared.status.traffic import SECONDS, first_token_name
+from router.shared.status.traffic import MAX_REFUSED, REJECTED_PREFIX, SECONDS, first_token_name, rejected_name
 
 # By the name of a sample: the label that decides, and by its value the name of the count.
 _COUNTS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
@@ -40,8 +40,8 @@ class TrafficCounter:
         self._flush = flush
         collectors: Mapping[str, Any] = registry._names_to_collectors  # noqa: SLF001 - see above
         self._counters = {name: collectors[name] for name in (_REQUESTS, *_COUNTS) if name in collectors}
-        # A registry each: one for both reads them in the order of a set, which differs between processes.
-        self._registries = [registry.restricted_registry((name,)) for name in (_REJECTED, _TTFT_BUCKET)]
+        self._rejected = collectors.get(_REJECTED)
+        self._first_tokens = registry.restricted_registry((_TTFT_BUCKET,))
         self._taken = self._totals()  # the file of a former process with this pid may have counts
 
     def take(self) -> Mapping[str, int]:
@@ -49,7 +49,7 @@ class TrafficCounter:
         self._flush()
         totals = self._totals()
         taken, self._taken = self._taken, totals
-        return totals - taken
+        return _without_rare_refusals(totals - taken)
 
     def _totals(self) -> Counter[str]:
         totals: Counter[str] = Counter()
@@ -59,12 +59,10 @@ class TrafficCounter:
             else:
                 label, names = _COUNTS[name]
                 _add_counts(totals, names, _values_by_label(counter, label))
-        for registry in self._registries:
-            for family in registry.collect():
-                if family.type == "histogram":
-                    _add_buckets(totals, family.samples)
-                else:
-                    totals["rejected"] += sum(int(sample.value) for sample in family.samples)
+        if self._rejected is not None:
+            _add_rejected(totals, self._rejected)
+        for family in self._first_tokens.collect():
+            _add_buckets(totals, family.samples)
         return totals
 
 
@@ -87,6 +85,23 @@ def _add_counts(totals: Counter[str], names: Mapping[str, str], values: Mapping[
     for label, name in names.items():
         value = values.get(label, 0.0)
         totals[name] += round(1000 * value if name in SECONDS else value)
+
+
+def _add_rejected(totals: Counter[str], counter: Any) -> None:
+    """In all, and by reason and tenant."""
+    reason, tenant = (counter._labelnames.index(label) for label in ("reason", "tenant"))  # noqa: SLF001 - as above
+    for labels, child in counter._metrics.items():  # noqa: SLF001 - as above
+        value = int(child._value.get())  # noqa: SLF001 - as above
+        totals["rejected"] += value
+        totals[rejected_name(labels[reason], labels[tenant])] += value
+
+
+def _without_rare_refusals(counts: Counter[str]) -> Counter[str]:
+    """What is stored of a minute is bounded, however many tenants are refused."""
+    refused = Counter({name: count for name, count in counts.items() if name.startswith(REJECTED_PREFIX)})
+    for name, _ in refused.most_common()[MAX_REFUSED:]:
+        del counts[name]
+    return counts
 
 
 def _add_buckets(totals: Counter[str], samples: Iterable[Sample]) -> None:

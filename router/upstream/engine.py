@@ -12,6 +12,7 @@ from router.core.routing.context_length import ContextNeed
 from router.core.routing.draft_models.draft_performance import DraftStatus
 from router.core.routing.ranking import EngineSnapshot
 from router.core.types import EngineTask, Task
+from router.net.client.errors import MAX_CAUSE
 from router.net.client.target import RequestTarget
 from router.settings.replicas import replica_id
 from router.settings.tables import EngineKind
@@ -32,6 +33,7 @@ log = logging.getLogger("roundhouse.engines")
 UNBOUNDED_IN_FLIGHT: Final = 256
 """The bound that a capacity below 1 is a share of, at an engine without a bound: vLLM's default of max_num_seqs."""
 
+_RECENT: Final = 60.0  # seconds; failures before an engine goes down that belong to it
 _MIN_SECRET: Final = 8  # bytes; shorter texts are no secrets, and may be part of any message
 
 
@@ -59,23 +61,29 @@ class Engine:
     - `revision`: what its weights are, if that is not the model's revision.
     - `watch`: of the requests that wait for it.
     - `access`: whether it lets the router in. While it does not, `up` is False.
+    - `since`: when its state began, in seconds since the epoch by the own clock; None before the first check.
+    - `cause`: why it is down, in a few words. `failures`: requests that it failed as it went down, and since.
     """
 
     __slots__ = (
         "_all_slots",
+        "_failed_at",
         "_logged_refusal",
         "_slots",
+        "_state",
         "_targets",
         "access",
         "adapters",
         "announced",
         "baseline",
+        "cause",
         "config",
         "draft",
         "drafts",
         "drained",
         "energy",
         "external_load",
+        "failures",
         "family",
         "gauges",
         "has_draft",
@@ -91,6 +99,7 @@ class Engine:
         "revision",
         "served_model",
         "share",
+        "since",
         "task",
         "tokens_per_step_by_bin",
         "traits",
@@ -144,6 +153,11 @@ class Engine:
         self.watch = EngineWatch()
         self.access = EngineAccess()
         self._logged_refusal: int | None = None
+        self._state: EngineState = "unknown"
+        self.since: float | None = None
+        self.cause = ""
+        self.failures = 0
+        self._failed_at = 0.0
         self.set_announced(announced)
 
     def change(self, *, baseline: str | None, revision: str | None) -> None:
@@ -301,10 +315,29 @@ class Engine:
                 log.warning("engine %s is down: %s", self.name, cause or "it does not answer")
         self._logged_refusal = self.access.refused
         self.up = up
+        self._note_state(cause)
         if not up:  # what comes up may be another server
             self.kind = self.config.kind
             self.traits = traits_of(self.kind, self.config.stated_traits)
             self.unserved_paths.clear()
+
+    def _note_state(self, cause: str) -> None:
+        state = self.state
+        if state != self._state:
+            self._state, self.since, self.cause = state, time.time(), ""
+        if state == "up":
+            self.failures = 0
+        elif self.access.refused is not None:
+            self.cause = f"status {self.access.refused}"
+        elif cause:  # the latest: a check tells more than the request that found it down
+            self.cause = cause[:MAX_CAUSE]
+
+    def note_failure(self, now: float) -> None:
+        """A request failed here, and it was the engine's fault. `now`: seconds of a monotonic clock."""
+        if self.up is not False and now - self._failed_at > _RECENT:
+            self.failures = 0
+        self.failures += 1
+        self._failed_at = now
 
     def _log_refused(self, status: int) -> None:
         if self._logged_refusal is None:
@@ -347,6 +380,8 @@ class Engine:
             previous.gauges,
             previous.external_load,
         )
+        self._state, self.since, self.cause = previous._state, previous.since, previous.cause  # noqa: SLF001 - its own kind
+        self.failures, self._failed_at = previous.failures, previous._failed_at  # noqa: SLF001 - as above
         self.watch = previous.watch  # it has the requests that are in flight
         self.learn_kind(previous.kind)
         self.drafts, self.has_draft = previous.drafts, self.has_draft or previous.has_draft

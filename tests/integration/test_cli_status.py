@@ -1,5 +1,6 @@
 """`roundhouse status` and `models`, and the names that people guess for other commands."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,11 @@ async def test_a_degraded_router_has_exit_code_1_and_names_what_is_wrong(
 
     async def degraded() -> Any:
         result = await run_cli("status", "--url", router.url, "--json")
-        return result if "Redis is down: every request is a bypass" in result.json()["problems"] else None
+        return result if result.code == 1 else None
 
     result = await eventually(degraded)
+    (problem,) = result.json()["problems"]
+    assert re.fullmatch(r"Redis is down since [0-9:]{8} UTC: every request is a bypass", problem)
     assert (result.code, result.json()["status"], result.json()["redis"]) == (1, "degraded", "down")
     assert "Redis is down" in (await run_cli("status", "--url", router.url)).stdout
 
@@ -55,9 +58,11 @@ async def test_a_router_without_engines_has_exit_code_2(make_router: MakeRouter,
 
     async def down() -> Any:
         result = await run_cli("status", "--url", router.url)
-        return result if "1 engine is down: gone" in result.stdout else None
+        return result if "engine gone is down since" in result.stdout else None
 
     result = await eventually(down)
+    assert "  no engine of llama is in service: only hits are served\n" in result.stdout
+    assert re.search(r"  engine gone is down since [0-9:]{8} UTC: connection refused\n", result.stdout)
     assert result.code == 2
     assert result.stdout.startswith("unhealthy")
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +56,24 @@ async def test_without_a_terminal_it_prints_once(served: Any, key: Path) -> None
     for name in ("llama-chat", "llama-code", "mistral", "Redis ", "hour", " 200 "):
         assert name in text
     assert KEY not in text
+
+
+async def test_what_is_wrong_is_shown_in_words(make_router: MakeRouter, own_redis: RedisServer, key: Path) -> None:
+    await own_redis.start()
+    gone = {"gone": ("llama", "any", f"http://127.0.0.1:{free_port()}")}
+    limited = f'{ADMIN}\n[[tenant]]\nname = "default"\nrequests_per_minute = 1\n'
+    router = await make_router(router_config(own_redis.url, gone, rest=limited))
+    for _ in range(40):
+        await router.chat("The sea?")
+
+    async def printed() -> Any:
+        result = await run_cli("top", "--url", router.url, "--key-file", key)
+        return result if "is being limited" in result.stdout else None
+
+    text = (await eventually(printed)).stdout
+    assert "no engine of llama is in service: only hits are served\n" in text
+    assert re.search(r"engine gone is down since [0-9:]{8} UTC: connection refused", text)
+    assert re.search(r"tenant default is being limited: \d\d refused in 5 minutes, most by requests_limit\n", text)
 
 
 async def test_the_documents_are_printed_as_json(served: Any, key: Path) -> None:

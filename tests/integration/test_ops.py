@@ -1,6 +1,7 @@
 """The operational endpoints of the router."""
 
 import datetime as dt
+import time
 from importlib.metadata import version
 from typing import Any
 
@@ -45,8 +46,12 @@ async def test_healthz_summarizes_the_state(router: RouterServer, engines: Engin
     answer = await router.http.get("/healthz")
     summary = answer.json()
     assert (answer.status_code, summary["status"]) == (200, "healthy")
-    names = ["status", "reason", "circuit_breaker_open", "gpu_cache_usage_percent", "last_check", "engines", "redis"]
+    names = [
+        "status", "reason", "problems", "circuit_breaker_open", "gpu_cache_usage_percent", "last_check", "engines",
+        "redis",
+    ]  # fmt: skip
     assert list(summary) == names
+    assert summary["problems"] == []
     assert summary["gpu_cache_usage_percent"] == 0.0
     assert (summary["circuit_breaker_open"], summary["redis"]) == (False, "up")
     checked = dt.datetime.fromisoformat(summary["last_check"])
@@ -80,7 +85,12 @@ async def test_with_an_engine_down_it_is_degraded_and_still_ready(
     router = await make_router(config)
     answer = await router.http.get("/healthz")
     assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
-    assert answer.json()["engines"]["llama-code"]["up"] is False
+    engine, (problem,) = answer.json()["engines"]["llama-code"], answer.json()["problems"]
+    assert (engine["up"], engine["cause"]) == (False, "status 503")
+    assert (problem["severity"], problem["kind"], problem["subject"]) == ("critical", "engine", "llama-code")
+    assert problem["since"] == pytest.approx(time.time(), abs=60)
+    clock = time.strftime("%H:%M:%S", time.gmtime(problem["since"]))
+    assert problem["words"] == f"engine llama-code is down since {clock} UTC: status 503"
     assert (await router.http.get("/readyz")).status_code == 200
 
 

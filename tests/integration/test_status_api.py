@@ -23,6 +23,7 @@ ENGINE_FIELDS = [
     "waiting", "kv_cache_usage", "prefix_cache_hit_rate", "spec_acceptance_rate", "spec_tokens_per_step", "restarts",
     "temperature_celsius", "power_watts", "announced", "prefix_tokens",
     "prefix_capacity_tokens", "prefix_entries", "prefix_unused_seconds", "seconds_per_token",
+    "asleep", "since", "cause", "failures",
 ]  # fmt: skip
 
 
@@ -74,7 +75,7 @@ async def test_the_status_names_engines_models_and_redis(
     ]
     assert status["redis"] | {"used_memory": 1, "version": "", "keys": 1} == {
         "up": True, "url": redis_server.url.removesuffix("/0"), "version": "", "used_memory": 1, "maxmemory": None,
-        "keys": 1, "refuses_writes": None,
+        "keys": 1, "refuses_writes": None, "since": None,
     }  # fmt: skip
     assert status["redis"]["used_memory"] > 100_000
     assert status["redis"]["keys"] > 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -17,12 +18,12 @@ from router.net.redis.url import parse_redis_url
 from router.shared.connection.redis_writes import RedisWrites
 from router.shared.status import latest_requests, router_snapshots, traffic
 from router.shared.status.latest_requests import RequestFilter
+from router.shared.status.problems import WINDOW, DeploymentFacts, RedisFacts, find_problems
 from router.shared.status.request_explanation import explain
 from router.shared.status.router_snapshots import RouterSnapshot
 from router.shared.status.status_documents import (
     ExplainedRequestsDocument,
     HistoryDocument,
-    LastHour,
     RedisRow,
     RequestRow,
     RequestsDocument,
@@ -58,8 +59,12 @@ class StatusReader:
         clock: Callable[[], float],
         take_snapshot: Callable[[], RouterSnapshot],
         own_requests: Callable[[float], Sequence[RequestRow]],
+        refuses_all: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`clock`: seconds since the epoch by Redis' clock. `own_requests`: those of this process, the newest first."""
+        """`clock`: seconds since the epoch by Redis' clock. `own_requests`: those of this process, the newest first.
+
+        `refuses_all`: why every request is refused.
+        """
         self._redis = redis
         self._pipeline = pipeline
         self._redis_writes = redis_writes
@@ -67,6 +72,7 @@ class StatusReader:
         self._clock = clock
         self._take_snapshot = take_snapshot
         self._own_requests = own_requests
+        self._refuses_all = refuses_all
 
     async def status(self, *, complete: bool = False) -> StatusDocument:
         """`complete`: if nobody has watched, waits until all processes have published."""
@@ -75,19 +81,30 @@ class StatusReader:
             if await self._mark_watched() and complete:
                 await asyncio.sleep(_FIRST_SNAPSHOTS)
                 own, now = self._take_snapshot(), self._clock()
-            others, hour = await self._read_others(own, now), await self._last_hour(now)
+            others, minutes = await self._read_others(own, now), await self._read_last_hour(now)
             redis = await self._redis_row()
         except RedisBackendError:
-            others, hour, redis = [], None, RedisRow(up=False, url=self._address.public_url)
+            others, minutes = [], []
+            redis = RedisRow(up=False, url=self._address.public_url, since=self._redis_writes.since)
         snapshots = [own, *others]
         engines = router_snapshots.merge_engines(snapshots)
+        models = router_snapshots.merge_models(snapshots, engines)
+        facts = DeploymentFacts(
+            now=time.time(),  # as the times since when something is wrong
+            engines=engines,
+            models=models,
+            redis=RedisFacts(state="down" if not redis.up else redis.refuses_writes or "up", since=redis.since),
+            traffic=traffic.recent_traffic(minutes[-WINDOW:]),
+            refuses_all=self._refuses_all(),
+        )
         return StatusDocument(
             now=round(now, 3),
             routers=router_snapshots.router_rows(snapshots, now),
             engines=engines,
-            models=router_snapshots.merge_models(snapshots, engines),
+            models=models,
             redis=redis,
-            last_hour=hour,
+            last_hour=traffic.last_hour(minutes) if minutes else None,
+            problems=find_problems(facts),
         )
 
     async def history(self, minutes: int) -> HistoryDocument:
@@ -142,9 +159,9 @@ class StatusReader:
         live = router_snapshots.live_snapshots(snapshots, now)
         return [each for each in live if each.router.id != own.router.id]
 
-    async def _last_hour(self, now: float) -> LastHour:
+    async def _read_last_hour(self, now: float) -> list[traffic.TrafficCounts]:
         replies = await self._execute(traffic.read_commands(self._latest_minutes(HOUR, now)))
-        return traffic.last_hour([self._pipeline.decode(traffic.decode_counts, reply) for reply in replies])
+        return [self._pipeline.decode(traffic.decode_counts, reply) for reply in replies]
 
     def _latest_minutes(self, count: int, now: float) -> range:
         last = traffic.minute_of(now)
@@ -155,12 +172,14 @@ class StatusReader:
             infos = await read_server_info(self._redis)
         except RedisBackendError:  # without the permission for INFO, it is still up
             return RedisRow(
-                up=self._pipeline.up, url=self._address.public_url, refuses_writes=self._redis_writes.refusal
-            )
+                up=self._pipeline.up, url=self._address.public_url, refuses_writes=self._redis_writes.refusal,
+                since=self._redis_writes.since,
+            )  # fmt: skip
         keys = f"db{self._address.db}"
         return RedisRow(
             up=True,
             refuses_writes=self._redis_writes.refusal,
+            since=self._redis_writes.since,
             url=self._address.public_url,
             version=next((info.get("redis_version") for info in infos), None),
             used_memory=_sum_of([info.get("used_memory") for info in infos]),

@@ -12,10 +12,10 @@ from starlette.routing import Route
 
 from router.api.access.auth import Authenticator
 from router.api.allowed_methods import allowed_methods
+from router.api.ops.health_summary import HealthSummary
 from router.api.ops.metrics_format import prefers_openmetrics
 from router.api.ops.mistaken_path import explain_path
 from router.build_info import build_version
-from router.core.resilience.breaker import BreakerState
 from router.errors import ApiError, internal_error, unknown_model
 from router.flow.tenant_rules import TenantRules
 from router.shared.connection.redis_writes import RedisWrites
@@ -48,7 +48,9 @@ class OpsRoutes:
         self._catalog = catalog
         self._breakers = breakers
         self._redis_writes = redis_writes
-        self._probe = probe
+        self._health_summary = HealthSummary(
+            catalog, breakers.state, redis_writes, lambda: auth.refuses_all, lambda: probe.last_check
+        )
         self._telemetry = telemetry
         self._auth = auth
         self._rules = rules
@@ -113,51 +115,8 @@ class OpsRoutes:
         return PlainTextResponse(f"not ready: {reason}\n", 503, {"retry-after": "1"})
 
     async def healthz(self, _: Request) -> Response:
-        """Liveness and a summary; 503 if no engine is up, since then only hits can be served, or if nothing is.
-
-        The engines of a model that is asleep do not count: they are meant to be down.
-        """
-        engines = list(self._catalog.engines.values())
-        asleep = self._catalog.asleep_engines(self._breakers.state)
-        wanted = [engine for engine in engines if not asleep.get(engine.name, False)]
-        breakers = {engine.name: self._breakers.state(engine.name) for engine in engines}
-        any_open = BreakerState.OPEN in breakers.values()
-        usages = [e.gauges.kv_cache_usage for e in engines if e.gauges.kv_cache_usage is not None]
-        redis = self._redis_writes.redis_state
-        refuses_all, all_drained = self._auth.refuses_all, self._catalog.all_drained
-        if refuses_all is not None or (wanted and not any(engine.up for engine in wanted)):
-            status = "unhealthy"
-        elif redis == "up" and not all_drained and all(engine.up for engine in wanted) and not any_open:
-            status = "healthy"
-        else:
-            status = "degraded"
-        last_check = self._probe.last_check
-        summary = {
-            "status": status,
-            "reason": refuses_all or ("all engines are drained" if all_drained else None),
-            "circuit_breaker_open": any_open,
-            "gpu_cache_usage_percent": round(100 * max(usages), 2) if usages else None,
-            "last_check": dt.datetime.fromtimestamp(last_check, dt.UTC).isoformat() if last_check is not None else None,
-            "engines": {
-                engine.name: {
-                    "model": engine.model,
-                    "task": engine.task,
-                    "up": engine.up,
-                    "state": engine.state,
-                    "drained": engine.drained,
-                    "asleep": asleep.get(engine.name, False),
-                    "breaker": breakers[engine.name].value,
-                    "in_flight": engine.in_flight,
-                    "kv_cache_usage": engine.gauges.kv_cache_usage,
-                    "running": engine.gauges.running,
-                    "waiting": engine.gauges.waiting,
-                    "drafts": engine.drafts,
-                }
-                for engine in engines
-            },
-            "redis": redis,
-        }
-        return _json_response(summary, 503 if status == "unhealthy" else 200)
+        """Liveness and a summary."""
+        return _json_response(*self._health_summary.document())
 
     async def metrics(self, request: Request) -> Response:
         self._telemetry.update_gauges(

@@ -1,7 +1,7 @@
 """Lays out a snapshot for a terminal of any size. The same snapshot gives the same text."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -15,13 +15,16 @@ from router.commands.top.formats import UNKNOWN, count, decimal, milliseconds, p
 from router.commands.top.table import Column, build_table, share_lines
 from router.core.plural import pluralize
 from router.net.redis.refusals import REFUSALS_IN_WORDS
+from router.shared.status.problems import is_well
 from router.shared.status.status_documents import (
     EngineRow,
     LastHour,
     MinuteRow,
+    Problem,
     RedisRow,
     RequestRow,
     RouterRow,
+    Severity,
     StatusDocument,
     TrafficSums,
 )
@@ -30,7 +33,9 @@ from router.telemetry.log_output import one_line
 _MISSING: Final = "-"  # there is no such thing, as opposed to unknown
 _FULL_KV_CACHE: Final = 0.9
 _MIN_SPARKLINES: Final = 50  # cells; in a narrower terminal they would have no room
-_FIXED_LINES: Final = 9  # of all parts but the header and the rows of the tables
+_FIXED_LINES: Final = 9  # of all parts but the header, the problems and the rows of the tables
+_MAX_PROBLEMS: Final = 5  # lines
+_PROBLEM_STYLES: Final[Mapping[Severity, str]] = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +78,8 @@ def _problem_line(view: View) -> Text:
 
 def _document_parts(view: View, snapshot: Snapshot) -> list[RenderableType]:
     status, requests = snapshot.status, snapshot.requests.requests if snapshot.requests is not None else ()
-    header = _header(view.url, status, view.width)
+    header = [*_header(view.url, status, view.width), *_problems(status.problems, view)]
+    engines = sorted(status.engines, key=is_well)  # stable: what fails comes first
     lines: list[int | None] = [None, None, None]
     if view.height is not None:
         available = view.height - len(header) - _FIXED_LINES - (view.problem is not None)
@@ -81,7 +87,7 @@ def _document_parts(view: View, snapshot: Snapshot) -> list[RenderableType]:
     return [
         *header,
         *_traffic(view, snapshot),
-        build_table(_ENGINE_COLUMNS, status.engines, view.width, lines[0]),
+        build_table(_ENGINE_COLUMNS, engines, view.width, lines[0]),
         build_table(_ROUTER_COLUMNS, status.routers, view.width, lines[1]),
         build_table(_REQUEST_COLUMNS, requests, view.width, lines[2]),
     ]
@@ -105,6 +111,15 @@ def _header(url: str, status: StatusDocument, width: int) -> list[Text]:
         _line(text, width, "bold" if works else "bold red")
         for text in ([line] if cell_len(one_line(line)) <= width else [routers, redis])
     ]
+
+
+def _problems(problems: Sequence[Problem], view: View) -> list[Text]:
+    most = len(problems) if view.height is None else min(_MAX_PROBLEMS, max(1, (view.height - _FIXED_LINES) // 3))
+    first = problems if len(problems) <= most else problems[: max(1, most - 1)]
+    lines = [_line(problem.words, view.width, _PROBLEM_STYLES[problem.severity]) for problem in first]
+    if len(first) < len(problems) and most > 1:
+        lines.append(_line(f"… {len(problems) - len(first)} more problems", view.width, "dim"))
+    return lines
 
 
 def _redis(redis: RedisRow) -> str:
@@ -196,11 +211,14 @@ def _sparklines(view: View, minutes: Sequence[MinuteRow]) -> list[RenderableType
 
 
 def _engine_state(engine: EngineRow) -> str:
-    return f"{engine.state}, drained" if engine.drained else engine.state
+    state = "asleep" if engine.asleep else engine.state
+    return f"{state}, drained" if engine.drained else state
 
 
 def _engine_style(engine: EngineRow) -> str:
-    if engine.drained:
+    if engine.asleep:
+        return "dim"
+    if engine.drained and is_well(engine):
         return "yellow"
     return {"up": "green", "down": "bold red", "refused": "bold red"}.get(engine.state, "yellow")
 

@@ -116,6 +116,7 @@ class EngineHealth:
         failure = classify_failure(error.reason, error.retry_after)
         if failure.counts_for_breaker:
             self.breakers.on_failure(engine.name, probe=probe)
+            engine.note_failure(self.clock())
         if failure.engine_busy:
             self._busy_until[engine.name] = self.clock() + (error.retry_after or _DEFAULT_BUSY_TIME)
         if error.reason == "connect":

@@ -16,7 +16,7 @@ from router.shared.status.status_documents import BreakerStateName, ModelRow, Ro
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
 
-_BREAKER_STATES: Final[Mapping[BreakerState, BreakerStateName]] = {
+BREAKER_STATES: Final[Mapping[BreakerState, BreakerStateName]] = {
     BreakerState.CLOSED: "closed", BreakerState.HALF_OPEN: "half-open", BreakerState.OPEN: "open",
 }  # fmt: skip
 
@@ -66,6 +66,7 @@ def take_snapshot(
 
     `now`: by Redis' clock.
     """
+    asleep = catalog.asleep_engines(breaker_state)
     router = RouterRow(
         **msgspec.structs.asdict(identity), in_flight=load.in_flight, queued=load.queued, draining=load.draining,
         seen=0.0,
@@ -74,14 +75,19 @@ def take_snapshot(
         published_at=round(now, 3),
         router=router,
         engines=tuple(
-            _engine_row(engine, breaker_state(engine.name), drafts.get(engine.family), prefix_status(engine.id))
+            _engine_row(
+                engine, breaker_state(engine.name), drafts.get(engine.family), prefix_status(engine.id),
+                is_asleep=asleep.get(engine.name, False),
+            )
             for engine in catalog.engines.values()
         ),
         models=tuple(ModelRow(name=model.name, fallback=model.fallback) for model in catalog.models),
-    )
+    )  # fmt: skip
 
 
-def _engine_row(engine: Engine, breaker: BreakerState, draft: str | None, prefixes: PrefixIndexStatus) -> PackedEngine:
+def _engine_row(
+    engine: Engine, breaker: BreakerState, draft: str | None, prefixes: PrefixIndexStatus, *, is_asleep: bool
+) -> PackedEngine:
     gauges, announced = engine.gauges, engine.announced
     return PackedEngine(
         name=engine.name,
@@ -91,7 +97,7 @@ def _engine_row(engine: Engine, breaker: BreakerState, draft: str | None, prefix
         draft=draft,
         state=engine.state,
         drained=engine.drained,
-        breaker=_BREAKER_STATES[breaker],
+        breaker=BREAKER_STATES[breaker],
         in_flight=engine.in_flight,
         max_in_flight=engine.max_in_flight,
         running=gauges.running,
@@ -109,4 +115,8 @@ def _engine_row(engine: Engine, breaker: BreakerState, draft: str | None, prefix
         prefix_entries=prefixes.entries,
         prefix_unused_seconds=prefixes.unused_seconds,
         seconds_per_token=prefixes.seconds_per_token,
+        asleep=is_asleep,
+        since=None if engine.since is None else round(engine.since, 3),
+        cause=engine.cause,
+        failures=engine.failures,
     )

@@ -16,7 +16,9 @@ log = logging.getLogger("roundhouse.admin")
 INTERVAL: Final = 1.0
 """Seconds between two looks whether someone watches, and between two snapshots while someone does."""
 
-_TRAFFIC_INTERVAL: Final = 10  # looks between two additions to the traffic
+# Looks between two additions to the traffic. Who watches is to see a flood within seconds.
+_TRAFFIC_INTERVAL: Final = 10
+_WATCHED_TRAFFIC_INTERVAL: Final = 3
 
 
 class PendingTraffic:
@@ -52,7 +54,7 @@ class StatusPublisher:
 
     - Nobody watches: one command a second, and the traffic every 10 seconds.
     - Someone watches: a snapshot and the requests that have ended since the last one, every second; at first, the last
-      requests before.
+      requests before. The traffic every 3 seconds.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class StatusPublisher:
     async def publish(self) -> None:
         """One look, and what follows from it; nothing more after `withdraw`. Raises RedisDownError."""
         # At the first look, too: the configuration may be replaced before the second.
-        is_traffic_due = self._looks % _TRAFFIC_INTERVAL == 0
+        is_traffic_due = self._looks % (_WATCHED_TRAFFIC_INTERVAL if self._was_watched else _TRAFFIC_INTERVAL) == 0
         self._looks += 1
         if is_traffic_due:
             self.flush()

@@ -12,6 +12,7 @@ once, without waiting, until a probe in the background has had a reply.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -76,12 +77,18 @@ class RedisPipeline:
         self._loop: asyncio.AbstractEventLoop
         self._probe_task: asyncio.Task[None] | None = None
         self._is_up = False  # asked for each command; the event is for those that wait
+        self._down_since = time.time()
         self._came_up = asyncio.Event()
         self._unexpected_replies = RepeatedWarning(log)
 
     @property
     def up(self) -> bool:
         return self._is_up
+
+    @property
+    def down_since(self) -> float:
+        """Since when it is down, in seconds since the epoch by the own clock; no meaning while it is up."""
+        return self._down_since
 
     @property
     def counts_receivers(self) -> bool:
@@ -236,6 +243,8 @@ class RedisPipeline:
             self._probe_task = self._loop.create_task(self._probe_until_up(was_up=error is not None))
 
     def _set_up(self, is_up: bool) -> None:
+        if self._is_up and not is_up:
+            self._down_since = time.time()
         self._is_up = is_up
         if is_up:
             self._came_up.set()
@@ -265,14 +274,14 @@ class RedisPipeline:
 
     async def _probe_once(self) -> None:
         sent_at = self._clock.monotonic()
-        reply, time = await self._backend.execute(
+        reply, redis_time = await self._backend.execute(
             [self._probe_command, TIME_COMMAND], max(self._timeout, _CONNECT_TIMEOUT)
         )
         if isinstance(reply, Exception):  # it is loading its data, or requires a password
             raise RedisBackendError(str(reply))
         if type(reply) is not int:
             raise RedisBackendError("it does not answer as Redis does")
-        self._clock.update(time, sent_at)
+        self._clock.update(redis_time, sent_at)
 
 
 OnReply = Callable[[Replies | None], object]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+from router.api.access.auth import Authenticator
 from router.api.admin.status import HOUR, SHOWN_REQUESTS, StatusReader
 from router.api.dashboard.event_hub import EventHub
 from router.core.routing.prefill import PrefixIndexStatus
@@ -24,7 +25,9 @@ class Status(NamedTuple):
     publisher: StatusPublisher
 
 
-def build_status(settings: Settings, process_state: ProcessState, redis: RedisLink, engines: EnginePool) -> Status:
+def build_status(
+    settings: Settings, process_state: ProcessState, redis: RedisLink, engines: EnginePool, auth: Authenticator
+) -> Status:
     snapshot = _snapshots(settings, process_state, engines, redis.clock)
     reader = StatusReader(
         redis=redis.admin_client,
@@ -34,6 +37,7 @@ def build_status(settings: Settings, process_state: ProcessState, redis: RedisLi
         clock=redis.clock.now,
         take_snapshot=snapshot,
         own_requests=process_state.latest_requests.kept,
+        refuses_all=lambda: auth.refuses_all,
     )
     event_hub = EventHub(reader.status, partial(reader.history, HOUR), partial(reader.latest_requests, SHOWN_REQUESTS))
     publisher = StatusPublisher(

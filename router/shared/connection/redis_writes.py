@@ -47,6 +47,7 @@ class RedisWrites:
         self._clock = clock
         self._refusal: WriteRefusal | None = None
         self._refused_at = 0.0
+        self._refused_since: float | None = None
         self._warning = RepeatedWarning(log, clock=clock)
         self._other_errors = RepeatedWarning(log, clock=clock)
 
@@ -57,6 +58,13 @@ class RedisWrites:
     @property
     def refusal(self) -> WriteRefusal | None:
         return self._refusal
+
+    @property
+    def since(self) -> float | None:
+        """Since when the state is not "up", in seconds since the epoch by the own clock; None while it is."""
+        if not self._pipeline.up:
+            return self._pipeline.down_since
+        return self._refused_since if self._refusal is not None else None
 
     def on_refused(self, error: Exception) -> None:
         """Redis has refused an entry."""
@@ -87,5 +95,6 @@ class RedisWrites:
     def _on_refusal(self, refusal: WriteRefusal) -> None:
         if refusal != self._refusal:
             self._warning.reset()
+            self._refused_since = time.time()
         self._refusal, self._refused_at = refusal, self._clock()
         self._warning.log("%s: nothing is stored; what it has is still served", REFUSALS_IN_WORDS[refusal])

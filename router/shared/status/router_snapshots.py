@@ -129,7 +129,8 @@ def _with_load_of(row: EngineRow, other: EngineRow, *, adds_limit: bool) -> Engi
     limit = row.max_in_flight
     if adds_limit:
         limit = None if limit is None or other.max_in_flight is None else limit + other.max_in_flight
-    return replace(row, in_flight=row.in_flight + other.in_flight, max_in_flight=limit)
+    in_flight, failures = row.in_flight + other.in_flight, row.failures + other.failures
+    return replace(row, in_flight=in_flight, max_in_flight=limit, failures=failures)
 
 
 def merge_models(snapshots: Iterable[RouterSnapshot], engines: Sequence[EngineRow]) -> tuple[ModelRow, ...]:

@@ -13,6 +13,23 @@ from router.net.redis.refusals import WriteRefusal
 EngineState = Literal["up", "down", "refused", "unknown"]
 """`refused`: it refuses the router's key."""
 BreakerStateName = Literal["closed", "half-open", "open"]
+Severity = Literal["critical", "warning", "info"]
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is wrong, in `words`: a sentence.
+
+    - `severity`: `critical`: requests fail, or would with one more failure; `warning`: some are refused, or another
+      model answers; `info`: it is meant.
+    - `kind` and `subject`: what it is about; `subject` is a name, and empty for Redis and the router.
+    - `since`: when it began, in seconds since the epoch by the clock of the router process; None is unknown.
+    """
+
+    severity: Severity
+    kind: Literal["router", "model", "redis", "engine", "tenant"]
+    subject: str = ""
+    words: str
+    since: float | None = None
 
 
 class RouterRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +62,8 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     - `running`, `waiting`, `kv_cache_usage` to `spec_tokens_per_step`: the engine's own metrics; ratios are 0 to 1.
     - `restarts`: by the watchdog since its launcher started. These, temperature and power: of announced engines only.
     - `prefix_tokens` to `prefix_unused_seconds`, `seconds_per_token`: see PrefixIndexStatus.
+    - `asleep`: it is down, and is started when a request comes. `since`: when `state` began, by the process' own clock.
+    - `cause`: why it is down, in a few words. `failures`: requests that it failed as it went down, and since.
     """
 
     name: str
@@ -72,6 +91,10 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     prefix_entries: int | None = None
     prefix_unused_seconds: float | None = None
     seconds_per_token: float | None = None
+    asleep: bool = False
+    since: float | None = None
+    cause: str = ""
+    failures: int = 0
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,11 +109,13 @@ class RedisRow(msgspec.Struct, frozen=True, kw_only=True):
     """`url` without user and password. Memory in bytes; `maxmemory`: None for no limit. A cluster's are sums.
 
     `refuses_writes`: why it takes no writes, as the process that answers sees it; None if it takes them.
+    `since`: when it went down, or began to refuse writes; None if neither.
     """
 
     up: bool
     url: str
     refuses_writes: WriteRefusal | None = None
+    since: float | None = None
     version: str | None = None
     used_memory: int | None = None
     maxmemory: int | None = None
@@ -134,11 +159,20 @@ class TrafficSums(msgspec.Struct, frozen=True, kw_only=True):
     gpu_seconds_saved: float = 0.0
 
 
+class RefusedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that were rejected. `reason`, `tenant`: the labels of llm_requests_rejected_total."""
+
+    reason: str
+    tenant: str
+    count: int
+
+
 class MinuteRow(TrafficSums, frozen=True, kw_only=True):
-    """One minute's traffic. `at`: its start."""
+    """One minute's traffic. `at`: its start. `refused`: the parts of `rejected`, the largest first."""
 
     at: int
     ttft_ms: FirstTokenTimes = FirstTokenTimes()
+    refused: tuple[RefusedRow, ...] = ()
 
 
 class LastHour(TrafficSums, frozen=True, kw_only=True):
@@ -216,7 +250,7 @@ class ExplainedRow(RequestRow, frozen=True, kw_only=True):
 
 
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """/admin/status. `last_hour`: None while Redis is down."""
+    """/admin/status. `last_hour`: None while Redis is down. `problems`: the worst first."""
 
     now: float
     routers: tuple[RouterRow, ...]
@@ -224,6 +258,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelRow, ...]
     redis: RedisRow
     last_hour: LastHour | None
+    problems: tuple[Problem, ...] = ()
 
 
 class HistoryDocument(msgspec.Struct, frozen=True, kw_only=True):

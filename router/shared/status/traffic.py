@@ -2,19 +2,20 @@
 
     rh:1:traffic:{minute}     a hash: a count's name -> its sum over all routers; `minute` in minutes since the epoch
 
-The names are those of TrafficSums, and `ttft/RESULT/LOWER/UPPER` for a bucket of the histogram of times to the first
-token: how many requests with this cache result were between these bounds, in seconds. The values of gpu_seconds are in
-milliseconds, since Redis adds up integers exactly.
+The names are those of TrafficSums; `rejected/REASON/TENANT` for the parts of `rejected`; and `ttft/RESULT/LOWER/UPPER`
+for a bucket of the histogram of times to the first token: how many requests with this cache result were between these
+bounds, in seconds. The values of gpu_seconds are in milliseconds, since Redis adds up integers exactly.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from router.core.cache.redis_keys import traffic_key
 from router.net.redis.commands import Command
 from router.net.redis.replies import hash_fields
-from router.shared.status.status_documents import FirstTokenTimes, LastHour, MinuteRow, Percentiles
+from router.shared.status.problems import RecentTraffic
+from router.shared.status.status_documents import FirstTokenTimes, LastHour, MinuteRow, Percentiles, RefusedRow
 
 MAX_MINUTES: Final = 120
 """Minutes that Redis keeps."""
@@ -24,6 +25,12 @@ MINUTE: Final = 60
 
 TrafficCounts = Mapping[str, int]
 """Counts by name; a missing one is 0."""
+
+MAX_REFUSED: Final = 50
+"""Pairs of reason and tenant of rejected requests that are told apart, the most frequent ones."""
+
+REJECTED_PREFIX: Final = "rejected/"
+"""With what the name of such a pair begins."""
 
 _TTL: Final = (MAX_MINUTES + 1) * MINUTE
 _TTFT: Final = "ttft"
@@ -39,6 +46,10 @@ SECONDS: Final = ("gpu_seconds_spent", "gpu_seconds_saved")
 def first_token_name(cache_result: str, lower: str, upper: str) -> str:
     """The name of a bucket. `cache_result`: as in X-Cache. Bounds in seconds, as Prometheus writes them."""
     return f"{_TTFT}/{cache_result}/{lower}/{upper}"
+
+
+def rejected_name(reason: str, tenant: str) -> str:
+    return f"{REJECTED_PREFIX}{reason}/{tenant}"
 
 
 def minute_of(now: float) -> int:
@@ -66,7 +77,7 @@ def decode_counts(reply: Any) -> TrafficCounts:
 
 def minute_row(minute: int, counts: TrafficCounts) -> MinuteRow:
     times = FirstTokenTimes(hit=_percentiles(_buckets(counts, "HIT")), miss=_percentiles(_buckets(counts, "MISS")))
-    return MinuteRow(at=minute * MINUTE, ttft_ms=times, **_sums(counts))
+    return MinuteRow(at=minute * MINUTE, ttft_ms=times, refused=_refused([counts]), **_sums(counts))
 
 
 def last_hour(minutes: Iterable[TrafficCounts]) -> LastHour:
@@ -82,6 +93,28 @@ def last_hour(minutes: Iterable[TrafficCounts]) -> LastHour:
         ttft_p99_ms=times.p99,
         **_sums(total),
     )
+
+
+def recent_traffic(minutes: Sequence[TrafficCounts]) -> RecentTraffic:
+    return RecentTraffic(
+        requests=sum(counts.get("requests", 0) for counts in minutes),
+        errors=sum(counts.get("errors", 0) for counts in minutes),
+        refused=_refused(minutes),
+    )
+
+
+def _refused(minutes: Iterable[TrafficCounts]) -> tuple[RefusedRow, ...]:
+    totals: dict[str, int] = {}
+    for counts in minutes:
+        for name, count in counts.items():
+            if name.startswith(REJECTED_PREFIX):
+                totals[name] = totals.get(name, 0) + count
+    rows = []
+    for name in sorted(totals, key=lambda each: (-totals[each], each))[:MAX_REFUSED]:
+        reason, _, tenant = name.removeprefix(REJECTED_PREFIX).partition("/")
+        if reason and tenant:
+            rows.append(RefusedRow(reason=reason, tenant=tenant, count=totals[name]))
+    return tuple(rows)
 
 
 def _sums(counts: TrafficCounts) -> dict[str, Any]:

@@ -1,20 +1,15 @@
 """What `roundhouse status` says of a router's health."""
 
-from router.commands.status import EngineHealth, Health, find_problems
+from router.commands.status import Health, problem_words
+from router.shared.status.status_documents import Problem
 
 
-def test_problems_come_with_the_worst_first() -> None:
-    engines = {
-        "a": EngineHealth("m", "any", "down"),
-        "b": EngineHealth("m", "any", "up", breaker="open"),
-        "c": EngineHealth("m", "any", "refused"),
-        "d": EngineHealth("m", "any", "down", asleep=True),
-    }
-    assert list(find_problems(Health("degraded", "full", engines, "all engines are drained"))) == [
-        "all engines are drained",
-        "1 engine is down: a",
-        "1 engine is refusing the router's key: c",
-        "Redis takes no writes (full): nothing is stored",
-        "the breaker of b is open",
-    ]
-    assert list(find_problems(Health("healthy", "up", {}))) == []
+def test_the_problems_are_those_that_the_router_names() -> None:
+    problem = Problem(severity="critical", kind="redis", words="Redis is full: nothing is stored")
+    assert problem_words(Health("degraded", "full", {}, "all engines are drained", [problem])) == [problem.words]
+    assert problem_words(Health("healthy", "up", {}, None, [])) == []
+
+
+def test_a_former_version_names_only_the_reason() -> None:
+    assert problem_words(Health("degraded", "up", {}, "all engines are drained")) == ["all engines are drained"]
+    assert problem_words(Health("healthy", "up", {})) == []

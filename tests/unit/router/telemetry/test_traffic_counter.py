@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
+from router.shared.status.traffic import MAX_REFUSED
 from router.telemetry.metric_objects import create_objects
 from router.telemetry.telemetry import Telemetry
 from router.telemetry.traffic_counter import TrafficCounter
@@ -24,10 +25,21 @@ async def test_each_count_comes_from_its_metric_once() -> None:
     telemetry.record_rejection("queue_full")
     expected = {
         "requests": 6, "errors": 3, "hits": 1, "misses": 2, "coalesced": 3, "stale": 4, "bypass": 5, "prompt_tokens": 6,
-        "completion_tokens": 7, "saved_tokens": 8, "rejected": 1,
+        "completion_tokens": 7, "saved_tokens": 8, "rejected": 1, "rejected/queue_full/none": 1,
     }  # fmt: skip
     assert counter.take() == expected
     assert counter.take() == {}
+
+
+async def test_rejected_requests_are_told_apart_by_reason_and_tenant_up_to_a_bound() -> None:
+    telemetry = Telemetry(log_format="text")
+    counter = TrafficCounter(telemetry.registry, telemetry.flush)
+    for number in range(MAX_REFUSED + 9):
+        telemetry._rejected.labels("requests_limit", f"t{number}").inc(number + 1)
+    taken = counter.take()
+    assert taken["rejected"] == sum(range(MAX_REFUSED + 10))
+    assert (len(taken), min(taken.values())) == (MAX_REFUSED + 1, 10)
+    assert taken["rejected/requests_limit/t58"] == 59
 
 
 async def test_first_tokens_are_counted_by_cache_result_and_bucket() -> None:

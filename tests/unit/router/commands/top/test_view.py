@@ -10,7 +10,7 @@ from rich.console import Console
 
 from router.commands.top.client import Snapshot
 from router.commands.top.view import View, render
-from router.shared.status.status_documents import HistoryDocument, RedisRow, RequestsDocument
+from router.shared.status.status_documents import HistoryDocument, Problem, RedisRow, RequestsDocument
 from tests.support.status_factory import engine_row, request_row, router_row, snapshot, status_document
 
 URL = "http://127.0.0.1:8080"
@@ -46,8 +46,8 @@ def test_a_terminal_of_80_by_24_shows_everything() -> None:
         "requests     ▆▆▆▆▆▆▆▆▇▇▇▇▇▇▇▇█████ 580  hits         ▆▆▆▆▆▆▆▆▇▇▇▇▇▇▇▇█████ 348",
         "tokens saved ▆▆▆▆▆▆▇▇▇▇▇▇▇▇█████ 34.8k  GPU-s saved  ▆▆▆▆▆▆▆▆▇▇▇▇▇▇▇▇█████ 174",
         "engine      model  state  load  run  wait   KV  accept  tok/step  breaker",
-        "llama-chat  llama  up     3/64    3     0  42%     71%      2.40  closed",
         "llama-code  llama  down   3/64    ?     ?    ?     71%      2.40  open",
+        "llama-chat  llama  up     3/64    3     0  42%     71%      2.40  closed",
         "router   pid  in flight  queued  state     seen    version",
         "gpu-1   4711          3       0  serves    0s ago  0.1.0",
         "gpu-2     12          3       0  draining  0s ago  0.1.0",
@@ -56,6 +56,28 @@ def test_a_terminal_of_80_by_24_shows_everything() -> None:
         "15:59:58   MISS   new        200  acme    llama  llama-chat  379ms  41ms      53",
     ]
     assert lines(snapshot(requests=30))[22:] == ["… 22 more", "q quits, r reads now; every 2 s"]
+
+
+def test_problems_stand_below_the_header_and_leave_room_for_the_rest() -> None:
+    problems = tuple(
+        Problem(severity="critical", kind="engine", subject=f"e{number}", words=f"engine e{number} is down")
+        for number in range(9)
+    )
+    shown = lines(snapshot(requests=30, problems=problems))
+    assert len(shown) == 24
+    assert shown[2:7] == [*(f"engine e{number} is down" for number in range(4)), "… 5 more problems"]
+    assert shown[7].startswith("        req/s")
+    assert [line for line in lines(snapshot(problems=problems), height=None) if " is down" in line][8:] == [
+        "engine e8 is down"
+    ]
+
+
+def test_an_engine_that_sleeps_is_not_among_those_that_fail() -> None:
+    engines = (engine_row("a", state="down", asleep=True), engine_row("b", breaker="open"), engine_row("c", state="up"))
+    shown = lines(snapshot(engines=engines))
+    assert [line.split()[:3] for line in shown if line[:3] in ("a  ", "b  ", "c  ")] == [
+        ["b", "llama", "up"], ["a", "llama", "asleep"], ["c", "llama", "up"],
+    ]  # fmt: skip
 
 
 def test_the_header_is_one_line_where_it_fits() -> None:

@@ -1,0 +1,179 @@
+"""What is wrong with the deployment, a sentence each, for /healthz, `status`, `top` and the page alike.
+
+Nothing here asks anything: the facts are those that the router has for other reasons.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from router.core.plural import pluralize
+from router.net.redis.refusals import REFUSALS_IN_WORDS, WriteRefusal
+from router.shared.status.status_documents import EngineRow, ModelRow, Problem, RefusedRow, Severity
+
+WINDOW: Final = 5
+"""Minutes whose traffic counts."""
+
+MIN_REFUSED: Final = 25
+"""Requests of a tenant that must have been refused in WINDOW, and failed in all; the alerts have the same limits."""
+
+_MIN_ERROR_SHARE: Final = 0.05
+_DAY: Final = 86_400
+_ORDER: Final[Mapping[Severity, int]] = {"critical": 0, "warning": 1, "info": 2}
+_LIMITS: Final = ("requests_limit", "tokens_limit", "concurrent_requests_limit")
+_NO_TENANT: Final = "none"
+
+
+class RedisFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """`state` since `since`, in seconds since the epoch."""
+
+    state: Literal["up", "down"] | WriteRefusal = "up"
+    since: float | None = None
+
+
+class RecentTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """The requests of the last WINDOW minutes."""
+
+    requests: int = 0
+    errors: int = 0
+    refused: Sequence[RefusedRow] = ()
+
+
+class DeploymentFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """`refuses_all`: why every request is refused. `now`: seconds since the epoch."""
+
+    now: float
+    engines: Sequence[EngineRow] = ()
+    models: Sequence[ModelRow] = ()
+    redis: RedisFacts = RedisFacts()
+    traffic: RecentTraffic = RecentTraffic()
+    refuses_all: str | None = None
+
+
+def find_problems(facts: DeploymentFacts) -> tuple[Problem, ...]:
+    """The worst first."""
+    # Stable: within a severity, what explains the most comes first.
+    return tuple(sorted(_problems(facts), key=lambda problem: _ORDER[problem.severity]))
+
+
+def _problems(facts: DeploymentFacts) -> Iterator[Problem]:
+    if facts.refuses_all is not None:
+        yield Problem(severity="critical", kind="router", words=f"every request is refused: {facts.refuses_all}")
+    yield from _model_problems(facts)
+    yield from _redis_problems(facts.redis, facts.now)
+    for engine in facts.engines:
+        yield from _engine_problems(engine, facts)
+    yield from _traffic_problems(facts.traffic)
+
+
+def in_service(engine: EngineRow) -> bool:
+    """Whether it may get requests. One that is not checked yet may."""
+    return engine.state in ("up", "unknown") and not engine.drained and engine.breaker != "open"
+
+
+def is_well(engine: EngineRow) -> bool:
+    """Nothing is wrong with it, though it may be drained or asleep."""
+    return engine.asleep or (engine.state in ("up", "unknown") and engine.breaker != "open")
+
+
+def _since(at: float | None, now: float) -> str:
+    """In UTC: the reader may be in another time zone than the router."""
+    if at is None:
+        return ""
+    form = "%H:%M:%S" if now - at < _DAY else "%Y-%m-%d %H:%M:%S"
+    return f" since {time.strftime(form, time.gmtime(at))} UTC"
+
+
+# -- models and engines -----------------------------------------------------------------------------------------------
+
+
+def _model_problems(facts: DeploymentFacts) -> Iterator[Problem]:
+    engines = {model.name: [e for e in facts.engines if e.model == model.name] for model in facts.models}
+    serving = {name for name, each in engines.items() if any(map(in_service, each))}
+    for model in facts.models:
+        own = engines[model.name]
+        # Of a model whose requests wait for an engine to start, no engine is missed.
+        if not own or model.name in serving or any(engine.asleep for engine in own):
+            continue
+        is_drained = all(engine.drained for engine in own)
+        state = f"every engine of {model.name} is drained" if is_drained else f"no engine of {model.name} is in service"
+        answers = model.fallback in serving
+        words = f"{state}: {f'its fallback {model.fallback} answers' if answers else 'only hits are served'}"
+        severity: Severity = "warning" if answers else "critical"
+        yield Problem(severity=severity, kind="model", subject=model.name, words=words)
+
+
+def _engine_problems(engine: EngineRow, facts: DeploymentFacts) -> Iterator[Problem]:
+    since = _since(engine.since, facts.now)
+    if engine.asleep:  # meant to be down, see router.flow.attempts.waking
+        return
+    if engine.state == "refused":
+        words = f"engine {engine.name} refuses the router's key{since}{_after_colon(engine.cause)}"
+    elif engine.state == "down":
+        words = f"engine {engine.name} is down{since}{_after_colon(engine.cause)}{_failures(engine, facts.engines)}"
+    elif engine.breaker == "open":
+        words, since = f"engine {engine.name} gets no requests: its breaker is open, after failures", ""
+    elif engine.drained:
+        words = f"engine {engine.name} is drained"
+        yield Problem(severity="info", kind="engine", subject=engine.name, words=words)
+        return
+    else:
+        return
+    at = engine.since if since else None
+    yield Problem(severity="critical", kind="engine", subject=engine.name, words=words, since=at)
+
+
+def _after_colon(cause: str) -> str:
+    return f": {cause}" if cause else ""
+
+
+def _failures(engine: EngineRow, engines: Iterable[EngineRow]) -> str:
+    if not engine.failures:
+        return ""
+    has_other = any(other.model == engine.model and in_service(other) for other in engines)
+    return f"; {pluralize(engine.failures, 'request')} {'moved' if has_other else 'failed'}"
+
+
+# -- Redis ------------------------------------------------------------------------------------------------------------
+
+
+def _redis_problems(redis: RedisFacts, now: float) -> Iterator[Problem]:
+    if redis.state == "up":
+        return
+    since = _since(redis.since, now)
+    if redis.state == "down":
+        words = f"Redis is down{since}: every request is a bypass"
+    else:
+        words = f"{REFUSALS_IN_WORDS[redis.state]}{since}: nothing is stored"
+    yield Problem(severity="critical", kind="redis", words=words, since=redis.since)
+
+
+# -- traffic ----------------------------------------------------------------------------------------------------------
+
+
+def _traffic_problems(traffic: RecentTraffic) -> Iterator[Problem]:
+    if traffic.errors >= MIN_REFUSED and traffic.errors > _MIN_ERROR_SHARE * traffic.requests:
+        failed = f"{traffic.errors:,} of {pluralize(traffic.requests, 'request')} failed in {WINDOW} minutes"
+        yield Problem(severity="critical", kind="router", words=failed)
+    by_tenant: dict[str, list[RefusedRow]] = {}
+    for row in traffic.refused:
+        by_tenant.setdefault(row.tenant, []).append(row)
+    totals = {tenant: sum(row.count for row in rows) for tenant, rows in by_tenant.items()}
+    for tenant in sorted(totals, key=lambda name: -totals[name]):
+        if totals[tenant] > MIN_REFUSED:
+            words = _refused_words(tenant, totals[tenant], by_tenant[tenant])
+            yield Problem(severity="warning", kind="tenant", subject=tenant, words=words)
+
+
+def _refused_words(tenant: str, total: int, rows: Sequence[RefusedRow]) -> str:
+    most = max(rows, key=lambda row: row.count).reason
+    count = f"{total:,} refused in {WINDOW} minutes"
+    if tenant == _NO_TENANT:
+        return f"{count} without a tenant, most with {most}"
+    if most in _LIMITS:
+        return f"tenant {tenant} is being limited: {count}, most by {most}"
+    if most.endswith("_budget"):
+        return f"tenant {tenant} has used up its budget: {count}, most by {most}"
+    return f"requests of tenant {tenant} are refused: {count}, most with {most}"
