@@ -35,7 +35,7 @@ ROUTER_FIELDS = [
 ]  # fmt: skip
 MINUTE_FIELDS = [
     "requests", "hits", "misses", "coalesced", "stale", "bypass", "rejected", "errors", "prompt_tokens",
-    "completion_tokens", "saved_tokens", "gpu_seconds_spent", "gpu_seconds_saved", "at", "ttft_ms",
+    "completion_tokens", "saved_tokens", "gpu_seconds_spent", "gpu_seconds_saved", "at", "ttft_ms", "refused",
 ]  # fmt: skip
 REQUEST_FIELDS = [
     "at", "request_id", "router", "tenant", "model", "task", "cache", "reason", "engine", "status", "outcome", "ms",
@@ -82,7 +82,7 @@ async def test_the_first_status_already_has_every_router(world: World) -> None:
     assert all(router["seen"] < 2.5 and not router["draining"] for router in status["routers"])
     assert abs(status["now"] - time.time()) < 1
     assert await router_ids(routers.second) == [router["id"] for router in status["routers"]]
-    assert list(status) == ["now", "routers", "engines", "models", "redis", "last_hour"]
+    assert list(status) == ["now", "routers", "engines", "models", "redis", "last_hour", "problems"]
 
 
 @scenario
@@ -170,7 +170,7 @@ async def test_the_history_sums_the_traffic_of_all_routers(world: World) -> None
     assert total["saved_tokens"] == total["completion_tokens"] == 7
     times = [row["ttft_ms"]["hit"]["p50"] for row in rows if row["hits"]]
     assert times[0] > 0
-    hour = (await get(routers.second, "status"))["last_hour"]
+    hour = (await get(routers.second, "status"))["last_hour", "problems"]
     assert (hour["requests"], hour["hit_ratio"]) == (3, 0.5)
     assert 0 < hour["ttft_p50_ms"] <= hour["ttft_p99_ms"]
     keys = [traffic_key(row["at"] // 60) for row in rows if row["requests"]]
@@ -330,11 +330,12 @@ async def test_while_redis_is_down_the_status_shows_the_process_that_answers(wor
     world.redis.stop()
     status = await get(router, "status")
     assert len(status["routers"]) == 1
-    assert status["redis"] == {
-        "up": False, "url": world.redis.url, "version": None, "used_memory": None, "maxmemory": None,
+    assert status["redis"] | {"since": None} == {
+        "up": False, "since": None, "url": world.redis.url, "version": None, "used_memory": None, "maxmemory": None,
         "keys": None, "refuses_writes": None,
     }  # fmt: skip
-    assert status["last_hour"] is None
+    assert status["last_hour", "problems"] is None
+    assert [problem["kind"] for problem in status["problems"]] == ["redis"]
     assert engine_of(status, "llama-chat")["state"] == "up"
     answer = await router.http.get("/admin/history", headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "redis_down")
