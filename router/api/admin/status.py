@@ -59,7 +59,7 @@ class StatusReader:
         clock: Callable[[], float],
         take_snapshot: Callable[[], RouterSnapshot],
         own_requests: Callable[[float], Sequence[RequestRow]],
-        refuses_all: Callable[[], str | None] = lambda: None,
+        refuses_all: Callable[[], str | None],
     ) -> None:
         """`clock`: seconds since the epoch by Redis' clock. `own_requests`: those of this process, the newest first.
 
