@@ -82,6 +82,28 @@ async def test_hostile_words_about_a_request_are_text(viewer: Viewer) -> None:
     await assert_harmless(page, "main")
 
 
+async def test_hostile_names_of_tenants_keys_and_reasons_are_text(viewer: Viewer) -> None:
+    sums = {
+        "requests": 2, "hits": 1, "coalesced": 0, "prompt_tokens": 1, "completion_tokens": 1, "estimated_tokens": 0,
+        "saved_tokens": 1, "gpu_seconds": 1.0, "refused": 1, "refused_by": {HOSTILE: 1}, "last_used": None,
+        "last_day": HOSTILE,
+    }  # fmt: skip
+    budget = {"budget": f"tokens_per_{HOSTILE}", "limit": 2, "used": 1, "remaining": 1, "resets_at": HOSTILE}
+    key = sums | {"key": HOSTILE, "name": HOSTILE, "source": HOSTILE, "status": HOSTILE}
+    tenant = sums | {
+        "tenant": HOSTILE, "configured": False, "gpu_seconds_saved": 1.0, "budgets": [budget], "keys": [key],
+    }  # fmt: skip
+    document = {"from": HOSTILE, "to": HOSTILE, "tenants": [tenant]}
+    await viewer.page.route("**/admin/tenants?*", lambda route: route.fulfill(json=document))
+    page = await viewer.show("#tenants")
+    await page.locator("#tenants").get_by_role("button").click()
+    await expect(page.locator("#tenants .of-key")).to_contain_text(HOSTILE)
+    await assert_harmless(page, "main")
+    await page.locator("#tenants .of-key").get_by_role("link").click()
+    await expect(page.locator("#request-filter [name=key]")).to_have_value(HOSTILE)
+    await assert_harmless(page, "main")
+
+
 async def test_a_hostile_response_is_text_in_the_playground_and_in_its_entry(
     viewer: Viewer, engines: EngineSet
 ) -> None:

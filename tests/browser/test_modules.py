@@ -91,6 +91,7 @@ async def test_addresses_name_a_view_and_what_it_shows(page: Page) -> None:
         ("#cache/entry/%", "cache", "entry", "%"),
         ("#playground", "playground", "entries", None),
         ("#requests?tenant=acme", "requests", "entries", None),
+        ("#tenants?days=7", "tenants", "entries", None),
         ("#request/a%2Fb", "request", "entries", "a/b"),
     ):
         route = await call(page, "routes", "parseRoute", address)
@@ -162,12 +163,51 @@ async def test_that_there_was_no_request_is_said_only_where_it_is_known(
         ({}, "limit=200", "request"),
         ({"show": "misses"}, "limit=200&hits=0", "request that is no hit"),
         ({"tenant": "a&b", "show": "slow"}, "limit=200&tenant=a%26b&slow=1", "request of tenant a&b that was slow"),
+        ({"key": "k1"}, "limit=200&key=k1", "request with key k1"),
         ({"model": "m", "show": "failed"}, "limit=200&model=m&failed=1", "request at model m that failed"),
     ],
 )
 async def test_the_routers_filter_the_requests(page: Page, filters: dict[str, str], query: str, text: str) -> None:
     assert await call(page, "request_list", "requestQuery", filters) == query
     assert await call(page, "request_list", "filterAsText", filters) == text
+
+
+@pytest.mark.parametrize(
+    ("budget", "limit", "remaining", "text"),
+    [
+        ("tokens_per_day", 5000, 1200, "1,200 of 5,000 tokens a day"),
+        ("tokens_per_month", 5000, 0, "none of 5,000 tokens a month"),
+        ("gpu_seconds_per_month", 7200, 90.5, "1m 31s of 2h GPU time a month"),
+    ],
+)
+async def test_what_is_left_of_a_budget_is_in_words(
+    page: Page, budget: str, limit: int, remaining: float, text: str
+) -> None:
+    values = {"budget": budget, "limit": limit, "remaining": remaining}
+    assert await call(page, "tenants", "budgetText", values) == text
+
+
+@pytest.mark.parametrize(
+    ("auth_mode", "rows", "words"),
+    [
+        ("open", [("default", True, 0, [])], ["No request was counted", "all requests are of one tenant"]),
+        ("keys", [("acme", True, 0, [])], ["No request was counted", "roundhouse keys new --tenant acme"]),
+        ("keys", [("acme", True, 3, ["active"]), ("old", False, 1, [])], []),
+        ("keys", [], ["No request was counted", "No tenant is configured"]),
+        ("header", [("acme", True, 3, [])], []),
+    ],
+)
+async def test_the_tenants_page_says_what_is_missing_and_how_to_get_it(
+    page: Page, auth_mode: str, rows: list[tuple[str, bool, int, list[str]]], words: list[str]
+) -> None:
+    tenants = [
+        {"tenant": tenant, "configured": configured, "requests": requests, "refused": 0,
+         "keys": [{"status": status} for status in keys]}
+        for tenant, configured, requests, keys in rows
+    ]  # fmt: skip
+    advice = await call(page, "tenants", "whatToDo", tenants, auth_mode)
+    assert len(advice) == len(words)
+    assert all(word in text for word, text in zip(words, advice, strict=True)), advice
 
 
 async def test_a_page_that_is_open_for_weeks_does_not_grow(page: Page) -> None:

@@ -237,3 +237,33 @@ async def test_without_redis_the_usage_is_not_available(
     own_redis.kill()
     answer = await router.http.get("/v1/usage", headers=bearer(ACME))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "redis_down")
+
+
+async def test_an_administrator_sees_each_tenant_with_its_keys_budgets_and_what_was_refused(
+    make_router: MakeRouter, redis_server: RedisServer, engines: EngineSet, redis: Any
+) -> None:
+    limits = "tokens_per_day = 5000\nrequests_per_minute = 1"
+    router = await make_router(router_config(redis_server.url, engines.as_config(), rest=tables(limits)))
+    await fill(redis)
+    request_id = (await router.chat("The sea?", headers=bearer(ACME))).headers["x-request-id"]
+    assert (await router.chat("The sea?", headers=bearer(ACME_CI))).status_code == 429
+
+    async def counted() -> Any:
+        found = (await router.http.get("/admin/tenants?days=2", headers=ADMIN)).json()
+        return found if found["tenants"][0]["refused"] else None
+
+    found = await eventually(counted, timeout=15)
+    acme, beta = found["tenants"]
+    assert (acme["tenant"], acme["requests"], acme["refused_by"]) == ("acme", 12, {"requests_limit": 1})
+    (budget,) = acme["budgets"]
+    assert (budget["budget"], budget["limit"]) == ("tokens_per_day", 5000)
+    assert 0 < budget["remaining"] < 5000
+    refused = {key["key"]: key["refused"] for key in acme["keys"]}
+    assert (refused[id_of(ACME_CI)], refused[id_of(ACME)], refused["k1"]) == (1, 0, 0)
+    assert (beta["tenant"], beta["configured"], beta["budgets"]) == ("beta", True, [])
+    assert {key["key"]: key["status"] for key in beta["keys"]} == {id_of(BETA): "active", "k3": "unknown"}
+    of_key = (await router.http.get(f"/admin/requests?key={id_of(ACME)}", headers=ADMIN)).json()["requests"]
+    assert [row["request_id"] for row in of_key] == [request_id]
+    wrong = await router.http.get("/admin/tenants?days=0", headers=ADMIN)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "days")
+    assert (await router.http.get("/admin/tenants", headers=bearer(ACME))).status_code == 401

@@ -20,6 +20,7 @@ from router.api.admin.key_admin import KeyAdmin
 from router.api.admin.query import query_count
 from router.api.admin.savings import savings_handler
 from router.api.admin.status import StatusAdmin
+from router.api.admin.tenants import TenantAdmin
 from router.api.admin.usage import usage_handler
 from router.api.allowed_methods import FallbackRoute, allowed_methods
 from router.api.inference.endpoint import ClientDisconnectedError, read_body
@@ -73,6 +74,7 @@ class AdminRoutes:
         key_admin: KeyAdmin,
         adapter_admin: AdapterAdmin,
         status_admin: StatusAdmin,
+        tenant_admin: TenantAdmin,
         max_body: int,
     ) -> None:
         self._access = access
@@ -82,6 +84,7 @@ class AdminRoutes:
         self._key_admin = key_admin
         self._adapter_admin = adapter_admin
         self._status_admin = status_admin
+        self._tenant_admin = tenant_admin
         self._max_body = max_body
 
     def routes(self) -> list[Route]:
@@ -89,6 +92,7 @@ class AdminRoutes:
             ("GET", "/admin/cache/stats", self.stats),
             ("GET", "/admin/cache/savings", savings_handler(self._redis)),
             ("GET", "/admin/usage", usage_handler(self._redis)),
+            ("GET", "/admin/tenants", self._tenant_admin.show),
             ("GET", "/admin/cache/entries", self.list_entries),
             ("GET", "/admin/cache/entries/{key}", self.get_entry),
             ("DELETE", "/admin/cache/entries/{key}", self.delete_entry),

@@ -219,7 +219,7 @@ class StatusAdmin:
         return await self._reader.history(query_count(request, "minutes", default=HOUR, largest=traffic.MAX_MINUTES))
 
     async def requests(self, request: Request) -> Any:
-        """The parameter `limit`: how many at most. `id`, `tenant`, `model`, `failed=1`, `slow=1`, `hits=0`: which ones.
+        """The parameter `limit`: how many at most. The others: see RequestFilter.
 
         `words=1`: each with an explanation.
         """
@@ -227,6 +227,7 @@ class StatusAdmin:
         query = request.query_params
         shown = RequestFilter(
             request_id=query.get("id"), tenant=query.get("tenant"), model=query.get("model"),
+            key_id=query.get("key"),
             failed=query_flag(request, "failed"), slow=query_flag(request, "slow"),
             hits=query_flag(request, "hits", default="1"),
         )  # fmt: skip

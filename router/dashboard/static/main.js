@@ -17,6 +17,7 @@ import { showRequest } from "./request_detail.js";
 import { RequestList } from "./request_list.js";
 import { mountRequests } from "./requests.js";
 import { showRoute } from "./routes.js";
+import { TenantList } from "./tenants.js";
 import { mountTheme } from "./theme.js";
 
 const STATES = {
@@ -33,7 +34,7 @@ function start() {
   mountPurge();
   const requestList = new RequestList();
   const events = new LiveEvents(eventHandler(requestList), connectionHandler());
-  followAddress(new EntryListing(), new Playground(), requestList);
+  followAddress(new EntryListing(), new Playground(), requestList, new TenantList());
   byId("sign-out").addEventListener("click", () => signOut().catch((error) => notify(error.message, { bad: true })));
   byId("skip").addEventListener("click", (event) => {
     event.preventDefault(); // the fragment names the view
@@ -87,7 +88,7 @@ function connectionHandler() {
   };
 }
 
-function followAddress(listing, playground, requestList) {
+function followAddress(listing, playground, requestList, tenants) {
   let first = true;
   const follow = () => {
     const route = showRoute(location.hash);
@@ -100,6 +101,7 @@ function followAddress(listing, playground, requestList) {
     if (route.view === "cache" && route.tab === "entry") showEntry(route.detail ?? "");
     if (route.view === "playground") playground.show();
     if (route.view === "requests") requestList.show(route.params);
+    if (route.view === "tenants") tenants.show(route.params);
     if (route.view === "request") showRequest(route.detail ?? "");
     if (!first) scrollTo(0, 0);
     first = false;

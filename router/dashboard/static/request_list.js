@@ -1,5 +1,5 @@
 /**
- * The requests that the routers remember, by tenant, model and end; `#requests?tenant=acme&show=failed` is their address.
+ * The requests that the routers remember, by tenant, model, key and end; `#requests?tenant=acme&show=failed` is their address.
  *
  * The routers filter, so that a rare failure is found among thousands of hits. The list is read again every few seconds
  * while it is looked at and not paused.
@@ -15,12 +15,13 @@ const MOST = 200; // what the router sends at most
 const INTERVAL = 2000;
 const FILTERED_INTERVAL = 5000; // to filter, a router reads all requests that are remembered
 
+const NAMES = ["tenant", "model", "key"];
 const SHOWN = { misses: { hits: "0" }, slow: { slow: "1" }, failed: { failed: "1" } };
 const ADJECTIVES = { misses: "that is no hit", slow: "that was slow", failed: "that failed" };
 
 /** What the address asks for: the fields that are filled in. */
 export function requestFilter(params) {
-  const filter = { tenant: params.get("tenant"), model: params.get("model"), show: params.get("show") };
+  const filter = Object.fromEntries([...NAMES, "show"].map((name) => [name, params.get(name)]));
   if (!(filter.show in SHOWN)) filter.show = null;
   return Object.fromEntries(Object.entries(filter).filter(([, value]) => value));
 }
@@ -36,11 +37,12 @@ export function requestQuery({ show, ...names }) {
 }
 
 /** "request of tenant acme at model llama that failed" */
-export function filterAsText({ tenant, model, show }) {
+export function filterAsText({ tenant, model, key, show }) {
   return [
     "request",
     tenant ? `of tenant ${tenant}` : null,
     model ? `at model ${model}` : null,
+    key ? `with key ${key}` : null,
     ADJECTIVES[show] ?? null,
   ]
     .filter(Boolean)
@@ -70,7 +72,7 @@ export class RequestList {
     const isOther = requestsHash(filter) !== requestsHash(this.#filter);
     this.#filter = filter;
     this.#shown = true;
-    for (const name of ["tenant", "model", "show"]) this.#form.elements[name].value = filter[name] ?? "";
+    for (const name of [...NAMES, "show"]) this.#form.elements[name].value = filter[name] ?? "";
     if (isOther || this.#paused) this.#resume();
     if (isOther || !byId("request-list").tBodies[0].rows.length) this.#showRows([], "Asking the routers…");
     this.#read();
@@ -87,14 +89,15 @@ export class RequestList {
 
   #submit(event) {
     event.preventDefault();
-    const { id, tenant, model, show } = this.#form.elements;
-    if (id.value.trim()) {
-      location.hash = requestHash(id.value.trim());
-      id.value = "";
+    const fields = this.#form.elements;
+    const id = fields.id.value.trim();
+    if (id) {
+      location.hash = requestHash(id);
+      fields.id.value = "";
       return;
     }
-    const entered = new URLSearchParams({ tenant: tenant.value.trim(), model: model.value.trim(), show: show.value });
-    location.hash = requestsHash(requestFilter(entered));
+    const entered = [...NAMES, "show"].map((name) => [name, fields[name].value.trim()]);
+    location.hash = requestsHash(requestFilter(new URLSearchParams(entered)));
   }
 
   #togglePause() {

@@ -13,6 +13,7 @@ from router.api.admin.engine_admin import EngineAdmin
 from router.api.admin.key_admin import KeyAdmin
 from router.api.admin.routes import AdminRoutes
 from router.api.admin.status import StatusAdmin
+from router.api.admin.tenants import TenantAdmin
 from router.api.dashboard.routes import DashboardRoutes
 from router.api.ops.home import home_route
 from router.core.types import AUTO
@@ -70,6 +71,7 @@ def build_admin_routes(
         key_admin=KeyAdmin(settings, client),
         adapter_admin=AdapterAdmin(engines.catalog, engines.client, engines.model_lists, client),
         status_admin=StatusAdmin(status.reader),
+        tenant_admin=TenantAdmin(settings, process_state.tenant_limits, client),
         max_body=max_body,
     )
     dashboard = DashboardRoutes(

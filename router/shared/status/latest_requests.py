@@ -33,6 +33,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     tenant: str | None = None
     model: str | None = None
+    key_id: str | None = None
     failed: bool = False
     slow: bool = False
     hits: bool = True
@@ -42,6 +43,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
             self.request_id in (None, row.request_id)
             and self.tenant in (None, row.tenant)
             and self.model in (None, row.model)
+            and self.key_id in (None, row.key_id)
             and (not self.failed or row.has_failed)
             and (not self.slow or (row.notable and not row.has_failed))
             and (self.hits or row.cache != CacheStatus.HIT)
