@@ -11,9 +11,9 @@ from router.flow.exchange import Exchange
 from router.flow.request_times import generation_times, milliseconds_text
 
 _LOOPBACK: Final = ("127.0.0.1", "::1")
-_OF_PROXIES: Final = (
+_OF_PROXIES: Final = frozenset((
     b"forwarded", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip",
-)  # fmt: skip
+))  # fmt: skip
 """Request headers that a proxy adds: whose client is on another machine though its connection comes from this one."""
 
 
@@ -38,6 +38,9 @@ class ServerTiming:
 
 def _is_local(scope: Mapping[str, Any]) -> bool:
     client = scope.get("client")
-    return (
-        client is not None and client[0] in _LOOPBACK and not any(name in _OF_PROXIES for name, _ in scope["headers"])
-    )
+    if client is None or client[0] not in _LOOPBACK:
+        return False
+    for name, _ in scope["headers"]:  # noqa: SIM110 - a generator costs four times as much
+        if name in _OF_PROXIES:
+            return False
+    return True
