@@ -29,6 +29,10 @@ draft = "draft-{name}"
 """
 
 
+# Seconds between two requests of a client: what clients would use of the machine is missing where processes start.
+_PAUSE = 0.05
+
+
 class ProcessTree:
     """`roundhouse up` with the engines e0 and e1 of the model llama. `stop` and `start` restart it."""
 
@@ -93,7 +97,7 @@ class ProcessTree:
             return await http.post(f"{self.url}/v1/chat/completions", json=_body(prompt, **fields))
 
     @asynccontextmanager
-    async def load(self, clients: int = 4) -> AsyncIterator[list[httpx.Response]]:
+    async def load(self, clients: int = 2) -> AsyncIterator[list[httpx.Response]]:
         """Sends new requests one after the other from each client; the responses so far, all complete."""
         responses: list[httpx.Response] = []
         ended = asyncio.Event()
@@ -107,6 +111,7 @@ class ProcessTree:
                 assert response.status_code == 200, response.text
                 assert client % 2 or response.text.endswith("[DONE]\n\n")
                 responses.append(response)
+                await asyncio.sleep(_PAUSE)
 
         async with httpx.AsyncClient(timeout=60, trust_env=False) as http, asyncio.TaskGroup() as group:
             for client in range(clients):
