@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from router.commands.audit import audit
 from router.commands.cache.commands import app as cache
 from router.commands.console import (
     EXIT_FAILED,
@@ -52,7 +53,7 @@ app = command_group(
 app.add_typer(cache, name="cache")
 app.add_typer(engine_commands, name="engines")
 app.add_typer(keys, name="keys")
-for command in (init, serve, reload, status, models, dashboard, top, why, usage):
+for command in (init, serve, reload, status, models, dashboard, top, why, usage, audit):
     app.command()(command)
 
 

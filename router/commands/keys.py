@@ -23,7 +23,7 @@ from router.commands.console import (
     write_table,
 )
 from router.commands.local_key import new_key
-from router.commands.redis import with_redis
+from router.commands.redis import with_audit, with_redis
 from router.commands.suggestions import command_group
 from router.core.api_keys import hash_key, key_id
 from router.core.plural import pluralize
@@ -72,6 +72,7 @@ def new(
 
 
 def _create_in_redis(config: Path, tenant: str, name: str | None, expires: str | None, *, as_json: bool) -> None:
+    from router.shared.audit.changes import key_created
     from router.store.admin.keys import create_key, parse_expiry
 
     if name is None:
@@ -84,7 +85,11 @@ def _create_in_redis(config: Path, tenant: str, name: str | None, expires: str |
     created = with_redis(
         settings,
         config,
-        lambda client: create_key(client, settings, tenant=tenant, name=name, expires_in=expires_in),
+        with_audit(
+            settings,
+            lambda client: create_key(client, settings, tenant=tenant, name=name, expires_in=expires_in),
+            lambda made: [key_created(made.key_id, made.name, made.tenant, made.expires)],
+        ),
     )
     if as_json:
         write_json(created)
@@ -114,10 +119,19 @@ def revoke(
     as_json: JsonOption = False,
 ) -> None:
     """Revoke a key that lives in Redis; every router refuses it at once."""
+    from router.shared.audit.changes import key_revoked
     from router.store.admin.keys import revoke_key
 
     settings = load_settings(config)
-    revoked = with_redis(settings, config, lambda client: revoke_key(client, settings, key, tenant))
+    revoked = with_redis(
+        settings,
+        config,
+        with_audit(
+            settings,
+            lambda client: revoke_key(client, settings, key, tenant),
+            lambda done: [key_revoked(done.key_id, done.name, done.tenant)],
+        ),
+    )
     if as_json:
         write_json(revoked)
     else:

@@ -1,17 +1,23 @@
 """Connects commands to the Redis of a configuration; with access to Redis, no admin key is needed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+import pwd
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from router.commands.console import EXIT_USAGE, fail
+from router.commands.console import EXIT_USAGE, fail, print_err
 from router.core.cache.entry_filter import EntryFilter, parse_listing_filter
 from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.errors import ApiError
 from router.settings import EMBEDDED, Settings
 
 if TYPE_CHECKING:
+    from router.net.redis.commands import Command
+    from router.shared.audit.audit_log import AuditLine
+    from router.shared.audit.changes import Change
     from router.store.admin.scan import RedisClient
 
 REPLY_TIMEOUT: Final = 10.0
@@ -49,6 +55,51 @@ async def _run_connected(settings: Settings, operation: "Callable[[RedisClient],
         return await operation(client)
     finally:
         await client.aclose()
+
+
+def with_audit(
+    settings: Settings,
+    operation: "Callable[[RedisClient], Awaitable[ResultT]]",
+    changes: "Callable[[ResultT], Sequence[Change]]",
+) -> "Callable[[RedisClient], Awaitable[ResultT]]":
+    """`operation`, and a record in the audit of each of the `changes` that its result means."""
+
+    async def run(client: "RedisClient") -> ResultT:
+        result = await operation(client)
+        await record_changes(settings, client, changes(result))
+        return result
+
+    return run
+
+
+async def record_changes(settings: Settings, client: "RedisClient", changes: "Sequence[Change]") -> None:
+    """What cannot be recorded is said, and fails nothing: it is done."""
+    from router.shared.audit.audit_log import AuditLog
+    from router.store.admin.scan import execute_commands
+
+    async def send(command: "Command") -> Any:
+        (reply,) = await execute_commands(client, [command])
+        return reply
+
+    audit = AuditLog(send, _report_unrecorded, router="", keep_seconds=settings.router.audit_days * 86400)
+    for change in changes:
+        await audit.record(command_line_actor(), change)
+
+
+def _report_unrecorded(line: "AuditLine") -> None:
+    if line.problem is not None:
+        print_err(f"roundhouse: done, but not recorded in the audit: {line.problem}")
+
+
+def command_line_actor() -> str:
+    """Who runs this command, for the audit."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # in a container, a user may have no name
+        user = f"uid {os.getuid()}"
+    # Who is root by sudo is somebody in particular; this is no proof of it.
+    caller = os.environ.get("SUDO_USER")
+    return f"command line: {f'{caller} as {user}' if caller else user}@{socket.gethostname()}"
 
 
 def parse_filter(**parts: str | None) -> EntryFilter:

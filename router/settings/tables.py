@@ -107,6 +107,7 @@ class RouterSettings(ServerSettings, frozen=True):
     allowed_origins: list[str] = []
     default_model: NonEmpty | None = None
     server_timing: bool | None = None
+    audit_days: Annotated[int, Meta(ge=1, le=3650)] = 90
 
 
 class CacheSettings(Strict, frozen=True):

@@ -144,6 +144,9 @@ _ROWS: Final = (
         "Tokens of the prompt and the response that engines processed again to go on",
     ),
     MetricRow(
+        "roundhouse_audit_lost_total", "counter", (), Source.EVENT, "Administrators' changes that are not in the audit",
+    ),
+    MetricRow(
         "roundhouse_spans_dropped_total", "counter", ("reason",), Source.EVENT, "Traced events that were not exported",
     ),
     MetricRow(

@@ -79,6 +79,7 @@ class Telemetry:
         self._wakes = counters["llm_engine_wakes_total"]
         self._continuations = counters["llm_continuations_total"]
         self._repeated_tokens = counters["llm_continuation_tokens_total"]
+        self._lost_audit = counters["roundhouse_audit_lost_total"]
         self._dropped_spans = counters["roundhouse_spans_dropped_total"]
         self._duration = histograms["llm_request_duration_seconds"]
         self._first_token = histograms["llm_time_to_first_token_seconds"]
@@ -284,6 +285,9 @@ class Telemetry:
     def record_rejection(self, reason: str) -> None:
         """Counts a client that the server refused before its request."""
         self._rejected.labels(reason, "none").inc()
+
+    def record_lost_audit(self) -> None:
+        self._lost_audit.inc()
 
     def record_dropped_spans(self, reason: str, count: int) -> None:
         """Counts what was traced and not exported; may be called in any thread."""

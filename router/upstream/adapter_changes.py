@@ -13,6 +13,7 @@ import msgspec
 from router.core.endpoints.errors.engine_errors import parse_refusal
 from router.errors import INVALID_REQUEST, NOT_FOUND, UPSTREAM, ApiError, bad_request
 from router.net.client.errors import EngineError
+from router.shared.audit.changes import Change, adapter_changed
 from router.upstream.adapters import MAX_ID_LENGTH, MAX_ROOT_LENGTH, ListedAdapter, is_valid
 from router.upstream.client import EngineClient
 from router.upstream.engine import Engine
@@ -61,6 +62,12 @@ class EngineChange(msgspec.Struct, frozen=True):
         """Whether the engine may be changed: without a refusal, a failure does not tell."""
         refused = self.status is not None and self.status < 500
         return self.state in ("loaded", "unloaded") or (self.state == "failed" and not refused)
+
+
+def audited_change(request: AdapterRequest, model: str, changes: Sequence[EngineChange], *, loads: bool) -> Change:
+    """What the audit says. `model`: the base model."""
+    states = [f"{each.engine}: {each.state}" for each in changes]
+    return adapter_changed(request.lora_name, model, states, loads=loads, in_place=request.load_inplace)
 
 
 def parse_adapter_request(body: bytes, *, loads: bool) -> AdapterRequest:

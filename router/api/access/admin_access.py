@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from router.api.access.auth import AdminAuthenticator, invalid_key
 from router.api.access.sessions import SESSION_COOKIE, Sessions
+from router.core.api_keys import key_id
 from router.errors import PERMISSION, ApiError
 
 CSRF_HEADER: Final = "x-roundhouse-csrf"
@@ -52,16 +53,21 @@ class AdminAccess:
         """Whether the configuration has an admin key, so that somebody can have access."""
         return self._authenticator.has_keys
 
-    async def check(self, request: Request) -> None:
-        """Raises ApiError: 401 without a valid key or session; 403 if there are no keys, or for a forged request."""
+    async def check(self, request: Request) -> str:
+        """Who sends it, for the audit: `key 0f786551` or `session of key 0f786551`.
+
+        Raises ApiError: 401 without a valid key or session; 403 if there are no keys, or for a forged request.
+        """
         has_session = request.url.path.startswith(_SESSION_PATHS)
         token = request.cookies.get(SESSION_COOKIE) if has_session else None
         if token is None or "authorization" in request.headers or not self.is_open:
-            self._authenticator.check(request.scope["headers"])
-        elif not await self._is_valid(token):
+            return f"key {key_id(self._authenticator.check(request.scope['headers']))}"
+        key_hash = await self._find_key(token)
+        if key_hash is None:
             raise invalid_key("The session has ended.")
-        elif request.method not in _SAFE_METHODS and not _is_deliberate(request):
+        if request.method not in _SAFE_METHODS and not _is_deliberate(request):
             raise forbidden()
+        return f"session of key {key_id(key_hash)}"
 
     async def has_access(self, request: Request) -> bool:
         try:
@@ -95,12 +101,13 @@ class AdminAccess:
         await self._refresh_secret()
         return self._sessions.issue(key_hash)
 
-    async def _is_valid(self, token: str) -> bool:
-        if self._sessions.is_valid(token):
-            return True
+    async def _find_key(self, token: str) -> str | None:
+        """The hash of a session's key; None if the session is not valid."""
+        if (key_hash := self._sessions.find_key(token)) is not None:
+            return key_hash
         # Another router may have written another secret since.
         await self._refresh_secret()
-        return self._sessions.is_valid(token)
+        return self._sessions.find_key(token)
 
 
 def _is_deliberate(request: Request) -> bool:

@@ -44,20 +44,24 @@ class Sessions:
         return base64.urlsafe_b64encode(body + self._sign(body, key_hash)).decode("ascii")
 
     def is_valid(self, token: str) -> bool:
+        return self.find_key(token) is not None
+
+    def find_key(self, token: str) -> str | None:
+        """The hash of the key that the session began with, as `sha256:…`; None if the token is invalid."""
         # b64decode also accepts the two characters that its other alphabet has in place of - and _.
         if len(token) != _TOKEN_LENGTH or "+" in token or "/" in token:
-            return False
+            return None
         try:
             decoded = base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True)
         except (UnicodeEncodeError, binascii.Error):
-            return False
+            return None
         body, signature = decoded[: _BODY.size], decoded[_BODY.size :]
         ends_at, key_id = _BODY.unpack(body)
         key_hash = self._hashes.get(key_id)
         # The time of this look-up tells at most whether a key with this id is configured; its id is no secret.
         if key_hash is None or not hmac.compare_digest(signature, self._sign(body, key_hash)):
-            return False
-        return bool(0 < ends_at - self._clock() <= SESSION_SECONDS + _MAX_STEP)
+            return None
+        return key_hash if 0 < ends_at - self._clock() <= SESSION_SECONDS + _MAX_STEP else None
 
     def _sign(self, body: bytes, key_hash: str) -> bytes:
         key = hmac.digest(self._secret(), b"roundhouse session " + key_hash.encode(), "sha256")

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from router.api.admin.audit import RequestAudit
 from router.api.inference.endpoint import read_body
 from router.errors import bad_request
 from router.flow.replicas.adapter_publication import publish_change
@@ -15,6 +16,7 @@ from router.upstream.adapter_changes import (
     MAX_REQUEST,
     AdapterRequest,
     EngineChange,
+    audited_change,
     change_error,
     load_adapter,
     parse_adapter_request,
@@ -49,7 +51,10 @@ class AdapterAdmin:
     - An adapter that may be replaced in place has no entries afterwards, in any case but that Redis is down: 503.
     """
 
-    def __init__(self, catalog: Catalog, client: EngineClient, lists: ModelListReader, redis: RedisClient) -> None:
+    def __init__(
+        self, catalog: Catalog, client: EngineClient, lists: ModelListReader, redis: RedisClient, audit: RequestAudit
+    ) -> None:
+        self._audit = audit
         self._catalog = catalog
         self._client = client
         self._lists = lists
@@ -57,23 +62,28 @@ class AdapterAdmin:
 
     async def load(self, request: Request) -> Any:
         adapter_request = parse_adapter_request(await _read(request), loads=True)
-        return await self._change(adapter_request, load_adapter)
+        return await self._change(request, adapter_request, load_adapter, loads=True)
 
     async def unload(self, request: Request) -> Any:
         adapter_request = parse_adapter_request(await _read(request), loads=False)
-        return await self._change(adapter_request, unload_adapter)
+        return await self._change(request, adapter_request, unload_adapter, loads=False)
 
     async def _change(
         self,
+        http_request: Request,
         request: AdapterRequest,
         change: Callable[
             [EngineClient, ModelListReader, Sequence[Engine], AdapterRequest], Awaitable[Sequence[EngineChange]]
         ],
+        *,
+        loads: bool,
     ) -> AdapterChange:
         model = self._base_model(request)
         changes = await change(self._client, self._lists, self._catalog.engines_for(model), request)
         states = ", ".join(f"{each.engine}: {each.state}" for each in changes)
         log.info("adapter %r of the model %s: %s", request.lora_name, model, states)
+        if any(each.may_be_done for each in changes):
+            await self._audit.record(http_request, audited_change(request, model, changes, loads=loads))
         everywhere, purged = await publish_change(self._redis, model, request, changes)
         error = change_error(request.lora_name, changes)
         if error is not None:

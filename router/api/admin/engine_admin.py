@@ -6,11 +6,13 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from router.api.admin.audit import RequestAudit
 from router.api.admin.explained_request import EXPLAIN_OVERHEAD, decode_explained
 from router.api.inference.endpoint import read_body
 from router.core.routing.prefill import PrefixIndexStatus
 from router.errors import NOT_FOUND, ApiError
 from router.flow.explain.choice_explainer import ChoiceExplainer, ChoiceRequest
+from router.shared.audit.changes import engine_drained, engine_resumed
 from router.shared.engines.drains import Drains
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
@@ -49,10 +51,11 @@ class EngineAdmin:
 
     def __init__(
         self, catalog: Catalog, drains: Drains, prefix_status: Callable[[str], PrefixIndexStatus],
-        explainer: ChoiceExplainer, *, max_body: int,
+        explainer: ChoiceExplainer, audit: RequestAudit, *, max_body: int,
     ) -> None:  # fmt: skip
         """`prefix_status`: by the engine's URL. `max_body`: bytes of a request that is explained."""
         self._explainer = explainer
+        self._audit = audit
         self._max_body = max_body
         self._catalog = catalog
         self._prefix_status = prefix_status
@@ -70,11 +73,15 @@ class EngineAdmin:
     async def drain(self, request: Request) -> Any:
         """No new requests for an engine; its running ones continue. Idempotent."""
         engine = self._find_engine(request)
-        return DrainResult(everywhere=await self._drains.drain(engine.name), engine=self._engine_status(engine))
+        result = DrainResult(everywhere=await self._drains.drain(engine.name), engine=self._engine_status(engine))
+        await self._audit.record(request, engine_drained(engine.name, everywhere=result.everywhere))
+        return result
 
     async def resume(self, request: Request) -> Any:
         engine = self._find_engine(request)
-        return DrainResult(everywhere=await self._drains.resume(engine.name), engine=self._engine_status(engine))
+        result = DrainResult(everywhere=await self._drains.resume(engine.name), engine=self._engine_status(engine))
+        await self._audit.record(request, engine_resumed(engine.name, everywhere=result.everywhere))
+        return result
 
     def _find_engine(self, request: Request) -> Engine:
         engine = self._catalog.engines.get(request.path_params["name"])

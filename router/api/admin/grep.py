@@ -9,10 +9,12 @@ from msgspec import Meta
 from msgspec.structs import replace
 from starlette.requests import Request
 
+from router.api.admin.audit import RequestAudit
 from router.api.inference.endpoint import read_body
 from router.core.cache.entry_filter import MAX_PAGE_SIZE, EntryFilter, HexHash, KeyName
 from router.core.plural import pluralize
 from router.errors import bad_request
+from router.shared.audit.changes import answers_purged
 from router.store.admin.entry_order import Order
 from router.store.admin.grep import MAX_ENTRIES, Bounds, describe_found, purge_found, search_answers
 from router.store.admin.scan import RedisClient
@@ -41,7 +43,7 @@ class GrepQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 _decode = msgspec.json.Decoder(GrepQuestion).decode
 
 
-def grep_handler(redis: RedisClient) -> Callable[[Request], Awaitable[Any]]:
+def grep_handler(redis: RedisClient, audit: RequestAudit) -> Callable[[Request], Awaitable[Any]]:
     async def grep(request: Request) -> Any:
         body = await read_body(request.scope["headers"], request.receive, _MAX_BODY)
         try:
@@ -59,6 +61,7 @@ def grep_handler(redis: RedisClient) -> Callable[[Request], Awaitable[Any]]:
         # Neither the words of an answer nor those of a document may be logged.
         filters = [f"{name}={getattr(scope, name)}" for name in _FILTERS[:-1] if getattr(scope, name) is not None]
         log.info("purged by text among %s: %s, %s in progress", " ".join(filters) or "all", entries, generations)
+        await audit.record(request, answers_purged(scope, question.text, purged.entries, purged.claims))
         return replace(result, purge=purged)
 
     return grep

@@ -6,9 +6,11 @@ from typing import Any, Final
 import msgspec
 from starlette.requests import Request
 
+from router.api.admin.audit import RequestAudit
 from router.api.inference.endpoint import read_body
 from router.errors import bad_request
 from router.settings import Settings
+from router.shared.audit.changes import key_created, key_revoked
 from router.store.admin.keys import create_key, list_keys, parse_expiry, revoke_key
 from router.store.admin.scan import RedisClient
 
@@ -28,8 +30,9 @@ class NewKeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KeyAdmin:
     """The handlers under /admin/keys; AdminRoutes authenticates their requests. No log line has a key."""
 
-    def __init__(self, settings: Settings, redis: RedisClient) -> None:
+    def __init__(self, settings: Settings, redis: RedisClient, audit: RequestAudit) -> None:
         self._settings = settings
+        self._audit = audit
         self._redis = redis
 
     async def list(self, _: Request) -> Any:
@@ -50,10 +53,13 @@ class KeyAdmin:
             expires_in=parse_expiry(wanted.expires),
         )
         log.info("created the key %s (%s) of the tenant %s", created.key_id, created.name, created.tenant)
+        change = key_created(created.key_id, created.name, created.tenant, created.expires)
+        await self._audit.record(request, change)
         return created
 
     async def revoke(self, request: Request) -> Any:
         tenant = request.query_params.get("tenant")
         revoked = await revoke_key(self._redis, self._settings, request.path_params["key"], tenant)
         log.info("revoked the key %s (%s) of the tenant %s", revoked.key_id, revoked.name, revoked.tenant)
+        await self._audit.record(request, key_revoked(revoked.key_id, revoked.name, revoked.tenant))
         return revoked

@@ -1,11 +1,9 @@
 """The admin API: the cache's statistics, entries and purges, why a request hits or misses, and the routes of others."""
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
-from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,10 +11,12 @@ from starlette.routing import Route
 
 from router.api.access.admin_access import SIGN_IN_PATH, AdminAccess
 from router.api.admin.adapter_admin import AdapterAdmin
+from router.api.admin.audit import AuditAdmin, RequestAudit, note_actor
 from router.api.admin.engine_admin import EngineAdmin
 from router.api.admin.explained_request import EXPLAIN_OVERHEAD, decode_explained
 from router.api.admin.grep import grep_handler
 from router.api.admin.key_admin import KeyAdmin
+from router.api.admin.purge import audited_purge
 from router.api.admin.query import query_count
 from router.api.admin.savings import savings_handler
 from router.api.admin.status import StatusAdmin
@@ -29,21 +29,16 @@ from router.core.cache.entry_filter import (
     EntryFilter,
     parse_listing_filter,
     parse_purge_filter,
-    text_document_name,
 )
-from router.core.plural import pluralize
 from router.errors import NOT_FOUND, ApiError, unavailable
 from router.flow.explain.explainer import Explainer, ExplainRequest
 from router.net.redis.errors import CommandRefusedError, RedisBackendError, WritesRefusedError
 from router.shared.credentials.sign_in_links import LINK_SECONDS
 from router.store.admin.entry_order import parse_order
 from router.store.admin.listing import fetch_detail, list_entries
-from router.store.admin.purge import PurgeResult, purge
 from router.store.admin.scan import RedisClient
 from router.store.admin.stats import collect_stats
 from router.upstream.adapter_changes import LOAD_PATH, UNLOAD_PATH
-
-log = logging.getLogger("roundhouse.admin")
 
 MAX_FILTER_BYTES: Final = 1 << 20
 """Bytes of a purge request: its filter may name a document by the document's full text."""
@@ -75,6 +70,7 @@ class AdminRoutes:
         adapter_admin: AdapterAdmin,
         status_admin: StatusAdmin,
         tenant_admin: TenantAdmin,
+        audit: RequestAudit,
         max_body: int,
     ) -> None:
         self._access = access
@@ -85,6 +81,8 @@ class AdminRoutes:
         self._adapter_admin = adapter_admin
         self._status_admin = status_admin
         self._tenant_admin = tenant_admin
+        self._audit = audit
+        self._audit_admin = AuditAdmin(redis)
         self._max_body = max_body
 
     def routes(self) -> list[Route]:
@@ -97,9 +95,11 @@ class AdminRoutes:
             ("GET", "/admin/cache/entries/{key}", self.get_entry),
             ("DELETE", "/admin/cache/entries/{key}", self.delete_entry),
             ("POST", "/admin/cache/purge", self.purge),
-            ("POST", "/admin/cache/grep", grep_handler(self._redis)),
+            ("POST", "/admin/cache/grep", grep_handler(self._redis, self._audit)),
             ("POST", "/admin/cache/explain", self.explain),
             ("GET", "/admin/cache/explain", self.explain_sent),
+            ("GET", "/admin/audit", self._audit_admin.list),
+            ("GET", "/admin/audit/verify", self._audit_admin.verify),
             ("GET", "/admin/status", self._status_admin.status),
             ("GET", "/admin/history", self._status_admin.history),
             ("GET", "/admin/requests", self._status_admin.requests),
@@ -122,7 +122,7 @@ class AdminRoutes:
 
     def _authenticated(self, handler: AdminHandler) -> Callable[[Request], Awaitable[Response]]:
         async def authenticated(request: Request) -> Response:
-            await self._access.check(request)
+            note_actor(request, await self._access.check(request))
             try:
                 result = await handler(request)
             except WritesRefusedError as error:
@@ -157,25 +157,14 @@ class AdminRoutes:
 
     async def delete_entry(self, request: Request) -> Any:
         """A purge of one key: it also covers an in-flight generation. 404 if there was neither entry nor claim."""
-        result = await self._purge_and_log(_filter_for_key(request.path_params))
+        result = await audited_purge(self._redis, self._audit, request, _filter_for_key(request.path_params))
         if not result.entries and not result.claims:
             raise _entry_not_found()
         return result
 
     async def purge(self, request: Request) -> Any:
-        return await self._purge_and_log(parse_purge_filter(await self._read_body(request, MAX_FILTER_BYTES)))
-
-    async def _purge_and_log(self, entry_filter: EntryFilter) -> PurgeResult:
-        result = await purge(self._redis, entry_filter)
-        # The filter may hold the full text of a document, which must not be logged.
-        loggable = (
-            entry_filter
-            if entry_filter.document is None
-            else replace(entry_filter, document=text_document_name(entry_filter.document))
-        )
-        entries, generations = pluralize(result.entries, "entry", "entries"), pluralize(result.claims, "generation")
-        log.info("purged %s: %s, %s in progress", loggable.to_json().decode(), entries, generations)
-        return result
+        entry_filter = parse_purge_filter(await self._read_body(request, MAX_FILTER_BYTES))
+        return await audited_purge(self._redis, self._audit, request, entry_filter)
 
     async def explain(self, request: Request) -> Any:
         body = await self._read_body(request, self._max_body + EXPLAIN_OVERHEAD)

@@ -29,7 +29,7 @@ from router.commands.console import (
     write_json,
     write_table,
 )
-from router.commands.redis import parse_filter, with_redis
+from router.commands.redis import parse_filter, with_audit, with_redis
 from router.commands.suggestions import command_group
 from router.core.cache.entry_filter import MAX_PAGE_SIZE
 from router.core.plural import pluralize
@@ -184,6 +184,7 @@ def purge_command(
     as_json: JsonOption = False,
 ) -> None:
     """Purge entries, and generations in progress, in every router. Only what matches all of the options is purged."""
+    from router.shared.audit.changes import entries_purged
     from router.store.admin.purge import count_entries, purge
 
     entry_filter = parse_filter(key=key, tenant=tenant, model=model, system=system, rag=rag, document=document)
@@ -203,7 +204,15 @@ def purge_command(
         if not confirm(question):
             fail("nothing was purged")
     with progress("entries purged") as on_purge:
-        result = with_redis(settings, config, lambda client: purge(client, entry_filter, on_purge))
+        result = with_redis(
+            settings,
+            config,
+            with_audit(
+                settings,
+                lambda client: purge(client, entry_filter, on_purge),
+                lambda done: [entries_purged(entry_filter, done.entries, done.claims, recorded=done.recorded)],
+            ),
+        )
     if as_json:
         write_json(result)
     else:

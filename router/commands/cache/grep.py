@@ -20,7 +20,7 @@ from router.commands.console import (
     progress,
     write_json,
 )
-from router.commands.redis import parse_filter, with_redis
+from router.commands.redis import parse_filter, with_audit, with_redis
 from router.core.cache.entry_filter import MAX_PAGE_SIZE
 from router.core.plural import pluralize
 from router.settings import DEFAULT_PATH
@@ -45,6 +45,7 @@ def grep(
     """Find entries by the text of their answers, and purge them."""
     from msgspec.structs import replace
 
+    from router.shared.audit.changes import answers_purged
     from router.store.admin.grep import Bounds, describe_found, purge_found, search_answers
 
     order = check_sort(sort)
@@ -66,7 +67,15 @@ def grep(
         if sys.stdin.isatty() and not yes and not confirm(question):
             fail("nothing was purged")
         with progress("entries purged") as on_purge:
-            purged = with_redis(settings, config, lambda client: purge_found(client, found, on_purge))
+            purged = with_redis(
+                settings,
+                config,
+                with_audit(
+                    settings,
+                    lambda client: purge_found(client, found, on_purge),
+                    lambda done: [answers_purged(entry_filter, text, done.entries, done.claims)],
+                ),
+            )
         result = replace(result, purge=purged)
         if not as_json:
             typer.echo(describe_purge(purged))

@@ -20,7 +20,7 @@ from router.commands.console import (
     progress,
     write_json,
 )
-from router.commands.redis import parse_filter, with_redis
+from router.commands.redis import parse_filter, with_audit, with_redis
 from router.core.plural import pluralize
 from router.settings import DEFAULT_PATH
 
@@ -91,6 +91,7 @@ def import_from(
     as_json: JsonOption = False,
 ) -> None:
     """Store the entries of an exported file. An entry that is in Redis already and not older is kept."""
+    from router.shared.audit.changes import entries_imported
     from router.store.admin.export_import import ImportLineError, import_entries, read_lines
 
     settings = load_settings(config)
@@ -100,7 +101,8 @@ def import_from(
             return await import_entries(client, read_lines(stream.readline), on_progress)
 
     try:
-        result = with_redis(settings, config, work)
+        audited = with_audit(settings, work, lambda done: [entries_imported(file.name, done.stored)])
+        result = with_redis(settings, config, audited)
     except ImportLineError as error:
         fail(f"{file}: {error}")
     except OSError as error:

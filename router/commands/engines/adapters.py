@@ -23,7 +23,7 @@ from router.commands.console import (
     write_table,
 )
 from router.commands.engines.engine_access import probe_engines, with_announced
-from router.commands.redis import with_redis
+from router.commands.redis import record_changes, with_redis
 from router.commands.suggestions import command_group
 from router.core.plural import pluralize
 from router.errors import ApiError
@@ -139,7 +139,7 @@ async def _change_at_engines(
 ) -> ChangeResult:
     from router.flow.replicas.adapter_publication import publish_change
     from router.net.client.transport import HTTPTransport
-    from router.upstream.adapter_changes import load_adapter, unload_adapter
+    from router.upstream.adapter_changes import audited_change, load_adapter, unload_adapter
     from router.upstream.client import EngineClient
     from router.upstream.configured_catalog import build_catalog
     from router.upstream.model_lists import ModelListReader
@@ -151,6 +151,8 @@ async def _change_at_engines(
         changes = await change(client, ModelListReader(catalog, client), catalog.engines_for(model), request)
     finally:
         await client.aclose()
+    if any(each.may_be_done for each in changes):
+        await record_changes(settings, redis, [audited_change(request, model, changes, loads=loads)])
     everywhere, purged = await publish_change(redis, model, request, changes)
     return ChangeResult(request.lora_name, model, changes, everywhere, purged)
 

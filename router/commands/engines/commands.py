@@ -34,13 +34,14 @@ from router.commands.engines.engine_explain import explain
 from router.commands.engines.engine_list import list_command
 from router.commands.engines.logs import logs
 from router.commands.engines.switch import rollback, switch
-from router.commands.redis import with_redis
+from router.commands.redis import record_changes, with_audit, with_redis
 from router.commands.suggestions import command_group
 from router.commands.termination import Termination
 from router.settings import DEFAULT_PATH, EMBEDDED, Settings
 
 if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
     from router.net.redis.commands import Command
+    from router.shared.audit.changes import Change
     from router.upstream.engine import Engine
 
 POLL_INTERVAL: Final = 0.5
@@ -137,10 +138,11 @@ def drain(
     as_json: JsonLinesOption = False,
 ) -> None:
     """Send no new requests to engines, from any router; running ones continue to their end."""
+    from router.shared.audit.changes import engine_drained
     from router.shared.engines.drains import drain_command
 
     names = list(dict.fromkeys(name))
-    settings = _send_changes(config, {each: drain_command(each) for each in names})
+    settings = _send_changes(config, {each: drain_command(each) for each in names}, engine_drained)
     # All of them at the same time: one that stays busy must not use up the timeout of the others.
     idle = _wait_with_progress(settings, names, timeout) if wait else {}
     for each in names:
@@ -160,10 +162,11 @@ def resume(
     as_json: JsonLinesOption = False,
 ) -> None:
     """Send requests to engines again, from every router."""
+    from router.shared.audit.changes import engine_resumed
     from router.shared.engines.drains import resume_command
 
     names = list(dict.fromkeys(name))
-    _send_changes(config, {each: resume_command(each) for each in names})
+    _send_changes(config, {each: resume_command(each) for each in names}, engine_resumed)
     for each in names:
         if as_json:
             write_json({"engine": each, "drained": False})
@@ -182,6 +185,7 @@ def restart(
 ) -> None:
     """Drain an engine that `roundhouse up` has started, restart it when it is idle, and resume it."""
     from router.commands.engines.restart import is_up_running, request_restart
+    from router.shared.audit.changes import engine_drained, engine_restarted, engine_resumed
     from router.shared.engines.drains import drain_command, resume_command
 
     before = load_settings(config)
@@ -192,7 +196,7 @@ def restart(
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, termination.on_signal)
     was_drained = name in with_announced(before, config)[1]
-    settings = _send_change(name, config, drain_command(name))
+    settings = _send_changes(config, {name: drain_command(name)}, engine_drained)
     try:
         if not _wait_with_progress(settings, [name], timeout, termination.check)[name]:
             fail(f"engine {name} did not become idle within {timeout:g}s; it was not restarted")
@@ -202,28 +206,30 @@ def restart(
         fail(f"engine {name} was not ready {timeout:g}s after its restart; see `roundhouse engines logs {name}`")
     finally:
         if not was_drained:
-            _send_change(name, config, resume_command(name))
+            _send_changes(config, {name: resume_command(name)}, engine_resumed)
     if error is not None:
         fail(f"engine {name} was not restarted: {error}")
+    with_redis(settings, config, lambda client: record_changes(settings, client, [engine_restarted(name)]))
     if as_json:
         write_json({"engine": name, "restarted": True, "drained": was_drained})
     else:
         typer.echo(f"{name} is restarted" + ("; it stays drained" if was_drained else " and back in service"))
 
 
-def _send_change(name: str, config: Path, command: "Command") -> Settings:
-    return _send_changes(config, {name: command})
-
-
-def _send_changes(config: Path, commands: "Mapping[str, Command]") -> Settings:
-    """`commands`: by engine; all are sent, or none if there is no such engine."""
+def _send_changes(config: Path, commands: "Mapping[str, Command]", change_of: "Callable[[str], Change]") -> Settings:
+    """`commands`: by engine; all are sent, or none if there is no such engine. `change_of`: for the audit."""
     from router.store.admin.scan import execute_commands
 
     settings, _ = with_announced(load_settings(config), config)
     known = engine_names(settings)
     if unknown := [name for name in commands if name not in known]:
         fail(f"{config}: no engine {', '.join(map(repr, unknown))}; engines: {', '.join(known)}", EXIT_USAGE)
-    with_redis(settings, config, lambda client: execute_commands(client, list(commands.values())))
+    send = with_audit(
+        settings,
+        lambda client: execute_commands(client, list(commands.values())),
+        lambda _: [change_of(name) for name in commands],
+    )
+    with_redis(settings, config, send)
     return settings
 
 

@@ -23,6 +23,7 @@
     rh:1:watched                                               exists while someone watches the routers
     rh:1:router:snapshots                                      what each router process sees, a hash
     rh:1:router:starts:{model}                                 how long its engines' last starts took, a list
+    rh:1:router:audit                                          what administrators changed, a stream
     rh:1:requests:recent                                       the last requests while someone watches, a sorted set
     rh:1:requests:notable                                      those of them that failed or were slow, a sorted set
     rh:1:session:secret                                        what signs the cookies of the dashboard
@@ -72,6 +73,7 @@ WATCHDOG_LOG_KEY: Final = _WATCHDOG_PREFIX + "log"
 _TRAFFIC_PREFIX: Final = KEY_PREFIX + "traffic:"
 WATCHED_KEY: Final = KEY_PREFIX + "watched"
 SNAPSHOTS_KEY: Final = KEY_PREFIX + "router:snapshots"
+AUDIT_KEY: Final = KEY_PREFIX + "router:audit"
 _STARTS_PREFIX: Final = KEY_PREFIX + "router:starts:"
 RECENT_REQUESTS_KEY: Final = KEY_PREFIX + "requests:recent"
 NOTABLE_REQUESTS_KEY: Final = KEY_PREFIX + "requests:notable"

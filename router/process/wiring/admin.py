@@ -9,6 +9,7 @@ from router.api.access.admin_access import AdminAccess, LinkStore
 from router.api.access.auth import AdminAuthenticator
 from router.api.access.sessions import Sessions
 from router.api.admin.adapter_admin import AdapterAdmin
+from router.api.admin.audit import RequestAudit
 from router.api.admin.engine_admin import EngineAdmin
 from router.api.admin.key_admin import KeyAdmin
 from router.api.admin.routes import AdminRoutes
@@ -24,6 +25,7 @@ from router.flow.lookup import cache_policy
 from router.flow.request_resolver import RequestResolver
 from router.flow.tenant_rules import TenantRules
 from router.process.process_state import ProcessState
+from router.process.wiring.audit import build_audit
 from router.process.wiring.engine_pool import EnginePool
 from router.process.wiring.redis_services import RedisServices
 from router.process.wiring.status import Status, prefix_statuses
@@ -50,8 +52,10 @@ def build_admin_routes(
             partial(process_state.sign_in_links.redeem, redis.pipeline),
         ),
     )
+    router = f"{process_state.identity.host}:{process_state.identity.pid}"
+    audit = RequestAudit(build_audit(settings, router, services.redis, process_state.telemetry.record_lost_audit))
     choice_explainer = ChoiceExplainer(
-        router=f"{process_state.identity.host}:{process_state.identity.pid}",
+        router=router,
         resolver=resolver,
         selector=engines.selector,
         catalog=engines.catalog,
@@ -66,12 +70,13 @@ def build_admin_routes(
         redis=client,
         explainer=build_explainer(settings, resolver, client),
         engine_admin=EngineAdmin(
-            engines.catalog, records.drains, prefix_statuses(process_state), choice_explainer, max_body=max_body
+            engines.catalog, records.drains, prefix_statuses(process_state), choice_explainer, audit, max_body=max_body
         ),
-        key_admin=KeyAdmin(settings, client),
-        adapter_admin=AdapterAdmin(engines.catalog, engines.client, engines.model_lists, client),
+        key_admin=KeyAdmin(settings, client, audit),
+        adapter_admin=AdapterAdmin(engines.catalog, engines.client, engines.model_lists, client, audit),
         status_admin=StatusAdmin(status.reader),
         tenant_admin=TenantAdmin(settings, process_state.tenant_limits, client),
+        audit=audit,
         max_body=max_body,
     )
     dashboard = DashboardRoutes(

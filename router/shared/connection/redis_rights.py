@@ -152,6 +152,7 @@ def sample_keys(tenants: Iterable[str]) -> list[tuple[str, str]]:
         redis_keys.WATCHED_KEY,
         redis_keys.SNAPSHOTS_KEY,
         redis_keys.starts_key(nonce),
+        redis_keys.AUDIT_KEY,
         redis_keys.RECENT_REQUESTS_KEY,
         redis_keys.NOTABLE_REQUESTS_KEY,
         redis_keys.SESSION_SECRET_KEY,

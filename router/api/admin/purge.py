@@ -1,0 +1,37 @@
+"""A purge that an administrator asks for: it is done, logged and recorded in the audit."""
+
+import logging
+
+from msgspec.structs import replace
+from starlette.requests import Request
+
+from router.api.admin.audit import RequestAudit
+from router.core.cache.entry_filter import EntryFilter, text_document_name
+from router.core.plural import pluralize
+from router.net.redis.errors import RedisBackendError
+from router.shared.audit.changes import entries_purged, purge_failed
+from router.store.admin.purge import PurgeResult, purge
+from router.store.admin.scan import RedisClient
+
+log = logging.getLogger("roundhouse.admin")
+
+
+async def audited_purge(
+    redis: RedisClient, audit: RequestAudit, request: Request, entry_filter: EntryFilter
+) -> PurgeResult:
+    """Raises RedisBackendError; some entries may be gone then, so that is recorded, too."""
+    try:
+        result = await purge(redis, entry_filter)
+    except RedisBackendError as error:
+        await audit.record(request, purge_failed(entry_filter, error))
+        raise
+    # The filter may hold the full text of a document, which must not be logged.
+    loggable = (
+        entry_filter
+        if entry_filter.document is None
+        else replace(entry_filter, document=text_document_name(entry_filter.document))
+    )
+    entries, generations = pluralize(result.entries, "entry", "entries"), pluralize(result.claims, "generation")
+    log.info("purged %s: %s, %s in progress", loggable.to_json().decode(), entries, generations)
+    await audit.record(request, entries_purged(entry_filter, result.entries, result.claims, recorded=result.recorded))
+    return result

@@ -1,0 +1,114 @@
+"""What an administrator can change, in the words of the audit: the same from the admin API and the command line.
+
+No change has a secret, a prompt or an answer. A text that was searched for may be someone's name, and its hash could be
+guessed, so of that only the length is kept.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from router.core.cache.entry_filter import EntryFilter, text_document_name
+from router.core.printable import escape_unprintable
+
+Action = Literal[
+    "drain", "resume", "restart", "purge", "reload", "key_created", "key_revoked", "switch", "rollback",
+    "adapter_loaded", "adapter_unloaded", "import",
+]  # fmt: skip
+
+MAX_TEXT: Final = 200
+"""Characters of a text; a longer one is cut."""
+
+MAX_NAMES: Final = 20
+"""Names in a list; of a longer one, the others are counted."""
+
+Detail = str | int | bool | Sequence[str] | None
+
+
+class Change(NamedTuple):
+    """`subject`: what was changed: an engine, a key, a filter. `details`: short, in the order for people."""
+
+    action: Action
+    subject: str
+    details: Mapping[str, Detail] = {}
+
+
+def bounded(text: str) -> str:
+    """The text without characters that a terminal acts on, and cut."""
+    shown = escape_unprintable(text)
+    return shown if len(shown) <= MAX_TEXT else shown[: MAX_TEXT - 1] + "…"
+
+
+def bounded_details(details: Mapping[str, Detail]) -> dict[str, Detail]:
+    """Without what is None or empty."""
+    return {
+        name: _bounded_detail(value) for name, value in details.items() if value is not None and value not in ("", ())
+    }
+
+
+def _bounded_detail(value: Detail) -> Detail:
+    if isinstance(value, str):
+        return bounded(value)
+    if not isinstance(value, Sequence):
+        return value
+    rest = [f"and {len(value) - MAX_NAMES:,} more"] if len(value) > MAX_NAMES else []
+    return [*[bounded(name) for name in value[:MAX_NAMES]], *rest]
+
+
+def engine_drained(engine: str, *, everywhere: bool = True) -> Change:
+    """`everywhere`: Redis has it, so all routers apply it."""
+    return Change("drain", engine, {"everywhere": everywhere})
+
+
+def engine_resumed(engine: str, *, everywhere: bool = True) -> Change:
+    return Change("resume", engine, {"everywhere": everywhere})
+
+
+def engine_restarted(engine: str) -> Change:
+    return Change("restart", engine)
+
+
+def entries_purged(scope: EntryFilter, entries: int, generations: int, *, recorded: bool) -> Change:
+    """`recorded`: see PurgeResult."""
+    counts = {"entries": entries, "generations": generations}
+    return Change("purge", filter_text(scope), counts if recorded else {**counts, "recorded": False})
+
+
+def purge_failed(scope: EntryFilter, error: Exception) -> Change:
+    """It may have deleted some entries."""
+    return Change("purge", filter_text(scope), {"failed": str(error)})
+
+
+def answers_purged(scope: EntryFilter, text: str, entries: int, generations: int) -> Change:
+    """A purge of the entries whose answers have a text."""
+    details = {"text_length": len(text), "entries": entries, "generations": generations}
+    return Change("purge", filter_text(scope), details)
+
+
+def entries_imported(source: str, stored: int) -> Change:
+    return Change("import", source, {"entries": stored})
+
+
+def key_created(key_id: str, name: str, tenant: str, expires: float | None) -> Change:
+    """`expires`: in seconds since the epoch."""
+    details = {"name": name, "tenant": tenant, "expires": int(expires) if expires is not None else None}
+    return Change("key_created", key_id, details)
+
+
+def key_revoked(key_id: str, name: str, tenant: str) -> Change:
+    return Change("key_revoked", key_id, {"name": name, "tenant": tenant})
+
+
+def adapter_changed(adapter: str, model: str, engines: Sequence[str], *, loads: bool, in_place: bool) -> Change:
+    """`engines`: each with what happened there."""
+    details = {"model": model, "engines": engines, "in_place": in_place or None}
+    return Change("adapter_loaded" if loads else "adapter_unloaded", adapter, details)
+
+
+def filter_text(scope: EntryFilter) -> str:
+    """`tenant=acme model=llama`; a document is named by its hash, since a filter may have all of its text."""
+    if scope.document is not None:
+        scope = replace(scope, document=text_document_name(scope.document))
+    parts = ("key", "tenant", "model", "system", "rag", "document")
+    return " ".join(f"{name}={value}" for name in parts if (value := getattr(scope, name)) is not None) or "all"
