@@ -12,6 +12,7 @@ from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
 from router.shared import scripts
 from router.shared.accounting import daily_sums
+from router.shared.audit import audit_stream
 from router.shared.cache import retention
 from router.shared.credentials import key_records
 from router.shared.engines import announcements, drains
@@ -22,7 +23,7 @@ from router.shared.quota import rate_limit_script as limits
 from router.store import entry_store as store
 from router.store.admin import answers, scan
 from tests.simulation.redis_data import RedisData
-from tests.simulation.redis_values import RedisError
+from tests.simulation.redis_values import RedisError, RedisStream, write_id
 
 ScriptFunction = Callable[[RedisData, bytes, list[bytes]], Any]
 _REFUSED: Final = {None: 0, "requests": 1, "tokens": 2, "concurrent requests": 3}
@@ -248,6 +249,28 @@ def _read_announced(data: RedisData, key: bytes, words: list[bytes]) -> list[Any
     return [b"%d" % (data.clock() // 1000), [word for pair in fields.items() for word in pair]]
 
 
+def _append_audit(data: RedisData, key: bytes, words: list[bytes]) -> list[Any]:
+    stream = data.get(key, RedisStream) or RedisStream()
+    pairs = stream.records[-1][1] if stream.records else []
+    newest = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    if newest.get(b"hash", b"") != words[0]:
+        return [0, *[newest.get(name, b"") for name in (b"number", b"previous", b"hash")]]
+    data.check_memory()
+    seconds, most = int(words[2]), int(words[3])
+    first = data.clock() // 1000 * 1000 - 1000 * seconds if seconds else 0
+    trim = b"MINID", b"%d" % first
+    if stream.records:
+        (oldest_at, _), oldest = stream.records[0]
+        number = dict(zip(oldest[::2], oldest[1::2], strict=True)).get(b"number", b"")
+        kept = int(words[1]) - int(number) if number.isdigit() else 0
+        if kept >= most and oldest_at >= first:
+            trim = b"MAXLEN", words[3]
+    stream = data.get_or_create(key, RedisStream)
+    stream.add(write_id(stream.copy().add(b"*", [], data.clock())), words[4:], data.clock())
+    stream.trim(*trim, about=False)
+    return [1]
+
+
 def _read_time(data: RedisData, _: bytes, __: list[bytes]) -> list[bytes]:
     now = data.clock()
     return [b"%d" % (now // 1000), b"%d" % (now % 1000 * 1000)]
@@ -286,6 +309,7 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     answers._BEGINNING_SCRIPT.encode(): _beginning,
     str(scan._TIME_COMMAND[1]).encode(): _read_time,
     budgets.UPDATE_SCRIPT.encode(): _budget,
+    audit_stream._APPEND_SCRIPT.encode(): _append_audit,
     drains._CHANGE_SCRIPT.encode(): _change_drain,
     drains._RESTORE_SCRIPT.encode(): _restore_drain,
     announcements._WRITE_SCRIPT.encode(): _announce,

@@ -361,6 +361,28 @@ def test_a_script_keeps_the_latest_ids_of_requests_and_returns_those_that_it_dro
     assert 0 < left <= 60_000
 
 
+def test_a_script_appends_to_a_chain_after_the_newest_entry_alone_and_trims_it(both: ClientFactory) -> None:
+    client, append = both.connect(), script("'MAXLEN', ARGV[4]")
+    day = 86400
+
+    def add(known: str, number: int, most: int = 9, keep: int = day) -> tuple[str | int, ...]:
+        return ("EVAL", append, 1, "s", known, number, keep, most, "number", number, "previous", "p", "hash", f"h{number}")
+
+    assert client.send_commands(add("", 1), add("", 2), add("h1", 2)) == [[1], [0, b"1", b"p", b"h1"], [1]]
+    assert client.send_commands(add("h2", 3, 2), add("h3", 4, 2)) == [[1], [1]]
+    (records,) = client.send_commands(("XRANGE", "s", "-", "+"))
+    assert [fields[1] for _, fields in records] == [b"3", b"4"]
+    client.send_commands(("DEL", "s"), ("XADD", "s", "5-0", "f", "v"), ("XADD", "s", "6-0", "hash", "x"))
+    assert client.send_commands(add("", 1, keep=0), add("x", 1, keep=0)) == [[0, b"", b"", b"x"], [1]]
+    assert [len(each) for each in client.send_commands(("XRANGE", "s", "-", "+"))] == [3]
+    assert client.send_commands(add("h1", 2)) == [[1]]
+    (records,) = client.send_commands(("XRANGE", "s", "-", "+"))
+    assert [fields[1] for _, fields in records] == [b"1", b"2"], "what is older than a day is gone"
+    client.send_commands(("SET", "t", "x"))
+    (wrong,) = client.send_commands(("EVAL", append, 1, "t", "", 1, day, 9, "hash", "h"))
+    assert "WRONGTYPE" in wrong
+
+
 def test_a_script_reads_the_clock(both: ClientFactory) -> None:
     ((seconds, microseconds), (now, _)) = both.connect().send_commands(
         ("EVAL", script("return redis.call('TIME')"), 1, "a"), ("TIME",)
