@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,12 @@ from router.settings import ConfigurationError, Override, ServerSettings, Settin
 
 log = logging.getLogger("roundhouse.server")
 
+_MAX_ACTOR: Final = 500  # bytes
 _NO_FILE: Final = "there is no configuration file to reload; restart the router to ask its engines again"
+
+
+OnApplied = Callable[[Settings, Settings, str | None], object]
+"""Gets the settings before and after a reload, and who asked for it: None if that is not known."""
 
 
 class ReloadOutcome(msgspec.Struct, frozen=True):
@@ -33,9 +38,15 @@ class Reloader:
     """
 
     def __init__(
-        self, config_file: Path | None, overrides: Sequence[Override] = (), outcome_file: Path | None = None
+        self,
+        config_file: Path | None,
+        overrides: Sequence[Override] = (),
+        outcome_file: Path | None = None,
+        on_applied: OnApplied = lambda *_: None,
     ) -> None:
         """`config_file`: None if there is none. `outcome_file`: None to record nothing."""
+        self._on_applied = on_applied
+        self._note_applied: Callable[[], object] = lambda: None  # to be called when what was read last is in effect
         self._config_file = config_file
         self._overrides = overrides
         self._outcome_file = outcome_file
@@ -48,6 +59,7 @@ class Reloader:
         Settings that need a restart keep their values, which is also logged.
         """
         self._notes = []
+        actor = take_actor(self._outcome_file)
         if self._config_file is None:
             log.warning("%s", _NO_FILE)
             self._record(False, [_NO_FILE])
@@ -67,11 +79,15 @@ class Reloader:
         self._notes += [f"router.{name}: a change needs a restart" for name in changed]
         for note in self._notes:
             log.warning("%s", note)
-        return replace(new, router=replace(new.router, **fixed))
+        settings = replace(new, router=replace(new.router, **fixed))
+        self._note_applied = lambda: self._on_applied(old, settings, actor)
+        return settings
 
     def finish(self, problem: str | None) -> None:
         """Records that the settings of `read` are in effect, or why they are not."""
         self._record(problem is None, self._notes if problem is None else [problem])
+        if problem is None:
+            self._note_applied()
 
     def _refuse(self, mistakes: Sequence[str]) -> None:
         for mistake in mistakes:  # a record each, since a record is a line
@@ -92,6 +108,25 @@ class Reloader:
             unfinished.replace(self._outcome_file)
         except OSError as error:
             log.warning("the outcome of the reload cannot be written: %s", error)
+
+
+def actor_file(outcome_file: Path) -> Path:
+    """Where `roundhouse reload` says who runs it, before it sends the signal, which says nothing."""
+    return outcome_file.with_suffix(".reload-by")
+
+
+def take_actor(outcome_file: Path | None) -> str | None:
+    """Who asked for the reload, as the command said; None after a signal of somebody else."""
+    if outcome_file is None:
+        return None
+    path = actor_file(outcome_file)
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            text = file.read(_MAX_ACTOR)
+        path.unlink()
+    except OSError:
+        return None
+    return text.decode("utf-8", "replace") or None
 
 
 def read_outcome(outcome_file: Path) -> ReloadOutcome | None:

@@ -26,6 +26,7 @@ from router.discovery.start import DiscoveryError, settings_of_engines
 from router.flow.tenant_rules import unmatched_models
 from router.process.app import build
 from router.process.pid_file import PidFile, pid_file_path
+from router.process.reload_audit import record_reload
 from router.process.reloading import Reloader
 from router.process.server import make_server
 from router.process.service_manager import notify_ready
@@ -96,7 +97,8 @@ def run(settings: Settings, options: ServeOptions, listen_socket: socket.socket)
     # until there is one: Supervisor and DrainingServer unblock it.
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     with _pid_file(pid_file_path(settings)) as outcome_file:
-        exit_code = _serve(settings, Reloader(config_file, options.overrides, outcome_file), listen_socket)
+        reloader = Reloader(config_file, options.overrides, outcome_file, record_reload)
+        exit_code = _serve(settings, reloader, listen_socket)
     log.info("stopped with exit code %d", exit_code)
     return exit_code
 

@@ -210,7 +210,9 @@ async def test_an_entry_of_somebody_else_does_not_end_the_audit(
     assert (result.code, "it is not an entry of the audit" in result.stderr) == (1, True)
 
 
-@pytest.mark.parametrize("query", [{"limit": 0}, {"limit": 1001}, {"limit": "x"}, {"before": "+"}, {"before": "1" * 30}])
+@pytest.mark.parametrize(
+    "query", [{"limit": 0}, {"limit": 1001}, {"limit": "x"}, {"before": "+"}, {"before": "1" * 30}]
+)
 async def test_a_query_out_of_bounds_is_refused(guarded: RouterServer, query: dict[str, Any]) -> None:
     answer = await guarded.http.get("/admin/audit", params=query, headers=ADMIN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_query")

@@ -1,8 +1,11 @@
 """`roundhouse reload`, and the pid file by which it finds the router."""
 
 import asyncio
+import getpass
+import json
 import re
 import signal
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from router.core.cache.redis_keys import AUDIT_KEY
 from router.process.pid_file import running_pid
 from router.process.reloading import ReloadOutcome, read_outcome
 from tests.support.cli_helpers import CommandResult, run_cli
@@ -94,6 +98,30 @@ async def test_it_returns_when_the_new_configuration_is_in_effect(served: Servin
     for _ in range(6):  # all workers have it already
         async with http_client(served.process.url) as http:
             assert "sea" in [model["id"] for model in (await http.get("/v1/models")).json()["data"]]
+
+
+async def test_the_audit_has_a_reload_once_with_who_asked_for_it_and_what_changed(
+    served: Serving, redis_server: RedisServer
+) -> None:
+    await redis_server.command("DEL", AUDIT_KEY)
+    served.process.write_config(served.text.replace("llama-alias", "lake").replace("[cache]", '[cache]\nttl = "7h"'))
+    assert (await reload(served)).code == 0
+    served.process.write_config(served.text)
+    served.process.process.send_signal(signal.SIGHUP)
+
+    async def entries() -> list[dict[str, str]] | None:
+        records = await redis_server.command("XRANGE", AUDIT_KEY, "-", "+")
+        return [dict(fields) for _, fields in records] if len(records) == 2 else None
+
+    first, second = await eventually(entries)
+    who = f"command line: {getpass.getuser()}@{socket.gethostname()}"
+    assert [each["actor"] for each in (first, second)] == [who, f"SIGHUP@{socket.gethostname()}"]
+    assert {each["action"] for each in (first, second)} == {"reload"}
+    assert first["router"] == first["subject"] == f"{socket.gethostname()}:{served.pid}"
+    assert json.loads(first["details"]) == {"changed": ["cache.ttl", "model.llama.aliases"]}
+    log = served.process.log.read_text()
+    assert all(each["hash"] in log for each in (first, second))
+    assert not served.pid_file.with_suffix(".reload-by").exists()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -366,7 +366,22 @@ def test_a_script_appends_to_a_chain_after_the_newest_entry_alone_and_trims_it(b
     day = 86400
 
     def add(known: str, number: int, most: int = 9, keep: int = day) -> tuple[str | int, ...]:
-        return ("EVAL", append, 1, "s", known, number, keep, most, "number", number, "previous", "p", "hash", f"h{number}")
+        return (
+            "EVAL",
+            append,
+            1,
+            "s",
+            known,
+            number,
+            keep,
+            most,
+            "number",
+            number,
+            "previous",
+            "p",
+            "hash",
+            f"h{number}",
+        )
 
     assert client.send_commands(add("", 1), add("", 2), add("h1", 2)) == [[1], [0, b"1", b"p", b"h1"], [1]]
     assert client.send_commands(add("h2", 3, 2), add("h3", 4, 2)) == [[1], [1]]

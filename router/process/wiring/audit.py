@@ -31,7 +31,11 @@ def build_audit(settings: Settings, router: str, redis: RedisLink, count_lost: C
         if line.problem is not None:
             count_lost()
 
-    return AuditLog(send, on_line, router=router, keep_seconds=settings.router.audit_days * _DAY, clock=redis.clock.now)
+    return AuditLog(send, on_line, router=router, keep_seconds=keep_seconds(settings), clock=redis.clock.now)
+
+
+def keep_seconds(settings: Settings) -> int:
+    return settings.router.audit_days * _DAY
 
 
 def write_audit_line(line: AuditLine) -> None:

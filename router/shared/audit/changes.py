@@ -90,6 +90,11 @@ def entries_imported(source: str, stored: int) -> Change:
     return Change("import", source, {"entries": stored})
 
 
+def configuration_reloaded(router: str, settings: Sequence[str]) -> Change:
+    """`router`: `HOST:PID`. `settings`: the names of those that have other values now."""
+    return Change("reload", router, {"changed": settings or "nothing"})
+
+
 def key_created(key_id: str, name: str, tenant: str, expires: float | None) -> Change:
     """`expires`: in seconds since the epoch."""
     details = {"name": name, "tenant": tenant, "expires": int(expires) if expires is not None else None}

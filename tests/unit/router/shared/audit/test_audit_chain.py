@@ -11,7 +11,9 @@ from router.shared.audit.audit_chain import NO_ENTRY, ChainCheck, ChainReport, L
 Fields = dict[bytes, bytes]
 
 TEXTS = st.binary(max_size=12)
-ENTRIES = st.lists(st.fixed_dictionaries({b"actor": TEXTS, b"action": TEXTS, b"subject": TEXTS}), min_size=2, max_size=8)
+ENTRIES = st.lists(
+    st.fixed_dictionaries({b"actor": TEXTS, b"action": TEXTS, b"subject": TEXTS}), min_size=2, max_size=8
+)
 
 
 def chain(entries: list[Fields]) -> list[Fields]:
