@@ -31,6 +31,7 @@ from engines.switch.request import (
     SwitchResult,
 )
 from engines.switch.switcher import Report, Switcher
+from router.shared.audit.actors import peer_actor
 
 MAX_REQUEST: Final = 4096
 """Bytes of a request."""
@@ -78,13 +79,14 @@ async def _reply(
         return _Reply(f"invalid request: it was not complete within {_REQUEST_TIMEOUT:g} s")
     except ValueError as error:  # too long, or not such a request
         return _Reply(f"invalid request: {error}")
+    who = peer_actor(writer.get_extra_info("socket"))
     match request:
         case _Request(restart=str(name), switch=None, rollback=None):
             return _Reply(await _restart(name, fleet, switcher))
         case _Request(restart=None, switch=SwitchRequest() as switch, rollback=None):
-            return await _run_while_connected(reader, writer, lambda report: switcher.switch(switch, report))
+            return await _run_while_connected(reader, writer, lambda report: switcher.switch(switch, report, who))
         case _Request(restart=None, switch=None, rollback=RollbackRequest() as rollback):
-            return await _run_while_connected(reader, writer, lambda report: switcher.rollback(rollback, report))
+            return await _run_while_connected(reader, writer, lambda report: switcher.rollback(rollback, report, who))
     return _Reply("invalid request: expected `restart`, `switch` or `rollback`")
 
 

@@ -34,6 +34,7 @@ from engines.switch.gather import find_lack_of_room
 from engines.switch.record import read_records, restore
 from engines.switch.switcher import Switcher
 from router.core.listen_failure import explain_listen_failure
+from router.shared.audit.launcher_audit import LauncherAudit
 
 _REDIS_READY_TIMEOUT: Final = 60.0  # seconds; Redis may have to load its data
 _ROUTER_READY_TIMEOUT: Final = 60.0
@@ -137,8 +138,9 @@ class ProcessTree:
                 self._print_status("switched", note)
             await self._fleet.start([spec for spec in restored.specs if spec.launch is not None], restored.revisions)
             switcher = Switcher(
-                self._fleet, restored.records, client, find_lack_of_room(self._plan, program), self._report
-            )
+                self._fleet, restored.records, client, find_lack_of_room(self._plan, program), self._report,
+                audit=LauncherAudit(self._plan.redis, self._report),
+            )  # fmt: skip
             if self._plan.router is not None:
                 self._router = await self._start_router(client, self._plan.router)
             commands = {name: self._fleet.command(engine.spec) for name, engine in self._fleet.engines.items()}

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import httpx
@@ -28,14 +28,20 @@ from engines.switch.request import (
     SwitchResult,
 )
 from engines.switch.version import Version, apply_version, configured_version
+from router.shared.audit.audit_log import Audit, NoAudit
+from router.shared.audit.changes import engines_switched
 from router.shared.engines.launcher import LauncherRedis
 
 Report = Callable[[Progress], None]
 
 _TIMING: Final = Timing()
+_NO_AUDIT: Final = NoAudit()
 
 Decide = Callable[[Mapping[str, EngineState]], SwitchPlan]
 """Raises SwitchRefusedError."""
+
+NoteSwitch = Callable[[SwitchPlan], Awaitable[None]]
+"""Records that a switch has taken effect."""
 
 FindLackOfRoom = Callable[[Sequence[EngineSpec]], Awaitable[str | None]]
 """Why engines cannot start beside those that run; None if they can."""
@@ -54,7 +60,7 @@ class Switcher:
     def __init__(
         self, fleet: EngineFleet, records: Mapping[str, EngineRecord], client: httpx.AsyncClient,
         find_lack_of_room: FindLackOfRoom, report: Callable[[str], None], timing: Timing = _TIMING,
-        find_port: FindPort = free_port,
+        find_port: FindPort = free_port, audit: Audit = _NO_AUDIT,
     ) -> None:  # fmt: skip
         """`records`: those in effect. `report` gets lines for the person who runs `up`."""
         self._fleet = fleet
@@ -65,15 +71,19 @@ class Switcher:
         self._report_to_console = report
         self._timing = timing
         self._find_port = find_port
+        self._audit = audit
         self._replacement: Replacement | None = None
         self._preparing: asyncio.Task[Any] | None = None
         self._finishing: asyncio.Task[SwitchResult] | None = None
 
-    async def switch(self, request: SwitchRequest, report: Report) -> SwitchResult:
-        return await self._run(partial(plan_switch, request), request, request.shadow, report)
+    async def switch(self, request: SwitchRequest, report: Report, actor: str = "") -> SwitchResult:
+        """`actor`: who asks for it, for the audit."""
+        note = partial(self._note, actor, "switch")
+        return await self._run(partial(plan_switch, request), request, request.shadow, report, note)
 
-    async def rollback(self, request: RollbackRequest, report: Report) -> SwitchResult:
-        return await self._run(partial(plan_rollback, request.engine), request, 0, report)
+    async def rollback(self, request: RollbackRequest, report: Report, actor: str = "") -> SwitchResult:
+        note = partial(self._note, actor, "rollback")
+        return await self._run(partial(plan_rollback, request.engine), request, 0, report, note)
 
     @property
     def is_switching(self) -> bool:
@@ -88,7 +98,7 @@ class Switcher:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, decide: Decide, limits: Limits, shadow: int, report: Report) -> SwitchResult:
+    async def _run(self, decide: Decide, limits: Limits, shadow: int, report: Report, note: NoteSwitch) -> SwitchResult:
         if self.is_switching:
             raise SwitchRefusedError("another switch is under way")
         self._preparing = asyncio.current_task()
@@ -103,16 +113,22 @@ class Switcher:
                 timing=self._timing,
             )  # fmt: skip
             await replacement.prepare(prompts, shadow)
-            self._finishing = asyncio.get_running_loop().create_task(self._finish(plan, replacement))
+            self._finishing = asyncio.get_running_loop().create_task(self._finish(plan, replacement, note))
         finally:
             self._preparing = None
         return await asyncio.shield(self._finishing)
 
-    async def _finish(self, plan: SwitchPlan, replacement: Replacement) -> SwitchResult:
+    async def _finish(self, plan: SwitchPlan, replacement: Replacement, note: NoteSwitch) -> SwitchResult:
         await replacement.take_over()
         self._record(plan)
         self._report_to_console(f"model {plan.model}: switched to revision {plan.revision!r}")
+        await note(plan)
         return await replacement.finish()
+
+    async def _note(self, actor: str, action: Literal["switch", "rollback"], plan: SwitchPlan) -> None:
+        # Here and not where it was asked for: from the take-over on, a switch is completed though its client is gone.
+        versions = [f"{name}: {version.target}" for name, version in plan.versions.items()]
+        await self._audit.record(actor, engines_switched(action, plan.engine, plan.model, plan.revision, versions))
 
     async def _must_start_after(self, model: str, specs: Sequence[EngineSpec]) -> bool:
         """Whether the old engines must be stopped first. Raises SwitchRefusedError if nothing else could answer."""

@@ -1,9 +1,6 @@
 """Connects commands to the Redis of a configuration; with access to Redis, no admin key is needed."""
 
 import asyncio
-import os
-import pwd
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -74,6 +71,7 @@ def with_audit(
 
 async def record_changes(settings: Settings, client: "RedisClient", changes: "Sequence[Change]") -> None:
     """What cannot be recorded is said, and fails nothing: it is done."""
+    from router.shared.audit.actors import command_line_actor
     from router.shared.audit.audit_log import AuditLog
     from router.store.admin.scan import execute_commands
 
@@ -89,17 +87,6 @@ async def record_changes(settings: Settings, client: "RedisClient", changes: "Se
 def _report_unrecorded(line: "AuditLine") -> None:
     if line.problem is not None:
         print_err(f"roundhouse: done, but not recorded in the audit: {line.problem}")
-
-
-def command_line_actor() -> str:
-    """Who runs this command, for the audit."""
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # in a container, a user may have no name
-        user = f"uid {os.getuid()}"
-    # Who is root by sudo is somebody in particular; this is no proof of it.
-    caller = os.environ.get("SUDO_USER")
-    return f"command line: {f'{caller} as {user}' if caller else user}@{socket.gethostname()}"
 
 
 def parse_filter(**parts: str | None) -> EntryFilter:

@@ -12,9 +12,9 @@ from typing import Annotated, Final
 import typer
 
 from router.commands.console import EXIT_USAGE, ConfigOption, JsonOption, fail, load_settings, print_err, write_json
-from router.commands.redis import command_line_actor
 from router.process.pid_file import pid_file_path, running_pid, running_routers
 from router.settings import DEFAULT_PATH
+from router.shared.audit.actors import command_line_actor
 
 _POLL_INTERVAL: Final = 0.05  # seconds
 

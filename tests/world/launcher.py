@@ -26,10 +26,14 @@ from engines.switch.request import Progress, RollbackRequest, Step, SwitchReques
 from engines.switch.switcher import Report, Switcher
 from router.commands.engines.engine_plan import build_plan
 from router.settings import parse
+from router.shared.audit.launcher_audit import LauncherAudit
 from tests.simulation.loop import VirtualLoop
 from tests.simulation.network import SimulatedNetwork
 from tests.world.http import open_client
 from tests.world.processes import HostedProcess, WorldEngine
+
+WHO: Final = "command line: somebody@somewhere"
+"""Who switches."""
 
 _LOADING: Final = 1.0  # seconds until an engine that starts answers
 _TIMEOUT: Final = 5.0  # seconds; as in engines/up.py
@@ -91,7 +95,9 @@ class WorldLauncher(HostedProcess):
         return result
 
     async def rollback(self, engine: str = "e0") -> SwitchResult:
-        result: SwitchResult = await self.run_inside(self._switcher.rollback(RollbackRequest(engine=engine), _ignore))
+        result: SwitchResult = await self.run_inside(
+            self._switcher.rollback(RollbackRequest(engine=engine), _ignore, WHO)
+        )
         return result
 
     async def _switch(self, request: SwitchRequest, report: Report, cancel_at: Step | None) -> SwitchResult:
@@ -100,7 +106,7 @@ class WorldLauncher(HostedProcess):
             if progress.step == cancel_at and not switching.cancelling():  # once: its end also has steps
                 switching.cancel()
 
-        switching = asyncio.ensure_future(self._switcher.switch(request, note))
+        switching = asyncio.ensure_future(self._switcher.switch(request, note, WHO))
         return await switching
 
     async def _start(self) -> None:
@@ -125,8 +131,9 @@ class WorldLauncher(HostedProcess):
             return None
 
         self._switcher = Switcher(
-            self._fleet, restored.records, client, no_lack_of_room, self.output.append, find_port=self._find_port
-        )
+            self._fleet, restored.records, client, no_lack_of_room, self.output.append, find_port=self._find_port,
+            audit=LauncherAudit(plan.redis, self.output.append),
+        )  # fmt: skip
         await self._fleet.start(restored.specs, restored.revisions)
 
     async def _stop(self, fleet: EngineFleet) -> None:

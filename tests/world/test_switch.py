@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,10 +12,11 @@ import httpx
 import pytest
 
 from engines.switch.request import Step, SwitchFailedError, SwitchRefusedError
+from router.core.cache.redis_keys import AUDIT_KEY
 from router.shared.engines.announcements import AnnouncedEngine, write_command
 from tests.support.router_server import chat_body
 from tests.support.waiting import eventually
-from tests.world.launcher import WorldLauncher
+from tests.world.launcher import WHO, WorldLauncher
 from tests.world.processes import WorldRouter
 from tests.world.scenario import World, scenario
 
@@ -140,6 +142,22 @@ async def test_a_new_target_takes_over_at_all_engines_under_load_and_a_rollback_
     async with load(router):
         await launcher.switch(target="new")
     assert await cached(router) == ("HIT", new_key), "the same revision has the same answers"
+
+
+@scenario
+async def test_a_switch_and_a_rollback_are_in_the_audit_and_one_that_fails_is_not(world: World, tmp_path: Path) -> None:
+    launcher, _ = await start(world, tmp_path)
+    with pytest.raises(SwitchFailedError):
+        await launcher.switch(target=BROKEN)
+    await launcher.switch(target="new")
+    await launcher.rollback("e1")
+    first, second = [fields for _, fields in await world.redis.client.xrange(AUDIT_KEY)]
+    assert [(each["action"], each["subject"], each["actor"]) for each in (first, second)] == [
+        ("switch", "e0", WHO), ("rollback", "e1", WHO),
+    ]  # fmt: skip
+    details = {"model": "llama", "revision": "new", "engines": ["e0: new", "e1: new"]}
+    assert json.loads(first["details"]) == details
+    assert any(line == f"audit: switch e0 by {WHO}, hash {first['hash']}" for line in launcher.output)
 
 
 @scenario

@@ -49,6 +49,13 @@ class Audit(Protocol):
     async def record(self, actor: str, change: Change) -> None: ...
 
 
+class NoAudit:
+    """An Audit that keeps nothing."""
+
+    async def record(self, actor: str, change: Change) -> None:
+        pass
+
+
 class AuditLog:
     """An Audit in Redis."""
 

@@ -69,6 +69,13 @@ def engine_restarted(engine: str) -> Change:
     return Change("restart", engine)
 
 
+def engines_switched(
+    action: Literal["switch", "rollback"], engine: str, model: str, revision: str, versions: Sequence[str]
+) -> Change:
+    """`versions`: what each engine runs from now on, if several were switched."""
+    return Change(action, engine, {"model": model, "revision": revision, "engines": versions})
+
+
 def entries_purged(scope: EntryFilter, entries: int, generations: int, *, recorded: bool) -> Change:
     """`recorded`: see PurgeResult."""
     counts = {"entries": entries, "generations": generations}

@@ -25,6 +25,7 @@ from engines.switch.request import (
 from router.commands.engines.restart import is_up_running, request_restart
 from router.commands.engines.switch import ControlError
 from router.commands.engines.switch import exchange as switch_exchange
+from router.shared.audit.actors import command_line_actor
 from tests.support.waiting import TEST_TIMEOUT, eventually
 
 
@@ -52,8 +53,9 @@ class Switcher:
         self.cancelled = asyncio.Event()
 
     async def switch(
-        self, request: SwitchRequest | RollbackRequest, report: Callable[[Progress], None]
+        self, request: SwitchRequest | RollbackRequest, report: Callable[[Progress], None], actor: str
     ) -> SwitchResult:
+        assert actor == command_line_actor()
         self.requests.append(request)
         report(Progress("start", "e0 at http://127.0.0.1:1"))
         try:

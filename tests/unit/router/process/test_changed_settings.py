@@ -17,8 +17,8 @@ def test_values_are_named_and_not_told() -> None:
     before, after = (
         parse_config(f"{KEYS}{TENANT}{MINIMAL}"),
         parse_config(
-            f'[router]\nmax_body = "2MiB"\n[cache]\nurl = "redis://:secret@other:6379"\nttl = "1h"\n[auth]\nadmin_keys = '
-            f'["{HASH}"]\n{TENANT.replace(HASH, OTHER_HASH)}tokens_per_day = 5\n{MINIMAL}'
+            '[router]\nmax_body = "2MiB"\n[cache]\nurl = "redis://:secret@other:6379"\nttl = "1h"\n'
+            f'[auth]\nadmin_keys = ["{HASH}"]\n{TENANT.replace(HASH, OTHER_HASH)}tokens_per_day = 5\n{MINIMAL}'
         ),
     )
     assert changed_settings(before, after) == [
