@@ -7,6 +7,7 @@
     subject     to what
     details     a short JSON object
     router      the process that wrote it, `HOST:PID`
+    nonce       random, so that no two entries have the same hash
     previous    the hash of the entry before
     hash        see router.shared.audit.audit_chain
 
