@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from router.commands.audit import audit
+from router.commands.audit.command import audit
 from router.commands.cache.commands import app as cache
 from router.commands.console import (
     EXIT_FAILED,

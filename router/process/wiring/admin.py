@@ -9,7 +9,6 @@ from router.api.access.admin_access import AdminAccess, LinkStore
 from router.api.access.auth import AdminAuthenticator
 from router.api.access.sessions import Sessions
 from router.api.admin.adapter_admin import AdapterAdmin
-from router.api.admin.audit import RequestAudit
 from router.api.admin.engine_admin import EngineAdmin
 from router.api.admin.key_admin import KeyAdmin
 from router.api.admin.routes import AdminRoutes
@@ -53,7 +52,7 @@ def build_admin_routes(
         ),
     )
     router = f"{process_state.identity.host}:{process_state.identity.pid}"
-    audit = RequestAudit(build_audit(settings, router, services.redis, process_state.telemetry.record_lost_audit))
+    audit = build_audit(settings, router, redis, process_state.telemetry.record_lost_audit)
     choice_explainer = ChoiceExplainer(
         router=router,
         resolver=resolver,

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+from router.api.admin.audit import RequestAudit
 from router.net.redis.commands import Command
 from router.net.redis.errors import RedisBackendError
 from router.process.wiring.redis_link import RedisLink
@@ -17,7 +18,7 @@ log = logging.getLogger("roundhouse.audit")
 _DAY: Final = 86400  # seconds
 
 
-def build_audit(settings: Settings, router: str, redis: RedisLink, count_lost: Callable[[], None]) -> AuditLog:
+def build_audit(settings: Settings, router: str, redis: RedisLink, count_lost: Callable[[], None]) -> RequestAudit:
     """`router`: `HOST:PID`. `count_lost` is called for each change that is not in Redis."""
 
     async def send(command: Command) -> Any:
@@ -31,7 +32,8 @@ def build_audit(settings: Settings, router: str, redis: RedisLink, count_lost: C
         if line.problem is not None:
             count_lost()
 
-    return AuditLog(send, on_line, router=router, keep_seconds=keep_seconds(settings), clock=redis.clock.now)
+    seconds = keep_seconds(settings)
+    return RequestAudit(AuditLog(send, on_line, router=router, keep_seconds=seconds, clock=redis.clock.now))
 
 
 def keep_seconds(settings: Settings) -> int:
