@@ -44,6 +44,10 @@ def hostile_events() -> str:
         "status": {
             "now": now, "routers": [router], "engines": [engine], "redis": redis, "last_hour": None,
             "models": [{"name": HOSTILE, "engines": [HOSTILE], "fallback": HOSTILE}],
+            "problems": [
+                {"severity": HOSTILE, "kind": kind, "subject": HOSTILE, "words": f"{kind} {HOSTILE}", "since": now}
+                for kind in ("engine", "tenant", HOSTILE)
+            ],
         },
         "requests": {"requests": [request]},
     }  # fmt: skip
@@ -58,6 +62,7 @@ async def test_hostile_names_in_the_status_are_text(viewer: Viewer) -> None:
     )
     await page.goto(f"{viewer.url}/dashboard")
     await expect(page.locator("#engines .name")).to_have_text(HOSTILE)
+    await expect(page.locator("#problems li")).to_have_count(3)
     await expect(page.locator("#requests tbody tr")).to_contain_text(HOSTILE)
     await expect(page.locator("#routers tbody tr")).to_contain_text(HOSTILE)
     await page.locator("#engines").get_by_role("button").click()

@@ -45,7 +45,7 @@ async def test_a_drain_over_http_shows_at_the_engine_and_in_the_summary(viewer: 
     await expect(row.locator(".state")).to_have_text("Up")
     await router.http.post("/admin/engines/mistral/drain", headers=ADMIN_HEADERS)
     await expect(row.locator(".state")).to_have_text("Up, drained")
-    await expect(page.locator("#health")).to_contain_text("Drained: mistral.")
+    await expect(page.locator("#problems")).to_contain_text("every engine of mistral is drained: only hits are served")
     await expect(page.locator("#announcer")).to_contain_text("Engine mistral: Up, drained")
     await router.http.post("/admin/engines/mistral/resume", headers=ADMIN_HEADERS)
     await expect(row.locator(".state")).to_have_text("Up")

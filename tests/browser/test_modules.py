@@ -99,32 +99,43 @@ async def test_addresses_name_a_view_and_what_it_shows(page: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "redis", "state", "text"),
+    ("engines", "severities", "state", "text"),
     [
-        ([("up", "closed", False)], True, "good", "The engine is up."),
-        ([("up", "closed", True)], True, "bad", "All engines are drained: only hits can be served."),
-        ([("up", "closed", True), ("up", "closed", False)], True, "warn", "All 2 engines are up. Drained: e0."),
-        ([("up", "closed", False), ("down", "open", False)], True, "bad", "1 engine is down: e1."),
-        ([("down", "open", False)], True, "bad", "All engines are down: only hits can be served."),
-        ([("up", "open", False)], True, "bad", "The breaker of e0 is open."),
-        ([("refused", "open", False)], True, "bad", "The router's key is refused by e0: see api_key."),
-        ([("up", "closed", False)], False, "bad", "Redis is down: every request is a bypass."),
-        ([("up", "closed", False)], "full", "bad", "Redis is full: nothing is stored."),
-        ([("unknown", "closed", False)], True, "warn", "0 of 1 engine up, 1 not checked yet."),
-        ([], True, "good", "No engine is known."),
+        ([{"state": "up"}], [], "good", "The engine is up."),
+        ([{"state": "up"}, {"state": "up"}], ["info"], "warn", "All 2 engines are up."),
+        ([{"state": "up"}], ["critical", "warning", "info"], "bad", "2 problems"),
+        ([{"state": "up"}], ["warning"], "warn", "1 problem"),
+        ([{"state": "unknown"}], [], "warn", "0 of 1 engine up, 1 not checked yet."),
+        ([{"state": "up"}, {"state": "down", "asleep": True}], [], "good", "1 of 2 engines up, 1 asleep."),
+        ([], [], "good", "No engine is known."),
     ],
 )
-async def test_the_summary_names_what_is_wrong(
-    page: Page, states: list[tuple[str, str, bool]], redis: bool | str, state: str, text: str
+async def test_the_summary_counts_what_is_wrong(
+    page: Page, engines: list[Any], severities: list[str], state: str, text: str
 ) -> None:
-    """`redis`: whether it is up, or why it takes no writes."""
-    rows = [
-        {"name": f"e{number}", "state": up, "breaker": breaker, "drained": drained}
-        for number, (up, breaker, drained) in enumerate(states)
-    ]
-    row = {"up": redis is not False, "refuses_writes": redis if isinstance(redis, str) else None}
-    verdict = await call(page, "overview", "judge", {"engines": rows, "redis": row})
+    problems = [{"severity": severity} for severity in severities]
+    verdict = await call(page, "overview", "judge", {"engines": engines, "problems": problems})
     assert (verdict["state"], verdict["text"]) == (state, text)
+
+
+async def test_rejected_requests_are_drawn_by_reason_and_tenant(page: Page) -> None:
+    script = """async (minutes) => {
+        const {rejectedSeries} = await import("/dashboard/static/hour.js");
+        return rejectedSeries(minutes).map(({label, value}) => [label, ...minutes.map(value)]);
+    }"""
+
+    def refused(number: int, count: int) -> dict[str, Any]:
+        return {"reason": "requests_limit", "tenant": f"t{number}", "count": count}
+
+    minutes = [
+        {"rejected": 21, "refused": [refused(number, number) for number in range(1, 7)]},
+        {"rejected": 90, "refused": [refused(1, 80), {"reason": "invalid_api_key", "tenant": "none", "count": 10}]},
+    ]
+    assert await page.evaluate(script, minutes) == [
+        ["requests_limit, t1", 1, 80], ["invalid_api_key, no tenant", 0, 10], ["requests_limit, t6", 6, 0],
+        ["requests_limit, t5", 5, 0], ["Others", 9, 0],
+    ]  # fmt: skip
+    assert await page.evaluate(script, [{"rejected": 3}]) == [["Rejected", 3]]
 
 
 @pytest.mark.parametrize(

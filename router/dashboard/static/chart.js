@@ -13,7 +13,7 @@ const HEIGHT = 168;
 const MARGIN = { top: 10, right: 6, bottom: 24, left: 46 };
 
 /**
- * `definition`: `{id, title, unit, series, format, axisFormat, total, kind, empty}`. `kind` is "bars" (stacked), "lines", "log" (lines on a
+ * `definition`: `{id, title, unit, series, format, axisFormat, total, kind, empty}`. `series` may be a function of the minutes. `kind` is "bars" (stacked), "lines", "log" (lines on a
  * logarithmic axis) or "share" (lines from 0 to 1). A series is `{label, tone, value(minute), dashed, area}`;
  * `total(minutes, series)` is what the legend shows while no minute is selected.
  */
@@ -24,6 +24,8 @@ export class Chart {
   #width = 0;
   #svg = svgElement("svg", { height: HEIGHT, "aria-hidden": "true", focusable: "false" });
   #when = element("span", { class: "when muted" });
+  #series = [];
+  #legend = element("ul", { class: "legend" });
   #legendValues = [];
   #surface;
   #table;
@@ -37,12 +39,14 @@ export class Chart {
       element("summary", {}, "As a table"),
     );
     parent.append(this.#buildFigure());
+    this.#setSeries();
     new ResizeObserver(([entry]) => this.#resize(Math.floor(entry.contentRect.width))).observe(this.#surface);
   }
 
   update(minutes) {
     const chosen = this.#minutes[this.#selected]?.at;
     this.#minutes = minutes;
+    this.#setSeries();
     // The selection stays at its minute while the hour moves on.
     const index = minutes.findIndex(({ at }) => at === chosen);
     this.#selected = index < 0 ? null : index;
@@ -51,21 +55,32 @@ export class Chart {
   }
 
   #buildFigure() {
-    const { id, title, series } = this.#definition;
-    const entries = series.map(({ label, tone, dashed }) => {
-      const value = element("span", { class: "legend-value" });
-      this.#legendValues.push(value);
-      const swatch = element("span", { class: `swatch tone-${tone}${dashed ? " dashed" : ""}`, "aria-hidden": "true" });
-      return element("li", {}, swatch, element("span", {}, label), " ", value);
-    });
+    const { id, title } = this.#definition;
     const heading = element("figcaption", {}, element("h3", { id: `chart-${id}` }, title), this.#when);
     return element(
       "figure",
       { class: "card chart", id: `figure-${id}` },
       heading,
-      element("ul", { class: "legend" }, entries),
+      this.#legend,
       this.#surface,
       this.#table,
+    );
+  }
+
+  #setSeries() {
+    const { series } = this.#definition;
+    const wanted = typeof series === "function" ? series(this.#minutes) : series;
+    const isSame =
+      wanted.length === this.#series.length && wanted.every(({ label }, index) => label === this.#series[index].label);
+    this.#series = wanted;
+    if (isSame) return;
+    this.#legendValues = wanted.map(() => element("span", { class: "legend-value" }));
+    this.#legend.replaceChildren(
+      ...wanted.map(({ label, tone, dashed }, index) => {
+        const look = `swatch tone-${tone}${dashed ? " dashed" : ""}`;
+        const swatch = element("span", { class: look, "aria-hidden": "true" });
+        return element("li", {}, swatch, element("span", {}, label), " ", this.#legendValues[index]);
+      }),
     );
   }
 
@@ -146,7 +161,8 @@ export class Chart {
   }
 
   #plot() {
-    const { series, kind } = this.#definition;
+    const { kind } = this.#definition;
+    const series = this.#series;
     const minutes = this.#minutes;
     const [left, right, top, bottom] = [MARGIN.left, this.#width - MARGIN.right, MARGIN.top, HEIGHT - MARGIN.bottom];
     const slot = (right - left) / minutes.length;
@@ -168,7 +184,8 @@ export class Chart {
   }
 
   #showLegend() {
-    const { series, format, total, unit } = this.#definition;
+    const { format, total, unit } = this.#definition;
+    const series = this.#series;
     const minute = this.#minutes[this.#selected];
     const values = series.map((one) => format(minute ? one.value(minute) : total(this.#minutes, one)));
     values.forEach((text, index) => setText(this.#legendValues[index], text));
@@ -184,7 +201,8 @@ export class Chart {
 
   #fillTable() {
     if (!this.#table.open) return;
-    const { series, format, title } = this.#definition;
+    const { format, title } = this.#definition;
+    const series = this.#series;
     const head = element(
       "tr",
       {},

@@ -62,6 +62,7 @@ export class KeyedList {
 
   update(items) {
     const remaining = new Set(this.#shown.keys());
+    const focused = this.#parent.contains(document.activeElement) ? document.activeElement : null;
     let position = this.#parent.firstElementChild;
     for (const item of items) {
       const key = this.#keyOf(item);
@@ -76,6 +77,8 @@ export class KeyedList {
       this.#shown.get(key).node.remove();
       this.#shown.delete(key);
     }
+    // A node that is moved loses the focus.
+    if (focused?.isConnected && document.activeElement !== focused) focused.focus({ preventScroll: true });
   }
 }
 

@@ -4,14 +4,20 @@ import { requestJson } from "./api.js";
 import { ShareBar } from "./badges.js";
 import { confirm } from "./dialog.js";
 import { byId, cell, element, KeyedList, setText } from "./dom.js";
-import { count, decimal, duration, percent, UNKNOWN } from "./format.js";
+import { age, count, decimal, duration, percent, UNKNOWN } from "./format.js";
 import { announce, notify } from "./notices.js";
 
 const HIGH_KV_USAGE = 0.9;
 const HIGH_LOAD = 0.999;
 
+/** Whether it is missed: it is down, refuses the router's key, or its requests fail. */
+export function isFailing({ state, breaker, asleep }) {
+  return !asleep && (state === "down" || state === "refused" || breaker === "open");
+}
+
 /** A word for the state of an engine, and the tone in which it is shown. */
-export function engineState({ state, drained }) {
+export function engineState({ state, drained, asleep }) {
+  if (asleep) return { text: drained ? "Asleep, drained" : "Asleep", tone: "quiet" };
   const word = { up: "Up", down: "Down", refused: "Refuses the key", unknown: "Unknown" }[state] ?? "Unknown";
   const tone = { up: "good", down: "bad", refused: "bad" }[state] ?? "quiet";
   return drained ? { text: `${word}, drained`, tone: tone === "bad" ? "bad" : "warn" } : { text: word, tone };
@@ -24,9 +30,9 @@ export function mountEngines() {
     (engine) => engine.name,
     (engine) => new EngineRow(engine, shown),
   );
-  return (engines) => {
+  return ({ engines, now }) => {
     shown.engines = engines;
-    list.update(engines);
+    list.update(engines.toSorted((one, other) => isFailing(other) - isFailing(one)).map((engine) => ({ ...engine, now })));
     byId("engines").classList.toggle(
       "no-gpu",
       engines.every((engine) => gpuText(engine) === UNKNOWN),
@@ -64,11 +70,12 @@ class EngineRow {
     const text = (name, label, number = false) => (this.#cells[name] = cell(label, { class: number ? "number" : "" }));
     this.#cells.state = element("span", { class: "state" });
     this.#cells.detail = element("span", { class: "muted small" });
+    this.#cells.cause = element("span", { class: "cause small" });
     this.node = element(
       "tr",
-      { "data-engine": engine.name },
+      { "data-engine": engine.name, tabindex: "-1" },
       element("th", { scope: "row" }, element("span", { class: "name" }, engine.name), this.#cells.detail),
-      cell("State", {}, this.#cells.state),
+      cell("State", {}, element("div", {}, this.#cells.state, this.#cells.cause)),
       cell("Load", { class: "bar-cell" }, this.#load.node),
       text("running", "Running", true),
       text("waiting", "Waiting", true),
@@ -88,6 +95,8 @@ class EngineRow {
     const { text, tone } = engineState(engine);
     setText(this.#cells.state, text);
     this.#cells.state.dataset.tone = tone;
+    this.node.classList.toggle("failing", isFailing(engine));
+    setText(this.#cells.cause, causeText(engine));
     setText(
       this.#cells.detail,
       [`${engine.model} · ${engine.task}`, engine.draft ? `draft ${engine.draft}` : "no draft"].join(" · "),
@@ -110,6 +119,8 @@ class EngineRow {
 
   #showButton() {
     const action = this.#engine.drained ? "Resume" : "Drain";
+    // There is nothing to drain; what was drained can be put back into service.
+    this.#button.hidden = !this.#engine.drained && ["down", "refused"].includes(this.#engine.state);
     setText(this.#button, this.#busy ? "Working…" : action);
     this.#button.setAttribute("aria-label", `${action} ${this.#engine.name}`);
     this.#button.setAttribute("aria-disabled", String(this.#busy));
@@ -134,6 +145,13 @@ class EngineRow {
       this.update(this.#engine);
     }
   }
+}
+
+/** "for 12m 5s: connection refused" */
+function causeText({ state, asleep, since, cause, now }) {
+  if (asleep || (state !== "down" && state !== "refused")) return "";
+  const length = typeof since === "number" ? `for ${age(now - since)}` : "";
+  return [length, cause].filter(Boolean).join(": ");
 }
 
 function loadText({ in_flight: inFlight, max_in_flight: most }) {

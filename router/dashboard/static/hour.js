@@ -23,6 +23,28 @@ const ttft = (cache, quantile, label, tone, extra = {}) => ({
   ...extra,
 });
 
+const REJECTED_TONES = ["stale", "bypass", "coalesced", "hit"];
+
+/** The most frequent pairs of reason and tenant, and the rest. Pure. */
+export function rejectedSeries(minutes) {
+  const totals = new Map();
+  for (const { refused = [] } of minutes)
+    for (const { reason, tenant, count: number } of refused) {
+      const label = `${reason}, ${tenant === "none" ? "no tenant" : tenant}`;
+      totals.set(label, { reason, tenant, total: (totals.get(label)?.total ?? 0) + number });
+    }
+  const largest = [...totals].sort(([, one], [, other]) => other.total - one.total).slice(0, REJECTED_TONES.length);
+  const series = largest.map(([label, { reason, tenant }], index) => ({
+    label,
+    tone: REJECTED_TONES[index],
+    whole: true,
+    value: ({ refused = [] }) => refused.find((row) => row.reason === reason && row.tenant === tenant)?.count ?? 0,
+  }));
+  const rest = (minute) => Math.max(0, minute.rejected - series.reduce((all, { value }) => all + value(minute), 0));
+  if (series.length && !minutes.some((minute) => rest(minute) > 0)) return series;
+  return [...series, { label: series.length ? "Others" : "Rejected", tone: "miss", whole: true, value: rest }];
+}
+
 const CHARTS = [
   {
     id: "requests",
@@ -88,17 +110,24 @@ const CHARTS = [
     series: [field("gpu_seconds_saved", "Saved", "hit"), field("gpu_seconds_spent", "Spent", "miss")],
   },
   {
-    id: "failures",
-    title: "Rejected and failed",
+    id: "errors",
+    title: "Errors",
     unit: "per minute",
     empty: "None in the last hour",
     kind: "bars",
     format: count,
     total: sum,
-    series: [
-      field("rejected", "Rejected", "stale", { whole: true }),
-      field("errors", "Errors", "bad", { whole: true }),
-    ],
+    series: [field("errors", "5xx or broken off", "bad", { whole: true })],
+  },
+  {
+    id: "rejected",
+    title: "Rejected, by reason and tenant",
+    unit: "per minute",
+    empty: "None in the last hour",
+    kind: "bars",
+    format: count,
+    total: sum,
+    series: rejectedSeries,
   },
 ];
 
@@ -108,11 +137,19 @@ export function mountHour(figures, charts, hint) {
     value: element("span", { class: "value" }),
     note: element("span", { class: "note muted" }),
   }));
-  figures.append(...descriptions(TILES.map(({ name }, index) => [name, [tiles[index].value, tiles[index].note]])));
+  figures.append(
+    ...descriptions(
+      TILES.map(({ name, window = "last hour" }, index) => [
+        [name, " ", element("span", { class: "window" }, window)],
+        [tiles[index].value, tiles[index].note],
+      ]),
+    ),
+  );
   const fill = (status) =>
-    TILES.forEach(({ value, note }, index) => {
+    TILES.forEach(({ value, note, tone }, index) => {
       const hour = status.last_hour ?? {};
       setText(tiles[index].value, value(hour, status));
+      tiles[index].value.dataset.tone = tone?.(hour) ?? "";
       setText(tiles[index].note, note(hour, status));
       hint.hidden = hour.requests !== 0;
     });
@@ -135,9 +172,10 @@ const share = (part, all) => (all > 0 ? part / all : null);
 
 const TILES = [
   {
-    name: "Now",
+    name: "In flight",
+    window: "now",
     value: (_, status) => total(status, "in_flight"),
-    note: (_, status) => `in flight; ${total(status, "queued")} queued`,
+    note: (_, status) => `${total(status, "queued")} queued`,
   },
   {
     name: "Hit ratio",
@@ -147,10 +185,18 @@ const TILES = [
   {
     name: "Requests",
     value: (hour) => count(hour.requests),
-    note: (hour) =>
-      hour.rejected || hour.errors
-        ? `${count(hour.errors)} errors, ${count(hour.rejected)} rejected`
-        : "in the last hour",
+    note: (hour) => `${count(hour.bypass)} bypassed`,
+  },
+  {
+    name: "Errors",
+    value: (hour) => count(hour.errors),
+    note: (hour) => `${percent(share(hour.errors, hour.requests))} of the requests`,
+    tone: (hour) => (hour.errors > 0 ? "bad" : ""),
+  },
+  {
+    name: "Rejected",
+    value: (hour) => count(hour.rejected),
+    note: (hour) => `${percent(share(hour.rejected, hour.requests))} of the requests`,
   },
   {
     name: "Time to first token",

@@ -12,6 +12,7 @@ import { LiveEvents } from "./live.js";
 import { announce, notify } from "./notices.js";
 import { mountOverview } from "./overview.js";
 import { Playground } from "./playground.js";
+import { mountProblems } from "./problems.js";
 import { mountPurge } from "./purge.js";
 import { showRequest } from "./request_detail.js";
 import { RequestList } from "./request_list.js";
@@ -46,13 +47,15 @@ function start() {
 
 function eventHandler(requestList) {
   const overview = mountOverview();
+  const problems = mountProblems();
   const engines = mountEngines();
   const hour = mountHour(byId("figures"), byId("charts"), byId("hour-empty"));
   const requests = mountRequests();
   const handlers = {
     status: (status) => {
       overview(status);
-      engines(status.engines);
+      problems(status);
+      engines(status);
       hour.updateStatus(status);
       requests.updateStatus(status);
       requestList.updateStatus(status);

@@ -3,38 +3,22 @@
 import { byId, cell, descriptions, element, KeyedList, setText } from "./dom.js";
 import { age, bytes, count, plural, UNKNOWN } from "./format.js";
 
-const REFUSALS = {
-  full: "Redis is full",
-  "cannot-save": "Redis cannot save its data",
-  "too-few-replicas": "Redis has too few replicas",
-};
-
-/** The worst state and a sentence about each problem. Pure. */
-export function judge({ engines, redis }) {
-  const names = (list) => list.map(({ name }) => name).join(", ");
-  const down = engines.filter(({ state }) => state === "down");
-  const refused = engines.filter(({ state }) => state === "refused");
-  const isOff = ({ state }) => state === "down" || state === "refused";
-  const open = engines.filter((engine) => !isOff(engine) && engine.breaker === "open");
-  const problems = [];
-  if (!redis.up) problems.push("Redis is down: every request is a bypass.");
-  else if (redis.refuses_writes) problems.push(`${REFUSALS[redis.refuses_writes] ?? "Redis takes no writes"}: nothing is stored.`);
-  if (engines.length && down.length === engines.length) problems.push("All engines are down: only hits can be served.");
-  else if (down.length) problems.push(`${plural(down.length, "engine is", "engines are")} down: ${names(down)}.`);
-  if (refused.length) problems.push(`The router's key is refused by ${names(refused)}: see api_key.`);
-  if (open.length) problems.push(`The breaker of ${names(open)} is open.`);
-  const drained = engines.filter((engine) => engine.drained && !isOff(engine));
-  const allDrained = drained.length > 0 && drained.length === engines.length;
-  if (allDrained) problems.push("All engines are drained: only hits can be served.");
-  const notes = drained.length && !allDrained ? [`Drained: ${names(drained)}.`] : [];
-  if (problems.length) return { state: "bad", text: [...problems, ...notes].join(" "), problems: problems.length };
+/** The state in a line; what is wrong stands below it. Pure. */
+export function judge({ engines, problems = [] }) {
+  const serious = problems.filter(({ severity }) => severity !== "info");
+  if (serious.length) {
+    const isCritical = serious.some(({ severity }) => severity !== "warning");
+    return { state: isCritical ? "bad" : "warn", text: plural(serious.length, "problem"), problems: serious.length };
+  }
+  if (!engines.length) return { state: "good", text: "No engine is known.", problems: 0 };
+  const asleep = engines.filter((engine) => engine.asleep).length;
   const up = engines.filter(({ state }) => state === "up").length;
-  const unknown = engines.length - up;
+  const unknown = engines.length - up - asleep;
   const all = engines.length === 1 ? "The engine is up." : `All ${engines.length} engines are up.`;
-  const summary = unknown ? `${up} of ${plural(engines.length, "engine")} up, ${unknown} not checked yet.` : all;
+  const rest = [asleep ? `${asleep} asleep` : null, unknown ? `${unknown} not checked yet` : null].filter(Boolean);
   return {
-    state: notes.length || unknown ? "warn" : "good",
-    text: [engines.length ? summary : "No engine is known.", ...notes].join(" "),
+    state: problems.length || unknown ? "warn" : "good",
+    text: rest.length ? `${up} of ${plural(engines.length, "engine")} up, ${rest.join(", ")}.` : all,
     problems: 0,
   };
 }
