@@ -71,6 +71,7 @@ async def test_a_tenant_shows_its_requests_refusals_budget_and_keys_and_links_to
 async def test_without_requests_the_page_says_what_to_do(viewer: Viewer) -> None:
     page = await viewer.show("#tenants")
     await expect(page.locator("[data-tenant=default]")).to_contain_text("not in this period")
+    await expect(page.locator("#tenants").get_by_role("button")).to_have_count(0)
     await expect(page.locator("#tenants-empty")).to_contain_text("Send one from the playground")
     await page.get_by_label("Period").select_option("7 days")
     await expect(page).to_have_url(f"{viewer.url}/dashboard#tenants?days=7")

@@ -143,7 +143,7 @@ class StatusReader:
         # The dashboard asks every second, for the newest only.
         count = limit if shown == latest_requests.ALL else latest_requests.MAX_REQUESTS
         replies = await self._execute(latest_requests.read_commands(count))
-        return self._pipeline.decode(partial(latest_requests.decode_requests, shown=shown), replies)
+        return self._pipeline.decode(partial(latest_requests.decode_requests, shown=shown, limit=limit), replies)
 
     async def _mark_watched(self) -> bool:
         """Whether nobody has watched until now. Raises RedisBackendError."""

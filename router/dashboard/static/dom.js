@@ -87,6 +87,11 @@ export function cell(label, attributes = {}, ...children) {
   return element("td", { "data-label": label, ...attributes }, ...children);
 }
 
+/** Text in which what is between backticks is code. */
+export function textWithCode(text) {
+  return text.split("`").map((part, index) => (index % 2 ? element("code", {}, part) : part));
+}
+
 /** The rows of a description list. An absent value is left out. */
 export function descriptions(pairs) {
   return pairs

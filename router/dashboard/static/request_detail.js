@@ -2,7 +2,7 @@
 
 import { requestJson } from "./api.js";
 import { cacheBadge } from "./badges.js";
-import { byId, element } from "./dom.js";
+import { byId, element, textWithCode } from "./dom.js";
 import { dateTime, plural } from "./format.js";
 import { requestsHash } from "./request_list.js";
 import { entryLink } from "./request_table.js";
@@ -71,7 +71,7 @@ function paragraphs([name, texts]) {
     element(
       "dd",
       {},
-      texts.map((text) => element("p", {}, text)),
+      texts.map((text) => element("p", {}, name === "next" ? textWithCode(text) : text)),
     ),
   );
 }

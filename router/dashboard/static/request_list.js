@@ -9,7 +9,7 @@ import { requestJson } from "./api.js";
 import { byId, element, setText } from "./dom.js";
 import { clock, plural } from "./format.js";
 import { requestHash, requestRows } from "./request_table.js";
-import { whyNone } from "./requests.js";
+import { haveAllPublished, whyNone } from "./requests.js";
 
 const MOST = 200; // what the router sends at most
 const INTERVAL = 2000;
@@ -157,6 +157,7 @@ export class RequestList {
       const note = ofAllRouters ? "" : " Redis is down: they are those of the process that answers.";
       return `${some}${isFiltered ? `, each a ${what}` : ""}.${note}`;
     }
+    if (!haveAllPublished()) return "Asking the routers…";
     if (!isFiltered || !ofAllRouters) return whyNone(true, this.#status, ofAllRouters);
     return [
       `No router remembers a ${what}. Others may be remembered: `,

@@ -6,6 +6,7 @@ import { fillReasonTable } from "./reasons.js";
 import { requestRows } from "./request_table.js";
 
 const SHOWN = 12;
+const PUBLISHED = 3000; // milliseconds after the page is opened until all routers have published what they remember
 
 /** Returns `{update(document), updateStatus(status)}`. */
 export function mountRequests() {
@@ -17,10 +18,11 @@ export function mountRequests() {
     rows.update(shown);
     byId("requests").hidden = shown.length === 0;
     byId("requests-empty").hidden = shown.length > 0;
-    if (shown.length === 0) byId("requests-empty").replaceChildren(...whyNone(latest !== null, status));
+    if (shown.length === 0) byId("requests-empty").replaceChildren(...whyNone(latest !== null && haveAllPublished(), status));
   };
   fillReasonTable(byId("reasons").tBodies[0]);
   show();
+  setTimeout(show, PUBLISHED);
   return {
     update: ({ requests }) => {
       latest = requests;
@@ -31,6 +33,10 @@ export function mountRequests() {
       if (!latest?.length) show();
     },
   };
+}
+
+export function haveAllPublished() {
+  return performance.now() >= PUBLISHED;
 }
 
 /** Why no request is shown: that there was none is said only where it is known. `asked`: the routers have answered. */

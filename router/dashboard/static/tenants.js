@@ -5,6 +5,7 @@ import { byId, cell, element, setText } from "./dom.js";
 import { clock, count, dateTime, duration, percent, plural, UNKNOWN } from "./format.js";
 import { requestsHash } from "./request_list.js";
 
+const NO_KEY = "-"; // in place of the id of a key
 const LOW = 0.1; // the share of a budget below which it is a warning
 
 export class TenantList {
@@ -53,13 +54,15 @@ export class TenantList {
       for (const row of keys) row.hidden = !open;
     };
     shows(this.#open.has(tenant.tenant));
+    const number = tenant.keys.filter(({ key }) => key !== NO_KEY).length;
+    if (!number) return [tenantRow(tenant, null)]; // its requests without a key are all that it has
     const toggle = element(
       "button",
       {
         type: "button",
         class: "button small",
         "aria-expanded": String(this.#open.has(tenant.tenant)),
-        "aria-label": `${plural(keys.length, "key")} of ${tenant.tenant}`,
+        "aria-label": `${plural(number, "key")} of ${tenant.tenant}`,
         click: () => {
           if (!this.#open.delete(tenant.tenant)) this.#open.add(tenant.tenant);
           const open = this.#open.has(tenant.tenant);
@@ -67,9 +70,9 @@ export class TenantList {
           shows(open);
         },
       },
-      plural(keys.length, "key"),
+      plural(number, "key"),
     );
-    return [tenantRow(tenant, keys.length ? toggle : null), ...keys];
+    return [tenantRow(tenant, toggle), ...keys];
   }
 }
 
@@ -87,7 +90,7 @@ function tenantRow(tenant, toggle) {
 }
 
 function keyRow(tenant, key) {
-  const isKey = key.key !== "-";
+  const isKey = key.key !== NO_KEY;
   const name = isKey ? (key.name ?? `key ${key.key}`) : "without a key";
   const notes = [key.name ? key.key : null, key.source, ["active", "no key"].includes(key.status) ? null : key.status];
   return element(

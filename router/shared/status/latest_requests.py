@@ -6,6 +6,7 @@ rh:1:requests:notable     the same, of those that failed or were slow
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,10 @@ MAX_REQUESTS: Final = 2000
 
 _TTL: Final = 600  # seconds after the last request until they expire
 _MAX_ROW: Final = 8192  # bytes; a row's parts are all bounded, so that this is never reached
+
+_IS_HIT: Final = b'"cache":"HIT"'
+_HAS_STATUS_200: Final = b'"status":200,'
+_BROKE_OFF: Final = b'"outcome":"failed"'
 
 _decoder: Final = msgspec.json.Decoder(RequestRow)
 
@@ -49,6 +54,25 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
             and (self.hits or row.cache != CacheStatus.HIT)
         )
 
+    def may_show(self, value: bytes, needles: Sequence[bytes]) -> bool:
+        """Whether a row may be shown, by its JSON: to decode all rows would stop the process for many milliseconds.
+
+        `needles`: those of this filter. Quotes within a text are escaped, so that no text looks like a field.
+        """
+        return (
+            all(needle in value for needle in needles)
+            and (self.hits or _IS_HIT not in value)
+            and (not self.failed or _HAS_STATUS_200 not in value or _BROKE_OFF in value)
+        )
+
+    def needles(self) -> list[bytes]:
+        """What the JSON of each row that is shown contains."""
+        named = {"request_id": self.request_id, "tenant": self.tenant, "model": self.model, "key_id": self.key_id}
+        fields: dict[str, str | bool] = {name: value for name, value in named.items() if value is not None}
+        if self.slow:
+            fields["notable"] = True
+        return [msgspec.json.encode({name: value})[1:-1] for name, value in fields.items()]
+
 
 ALL: Final = RequestFilter()
 
@@ -77,16 +101,19 @@ def read_commands(count: int = MAX_REQUESTS) -> list[Command]:
     return [("ZREVRANGE", key, 0, count - 1) for key in (RECENT_REQUESTS_KEY, NOTABLE_REQUESTS_KEY)]
 
 
-def decode_requests(replies: Sequence[Any], shown: RequestFilter = ALL) -> list[RequestRow]:
-    """The newest first, each once; what cannot be decoded is left out."""
-    return merge(_decode(value for reply in replies for value in reply or ()), (), shown)
+def decode_requests(replies: Sequence[Any], shown: RequestFilter = ALL, limit: int = MAX_REQUESTS) -> list[RequestRow]:
+    """The newest first, each once; what cannot be decoded is left out. `limit`: how many of each reply at most."""
+    return merge((row for reply in replies for row in islice(_decode(reply or (), shown), limit)), (), shown)
 
 
-def _decode(values: Iterable[bytes]) -> Iterator[RequestRow]:
+def _decode(values: Iterable[bytes], shown: RequestFilter) -> Iterator[RequestRow]:
+    needles = shown.needles()
     for value in values:
-        if len(value) <= _MAX_ROW:
+        if len(value) <= _MAX_ROW and shown.may_show(value, needles):
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                yield _decoder.decode(value)
+                row = _decoder.decode(value)
+                if shown.shows(row):
+                    yield row
 
 
 def merge(rows: Iterable[RequestRow], others: Iterable[RequestRow], shown: RequestFilter) -> list[RequestRow]:
