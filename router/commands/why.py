@@ -41,7 +41,7 @@ def why(
         path, ExplainedRequestsDocument, "list of the latest requests", url=url, key_file=key_file, config=config
     )
     if not found.all_routers:
-        print_err("Redis is down: only the requests of the process that answered are known.")
+        print_err("Redis is down or takes no writes: only the requests of the process that answered are known.")
     if not found.requests:
         fail(_nothing_found(request_id, slow=slow))
     (row,) = found.requests

@@ -348,6 +348,21 @@ async def test_while_redis_is_down_the_status_shows_the_process_that_answers(wor
 
 
 @scenario
+async def test_a_full_redis_does_not_hide_the_last_requests_of_the_process_that_answers(world: World) -> None:
+    router = (await pair(world)).first
+    world.redis.is_full = True
+
+    async def is_full() -> bool:
+        return bool((await get(router, "status"))["redis"]["refuses_writes"] == "full")
+
+    await eventually(is_full)
+    sent = await router.chat("The sea?")
+    shown = await get(router, "requests")
+    assert [row["request_id"] for row in shown["requests"]] == [sent.headers["x-request-id"]]
+    assert not shown["all_routers"]
+
+
+@scenario
 async def test_traffic_while_redis_is_down_is_counted_later(world: World) -> None:
     router = (await pair(world)).first
     world.redis.stop()

@@ -129,15 +129,16 @@ class StatusReader:
             if is_first and complete:
                 await asyncio.sleep(_FIRST_SNAPSHOTS)
             rows = await self._read_requests(limit, shown)
-            if complete:
+            takes_writes = self._redis_writes.refusal is None
+            if complete or not takes_writes:
                 rows = latest_requests.merge(rows, self._own_requests(self._clock()), shown)
-                if not rows and shown.request_id is not None and not is_first:
+                if complete and not rows and shown.request_id is not None and not is_first:
                     await asyncio.sleep(_FIRST_SNAPSHOTS)
                     rows = await self._read_requests(limit, shown)
         except RedisBackendError:
             rows = latest_requests.merge([], self._own_requests(self._clock()), shown)
             return RequestsDocument(requests=tuple(rows[:limit]), all_routers=False)
-        return RequestsDocument(requests=tuple(rows[:limit]))
+        return RequestsDocument(requests=tuple(rows[:limit]), all_routers=takes_writes)
 
     async def _read_requests(self, limit: int, shown: RequestFilter) -> list[RequestRow]:
         # The dashboard asks every second, for the newest only.

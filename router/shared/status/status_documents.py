@@ -268,7 +268,10 @@ class HistoryDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestsDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """/admin/requests: the newest first. `all_routers`: False while Redis is down, with the requests of one process."""
+    """/admin/requests: the newest first.
+
+    `all_routers`: False while Redis is down or takes no writes; then the new ones are those of one process.
+    """
 
     requests: tuple[RequestRow, ...]
     all_routers: bool = True
