@@ -70,8 +70,8 @@ async def test_the_status_names_engines_models_and_redis(
         False, None, None, None,
     )  # fmt: skip
     assert status["models"] == [
-        {"name": "llama", "engines": ["llama-chat", "llama-code"], "fallback": None},
-        {"name": "mistral", "engines": ["mistral"], "fallback": None},
+        {"name": "llama", "engines": ["llama-chat", "llama-code"], "fallback": None, "asleep": False},
+        {"name": "mistral", "engines": ["mistral"], "fallback": None, "asleep": False},
     ]
     assert status["redis"] | {"used_memory": 1, "version": "", "keys": 1} == {
         "up": True, "url": redis_server.url.removesuffix("/0"), "version": "", "used_memory": 1, "maxmemory": None,

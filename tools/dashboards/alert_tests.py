@@ -151,7 +151,8 @@ ALERT_TESTS: Final = (
     AlertTest(
         "EngineDown", "down for two minutes", {_UP: "1x2 0x10"}, "6m",
         (({"engine": "chat"}, "The engine chat is down",
-          "A router has not reached chat for a minute (roundhouse_engine_up is 0)."),),
+          ("A router has not reached chat for a minute (roundhouse_engine_up is 0). "
+          "`roundhouse status` says since when and why.")),),
     ),
     AlertTest("EngineDown", "up", {_UP: "1x10"}, "6m"),
     AlertTest("EngineDown", "unknown for some seconds after the start", {_UP: "0 0 1x20"}, "15s", interval="15s"),
@@ -161,7 +162,8 @@ ALERT_TESTS: Final = (
         "EngineDown", "up for another router",
         {_UP: "0x10", _ASLEEP: "1x10", _ASLEEP.replace("router:", "other:"): "0x10"}, "6m",
         (({"engine": "chat"}, "The engine chat is down",
-          "A router has not reached chat for a minute (roundhouse_engine_up is 0)."),),
+          ("A router has not reached chat for a minute (roundhouse_engine_up is 0). "
+          "`roundhouse status` says since when and why.")),),
     ),
     AlertTest(
         "EngineDoesNotStart", "a request has waited in vain", {_WAKES % "timeout": "0x5 1x20"}, "6m",
@@ -173,7 +175,8 @@ ALERT_TESTS: Final = (
     AlertTest(
         "BreakerOpen", "open, half-open after 10 s, open again", {_BREAKER: "2 1 2 2 1 2 1 2 2 1 2 2"}, "2m30s",
         (({"engine": "chat"}, "The breaker of chat is open",
-          "The breaker has not closed for a minute (its state is 2; 1 is half-open, 2 is open)."),),
+          ("The breaker has not closed for a minute (its state is 2; 1 is half-open, 2 is open). "
+          "`roundhouse status` says what else is wrong.")),),
         "15s",
     ),
     AlertTest("BreakerOpen", "open for 30 s", {_BREAKER: "0 2 2 0x20"}, "1m30s", interval="15s"),
@@ -183,7 +186,8 @@ ALERT_TESTS: Final = (
     AlertTest(
         "RedisDown", "down for two minutes", {f"roundhouse_redis_up{{{_R}}}": "1x2 0x10"}, "6m",
         ((_INSTANCE, "router:8080 does not reach Redis",
-          "Redis has been down for a minute (roundhouse_redis_up is 0): no request hits the cache."),),
+          ("Redis has been down for a minute (roundhouse_redis_up is 0): every request is a bypass. "
+          "`roundhouse status` says since when.")),),
     ),
     AlertTest("RedisDown", "up", {f"roundhouse_redis_up{{{_R}}}": "1x10"}, "6m"),
     AlertTest("RedisDown", "a failover of 30 s", {f"roundhouse_redis_up{{{_R}}}": "1 0 0 1x20"}, "30s", interval="15s"),
@@ -191,11 +195,13 @@ ALERT_TESTS: Final = (
         "CacheWritesFailing", "Redis is full",
         {_WRITES % "stored": "0+10x10 100x20", _WRITES % "failed": "0x10 0+10x20"}, "20m",
         (({}, "Redis refuses entries",
-          "Redis has refused 100% of the responses of the last 5 minutes; more than 50 %."),),
+          ("Redis has refused 100% of the responses of the last 5 minutes; more than 50 %. "
+          "`roundhouse status` says why, as in: Redis is full.")),),
     ),
     AlertTest("CacheWritesFailing", "Redis is full from the start", {_WRITES % "failed": "0+10x20"}, "10m",
         (({}, "Redis refuses entries",
-          "Redis has refused 100% of the responses of the last 5 minutes; more than 50 %."),),
+          ("Redis has refused 100% of the responses of the last 5 minutes; more than 50 %. "
+          "`roundhouse status` says why, as in: Redis is full.")),),
     ),
     AlertTest(
         "CacheWritesFailing", "one in ten fails", {_WRITES % "stored": "0+90x20", _WRITES % "failed": "0+10x20"}, "10m"

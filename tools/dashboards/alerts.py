@@ -95,7 +95,8 @@ ALERTS: Final = (
         "1m",
         "critical",
         "The engine {{ $labels.engine }} is down",
-        "A router has not reached {{ $labels.engine }} for a minute (roundhouse_engine_up is {{ $value }}).",
+        "A router has not reached {{ $labels.engine }} for a minute (roundhouse_engine_up is {{ $value }}). "
+        "`roundhouse status` says since when and why.",
     ),
     Alert(
         "EngineDoesNotStart",
@@ -113,7 +114,8 @@ ALERTS: Final = (
         "1m",
         "critical",
         "The breaker of {{ $labels.engine }} is open",
-        "The breaker has not closed for a minute (its state is {{ $value }}; 1 is half-open, 2 is open).",
+        "The breaker has not closed for a minute (its state is {{ $value }}; 1 is half-open, 2 is open). "
+        "`roundhouse status` says what else is wrong.",
     ),
     Alert(
         "RedisDown",
@@ -121,7 +123,8 @@ ALERTS: Final = (
         "1m",
         "critical",
         "{{ $labels.instance }} does not reach Redis",
-        "Redis has been down for a minute (roundhouse_redis_up is {{ $value }}): no request hits the cache.",
+        "Redis has been down for a minute (roundhouse_redis_up is {{ $value }}): every request is a bypass. "
+        "`roundhouse status` says since when.",
     ),
     Alert(
         "CacheWritesFailing",
@@ -131,7 +134,8 @@ ALERTS: Final = (
         "2m",
         "critical",
         "Redis refuses entries",
-        "Redis has refused {{ $value | humanizePercentage }} of the responses of the last 5 minutes; more than 50 %.",
+        "Redis has refused {{ $value | humanizePercentage }} of the responses of the last 5 minutes; more than 50 %. "
+        "`roundhouse status` says why, as in: Redis is full.",
     ),
     Alert(
         "EngineRestartLoop",

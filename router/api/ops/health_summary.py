@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from router.core.resilience.breaker import BreakerState
-from router.flow.replicas.router_snapshot import BREAKER_STATES
+from router.flow.replicas.router_snapshot import BREAKER_STATES, model_rows
 from router.shared.connection.redis_writes import RedisWrites
 from router.shared.status.problems import DeploymentFacts, RedisFacts, find_problems
-from router.shared.status.status_documents import EngineRow, ModelRow, Problem
+from router.shared.status.status_documents import EngineRow, Problem
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
 
@@ -77,7 +77,7 @@ class HealthSummary:
         facts = DeploymentFacts(
             now=time.time(),
             engines=[_engine_row(each) for each in engines],
-            models=[ModelRow(name=model.name, fallback=model.fallback) for model in self._catalog.models],
+            models=model_rows(self._catalog, self._breaker_state),
             redis=RedisFacts(state=self._redis_writes.redis_state, since=self._redis_writes.since),
             refuses_all=refuses_all,
         )

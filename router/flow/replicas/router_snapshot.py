@@ -81,7 +81,17 @@ def take_snapshot(
             )
             for engine in catalog.engines.values()
         ),
-        models=tuple(ModelRow(name=model.name, fallback=model.fallback) for model in catalog.models),
+        models=model_rows(catalog, breaker_state),
+    )  # fmt: skip
+
+
+def model_rows(catalog: Catalog, breaker_state: Callable[[str], BreakerState]) -> tuple[ModelRow, ...]:
+    return tuple(
+        ModelRow(
+            name=model.name, fallback=model.fallback,
+            asleep=model.wake is not None and catalog.is_asleep(model.name, breaker_state),
+        )
+        for model in catalog.models
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ Nothing here asks anything: the facts are those that the router has for other re
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -92,17 +92,33 @@ def _since(at: float | None, now: float) -> str:
 def _model_problems(facts: DeploymentFacts) -> Iterator[Problem]:
     engines = {model.name: [e for e in facts.engines if e.model == model.name] for model in facts.models}
     serving = {name for name, each in engines.items() if any(map(in_service, each))}
+    fallbacks = {model.name: model.fallback for model in facts.models}
     for model in facts.models:
         own = engines[model.name]
         # Of a model whose requests wait for an engine to start, no engine is missed.
-        if not own or model.name in serving or any(engine.asleep for engine in own):
+        if model.name in serving or model.asleep:
             continue
-        is_drained = all(engine.drained for engine in own)
-        state = f"every engine of {model.name} is drained" if is_drained else f"no engine of {model.name} is in service"
-        answers = model.fallback in serving
-        words = f"{state}: {f'its fallback {model.fallback} answers' if answers else 'only hits are served'}"
-        severity: Severity = "warning" if answers else "critical"
+        if not own:
+            state = f"{model.name} has no engine"
+        elif all(engine.drained for engine in own):
+            state = f"every engine of {model.name} is drained"
+        else:
+            state = f"no engine of {model.name} is in service"
+        fallback = _serving_fallback(model.name, fallbacks, serving)
+        words = f"{state}: {'only hits are served' if fallback is None else f'its fallback {fallback} answers'}"
+        severity: Severity = "critical" if fallback is None else "warning"
         yield Problem(severity=severity, kind="model", subject=model.name, words=words)
+
+
+def _serving_fallback(model: str, fallbacks: Mapping[str, str | None], serving: Collection[str]) -> str | None:
+    seen = {model}
+    fallback = fallbacks[model]
+    while fallback is not None and fallback not in seen:
+        if fallback in serving:
+            return fallback
+        seen.add(fallback)
+        fallback = fallbacks.get(fallback)
+    return None
 
 
 def _engine_problems(engine: EngineRow, facts: DeploymentFacts) -> Iterator[Problem]:
@@ -122,7 +138,10 @@ def _engine_problems(engine: EngineRow, facts: DeploymentFacts) -> Iterator[Prob
     else:
         return
     at = engine.since if since else None
-    yield Problem(severity="critical", kind="engine", subject=engine.name, words=words, since=at)
+    if engine.drained:  # it may be out of service for work on it
+        yield Problem(severity="warning", kind="engine", subject=engine.name, words=f"{words}; it is drained", since=at)
+    else:
+        yield Problem(severity="critical", kind="engine", subject=engine.name, words=words, since=at)
 
 
 def _after_colon(cause: str) -> str:

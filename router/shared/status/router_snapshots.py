@@ -24,7 +24,7 @@ LIFETIME: Final = 15
 MAX_SNAPSHOTS: Final = 1000
 """Router processes that are read; further ones are ignored."""
 
-MAX_SNAPSHOT: Final = 64 << 10
+MAX_SNAPSHOT: Final = 96 << 10
 """Bytes of one snapshot; one with more is published without some of its engines."""
 
 _RETENTION: Final = 60  # seconds after which a snapshot that is not renewed is deleted

@@ -98,11 +98,15 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`engines`: their names. `fallback`: the model that answers if none of them can."""
+    """`engines`: their names. `fallback`: the model that answers if none of them can.
+
+    `asleep`: no engine is up, and one is started when a request comes.
+    """
 
     name: str
     engines: tuple[str, ...] = ()
     fallback: str | None = None
+    asleep: bool = False
 
 
 class RedisRow(msgspec.Struct, frozen=True, kw_only=True):
