@@ -12,7 +12,17 @@ from tests.support.router_server import RouterServer
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
-VIEWS = ["", "#cache", "#cache/explain", "#cache/purge", "#playground", "#requests", "#request/none", "#tenants"]
+VIEWS = [
+    "",
+    "#cache",
+    "#cache/explain",
+    "#cache/purge",
+    "#playground",
+    "#requests",
+    "#request/none",
+    "#tenants",
+    "#changes",
+]
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
 

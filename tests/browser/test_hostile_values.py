@@ -109,6 +109,23 @@ async def test_hostile_names_of_tenants_keys_and_reasons_are_text(viewer: Viewer
     await assert_harmless(page, "main")
 
 
+async def test_hostile_words_of_the_audit_are_text(viewer: Viewer) -> None:
+    entry = {
+        "id": HOSTILE, "number": 1, "at": time.time(), "actor": HOSTILE, "action": HOSTILE, "subject": HOSTILE,
+        "details": {HOSTILE: [HOSTILE]}, "router": HOSTILE, "previous": HOSTILE, "hash": HOSTILE,
+    }  # fmt: skip
+    page_of_audit = {"entries": [entry], "before": None}
+    broken = {"id": HOSTILE, "number": None, "problem": HOSTILE}
+    report = {"entries": 0, "trimmed": 0, "newest": None, "broken": broken}
+    await viewer.page.route("**/admin/audit?*", lambda route: route.fulfill(json=page_of_audit))
+    await viewer.page.route("**/admin/audit/verify", lambda route: route.fulfill(json=report))
+    page = await viewer.show("#changes")
+    await expect(page.locator("#changes tbody")).to_contain_text(HOSTILE)
+    await page.get_by_role("button", name="Check the chain").click()
+    await expect(page.locator("#changes-chain")).to_contain_text(HOSTILE)
+    await assert_harmless(page, "main")
+
+
 async def test_a_hostile_response_is_text_in_the_playground_and_in_its_entry(
     viewer: Viewer, engines: EngineSet
 ) -> None:

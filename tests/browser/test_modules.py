@@ -92,6 +92,7 @@ async def test_addresses_name_a_view_and_what_it_shows(page: Page) -> None:
         ("#playground", "playground", "entries", None),
         ("#requests?tenant=acme", "requests", "entries", None),
         ("#tenants?days=7", "tenants", "entries", None),
+        ("#changes?action=purge", "changes", "entries", None),
         ("#request/a%2Fb", "request", "entries", "a/b"),
     ):
         route = await call(page, "routes", "parseRoute", address)

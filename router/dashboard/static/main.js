@@ -1,6 +1,7 @@
 /** Starts the page: connects the views with the stream of events and with the address. */
 
 import { session, signOut } from "./api.js";
+import { ChangeList } from "./changes.js";
 import { byId, element, setText } from "./dom.js";
 import { mountEngines } from "./engines.js";
 import { EntryListing } from "./entries.js";
@@ -35,7 +36,7 @@ function start() {
   mountPurge();
   const requestList = new RequestList();
   const events = new LiveEvents(eventHandler(requestList), connectionHandler());
-  followAddress(new EntryListing(), new Playground(), requestList, new TenantList());
+  followAddress(new EntryListing(), new Playground(), requestList, new TenantList(), new ChangeList());
   byId("sign-out").addEventListener("click", () => signOut().catch((error) => notify(error.message, { bad: true })));
   byId("skip").addEventListener("click", (event) => {
     event.preventDefault(); // the fragment names the view
@@ -91,7 +92,7 @@ function connectionHandler() {
   };
 }
 
-function followAddress(listing, playground, requestList, tenants) {
+function followAddress(listing, playground, requestList, tenants, changes) {
   let first = true;
   const follow = () => {
     const route = showRoute(location.hash);
@@ -105,6 +106,7 @@ function followAddress(listing, playground, requestList, tenants) {
     if (route.view === "playground") playground.show();
     if (route.view === "requests") requestList.show(route.params);
     if (route.view === "tenants") tenants.show(route.params);
+    if (route.view === "changes") changes.show(route.params);
     if (route.view === "request") showRequest(route.detail ?? "");
     if (!first) scrollTo(0, 0);
     first = false;

@@ -1,6 +1,6 @@
-/** The view that the address names: #overview, #cache?tenant=acme, #cache/entry/KEY, #cache/explain, #playground, #requests?tenant=acme, #request/ID, #tenants?days=7. */
+/** The view that the address names: #overview, #cache?tenant=acme, #cache/entry/KEY, #cache/explain, #playground, #requests?tenant=acme, #request/ID, #tenants?days=7, #changes. */
 
-const VIEWS = ["overview", "cache", "playground", "requests", "request", "tenants"];
+const VIEWS = ["overview", "cache", "playground", "requests", "request", "tenants", "changes"];
 const TABS = ["entries", "entry", "explain", "purge"];
 
 export function parseRoute(hash) {
