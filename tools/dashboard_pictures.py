@@ -177,9 +177,22 @@ async def take_pictures(out: Path) -> None:
                     await dark.screenshot(path=out / "dashboard-dark.png")
                 async with dashboard(browser, router.url, color_scheme="light", **PHONE) as phone:
                     await phone.screenshot(path=out / "dashboard-phone.png")
+                await take_views(page, f"{router.url}/dashboard", out)
                 await engines.mistral.kill()
                 await page.locator("[data-engine=mistral] [data-tone=bad]").first.wait_for()
                 await page.screenshot(path=out / "dashboard-engine-down.png")
+
+
+async def take_views(page: Page, url: str, out: Path) -> None:
+    """A request and the tenants; the page is on its overview again at the end."""
+    await page.goto(f"{url}#requests?show=misses")
+    await page.locator("#request-list tbody a").first.click()
+    await page.locator("#request-content dl").wait_for()
+    await page.screenshot(path=out / "dashboard-request.png")
+    await page.goto(f"{url}#tenants")
+    await page.locator("#tenants tbody tr").first.wait_for()
+    await page.screenshot(path=out / "dashboard-tenants.png")
+    await page.goto(f"{url}#overview")
 
 
 async def is_busy(page: Page, rows: Any) -> bool:

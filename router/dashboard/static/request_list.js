@@ -59,6 +59,7 @@ export class RequestList {
   #aborter = null;
   #shown = false;
   #paused = false;
+  #isFirst = true;
 
   constructor() {
     this.#form.addEventListener("submit", (event) => this.#submit(event));
@@ -72,6 +73,7 @@ export class RequestList {
     const isOther = requestsHash(filter) !== requestsHash(this.#filter);
     this.#filter = filter;
     this.#shown = true;
+    this.#isFirst = true;
     for (const name of [...NAMES, "show"]) this.#form.elements[name].value = filter[name] ?? "";
     if (isOther || this.#paused) this.#resume();
     if (isOther || !byId("request-list").tBodies[0].rows.length) this.#showRows([], "Asking the routers…");
@@ -109,6 +111,7 @@ export class RequestList {
     this.#paused = true;
     this.#stop();
     setText(this.#pause, "Resume");
+    byId("request-list-status").setAttribute("aria-live", "polite");
     setText(byId("request-list-status"), `Paused at ${clock(Date.now() / 1000)}: later requests are not shown.`);
   }
 
@@ -130,10 +133,14 @@ export class RequestList {
     this.#aborter = aborter;
     try {
       const found = await requestJson("GET", `/admin/requests?${requestQuery(this.#filter)}`, aborter);
+      // A screen reader is told what was asked for, not each change of the number.
+      byId("request-list-status").setAttribute("aria-live", this.#isFirst ? "polite" : "off");
+      this.#isFirst = false;
       this.#showRows(found.requests, this.#summary(found.requests.length, found.all_routers !== false));
     } catch (error) {
       if (error.name === "AbortError" || error.status === 401) return;
       // The rows that are there stay: they are still true.
+      byId("request-list-status").setAttribute("aria-live", "polite");
       setText(byId("request-list-status"), `The requests cannot be read. ${error.message}`);
     }
     if (this.#aborter !== aborter) return;
