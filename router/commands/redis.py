@@ -12,7 +12,6 @@ from router.errors import ApiError
 from router.settings import EMBEDDED, Settings
 
 if TYPE_CHECKING:
-    from router.net.redis.commands import Command
     from router.shared.audit.audit_log import AuditLine
     from router.shared.audit.changes import Change
     from router.store.admin.scan import RedisClient
@@ -73,13 +72,10 @@ async def record_changes(settings: Settings, client: "RedisClient", changes: "Se
     """What cannot be recorded is said, and fails nothing: it is done."""
     from router.shared.audit.actors import command_line_actor
     from router.shared.audit.audit_log import AuditLog
-    from router.store.admin.scan import execute_commands
+    from router.store.admin.audit import audit_sender
 
-    async def send(command: "Command") -> Any:
-        (reply,) = await execute_commands(client, [command])
-        return reply
-
-    audit = AuditLog(send, _report_unrecorded, router="", keep_seconds=settings.router.audit_days * 86400)
+    seconds = settings.router.audit_days * 86400
+    audit = AuditLog(audit_sender(client), _report_unrecorded, router="", keep_seconds=seconds)
     for change in changes:
         await audit.record(command_line_actor(), change)
 

@@ -9,16 +9,15 @@ import os
 import socket
 import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from router.net.redis.commands import Command
 from router.net.redis.connect import open_client
 from router.process.changed_settings import changed_settings
 from router.process.wiring.audit import keep_seconds, write_audit_line
 from router.settings import Settings
 from router.shared.audit.audit_log import AuditLog
 from router.shared.audit.changes import configuration_reloaded
-from router.store.admin.scan import execute_commands
+from router.store.admin.audit import audit_sender
 
 _TIMEOUT: Final = 2.0  # seconds for Redis' replies; the process does not end before its threads
 
@@ -38,13 +37,8 @@ def _record(settings: Settings, changed: Sequence[str], actor: str, router: str)
 
 async def _append(settings: Settings, changed: Sequence[str], actor: str, router: str) -> None:
     client = open_client(settings.redis_url, timeout=_TIMEOUT)
-
-    async def send(command: Command) -> Any:
-        (reply,) = await execute_commands(client, [command])
-        return reply
-
     try:
-        audit = AuditLog(send, write_audit_line, router=router, keep_seconds=keep_seconds(settings))
+        audit = AuditLog(audit_sender(client), write_audit_line, router=router, keep_seconds=keep_seconds(settings))
         await audit.record(actor, configuration_reloaded(router, changed))
     finally:
         await client.aclose()

@@ -19,6 +19,7 @@ from router.shared.audit.audit_log import AuditLog
 from router.shared.audit.changes import Change
 from tests.support.cli_helpers import CommandResult, run_cli
 from tests.support.entry_factory import entry_key, store_entry
+from tests.support.redis_deployments import Deployment
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, router_config
 from tests.support.waiting import eventually
@@ -259,6 +260,35 @@ async def test_a_command_whose_change_cannot_be_recorded_says_so_and_succeeds(
     await redis_server.command("DEL", AUDIT_KEY)
     assert result.stdout == "mistral is back in service\n"
     assert result.stderr.startswith("roundhouse: done, but not recorded in the audit: ")
+
+
+async def test_a_key_of_another_type_is_an_error_and_not_an_empty_audit(
+    guarded: RouterServer, redis_server: RedisServer, file: Path
+) -> None:
+    await redis_server.command("SET", AUDIT_KEY, "of another type")
+    for path in ("/admin/audit", "/admin/audit/verify"):
+        assert (await guarded.http.get(path, headers=ADMIN)).status_code == 503
+    result = await run_cli("audit", "--verify", "--config", file)
+    await redis_server.command("DEL", AUDIT_KEY)
+    assert (result.code, "a value of another type" in result.stderr) == (1, True)
+    assert (await command(file, "audit", "--verify")).stdout == "no changes are recorded\n"
+
+
+async def test_every_kind_of_redis_keeps_the_chain(deployment: Deployment, engines: EngineSet, tmp_path: Path) -> None:
+    text = router_config(deployment.url, engines.as_config(), rest=REST)
+    (tmp_path / "roundhouse.toml").write_text(text)
+    await (await deployment.primary_of_key(AUDIT_KEY)).command("DEL", AUDIT_KEY)
+    async with RouterServer(text) as router:
+        await eventually(lambda: is_up(router))
+        await post(router, "/admin/engines/mistral/resume")
+        await command(tmp_path / "roundhouse.toml", "engines", "resume", "mistral")
+        assert [entry["actor"] for entry in await listed(router)] == [KEY, COMMAND_LINE]
+        report = (await command(tmp_path / "roundhouse.toml", "audit", "--verify", "--json")).json()
+        assert (report["ok"], report["entries"]) == (True, 2)
+
+
+async def is_up(router: RouterServer) -> bool:
+    return bool((await router.http.get("/healthz")).json()["redis"] == "up")
 
 
 async def is_down(router: RouterServer) -> bool:

@@ -86,9 +86,11 @@ def _verify(settings: Settings, config: Path, hashes: list[str], *, as_json: boo
     if as_json:
         write_json({"ok": report.broken is None and not missing, "missing": list(missing), **_fields(report)})
     elif report.broken is None:
+        if not report.entries:
+            typer.echo("no changes are recorded")
         trimmed = f", after {report.trimmed:,} that are not kept any more" if report.trimmed else ""
-        typer.echo(f"{pluralize(report.entries, 'entry', 'entries')}{trimmed}: each follows from the one before it")
         if report.newest is not None:
+            typer.echo(f"{pluralize(report.entries, 'entry', 'entries')}{trimmed}: each follows from the one before it")
             typer.echo(f"newest hash: {report.newest}")
     if report.broken is not None:
         number = f"entry {report.broken.number}" if report.broken.number is not None else "an entry"

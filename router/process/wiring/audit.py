@@ -10,7 +10,7 @@ from router.net.redis.errors import RedisBackendError
 from router.process.wiring.redis_link import RedisLink
 from router.settings import Settings
 from router.shared.audit.audit_log import AuditLine, AuditLog
-from router.store.admin.scan import execute_commands
+from router.store.admin.audit import audit_sender
 from router.telemetry.log_output import with_facts
 
 log = logging.getLogger("roundhouse.audit")
@@ -21,11 +21,12 @@ _DAY: Final = 86400  # seconds
 def build_audit(settings: Settings, router: str, redis: RedisLink, count_lost: Callable[[], None]) -> RequestAudit:
     """`router`: `HOST:PID`. `count_lost` is called for each change that is not in Redis."""
 
+    send_by_client = audit_sender(redis.admin_client)
+
     async def send(command: Command) -> Any:
         if not redis.pipeline.up:  # whoever changes something does not have to wait for the admin client's timeout
             raise RedisBackendError("Redis is down")
-        (reply,) = await execute_commands(redis.admin_client, [command])
-        return reply
+        return await send_by_client(command)
 
     def on_line(line: AuditLine) -> None:
         write_audit_line(line)

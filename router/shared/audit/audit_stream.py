@@ -33,6 +33,7 @@ MAX_ENTRIES: Final = 100_000
 PAGE: Final = 1000
 """Entries in one reply."""
 
+_MAX_DIGITS: Final = 15  # of a time
 _MAX_FIELD: Final = 16 << 10  # bytes; what routers write is shorter
 
 # ARGV: the newest hash that the writer knows, the number of the new entry, seconds for which entries are kept (0: for
@@ -147,7 +148,7 @@ def decode_entry(stored: StoredEntry) -> AuditEntry | None:
     texts = {name: words.get(name, b"").decode("utf-8", "replace") for name in _TEXTS}
     place = read_link(stored.fields)
     try:
-        at = int(words.get("at", b"")) / 1000
+        at = int(words.get("at", b"")[:_MAX_DIGITS]) / 1000
         details = msgspec.json.decode(words.get("details", b""), type=dict[str, Any])
     except (ValueError, RecursionError):  # msgspec.DecodeError is a ValueError
         return None

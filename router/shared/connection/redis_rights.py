@@ -105,7 +105,7 @@ _LOSSES: Final[Mapping[str, str]] = {
     "publish": _NO_SHARING,
     "get": f"{_NO_SHARING}, and limits and budgets are counted in each process",
     "xadd": f"{_NO_SHARING}, and purges fail",
-    "xrevrange": "`roundhouse cache import` fails",
+    "xrevrange": "`roundhouse cache import` fails, and changes are not in the audit",
     "expire": f"budgets are counted in each process, and {_NO_STATUS}",
     "hget": _NO_STATE,
     "hgetall": f"{_NO_STATE}, and {_NO_STATUS}",

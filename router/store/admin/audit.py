@@ -2,16 +2,20 @@
 
 import re
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
+from redis.exceptions import RedisClusterException
 
+from router.net.redis.commands import Command
 from router.net.redis.errors import RedisBackendError
 from router.shared.audit.audit_chain import ChainCheck, ChainReport
+from router.shared.audit.audit_log import Send
 from router.shared.audit.audit_stream import (
     MAX_ENTRIES,
     PAGE,
     AuditEntry,
+    StoredEntry,
     decode_entry,
     decode_page,
     page_before_command,
@@ -45,6 +49,19 @@ class _TrimmedError(Exception):
     """The entry with which a page has to begin is gone."""
 
 
+def audit_sender(client: RedisClient) -> Send:
+    """What an AuditLog sends its commands with."""
+
+    async def send(command: Command) -> Any:
+        try:
+            (reply,) = await execute_commands(client, [command])
+        except RedisClusterException as error:  # for a cluster without a reachable node; it is no RedisError
+            raise RedisBackendError.from_exception(error) from error
+        return reply
+
+    return send
+
+
 def is_entry_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
@@ -54,9 +71,9 @@ async def fetch_audit(client: RedisClient, query: AuditQuery) -> AuditPage:
     entries: list[AuditEntry] = []
     before = query.before or "+"
     # With an action, most entries may be others; all of them are read at most.
-    for _ in range(0, MAX_ENTRIES + PAGE, PAGE):
-        (reply,) = await execute_commands(client, [page_before_command(before, PAGE)])
-        page = decode_page(reply or [])
+    count = query.limit if query.action is None else PAGE
+    for _ in range(0, MAX_ENTRIES + count, count):
+        page = await _read_page(client, page_before_command(before, count))
         for stored in page:
             before = stored.id
             entry = decode_entry(stored)
@@ -64,9 +81,16 @@ async def fetch_audit(client: RedisClient, query: AuditQuery) -> AuditPage:
                 entries.append(entry)
                 if len(entries) == query.limit:
                     return AuditPage(entries=entries, before=before)
-        if len(page) < PAGE:
+        if len(page) < count:
             break
     return AuditPage(entries=entries, before=None)
+
+
+async def _read_page(client: RedisClient, command: Command) -> list[StoredEntry]:
+    (reply,) = await execute_commands(client, [command])
+    if reply is None:
+        raise RedisBackendError("the key of the audit has a value of another type")
+    return decode_page(reply)
 
 
 async def check_audit(
@@ -85,8 +109,7 @@ async def _check(client: RedisClient, on_entry: Callable[[str], None], progress:
     check = ChainCheck()
     last, done = "-", 0
     while True:
-        (reply,) = await execute_commands(client, [page_from_command(last)])
-        page = decode_page(reply or [])
+        page = await _read_page(client, page_from_command(last))
         if last != "-":
             # A page begins with the last entry of the one before it. Without that, entries between them may be gone.
             if not page or page[0].id != last:
