@@ -8,10 +8,10 @@ from typing import Final, Literal
 import msgspec
 import typer
 
-from router.commands.admin_access import UrlOption, router_url
+from router.commands.admin_access import KeyFileOption, UrlOption, admin_key, router_url
 from router.commands.console import ConfigOption, JsonOption, printable, write_json, write_table
 from router.settings import DEFAULT_PATH
-from router.shared.status.status_documents import Problem
+from router.shared.status.status_documents import Problem, StatusDocument
 
 State = Literal["healthy", "degraded", "unhealthy", "unreachable"]
 
@@ -56,15 +56,21 @@ class RouterStatus(msgspec.Struct, frozen=True):
     engines: dict[str, EngineHealth] = {}
 
 
-def status(config: ConfigOption = Path(DEFAULT_PATH), url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Show whether the router, its engines and Redis are well. Exit code: 0 well, 1 degraded, 2 down or no answer."""
-    found = asyncio.run(read_status(router_url(url, config)))
+def status(
+    config: ConfigOption = Path(DEFAULT_PATH), url: UrlOption = None, key_file: KeyFileOption = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Show whether the router, its engines and Redis are well. Exit code: 0 well, 1 degraded, 2 down or no answer.
+
+    It needs no admin key; with one, it also shows what is wrong with tenants and at other routers.
+    """
+    found = asyncio.run(read_status(router_url(url, config), admin_key(key_file, url, config)))
     write_json(found) if as_json else _write(found)
     raise typer.Exit(EXIT_CODES[found.status])
 
 
-async def read_status(url: str) -> RouterStatus:
-    """No key is needed. Whatever answers in another way than a router does is not reachable as one."""
+async def read_status(url: str, key: str | None = None) -> RouterStatus:
+    """`key`: an administrator's. Whatever answers in another way than a router does is not reachable as one."""
     import httpx  # here, since it would slow every command down
 
     from router.commands.admin_client import TIMEOUT
@@ -82,7 +88,25 @@ async def read_status(url: str) -> RouterStatus:
         return _unreachable(url, f"it does not answer ({type(error).__name__})")
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _unreachable(url, "it is not a router, or of another version")
-    return RouterStatus(url, health.status, problem_words(health), found, health.redis, health.engines)
+    problems = await _all_problems(url, key) if key is not None else None
+    if problems is None:
+        problems = problem_words(health)
+    return RouterStatus(url, health.status, problems, found, health.redis, health.engines)
+
+
+async def _all_problems(url: str, key: str) -> list[str] | None:
+    """Those of all routers, and of tenants; None if the router does not tell them."""
+    from router.commands.admin_client import AdminClient, RouterError  # as above
+
+    client = AdminClient(url, key, "status")
+    try:
+        document = await client.ask("/admin/status", StatusDocument)
+    except RouterError as error:
+        typer.echo(printable(f"without tenants: {error}"), err=True)
+        return None
+    finally:
+        await client.aclose()
+    return [problem.words for problem in document.problems]
 
 
 def problem_words(health: Health) -> list[str]:

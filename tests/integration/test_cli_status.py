@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
+from router.api.access.auth import hash_key
 from tests.support.cli_helpers import run_cli
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, router_config
 from tests.support.waiting import eventually
+
+ADMIN_KEY = "admin-key-of-a-test"
+ADMIN = f'[auth]\nadmin_keys = ["{hash_key(ADMIN_KEY.encode())}"]'
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -65,6 +69,27 @@ async def test_a_router_without_engines_has_exit_code_2(make_router: MakeRouter,
     assert re.search(r"  engine gone is down since [0-9:]{8} UTC: connection refused\n", result.stdout)
     assert result.code == 2
     assert result.stdout.startswith("unhealthy")
+
+
+async def test_with_a_key_a_tenant_that_is_limited_is_named(
+    make_router: MakeRouter, own_redis: RedisServer, engines: EngineSet, tmp_path: Path
+) -> None:
+    await own_redis.start()
+    limited = f'{ADMIN}\n[[tenant]]\nname = "default"\nrequests_per_minute = 1\n'
+    router = await make_router(router_config(own_redis.url, engines.as_config(), rest=limited))
+    for _ in range(40):
+        await router.chat("The sea?")
+    key = tmp_path / "key"
+    key.write_text(ADMIN_KEY)
+
+    async def named() -> Any:
+        result = await run_cli("status", "--url", router.url, "--key-file", key)
+        return result if "tenant default is being limited: 39 refused in 5 minutes" in result.stdout else None
+
+    assert (await eventually(named)).code == 0
+    key.write_text("another-key")
+    result = await run_cli("status", "--url", router.url, "--key-file", key)
+    assert (result.code, "tenant" in result.stdout, "without tenants: " in result.stderr) == (0, False, True)
 
 
 async def test_no_answer_and_another_server_have_exit_code_2(engines: EngineSet) -> None:

@@ -1,6 +1,7 @@
 """Engines that roundhouse did not start, and that are not vLLM."""
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,11 @@ async def test_an_engine_that_refuses_its_key_is_down_and_the_log_says_why(
         response = await router.chat("The sea?")
         assert response.status_code in (502, 503)
         assert "sk-" not in response.text
-        assert (await router.http.get("/healthz")).json()["engines"]["foreign"]["up"] is False
+        health = (await router.http.get("/healthz")).json()
+        assert health["engines"]["foreign"]["up"] is False
+        words = [problem["words"] for problem in health["problems"]]
+        assert words[0] == f"no engine of {health['engines']['foreign']['model']} is in service: only hits are served"
+        assert re.fullmatch(r"engine foreign refuses the router's key since \S+ UTC: status 401", words[1])
 
 
 async def test_a_message_that_repeats_the_key_reaches_the_client_without_it(

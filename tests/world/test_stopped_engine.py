@@ -1,6 +1,7 @@
 """An engine process that stops (SIGSTOP), at default settings. tests/simulation/silence.py has the other cases."""
 
 import asyncio
+import re
 
 from tests.simulation.clock import CLOCK
 from tests.support.router_server import router_config
@@ -32,6 +33,8 @@ async def test_requests_leave_an_engine_that_stops_within_seconds(world: World) 
     assert [(answer.status_code, bool(chat_text(answer))) for answer in answers] == [(200, True)] * 4
     metrics = await router.metrics()
     assert metrics['llm_retries_total{engine="a",reason="lost"}'] == 4
+    (problem,) = (await router.http.get("/healthz")).json()["problems"]
+    assert re.fullmatch(r"engine a is down since \S+ UTC: timeout at the engine; 4 requests moved", problem["words"])
 
 
 @scenario
