@@ -54,7 +54,8 @@ def minute_counts(ago: int, chance: random.Random) -> dict[str, int]:
     limited = chance.randint(2, 6) if slow else 0
     counts = {
         "requests": requests, "hits": hits, "misses": misses, "coalesced": coalesced, "stale": stale, "bypass": bypass,
-        "rejected": limited, traffic.rejected_name("requests_limit", "globex"): limited, "errors": chance.randint(1, 4) if slow else 0,
+        "rejected": limited, traffic.rejected_name("requests_limit", "globex"): limited,
+        "errors": chance.randint(1, 4) if slow else 0,
         "prompt_tokens": 310 * requests, "completion_tokens": 55 * misses, "saved_tokens": 55 * (hits + coalesced),
         "gpu_seconds_spent": 900 * misses, "gpu_seconds_saved": 870 * (hits + coalesced),
     }  # fmt: skip
