@@ -5,6 +5,7 @@ import getpass
 import json
 import logging
 import socket
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,7 +79,7 @@ async def test_each_change_of_the_admin_api_is_recorded_with_its_key_and_logged(
     with caplog.at_level(logging.INFO, "roundhouse.audit"):
         await post(guarded, "/admin/engines/llama-chat/drain")
         await post(guarded, "/admin/engines/llama-chat/resume")
-        key = await post(guarded, "/admin/keys", {"tenant": "acme", "name": "ci"})
+        key = await post(guarded, "/admin/keys", {"tenant": "acme", "name": "ci", "expires": "90d"})
         await guarded.http.delete(f"/admin/keys/{key['key_id']}", headers=ADMIN)
         await guarded.http.delete(f"/admin/cache/entries/{entry_key(1)}", headers=ADMIN)
         await post(guarded, "/admin/cache/purge", {"tenant": "acme", "document": CONTRACT})
@@ -92,7 +93,8 @@ async def test_each_change_of_the_admin_api_is_recorded_with_its_key_and_logged(
     assert {entry["actor"] for entry in entries} == {KEY}
     assert [entry["number"] for entry in entries] == list(range(1, 8))
     assert entries[0]["details"] == {"everywhere": True}
-    assert entries[2]["details"] == {"name": "ci", "tenant": "acme"}
+    end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(key["expires"]))
+    assert entries[2]["details"] == {"name": "ci", "tenant": "acme", "expires": end}
     assert entries[4]["details"] == {"entries": 1, "generations": 0}
     assert entries[6]["details"] == {"text_length": 11, "entries": 0, "generations": 0}
     lines = [record for record in caplog.records if record.name == "roundhouse.audit"]

@@ -4,6 +4,7 @@ No change has a secret, a prompt or an answer. A text that was searched for may 
 guessed, so of that only the length is kept.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -104,8 +105,8 @@ def configuration_reloaded(router: str, settings: Sequence[str]) -> Change:
 
 def key_created(key_id: str, name: str, tenant: str, expires: float | None) -> Change:
     """`expires`: in seconds since the epoch."""
-    details = {"name": name, "tenant": tenant, "expires": int(expires) if expires is not None else None}
-    return Change("key_created", key_id, details)
+    end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires)) if expires is not None else None
+    return Change("key_created", key_id, {"name": name, "tenant": tenant, "expires": end})
 
 
 def key_revoked(key_id: str, name: str, tenant: str) -> Change:
