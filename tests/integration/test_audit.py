@@ -154,7 +154,10 @@ async def test_the_command_lists_the_changes_and_checks_the_chain(
     rest = (await command(file, "audit", "--before", page["before"], "--json")).json()
     assert [entry["number"] for entry in (*page["entries"], *rest["entries"])] == [3, 2, 1]
     assert rest["before"] is None
-    assert (await command(file, "audit", "--action", "purge")).stdout == "no changes are recorded\n"
+    assert (await command(file, "audit", "--action", "purge")).stdout == "no purge is recorded\n"
+    mistaken = await run_cli("audit", "--action", "purged", "--config", file)
+    assert (mistaken.code, mistaken.stdout) == (2, "")
+    assert mistaken.stderr.startswith("roundhouse: --action: expected one of drain, resume, ")
     result = await command(file, "audit", "--verify", "--hash", entries[1]["hash"])
     assert result.stdout.splitlines() == [
         "3 entries: each follows from the one before it", f"newest hash: {entries[2]['hash']}",
@@ -214,7 +217,8 @@ async def test_an_entry_of_somebody_else_does_not_end_the_audit(
 
 
 @pytest.mark.parametrize(
-    "query", [{"limit": 0}, {"limit": 1001}, {"limit": "x"}, {"before": "+"}, {"before": "1" * 30}]
+    "query",
+    [{"limit": 0}, {"limit": 1001}, {"limit": "x"}, {"before": "+"}, {"before": "1" * 30}, {"action": "purged"}],
 )
 async def test_a_query_out_of_bounds_is_refused(guarded: RouterServer, query: dict[str, Any]) -> None:
     answer = await guarded.http.get("/admin/audit", params=query, headers=ADMIN)

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from router.api.admin.query import query_count
 from router.errors import bad_request
 from router.shared.audit.audit_log import Audit
-from router.shared.audit.changes import Change
+from router.shared.audit.changes import ACTIONS, Change
 from router.store.admin.audit import MAX_PAGE, AuditQuery, check_audit, fetch_audit, is_entry_id
 from router.store.admin.scan import RedisClient
 
@@ -41,6 +41,9 @@ class AuditAdmin:
         before, action = request.query_params.get("before"), request.query_params.get("action")
         if before is not None and not is_entry_id(before):
             raise bad_request("`before` must be the id of an entry.", param="before", code="invalid_query")
+        if action is not None and action not in ACTIONS:
+            message = f"`action` must be one of {', '.join(ACTIONS)}."
+            raise bad_request(message, param="action", code="invalid_query")
         limit = query_count(request, "limit", default=_DEFAULT_LIMIT, largest=MAX_PAGE)
         return await fetch_audit(self._redis, AuditQuery(limit=limit, before=before, action=action))
 

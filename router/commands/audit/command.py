@@ -45,10 +45,13 @@ def audit(
     if verify:
         _verify(settings, config, hashes or [], as_json=as_json)
         return
+    from router.shared.audit.changes import ACTIONS
     from router.store.admin.audit import AuditQuery, fetch_audit, is_entry_id
 
     if before is not None and not is_entry_id(before):
         fail("--before: expected the id of an entry, such as 1796000000000-0", EXIT_USAGE)
+    if action is not None and action not in ACTIONS:
+        fail(f"--action: expected one of {', '.join(ACTIONS)}", EXIT_USAGE)
     query = AuditQuery(limit=limit, before=before, action=action)
     page = with_redis(settings, config, lambda client: fetch_audit(client, query))
     if as_json:
@@ -58,7 +61,7 @@ def audit(
         if page.before is not None:
             typer.echo(f"more changes: --before {page.before}")
     else:
-        typer.echo("no changes are recorded")
+        typer.echo("no changes are recorded" if action is None else f"no {action} is recorded")
 
 
 def _cells(entry: "AuditEntry") -> tuple[str, ...]:

@@ -6,7 +6,7 @@ guessed, so of that only the length is kept.
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from msgspec.structs import replace
 
@@ -17,6 +17,8 @@ Action = Literal[
     "drain", "resume", "restart", "purge", "reload", "key_created", "key_revoked", "switch", "rollback",
     "adapter_loaded", "adapter_unloaded", "import",
 ]  # fmt: skip
+
+ACTIONS: Final[tuple[str, ...]] = get_args(Action)
 
 MAX_TEXT: Final = 200
 """Characters of a text; a longer one is cut."""
