@@ -74,8 +74,8 @@ class EngineRow {
     this.node = element(
       "tr",
       { "data-engine": engine.name, tabindex: "-1" },
-      element("th", { scope: "row" }, element("span", { class: "name" }, engine.name), this.#cells.detail),
-      cell("State", {}, element("div", {}, this.#cells.state, this.#cells.cause)),
+      element("th", { scope: "row" }, element("span", { class: "name" }, engine.name), this.#cells.cause, this.#cells.detail),
+      cell("State", {}, this.#cells.state),
       cell("Load", { class: "bar-cell" }, this.#load.node),
       text("running", "Running", true),
       text("waiting", "Waiting", true),
@@ -147,11 +147,12 @@ class EngineRow {
   }
 }
 
-/** "for 12m 5s: connection refused" */
-function causeText({ state, asleep, since, cause, now }) {
+/** "Down for 12m 5s: connection refused" */
+function causeText(engine) {
+  const { state, asleep, since, cause, now } = engine;
   if (asleep || (state !== "down" && state !== "refused")) return "";
-  const length = typeof since === "number" ? `for ${age(now - since)}` : "";
-  return [length, cause].filter(Boolean).join(": ");
+  const length = typeof since === "number" ? ` for ${age(now - since)}` : "";
+  return `${engineState(engine).text}${length}${cause ? `: ${cause}` : ""}`;
 }
 
 function loadText({ in_flight: inFlight, max_in_flight: most }) {
