@@ -26,7 +26,7 @@ class ServerTiming:
 
     def header_lines(self, exchange: Exchange, scope: Mapping[str, Any]) -> bytes:
         """To be called when the response starts: what comes later is not known."""
-        if exchange.generation is None or not (_is_local(scope) if self._enabled is None else self._enabled):
+        if exchange.generation is None or not (is_of_this_machine(scope) if self._enabled is None else self._enabled):
             return b""
         times = [
             name[:-3] + ";dur=" + milliseconds_text(value)  # without `_ms`
@@ -36,7 +36,8 @@ class ServerTiming:
         return b"server-timing: %b\r\n" % ", ".join(times).encode() if times else b""
 
 
-def _is_local(scope: Mapping[str, Any]) -> bool:
+def is_of_this_machine(scope: Mapping[str, Any]) -> bool:
+    """Whether the client of a request is, as far as can be told; a proxy of this machine that hides it cannot be told."""
     client = scope.get("client")
     if client is None or client[0] not in _LOOPBACK:
         return False
