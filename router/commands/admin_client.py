@@ -7,8 +7,10 @@ import msgspec
 
 from router.telemetry.log_output import one_line
 
-TIMEOUT: Final = 5.0
-"""Seconds for each response."""
+TIMEOUT: Final = 15.0
+"""Seconds for each response: a router waits up to 5 for a Redis that does not answer."""
+
+CONNECT_TIMEOUT: Final = 5.0
 
 MAX_RESPONSE: Final = 8 << 20
 """Bytes of a document; a longer one is an error."""
@@ -36,7 +38,9 @@ class AdminClient:
         self._what = what
         headers = {"authorization": f"Bearer {key}"} if key is not None else {}
         # Nothing of the environment: a proxy would get the key.
-        self._http = httpx.AsyncClient(timeout=TIMEOUT, trust_env=False, headers=headers)
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(TIMEOUT, connect=CONNECT_TIMEOUT), trust_env=False, headers=headers
+        )
 
     async def ask(self, path: str, kind: type[DocumentT], question: bytes | None = None) -> DocumentT:
         """GET without a `question`, else POST. Raises RouterError."""

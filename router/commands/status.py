@@ -73,11 +73,11 @@ async def read_status(url: str, key: str | None = None) -> RouterStatus:
     """`key`: an administrator's. Whatever answers in another way than a router does is not reachable as one."""
     import httpx  # here, since it would slow every command down
 
-    from router.commands.admin_client import TIMEOUT
+    from router.commands.admin_client import CONNECT_TIMEOUT
 
     try:
         # Nothing of the environment: a proxy would answer for a router that is down.
-        async with httpx.AsyncClient(timeout=TIMEOUT, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=CONNECT_TIMEOUT, trust_env=False) as http:
             answer = await http.get(f"{url}/healthz")
             version = await http.get(f"{url}/version")
         if answer.status_code not in (200, 503):

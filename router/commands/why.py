@@ -31,20 +31,29 @@ def why(
     as_json: JsonOption = False,
 ) -> None:
     """Show what happened to a request: what the cache said, how long it waited for what, and which engines failed."""
-    query = {"limit": "1", "words": "1", "id": request_id, "tenant": tenant}
-    if slow:
-        query["slow"] = "1"
+
+    def ask(**more: str) -> ExplainedRequestsDocument:
+        query = {"limit": "20", "words": "1", "id": request_id, "tenant": tenant, **more}
+        wanted = urlencode({name: value for name, value in query.items() if value is not None}, errors="replace")
+        return ask_router(
+            f"/admin/requests?{wanted}", ExplainedRequestsDocument, "list of the latest requests",
+            url=url, key_file=key_file, config=config,
+        )  # fmt: skip
+
     if failed or (request_id is None and not slow):
-        query["failed"] = "1"
-    path = f"/admin/requests?{urlencode({name: value for name, value in query.items() if value is not None})}"
-    found = ask_router(
-        path, ExplainedRequestsDocument, "list of the latest requests", url=url, key_file=key_file, config=config
-    )
+        # One failure must not be lost among thousands that were refused for what their clients sent.
+        found = ask(failed="1", refused="0")
+        found = found if found.requests else ask(failed="1")
+    else:
+        found = ask(**({"slow": "1"} if slow else {}))
     if not found.all_routers:
         print_err("Redis is down or takes no writes: only the requests of the process that answered are known.")
     if not found.requests:
-        fail(_nothing_found(request_id, slow=slow))
-    (row,) = found.requests
+        fail(_nothing_found(request_id, slow=slow, everywhere=found.all_routers))
+    row = found.requests[0]
+    if request_id is not None and len(found.requests) > 1:
+        tenants = sorted({each.tenant for each in found.requests})
+        print_err(f"{len(found.requests)} requests had this id, of {', '.join(tenants)}; this is the newest (--tenant)")
     if as_json:
         write_json(row if row.words else explain(row))
         return
@@ -64,7 +73,9 @@ def screen(row: ExplainedRow) -> Iterator[str]:
         yield f"  {name:<9} {text}"
 
 
-def _nothing_found(request_id: str | None, *, slow: bool) -> str:
+def _nothing_found(request_id: str | None, *, slow: bool, everywhere: bool) -> str:
+    if request_id is not None and not everywhere:
+        return f"the process that answered does not remember the request {request_id}; another one may"
     if request_id is not None:
         return f"no router remembers the request {request_id}; each process keeps its last 256, and its log has all"
     return f"no request that {'was slow' if slow else 'failed'} is remembered"

@@ -37,6 +37,9 @@ _FROM_STORE: Final = (CacheStatus.HIT, CacheStatus.STALE)
 _WITHOUT_GENERATION: Final = (*_FROM_STORE, CacheStatus.COALESCED)  # none of these caused a generation
 # The statuses of limits, budgets and queues; the other refusals are mistakes of the client.
 _NO_ROOM: Final = (429, 503)
+
+_WITHOUT_KEY: Final = frozenset(("keys_unknown", "auth_mode_unset"))
+"""Refusals, beside those of status 401, of requests whose tenant is not known."""
 # Seconds that counts may be missing from prometheus_client, and so from another worker's /metrics.
 _FLUSH_INTERVAL: Final = 0.25
 _MAX_SERIES: Final = 4096  # kinds of requests in the look-up table
@@ -139,12 +142,10 @@ class Telemetry:
         engine, task = response.engine or "none", response.task or "none"
         counters = [self._requests.labels(tenant, model, engine, task, _status_label(kind)).inc]
         if kind.outcome == "refused" and (cache is None or response.engine is None):
-            # Without a valid key, the tenant is not known.
-            counters.append(
-                self._rejected.labels(kind.error_reason or "none", "none" if response.status == 401 else tenant).inc
-            )
-            if response.status in _NO_ROOM:
-                reason = kind.error_reason or "none"
+            reason = kind.error_reason or "none"
+            is_known = response.status != 401 and reason not in _WITHOUT_KEY
+            counters.append(self._rejected.labels(reason, tenant if is_known else "none").inc)
+            if is_known and response.status in _NO_ROOM:
                 counters.append(partial(self._record_refused, tenant, kind.key_id, model, reason))
         if cache is not None:
             counters.append(self._cache.labels(tenant, model, cache.lower()).inc)

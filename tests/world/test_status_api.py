@@ -348,6 +348,17 @@ async def test_while_redis_is_down_the_status_shows_the_process_that_answers(wor
 
 
 @scenario
+async def test_refusals_and_failures_are_told_apart(world: World) -> None:
+    router = (await pair(world)).first
+    refused = (await router.chat("The sea?", model="unknown")).headers["x-request-id"]
+    rows = (await get(router, "requests", failed=1, refused=0))["requests"]
+    assert rows == []
+    (row,) = (await get(router, "requests", refused=1))["requests"]
+    assert (row["request_id"], row["status"]) == (refused, 404)
+    assert (await get(router, "requests", failed=1))["requests"] == [row]
+
+
+@scenario
 async def test_a_full_redis_does_not_hide_the_last_requests_of_the_process_that_answers(world: World) -> None:
     router = (await pair(world)).first
     world.redis.is_full = True

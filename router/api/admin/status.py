@@ -10,7 +10,7 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from router.api.admin.query import query_count, query_flag
-from router.errors import NOT_FOUND, ApiError
+from router.errors import NOT_FOUND, ApiError, bad_request, unavailable
 from router.net.redis.commands import Command
 from router.net.redis.errors import RedisBackendError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
@@ -229,7 +229,9 @@ class StatusAdmin:
         shown = RequestFilter(
             request_id=query.get("id"), tenant=query.get("tenant"), model=query.get("model"),
             key_id=query.get("key"),
-            failed=query_flag(request, "failed"), slow=query_flag(request, "slow"),
+            failed=query_flag(request, "failed"),
+            refused=query_flag(request, "refused") if "refused" in query else None,
+            slow=query_flag(request, "slow"),
             hits=query_flag(request, "hits", default="1"),
         )  # fmt: skip
         with_words = query_flag(request, "words")
@@ -241,8 +243,14 @@ class StatusAdmin:
 
     async def request_by_id(self, request: Request) -> RequestRow:
         """The parameter `id`. Raises ApiError: 404 if no router remembers the request."""
-        shown = RequestFilter(request_id=request.query_params.get("id", ""))
-        found = await self._reader.latest_requests(1, shown, complete=True)
+        request_id = request.query_params.get("id")
+        if not request_id:
+            raise bad_request("`id` must be the x-request-id of a request.", param="id", code="invalid_query")
+        found = await self._reader.latest_requests(1, RequestFilter(request_id=request_id), complete=True)
+        if not found.requests and not found.all_routers:
+            raise unavailable(
+                "Redis is down or takes no writes, and this process had no such request.", code="redis_down"
+            )
         if not found.requests:
             raise ApiError(404, "No router remembers this request.", kind=NOT_FOUND, param="id", code="no_such_request")
         return found.requests[0]

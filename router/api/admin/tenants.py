@@ -21,7 +21,7 @@ class TenantAdmin:
 
     async def show(self, request: Request) -> Any:
         """What tenants and their keys used in the last `days`."""
-        days = request.query_params.get("days", _DEFAULT_DAYS)
+        days = request.query_params.get("days") or _DEFAULT_DAYS
         return await fetch_tenants(self._redis, self._settings, days, self._read_budgets)
 
     async def _read_budgets(self, tenant: str) -> list[BudgetStatus]:

@@ -46,7 +46,7 @@ def explain(
     from router.flow.explain.explainer import ExplainRequest, SentExplanation
 
     if request_id is not None:
-        query = urlencode({"id": request_id})
+        query = urlencode({"id": request_id}, errors="replace")
         sent = ask_router(
             f"/admin/cache/explain?{query}", SentExplanation, "explanation", url=url, key_file=key_file, config=config
         )

@@ -42,7 +42,7 @@ class ProblemRow {
 
 function wordsNode(kind, subject) {
   if (kind === "engine") return element("a", { href: "#overview", click: (event) => showEngine(event, subject) });
-  if (kind === "tenant" && subject !== "none") return element("a", { href: requestsHash({ tenant: subject, show: "failed" }) });
+  if (kind === "tenant" && subject !== "none") return element("a", { href: requestsHash({ tenant: subject, show: "refused" }) });
   return element("span");
 }
 

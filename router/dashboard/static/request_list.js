@@ -16,8 +16,8 @@ const INTERVAL = 2000;
 const FILTERED_INTERVAL = 5000; // to filter, a router reads all requests that are remembered
 
 const NAMES = ["tenant", "model", "key"];
-const SHOWN = { misses: { hits: "0" }, slow: { slow: "1" }, failed: { failed: "1" } };
-const ADJECTIVES = { misses: "that is no hit", slow: "that was slow", failed: "that failed" };
+const SHOWN = { misses: { hits: "0" }, slow: { slow: "1" }, failed: { failed: "1", refused: "0" }, refused: { refused: "1" } };
+const ADJECTIVES = { misses: "that is no hit", slow: "that was slow", failed: "that failed", refused: "that was refused" };
 
 /** What the address asks for: the fields that are filled in. */
 export function requestFilter(params) {

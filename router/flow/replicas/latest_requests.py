@@ -38,7 +38,9 @@ class LatestRequests:
         self._failed: _Ring = deque(maxlen=MAX_KEPT)
         self._slow: _Ring = deque(maxlen=MAX_KEPT)
         self._count = self._taken = 0
-        self._offset = 0.0
+        # From which number on, and the offset to the time of day. A row that is made again must be the same text, also
+        # when the clock was set meanwhile.
+        self._offsets: deque[tuple[int, float]] = deque([(0, 0.0)], maxlen=8)
 
     def record(self, exchange: Exchange, ended_at: float, is_notable: bool) -> None:
         """`ended_at`: by time.perf_counter. `is_notable`: it failed or was slow."""
@@ -53,7 +55,7 @@ class LatestRequests:
         """All that are kept, the newest first; they count as not taken. `now`: as in `take`."""
         self._set_offset(now)
         ended = {each[0]: each for each in (*self._recent, *self._failed, *self._slow)}
-        return [self._row(ended[number], self._offset) for number in sorted(ended, reverse=True)]
+        return [self._row(ended[number]) for number in sorted(ended, reverse=True)]
 
     def take(self, now: float, *, everything: bool = False) -> tuple[list[RequestRow], list[RequestRow]]:
         """The requests that were not taken yet, and of these the ones that failed or were slow; the oldest first.
@@ -66,15 +68,17 @@ class LatestRequests:
         return self._rows(self._recent, after), self._rows(sorted([*self._failed, *self._slow], key=_number), after)
 
     def _set_offset(self, now: float) -> None:
-        # The same each time, so that a row that is made again is the same text.
-        if abs(now - self._clock() - self._offset) > _CLOCK_WAS_SET:
-            self._offset = now - self._clock()
+        offset = now - self._clock()
+        if abs(offset - self._offsets[-1][1]) > _CLOCK_WAS_SET:
+            is_first = self._offsets[-1][0] == 0 and self._offsets[-1][1] == 0.0
+            self._offsets.append((0 if is_first else self._taken + 1, offset))
 
     def _rows(self, ring: Iterable[_Ended], after: int) -> list[RequestRow]:
-        return [self._row(each, self._offset) for each in ring if each[0] > after]
+        return [self._row(each) for each in ring if each[0] > after]
 
-    def _row(self, ended: _Ended, offset: float) -> RequestRow:
-        _, ended_at, exchange, is_notable = ended
+    def _row(self, ended: _Ended) -> RequestRow:
+        number, ended_at, exchange, is_notable = ended
+        offset = next((offset for first, offset in reversed(self._offsets) if number >= first), self._offsets[0][1])
         first_token_at, generation = exchange.first_token_at, exchange.generation
         if generation is None:
             times = [("lookup_ms", 1000 * exchange.lookup_seconds)] if exchange.lookup_seconds else []

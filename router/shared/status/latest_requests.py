@@ -32,7 +32,8 @@ _decoder: Final = msgspec.json.Decoder(RequestRow)
 class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which requests are shown; None: all.
 
-    `failed`: those with an error. `slow`: slower than most of their model. `hits`: with those that the cache served.
+    `failed`: those with an error. `refused`: whether with a status from 400 to 499. `slow`: slower than most of their
+    model. `hits`: with those that the cache served.
     """
 
     request_id: str | None = None
@@ -40,6 +41,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     key_id: str | None = None
     failed: bool = False
+    refused: bool | None = None
     slow: bool = False
     hits: bool = True
 
@@ -50,6 +52,7 @@ class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
             and self.model in (None, row.model)
             and self.key_id in (None, row.key_id)
             and (not self.failed or row.has_failed)
+            and self.refused in (None, row.is_refused)
             and (not self.slow or (row.notable and not row.has_failed))
             and (self.hits or row.cache != CacheStatus.HIT)
         )

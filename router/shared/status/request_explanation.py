@@ -62,7 +62,15 @@ _SLOW_PART: Final[Mapping[str, str]] = {
     "lookup_ms": "Redis was slow: docs/runbooks.md, “Redis down”.",
     "first_token_ms": "The engine was slow to begin: docs/runbooks.md, “Time to first token high”.",
     "connect_ms": "New connections to the engine were slow: its machine or the network is busy.",
+    "generation": "The engine took that long to generate: compare its tokens per second with those of others.",
+    "other": "Ask for the request that the other process answered, with the same tenant and model.",
 }
+_LARGE: Final = 1 / 3
+"""Share of a request's time from which on a part explains it."""
+
+_WITHOUT_KEY: Final = {"keys_unknown", "auth_mode_unset"}
+"""Errors, beside those of status 401, of requests whose tenant is not known."""
+
 _MISS: Final = "Compare it with what is stored: `roundhouse cache explain --id {id}`, docs/debugging-a-miss.md."
 
 
@@ -76,6 +84,8 @@ def _lines(row: RequestRow) -> Iterator[ExplanationLine]:
     yield ExplanationLine(name="cache", text=_cache(row))
     for name, value in row.times.items():
         yield ExplanationLine(name="time", text=f"{value:,.2f} ms {_TIMES.get(name, name)}")
+    if other := _elsewhere(row):
+        yield ExplanationLine(name="time", text=f"{other:,.2f} ms for an equal request that another process had begun")
     for attempt in row.attempts:
         yield ExplanationLine(name="engines", text=_attempt(attempt))
     if advice := _advice(row):
@@ -83,6 +93,8 @@ def _lines(row: RequestRow) -> Iterator[ExplanationLine]:
 
 
 def _asked(row: RequestRow) -> str:
+    if row.status == 401 or row.error in _WITHOUT_KEY:
+        return f"{row.path or 'a request'} without a valid key"
     key = f" (key {row.key_id})" if row.key_id is not None else ""
     model = f", model {row.model}" if row.model is not None else ""
     task = f", {row.task}" if row.task is not None else ""
@@ -122,7 +134,27 @@ def _advice(row: RequestRow) -> str | None:
             return advice
     if failures := sum(attempt.result != "ok" for attempt in row.attempts):
         return f"{pluralize(failures, 'attempt')} failed: docs/runbooks.md, “Engine down”, and the engine's log."
-    parts = {name: value for name, value in row.times.items() if name in _SLOW_PART}
-    if row.notable and parts:
-        return _SLOW_PART[max(parts, key=lambda name: parts[name])]
+    if row.notable:
+        parts = _slow_parts(row)
+        largest = max(parts, key=lambda name: parts[name])
+        if parts[largest] >= _LARGE * row.ms:
+            return _SLOW_PART[largest]
     return _MISS.format(id=row.request_id) if row.cache == "MISS" else None
+
+
+def _slow_parts(row: RequestRow) -> Mapping[str, float]:
+    """The parts of a request's time, which do not overlap; in milliseconds."""
+    times = row.times
+    parts: dict[str, float] = {
+        name: times.get(name, 0.0) for name in ("lookup_ms", "wait_ms", "queue_ms", "connect_ms")
+    }
+    connecting = times.get("connect_ms", 0.0)
+    before = times.get("first_token_ms", connecting)  # at the engine: connecting is a part of it
+    parts["first_token_ms"] = before - connecting
+    parts["generation"] = times.get("engine_ms", before) - before
+    return parts | {"other": _elsewhere(row)}
+
+
+def _elsewhere(row: RequestRow) -> float:
+    """Milliseconds of a request that has waited for another process' generation, of which nothing is known here."""
+    return row.ms - sum(row.times.values()) if row.cache == "COALESCED" and not row.attempts else 0.0

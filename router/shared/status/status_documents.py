@@ -239,6 +239,11 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     def has_failed(self) -> bool:
         return self.status >= 400 or self.outcome == "failed"
 
+    @property
+    def is_refused(self) -> bool:
+        """For what the client sent, or as one too many: with a status below 500."""
+        return 400 <= self.status < 500 and self.outcome != "failed"
+
 
 class ExplanationLine(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be said about a part of a request: `asked`, `answered`, `cache`, `time`, `engines` or `next`."""

@@ -70,7 +70,8 @@ async def fetch_tenants(client: RedisClient, settings: Settings, days: str, read
     names = tenants(settings)
     budgets = await asyncio.gather(*[read_budgets(name) for name in names])
     keys = await list_keys(client, settings)
-    return merge_tenants(used, saved, keys, dict(zip(names, budgets, strict=True)))
+    # In a thread: a year of many keys takes seconds, in which this process could serve nobody.
+    return await asyncio.to_thread(merge_tenants, used, saved, keys, dict(zip(names, budgets, strict=True)))
 
 
 def merge_tenants(

@@ -1,5 +1,6 @@
 """The usage of tenants as administrators and tenants see it: rows by day, tenant, API key or model, and their total."""
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
@@ -108,6 +109,11 @@ async def fetch_usage(client: RedisClient, query: UsageQuery) -> Usage:
                     if query.key in (None, key_id):
                         values = {"day": day, "tenant": tenant, "key": key_id, "model": model}
                         _add(sums.setdefault(tuple(values[name] for name in dimensions), {}), amounts)
+                await asyncio.sleep(0)  # a day of many keys takes milliseconds
+    return await asyncio.to_thread(_to_usage, days, dimensions, sums)
+
+
+def _to_usage(days: Sequence[str], dimensions: Sequence[Dimension], sums: Mapping[tuple[str, ...], Any]) -> Usage:
     rows = [
         UsageRow(**_known(sums[values]) | dict(zip(dimensions, values, strict=True)))
         for values in _ordered(sums, dimensions)

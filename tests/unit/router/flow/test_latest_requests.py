@@ -85,3 +85,14 @@ def test_a_row_has_the_times_the_attempts_and_whose_generation_it_shared() -> No
     assert len(failed.message) == 160
     assert answered == AttemptRow(engine="e2", result="ok")
     assert row.shared_with == "leader"
+
+
+def test_a_row_stays_the_same_when_the_clock_is_set() -> None:
+    latest = requests()
+    latest.record(exchange("before"), 11.0, True)
+    (before,), _ = latest.take(NOW)
+    latest.record(exchange("after"), 12.0, False)
+    (after,), _ = latest.take(NOW + 3600)
+    assert (before.at, after.at) == (NOW - 39, NOW + 3600 - 38)
+    assert latest.take(NOW + 3600, everything=True)[0] == [before, after]
+    assert latest.kept(NOW + 3600) == [after, before]

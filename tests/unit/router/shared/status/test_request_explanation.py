@@ -65,7 +65,20 @@ def test_the_cache_is_in_words(fields: dict[str, Any], line: str) -> None:
         ({"status": 429, "error": "requests_limit", "cache": None}, "A limit of the tenant"),
         ({"status": 429, "error": "tokens_per_day_budget", "cache": None}, "A budget of the tenant"),
         ({"attempts": (AttemptRow(engine="e", result="reset", ms=1.0),)}, "1 attempt failed"),
-        ({"notable": True, "times": {"lookup_ms": 900.0}}, "Redis was slow"),
+        ({"notable": True, "ms": 1000.0, "times": {"lookup_ms": 900.0}}, "Redis was slow"),
+        (
+            {"notable": True, "ms": 60_000.0, "times": {"lookup_ms": 0.3, "engine_ms": 59_990.0}},
+            "The engine took that long to generate",
+        ),
+        (
+            {"notable": True, "ms": 60_000.0, "times": {"first_token_ms": 50_000.0, "engine_ms": 59_990.0}},
+            "The engine was slow to begin",
+        ),
+        (
+            {"notable": True, "cache": "COALESCED", "ms": 4000.0, "times": {"lookup_ms": 0.3}},
+            "Ask for the request that the other process answered",
+        ),
+        ({"notable": True, "ms": 4000.0, "times": {"lookup_ms": 0.3}}, "Compare it with what is stored"),
         ({}, "Compare it with what is stored: `roundhouse cache explain --id "),
     ],
 )
@@ -75,3 +88,15 @@ def test_the_next_step_follows_from_the_cause(fields: dict[str, Any], words: str
 
 def test_a_hit_needs_no_next_step() -> None:
     assert not [line for line in lines(cache="HIT", reason=None) if line.startswith("next")]
+
+
+def test_the_wait_for_another_process_is_told() -> None:
+    said = lines(cache="COALESCED", reason=None, ms=3847.0, times={"lookup_ms": 0.5}, attempts=())
+    assert "time 3,846.50 ms for an equal request that another process had begun" in said
+
+
+@pytest.mark.parametrize(
+    "fields", [{"status": 401, "error": "invalid_api_key"}, {"status": 503, "error": "keys_unknown"}]
+)
+def test_without_a_valid_key_no_tenant_is_named(fields: dict[str, Any]) -> None:
+    assert lines(**fields, path="/v1/chat/completions")[0] == "asked /v1/chat/completions without a valid key"
