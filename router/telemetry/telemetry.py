@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
@@ -142,11 +142,7 @@ class Telemetry:
         engine, task = response.engine or "none", response.task or "none"
         counters = [self._requests.labels(tenant, model, engine, task, _status_label(kind)).inc]
         if kind.outcome == "refused" and (cache is None or response.engine is None):
-            reason = kind.error_reason or "none"
-            is_known = response.status != 401 and reason not in _WITHOUT_KEY
-            counters.append(self._rejected.labels(reason, tenant if is_known else "none").inc)
-            if is_known and response.status in _NO_ROOM:
-                counters.append(partial(self._record_refused, tenant, kind.key_id, model, reason))
+            counters += self._refusal_counters(kind, model)
         if cache is not None:
             counters.append(self._cache.labels(tenant, model, cache.lower()).inc)
             if response.fallback_model is not None:
@@ -271,6 +267,15 @@ class Telemetry:
             record_generations=partial(self._savings.record_spent, tenant, model),
         )
         return series
+
+    def _refusal_counters(self, kind: RequestKind, model: str) -> list[Any]:
+        reason, status = kind.error_reason or "none", kind.response.status
+        if status == 401 or reason in _WITHOUT_KEY:  # the tenant is not known
+            return [self._rejected.labels(reason, "none").inc]
+        counters = [self._rejected.labels(reason, kind.tenant).inc]
+        if status in _NO_ROOM:
+            counters.append(partial(self._record_refused, kind.tenant, kind.key_id, model, reason))
+        return counters
 
     def record_write(self, result: str) -> None:
         series = self._write_counters.get(result)

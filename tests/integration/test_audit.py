@@ -299,3 +299,17 @@ async def is_up(router: RouterServer) -> bool:
 
 async def is_down(router: RouterServer) -> bool:
     return bool((await router.http.get("/healthz")).json()["redis"] == "down")
+
+
+@pytest.mark.parametrize("number", [10**15 - 1, 10**15 - 2, 10**15, 5])
+async def test_an_entry_of_somebody_else_fails_no_change(
+    guarded: RouterServer, redis_server: RedisServer, number: int
+) -> None:
+    await redis_server.command("XADD", AUDIT_KEY, "*", "number", number, "previous", "0" * 64, "hash", "0" * 64)
+    for change in ("drain", "resume", "drain", "resume"):
+        await post(guarded, f"/admin/engines/llama-chat/{change}")
+    assert [entry["action"] for entry in await listed(guarded)][-4:] == ["drain", "resume", "drain", "resume"]
+    await redis_server.command("DEL", AUDIT_KEY)
+    await post(guarded, "/admin/engines/llama-chat/drain")
+    await post(guarded, "/admin/engines/llama-chat/resume")
+    assert [entry["action"] for entry in await listed(guarded)] == ["drain", "resume"]

@@ -76,7 +76,7 @@ class Authenticator:
         self._configured = {digest: _TenantKey(digest, tenant, None) for digest, tenant in keys.items()}
         self._keys = self._configured
         self._waits_for_stored_keys = has_stored_keys
-        self._guarded = guarded
+        self._guarded = guarded = guarded and mode == "open"  # in other modes, nobody is let in unasked
         self._reported = False
         # Tenants without keys: perhaps theirs are in Redis.
         self._is_closed = guarded and has_stored_keys and any(name != DEFAULT_TENANT for name in self._tenants)

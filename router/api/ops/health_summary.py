@@ -51,9 +51,11 @@ class HealthSummary:
         any_open = any(each.breaker is BreakerState.OPEN for each in engines)
         redis, refuses_all = self._redis_writes.redis_state, self._refuses_all()
         all_drained = self._catalog.all_drained
+        problems = self._problems(engines, refuses_all)
+        is_any_critical = any(problem.severity == "critical" for problem in problems)
         if refuses_all is not None or (wanted and not any(engine.up for engine in wanted)):
             status = "unhealthy"
-        elif redis == "up" and not all_drained and all(engine.up for engine in wanted) and not any_open:
+        elif redis == "up" and not all_drained and all(engine.up for engine in wanted) and not is_any_critical:
             status = "healthy"
         else:
             status = "degraded"
@@ -64,7 +66,7 @@ class HealthSummary:
         summary = {
             "status": status,
             "reason": refuses_all or ("all engines are drained" if all_drained else None),
-            "problems": self._problems(engines, refuses_all),
+            "problems": problems,
             "circuit_breaker_open": any_open,
             "gpu_cache_usage_percent": round(100 * max(usages), 2) if usages else None,
             "last_check": dt.datetime.fromtimestamp(last_check, dt.UTC).isoformat() if last_check is not None else None,

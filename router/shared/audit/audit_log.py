@@ -87,19 +87,25 @@ class AuditLog:
                 line = AuditLine(actor, change, await self._append(fields), None)
         except RedisBackendError as error:
             line = AuditLine(actor, change, None, str(error) or type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - the change is made, and must not fail now, whatever Redis has
+            line = AuditLine(actor, change, None, type(error).__name__)
         self._write_line(line)
 
     async def _append(self, fields: Mapping[bytes, bytes]) -> Link:
         """Raises RedisBackendError."""
         for _ in range(_MAX_TRIES):
             linked = link(fields, self._newest.link)
-            own = Newest(linked[b"hash"], read_link(linked))
-            assert own.link is not None
+            own_link = read_link(linked)
+            if own_link is None:  # somebody has made an entry with the last possible number
+                linked = link(fields, None)
+                own_link = read_link(linked)
+                assert own_link is not None
+            own = Newest(linked[b"hash"], own_link)
             reply = await self._send(append_command(linked, self._newest, self._keep_seconds))
             appended = decode_appended(reply)
             if appended.is_done or appended.newest == own:
                 self._newest = own
-                return own.link
+                return own_link
             self._newest = appended.newest
         raise RedisBackendError("too many others write to it at the same time")
 

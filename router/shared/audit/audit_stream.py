@@ -134,7 +134,13 @@ def page_from_command(id_: str) -> Command:
 
 def decode_page(reply: Any) -> list[StoredEntry]:
     """Raises UnexpectedReplyError."""
-    return [StoredEntry(id_.decode("ascii"), hash_fields(fields)) for id_, fields in stream_records(reply)]
+    return [StoredEntry(id_.decode("ascii"), _fields_once(fields)) for id_, fields in stream_records(reply)]
+
+
+def _fields_once(words: Any) -> dict[bytes, bytes]:
+    """Empty, and so no entry, if a name is repeated: people would see the first, and the hash covers the last."""
+    fields = hash_fields(words)
+    return {} if isinstance(words, list) and len(words) != 2 * len(fields) else fields
 
 
 def decode_entries(stored: Sequence[StoredEntry]) -> list[AuditEntry]:

@@ -4,7 +4,7 @@ Nothing here asks anything: the facts are those that the router has for other re
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -24,6 +24,7 @@ _DAY: Final = 86_400
 _ORDER: Final[Mapping[Severity, int]] = {"critical": 0, "warning": 1, "info": 2}
 _LIMITS: Final = ("requests_limit", "tokens_limit", "concurrent_requests_limit")
 _NO_TENANT: Final = "none"
+_DEPLOYMENT: Final = ""
 
 
 class RedisFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,9 +64,14 @@ def _problems(facts: DeploymentFacts) -> Iterator[Problem]:
         yield Problem(severity="critical", kind="router", words=f"every request is refused: {facts.refuses_all}")
     yield from _model_problems(facts)
     yield from _redis_problems(facts.redis, facts.now)
+    serving = {engine.model for engine in facts.engines if in_service(engine)}
     for engine in facts.engines:
-        yield from _engine_problems(engine, facts)
+        yield from _engine_problems(engine, serving, facts.now)
     yield from _traffic_problems(facts.traffic)
+
+
+_OF_TENANT: Final = ("_limit", "_budget", "tenant_queue_full")
+"""Ends of reasons for which a tenant is refused, and not the deployment's state."""
 
 
 def in_service(engine: EngineRow) -> bool:
@@ -75,7 +81,7 @@ def in_service(engine: EngineRow) -> bool:
 
 def is_well(engine: EngineRow) -> bool:
     """Nothing is wrong with it, though it may be drained or asleep."""
-    return engine.asleep or (engine.state in ("up", "unknown") and engine.breaker != "open")
+    return engine.asleep or (engine.state in ("up", "unknown") and engine.breaker == "closed")
 
 
 def _since(at: float | None, now: float) -> str:
@@ -90,7 +96,9 @@ def _since(at: float | None, now: float) -> str:
 
 
 def _model_problems(facts: DeploymentFacts) -> Iterator[Problem]:
-    engines = {model.name: [e for e in facts.engines if e.model == model.name] for model in facts.models}
+    engines: dict[str, list[EngineRow]] = {model.name: [] for model in facts.models}
+    for engine in facts.engines:
+        engines.setdefault(engine.model, []).append(engine)
     serving = {name for name, each in engines.items() if any(map(in_service, each))}
     fallbacks = {model.name: model.fallback for model in facts.models}
     for model in facts.models:
@@ -121,16 +129,19 @@ def _serving_fallback(model: str, fallbacks: Mapping[str, str | None], serving: 
     return None
 
 
-def _engine_problems(engine: EngineRow, facts: DeploymentFacts) -> Iterator[Problem]:
-    since = _since(engine.since, facts.now)
+def _engine_problems(engine: EngineRow, serving: Collection[str], now: float) -> Iterator[Problem]:
+    """`serving`: the models of which an engine is in service."""
+    since = _since(engine.since, now)
     if engine.asleep:  # meant to be down, see router.flow.attempts.waking
         return
     if engine.state == "refused":
         words = f"engine {engine.name} refuses the router's key{since}{_after_colon(engine.cause)}"
     elif engine.state == "down":
-        words = f"engine {engine.name} is down{since}{_after_colon(engine.cause)}{_failures(engine, facts.engines)}"
+        words = f"engine {engine.name} is down{since}{_after_colon(engine.cause)}{_failures(engine, serving)}"
     elif engine.breaker == "open":
         words, since = f"engine {engine.name} gets no requests: its breaker is open, after failures", ""
+    elif engine.breaker == "half-open":
+        words, since = f"engine {engine.name} gets one request to try it: its breaker was open, after failures", ""
     elif engine.drained:
         words = f"engine {engine.name} is drained"
         yield Problem(severity="info", kind="engine", subject=engine.name, words=words)
@@ -148,11 +159,10 @@ def _after_colon(cause: str) -> str:
     return f": {cause}" if cause else ""
 
 
-def _failures(engine: EngineRow, engines: Iterable[EngineRow]) -> str:
+def _failures(engine: EngineRow, serving: Collection[str]) -> str:
     if not engine.failures:
         return ""
-    has_other = any(other.model == engine.model and in_service(other) for other in engines)
-    return f"; {pluralize(engine.failures, 'request')} {'moved' if has_other else 'failed'}"
+    return f"; {pluralize(engine.failures, 'request')} {'moved' if engine.model in serving else 'failed'}"
 
 
 # -- Redis ------------------------------------------------------------------------------------------------------------
@@ -173,26 +183,38 @@ def _redis_problems(redis: RedisFacts, now: float) -> Iterator[Problem]:
 
 
 def _traffic_problems(traffic: RecentTraffic) -> Iterator[Problem]:
-    if traffic.errors >= MIN_REFUSED and traffic.errors > _MIN_ERROR_SHARE * traffic.requests:
-        failed = f"{traffic.errors:,} of {pluralize(traffic.requests, 'request')} failed in {WINDOW} minutes"
+    # Of a flood that is refused, the requests of the others must not look few.
+    taken = max(traffic.errors, traffic.requests - sum(row.count for row in traffic.refused))
+    if traffic.errors >= MIN_REFUSED and traffic.errors > _MIN_ERROR_SHARE * taken:
+        failed = f"{traffic.errors:,} of {pluralize(taken, 'request')} failed in {WINDOW} minutes"
         yield Problem(severity="critical", kind="router", words=failed)
     by_tenant: dict[str, list[RefusedRow]] = {}
     for row in traffic.refused:
-        by_tenant.setdefault(row.tenant, []).append(row)
+        is_of_deployment = row.tenant != _NO_TENANT and not row.reason.endswith(_OF_TENANT)
+        by_tenant.setdefault(_DEPLOYMENT if is_of_deployment else row.tenant, []).append(row)
     totals = {tenant: sum(row.count for row in rows) for tenant, rows in by_tenant.items()}
     for tenant in sorted(totals, key=lambda name: -totals[name]):
         if totals[tenant] > MIN_REFUSED:
             words = _refused_words(tenant, totals[tenant], by_tenant[tenant])
+            if tenant == _DEPLOYMENT:
+                yield Problem(severity="warning", kind="router", words=words)
+                continue
             yield Problem(severity="warning", kind="tenant", subject=tenant, words=words)
 
 
 def _refused_words(tenant: str, total: int, rows: Sequence[RefusedRow]) -> str:
     most = max(rows, key=lambda row: row.count).reason
     count = f"{total:,} refused in {WINDOW} minutes"
+    if tenant == _DEPLOYMENT:
+        sums: dict[str, int] = {}
+        for row in rows:
+            sums[row.tenant] = sums.get(row.tenant, 0) + row.count
+        of = max(sums, key=lambda name: sums[name])
+        return f"{pluralize(total, 'request')} refused in {WINDOW} minutes, most with {most}, most of tenant {of}"
     if tenant == _NO_TENANT:
         return f"{count} without a tenant, most with {most}"
     if most in _LIMITS:
         return f"tenant {tenant} is being limited: {count}, most by {most}"
     if most.endswith("_budget"):
         return f"tenant {tenant} has used up its budget: {count}, most by {most}"
-    return f"requests of tenant {tenant} are refused: {count}, most with {most}"
+    return f"tenant {tenant} has its share of a full queue: {count}"

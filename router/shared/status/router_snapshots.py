@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from router.core.cache.redis_keys import SNAPSHOTS_KEY, WATCHED_KEY
 from router.net.redis.commands import Command
 from router.net.redis.replies import hash_fields
-from router.shared.status.status_documents import EngineRow, ModelRow, RouterRow
+from router.shared.status.status_documents import BreakerStateName, EngineRow, EngineState, ModelRow, RouterRow
 
 LIFETIME: Final = 15
 """Seconds for which a snapshot, or a viewer's mark, counts."""
@@ -105,7 +105,9 @@ def router_rows(snapshots: Iterable[RouterSnapshot], now: float) -> tuple[Router
 
 
 def merge_engines(snapshots: Iterable[RouterSnapshot]) -> tuple[EngineRow, ...]:
-    """Each engine as the first of these processes sees it that has it, with the loads of all added up.
+    """Each engine as the process sees it for which it is worst, with the loads of all added up.
+
+    Of processes that see it alike, the first counts. One that cannot reach an engine must not be hidden by the others.
 
     The workers of a router have one limit together, so it counts once.
     """
@@ -120,9 +122,22 @@ def merge_engines(snapshots: Iterable[RouterSnapshot]) -> tuple[EngineRow, ...]:
             if known is None:
                 rows[engine.name] = EngineRow(**asdict(engine))
             else:
-                rows[engine.name] = _with_load_of(known, engine, adds_limit=limit_of not in counted)
+                row = _with_load_of(known, engine, adds_limit=limit_of not in counted)
+                rows[engine.name] = row if _badness(engine) <= _badness(known) else _as_seen_by(engine, row)
             counted.add(limit_of)
     return tuple(rows.values())
+
+
+_STATES: Final[Mapping[EngineState, int]] = {"up": 0, "unknown": 0, "down": 1, "refused": 2}
+_BREAKERS: Final[Mapping[BreakerStateName, int]] = {"closed": 0, "half-open": 1, "open": 2}
+
+
+def _badness(engine: EngineRow) -> tuple[int, int]:
+    return _STATES[engine.state], _BREAKERS[engine.breaker]
+
+
+def _as_seen_by(engine: EngineRow, row: EngineRow) -> EngineRow:
+    return replace(row, state=engine.state, breaker=engine.breaker, since=engine.since, cause=engine.cause)
 
 
 def _with_load_of(row: EngineRow, other: EngineRow, *, adds_limit: bool) -> EngineRow:

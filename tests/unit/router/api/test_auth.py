@@ -281,6 +281,14 @@ def test_a_router_without_a_mode_is_not_open_if_redis_has_keys(ended: dict[str, 
     assert status(open_, b"any") == (200, None)
 
 
+def test_a_router_without_a_mode_that_asks_for_keys_goes_on_when_redis_has_some() -> None:
+    authenticator = stored_authenticator(Clock(), "keys", guarded=True)
+    assert authenticator.refuses_all is None
+    authenticator.set_stored_keys([record(b"ci-key")])
+    assert authenticator.refuses_all is None
+    assert [status(authenticator, key) for key in (b"acme-key", b"ci-key")] == [(200, None), (200, None)]
+
+
 def refusal(authenticator: Authenticator) -> str | None:
     return authenticator.refuses_all
 

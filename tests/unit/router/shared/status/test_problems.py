@@ -78,12 +78,14 @@ def words(**fields: Any) -> list[str]:
         ({"traffic": refused("beta", "tokens_per_day_budget", 26)},
          ["tenant beta has used up its budget: 26 refused in 5 minutes, most by tokens_per_day_budget"]),
         ({"traffic": refused("beta", "queue_full", 26)},
-         ["requests of tenant beta are refused: 26 refused in 5 minutes, most with queue_full"]),
+         ["26 requests refused in 5 minutes, most with queue_full, most of tenant beta"]),
         ({"traffic": refused("none", "invalid_api_key", 26)},
          ["26 refused in 5 minutes without a tenant, most with invalid_api_key"]),
         ({"traffic": refused("beta", "requests_limit", MIN_REFUSED)}, []),
         ({"traffic": RecentTraffic(requests=400, errors=25)}, ["25 of 400 requests failed in 5 minutes"]),
         ({"traffic": RecentTraffic(requests=40_000, errors=2_000)}, []),
+        ({"traffic": refused("beta", "tenant_queue_full", 26)},
+         ["tenant beta has its share of a full queue: 26 refused in 5 minutes"]),
     ],
 )  # fmt: skip
 def test_a_problem_is_a_sentence(facts: dict[str, Any], expected: list[str]) -> None:
@@ -108,7 +110,7 @@ def test_the_refusals_of_a_tenant_are_one_problem_with_the_most_frequent_reason(
         RefusedRow(reason="queue_full", tenant="b", count=40),
     ]
     assert words(traffic=RecentTraffic(requests=5000, refused=rows)) == [
-        "requests of tenant b are refused: 40 refused in 5 minutes, most with queue_full",
+        "40 requests refused in 5 minutes, most with queue_full, most of tenant b",
         "tenant a is being limited: 30 refused in 5 minutes, most by requests_limit",
     ]
 
@@ -117,3 +119,16 @@ def test_an_engine_is_well_unless_it_is_missed() -> None:
     well = [UP, engine("a", state="unknown"), replace(DOWN, asleep=True), engine("b", drained=True)]
     assert all(map(is_well, well))
     assert not any(map(is_well, [DOWN, engine("a", state="refused"), engine("b", breaker="open")]))
+
+
+def test_a_flood_that_is_refused_does_not_hide_what_fails() -> None:
+    flood = (RefusedRow(reason="requests_limit", tenant="beta", count=1500),)
+    assert words(traffic=RecentTraffic(requests=1560, errors=60, refused=flood))[0] == (
+        "60 of 60 requests failed in 5 minutes"
+    )
+
+
+def test_an_engine_whose_breaker_lets_one_request_try_it_is_not_well() -> None:
+    (problem,) = find_problems(DeploymentFacts(now=NOW, models=MODELS, engines=[engine("e1", breaker="half-open")]))
+    assert problem.severity == "critical"
+    assert problem.words == "engine e1 gets one request to try it: its breaker was open, after failures"

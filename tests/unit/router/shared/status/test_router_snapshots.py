@@ -88,7 +88,8 @@ def test_engines_of_several_routers_are_merged() -> None:
     own = snapshot("a", engine("e", state="up", in_flight=1, max_in_flight=4), engine("f", max_in_flight=4))
     other = snapshot("b", engine("e", state="down", in_flight=2, max_in_flight=4), engine("f"), engine("g"))
     first, second, third = merge_engines([own, other])
-    assert (first.name, first.state, first.in_flight, first.max_in_flight) == ("e", "up", 3, 8)
+    # A process that cannot reach an engine is not hidden by those that can.
+    assert (first.name, first.state, first.in_flight, first.max_in_flight) == ("e", "down", 3, 8)
     assert (second.name, second.max_in_flight) == ("f", None)
     assert third.name == "g"
 
