@@ -29,6 +29,7 @@ from tests.support.waiting import eventually
 
 TENANTS: Final = ("acme", "globex", "initech")
 CONFIG: Final = ADMIN + '\nmode = "header"\n' + "".join(f'\n[[tenant]]\nname = "{name}"\n' for name in TENANTS)
+CONFIG_OF_FLOOD: Final = '\n[[tenant]]\nname = "umbrella"\nrequests_per_minute = 60\n'
 DESKTOP: Final = {"viewport": {"width": 1280, "height": 1000}, "reduced_motion": "reduce"}
 PHONE: Final = {"viewport": {"width": 375, "height": 812}, "device_scale_factor": 2, "is_mobile": True}
 TASKS: Final = (
@@ -96,6 +97,13 @@ async def send_for_ever(http: httpx.AsyncClient, source: Iterator[tuple[str, dic
             await asyncio.sleep(0.1)
 
 
+async def send_flood(url: str) -> None:
+    async with http_client(url) as http:
+        _, body = next(requests(random.Random(3)))
+        for _ in range(400):
+            await http.post("/v1/chat/completions", json=body, headers={"x-tenant-id": "umbrella"}, timeout=60)
+
+
 @asynccontextmanager
 async def load(url: str) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
@@ -112,7 +120,7 @@ async def load(url: str) -> AsyncIterator[None]:
 
 
 def configuration(redis_url: str, engines: EngineSet) -> str:
-    text = router_config(redis_url, engines.as_config(), router="workers = 2", rest=CONFIG)
+    text = router_config(redis_url, engines.as_config(), router="workers = 2", rest=CONFIG + CONFIG_OF_FLOOD)
     for name, draft in DRAFTS.items():
         launch = f'[engine.launch]\ntarget = "{LLAMA}"\ndraft = "{draft}"\nnum_speculative_tokens = 4\n'
         before, heading, after = text.partition(f'[[engine]]\nname = "{name}"')
@@ -183,6 +191,13 @@ async def take_pictures(out: Path) -> None:
                 await engines.mistral.kill()
                 await page.locator("[data-engine=mistral] [data-tone=bad]").first.wait_for()
                 await page.screenshot(path=out / "dashboard-engine-down.png")
+                await send_flood(router.url)
+                await page.locator("#problems").get_by_text("tenant umbrella is being limited").wait_for()
+                await page.screenshot(path=out / "dashboard-flood.png")
+                await redis.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
+                await redis.command("CONFIG", "SET", "maxmemory", "1")
+                await page.locator("#problems").get_by_text("Redis is full").wait_for()
+                await page.screenshot(path=out / "dashboard-redis-full.png")
 
 
 async def take_views(page: Page, url: str, out: Path) -> None:
