@@ -176,7 +176,8 @@ async def test_that_there_was_no_request_is_said_only_where_it_is_known(
         ({"show": "misses"}, "limit=200&hits=0", "request that is no hit"),
         ({"tenant": "a&b", "show": "slow"}, "limit=200&tenant=a%26b&slow=1", "request of tenant a&b that was slow"),
         ({"key": "k1"}, "limit=200&key=k1", "request with key k1"),
-        ({"model": "m", "show": "failed"}, "limit=200&model=m&failed=1", "request at model m that failed"),
+        ({"model": "m", "show": "failed"}, "limit=200&model=m&failed=1&refused=0", "request at model m that failed"),
+        ({"show": "refused"}, "limit=200&refused=1", "request that was refused"),
     ],
 )
 async def test_the_routers_filter_the_requests(page: Page, filters: dict[str, str], query: str, text: str) -> None:

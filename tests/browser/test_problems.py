@@ -56,7 +56,7 @@ async def test_a_tenant_that_is_limited_is_named_in_the_banner_and_in_the_chart(
         await expect(figures.filter(has_text="Rejected")).to_contain_text("39")
         await expect(figures.filter(has_text="last hour")).to_have_count(7)
         await link.click()
-        await expect(page).to_have_url(f"{router.url}/dashboard#requests?tenant=default&show=failed")
+        await expect(page).to_have_url(f"{router.url}/dashboard#requests?tenant=default&show=refused")
 
 
 async def test_the_focus_stays_at_a_button_whose_row_moves(
