@@ -81,7 +81,7 @@ def in_service(engine: EngineRow) -> bool:
 
 def is_well(engine: EngineRow) -> bool:
     """Nothing is wrong with it, though it may be drained or asleep."""
-    return engine.asleep or (engine.state in ("up", "unknown") and engine.breaker == "closed")
+    return engine.asleep or (engine.state in ("up", "unknown") and engine.breaker != "open")
 
 
 def _since(at: float | None, now: float) -> str:
@@ -141,7 +141,10 @@ def _engine_problems(engine: EngineRow, serving: Collection[str], now: float) ->
     elif engine.breaker == "open":
         words, since = f"engine {engine.name} gets no requests: its breaker is open, after failures", ""
     elif engine.breaker == "half-open":
-        words, since = f"engine {engine.name} gets one request to try it: its breaker was open, after failures", ""
+        # No more than a warning: without a request, it stays so though the engine may be well.
+        words = f"engine {engine.name} gets one request to try it: its breaker was open, after failures"
+        yield Problem(severity="warning", kind="engine", subject=engine.name, words=words)
+        return
     elif engine.drained:
         words = f"engine {engine.name} is drained"
         yield Problem(severity="info", kind="engine", subject=engine.name, words=words)
