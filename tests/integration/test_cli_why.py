@@ -48,6 +48,14 @@ async def test_a_missed_and_a_failed_request_are_explained_after_they_are_over(
         assert unknown.code == 1
         assert "no router remembers the request no-such-request" in unknown.stderr
         assert "sea" not in found.stdout + failure.stdout
+        undecodable = await run_cli("why", "\udcff", "--url", router.url)  # an argument that is not UTF-8
+        assert (undecodable.code, "no router remembers" in undecodable.stderr) == (1, True)
+        # A client may send any id, and one that it has sent before.
+        for tenant in ("first", "second"):
+            body = {"model": "llama", "messages": [{"role": "user", "content": tenant}]}
+            await router.http.post("/v1/chat/completions", json=body, headers={"x-request-id": "twice"})
+        twice = await run_cli("why", "twice", "--url", router.url)
+        assert "2 requests had this id, of default; this is the newest" in twice.stderr
 
 
 async def test_the_cache_explains_a_request_that_was_sent_by_its_id(

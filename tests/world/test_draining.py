@@ -113,7 +113,9 @@ async def test_a_model_whose_engines_are_all_drained_is_not_ready_and_is_named(w
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_engine")
     assert "drained" in answer.json()["error"]["message"]
     assert (await router.chat("The sea?", model="mistral")).status_code == 200
-    assert (await router.http.get("/healthz")).json()["reason"] is None
+    health = (await router.http.get("/healthz")).json()
+    assert (health["status"], health["reason"]) == ("degraded", None)
+    assert health["problems"][0]["words"] == "every engine of llama is drained: only hits are served"
     await post(router, "mistral", "drain")
     health = (await router.http.get("/healthz")).json()
     assert (health["status"], health["reason"]) == ("degraded", "all engines are drained")

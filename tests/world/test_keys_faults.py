@@ -71,6 +71,7 @@ async def test_a_router_that_starts_without_redis_knows_the_configured_keys_and_
     assert (answer.status_code, answer.json()["error"]["code"], "retry-after" in answer.headers) == (
         503, "keys_unknown", True,
     )  # fmt: skip
+    assert (await router.metrics())['llm_requests_rejected_total{reason="keys_unknown",tenant="none"}'] == 1
     world.redis.start()  # empty; the first router writes the records again
     await becomes(200, made["key"], router)
     assert await statuses("rh-unknown", router) == [401]

@@ -398,6 +398,9 @@ async def test_while_redis_is_down_the_last_requests_are_those_of_the_process_th
     world.redis.stop()
     sent.append(await first.chat("The sun?"))
     expected = [sent[index].headers["x-request-id"] for index in (4, 1, 0)]
+    unknown = await first.http.get("/admin/cache/explain", params={"id": "unknown"}, headers=ADMIN)
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (503, "redis_down"), "another router may know it"
+    assert (await first.http.get("/admin/cache/explain", headers=ADMIN)).status_code == 400
     for query in ({"limit": 10}, {"limit": 10, "model": "llama"}):
         shown = await get(first, "requests", **query)
         assert ([row["request_id"] for row in shown["requests"]], shown["all_routers"]) == (expected, False)
