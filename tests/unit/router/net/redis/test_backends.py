@@ -207,7 +207,7 @@ async def test_after_a_failover_of_sentinel_the_new_master_is_found(start_own: S
         assert clock() - decided < 2, "about a second after Sentinel's decision"
         assert backend.topology != servers
     assert traffic.mismatches == []
-    assert traffic.slowest < 1, "nothing is tried again for seconds"
+    assert traffic.slowest < 2, "nothing has waited for the timeout"
 
 
 async def _replaced(group: SentinelGroup, old: Any) -> bool:
@@ -246,7 +246,7 @@ async def test_after_a_failover_in_a_cluster_the_new_primary_is_found(start_own:
         assert backend.topology != servers
         assert len(await backend.servers()) == 3
     assert traffic.mismatches == []
-    assert traffic.slowest < 1, "nothing is tried again for seconds"
+    assert traffic.slowest < 2, "nothing has waited for the timeout"
 
 
 async def test_a_frozen_primary_costs_one_timeout_and_the_other_keys_are_served(start_own: StartDeployment) -> None:
