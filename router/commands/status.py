@@ -95,7 +95,7 @@ async def read_status(url: str, key: str | None = None) -> RouterStatus:
 
 
 async def _all_problems(url: str, key: str) -> list[str] | None:
-    """Those of all routers, and of tenants; None if the router does not tell them."""
+    """The problems of all routers and of tenants; None if the router does not send them."""
     from router.commands.admin_client import AdminClient, RouterError  # as above
 
     client = AdminClient(url, key, "status")

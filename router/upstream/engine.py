@@ -329,7 +329,7 @@ class Engine:
             self.failures = 0
         elif self.access.refused is not None:
             self.cause = f"status {self.access.refused}"
-        elif cause:  # the latest: a check tells more than the request that found it down
+        elif cause:  # the latest one: a check says more than the request that failed before it
             self.cause = cause[:MAX_CAUSE]
 
     def note_failure(self, now: float) -> None:

@@ -22,13 +22,17 @@ async def asked(router: RouterServer, prompt: str) -> str:
     return answer.headers["x-request-id"]
 
 
+async def start(make_router: MakeRouter, redis_server: RedisServer, engine: SimulatedEngine) -> RouterServer:
+    auth = f'[auth]\nadmin_keys = ["{hash_key(ADMIN_KEY.encode())}"]\n'
+    return await make_router(router_config(redis_server.url, {"e1": ("llama", "any", engine.url)}, rest=auth))
+
+
 async def test_a_missed_and_a_failed_request_are_explained_after_they_are_over(
     make_router: MakeRouter, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, ADMIN_KEY)
     async with SimulatedEngine(model="meta-llama/Llama-Simulated") as engine:
-        auth = f'[auth]\nadmin_keys = ["{hash_key(ADMIN_KEY.encode())}"]\n'
-        router = await make_router(router_config(redis_server.url, {"e1": ("llama", "any", engine.url)}, rest=auth))
+        router = await start(make_router, redis_server, engine)
         missed = await asked(router, "Why is the sea salty?")
         await engine.set_faults({"fault": "status", "code": 500})
         failed = await asked(router, "Why is the sky blue?")
@@ -63,8 +67,7 @@ async def test_the_cache_explains_a_request_that_was_sent_by_its_id(
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, ADMIN_KEY)
     async with SimulatedEngine(model="meta-llama/Llama-Simulated") as engine:
-        auth = f'[auth]\nadmin_keys = ["{hash_key(ADMIN_KEY.encode())}"]\n'
-        router = await make_router(router_config(redis_server.url, {"e1": ("llama", "any", engine.url)}, rest=auth))
+        router = await start(make_router, redis_server, engine)
         await asked(router, "Why is the sea salty?")
         other = await router.chat("Why is the sea salty?", temperature=1)
 

@@ -252,7 +252,7 @@ async def test_an_administrator_sees_each_tenant_with_its_keys_budgets_and_what_
         found = (await router.http.get("/admin/tenants?days=2", headers=ADMIN)).json()
         return found if found["tenants"][0]["refused"] else None
 
-    found = await eventually(counted, timeout=15)
+    found = await eventually(counted)
     acme, beta = found["tenants"]
     assert (acme["tenant"], acme["requests"], acme["refused_by"]) == ("acme", 12, {"requests_limit": 1})
     (budget,) = acme["budgets"]

@@ -37,7 +37,7 @@ class ServerTiming:
 
 
 def is_of_this_machine(scope: Mapping[str, Any]) -> bool:
-    """Whether the client of a request is, as far as can be told: some proxies add no header."""
+    """Whether the client runs on the router's machine. A proxy that adds no header is not recognised."""
     client = scope.get("client")
     if client is None or client[0] not in _LOOPBACK:
         return False

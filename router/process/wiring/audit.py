@@ -24,7 +24,7 @@ def build_audit(settings: Settings, router: str, redis: RedisLink, count_lost: C
     send_by_client = audit_sender(redis.admin_client)
 
     async def send(command: Command) -> Any:
-        if not redis.pipeline.up:  # whoever changes something does not have to wait for the admin client's timeout
+        if not redis.pipeline.up:  # a change does not wait for the admin client's timeout
             raise RedisBackendError("Redis is down")
         return await send_by_client(command)
 

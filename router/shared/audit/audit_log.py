@@ -75,7 +75,7 @@ class AuditLog:
         self._router = router
         self._keep_seconds = keep_seconds
         self._clock = clock
-        self._newest = Newest()  # as far as this process knows; Redis tells if it is another one
+        self._newest = Newest()  # as this process last saw it; Redis replies with the newest if it differs
         # Tries of one process at once would only make each other fail.
         self._lock = asyncio.Lock()
 

@@ -27,7 +27,7 @@ TrafficCounts = Mapping[str, int]
 """Counts by name; a missing one is 0."""
 
 MAX_REFUSED: Final = 50
-"""Pairs of reason and tenant of rejected requests that are told apart, the most frequent ones."""
+"""Pairs of reason and tenant for which rejected requests are counted, the most frequent ones."""
 
 REJECTED_PREFIX: Final = "rejected/"
 """With what the name of such a pair begins."""
