@@ -19,7 +19,7 @@ from router.process.wiring.probe import build_probe
 from router.process.wiring.redis_link import redis_identity
 from router.process.wiring.redis_services import RedisServices
 from router.process.wiring.request_resolver import build_request_resolver
-from router.process.wiring.shared_records import build_authenticator
+from router.process.wiring.shared_records import build_admin_authenticator, build_authenticator
 from router.process.wiring.status import build_status
 from router.settings import Settings
 from router.shared.prompts.sibling_link import NO_SIBLINGS, SiblingLink
@@ -93,7 +93,10 @@ def _build_parts(
         is_draining=lambda: process_state.draining,
     )
     status = build_status(settings, process_state, redis, engines, auth)
-    admin_routes = build_admin_routes(settings, process_state, services, engines, resolver, rules, status)
+    admin_authenticator = build_admin_authenticator(settings, services.records)
+    admin_routes = build_admin_routes(
+        settings, process_state, services, engines, resolver, rules, status, admin_authenticator
+    )
     # Late: if something above raises, nothing holds a tracer.
     record_dropped, former = process_state.telemetry.record_dropped_spans, old.tracer if old is not None else None
     tracer = open_tracer(settings, record_dropped, process_state.open_exporter, former)
@@ -104,8 +107,8 @@ def _build_parts(
         probe=probe,
         rules=gateway.rules,
         http=build_http_endpoints(
-            settings, process_state, auth, gateway, [*ops.routes(), *admin_routes], redis.admin_client, tracer,
-            waits_for_start=engines.waking.is_used,
+            settings, process_state, auth, admin_authenticator, gateway, [*ops.routes(), *admin_routes],
+            redis.admin_client, tracer, waits_for_start=engines.waking.is_used,
         ),
         status=status,
         tracer=tracer,

@@ -5,6 +5,7 @@ import asyncio
 import httpx
 import pytest
 
+from router.core.api_keys import hash_key
 from tests.support.router_server import router_config
 from tests.world.processes import WorldRouter
 from tests.world.scenario import World, scenario
@@ -51,3 +52,13 @@ async def test_an_error_says_it_too_and_a_hit_has_nothing_to_say(world: World) -
 async def test_a_client_of_another_machine_gets_none_by_default(world: World) -> None:
     router = await router_of(world)
     assert "server-timing" not in (await router.chat("The sea?")).headers
+
+
+@scenario
+async def test_a_client_with_an_admin_key_gets_it_from_anywhere(world: World) -> None:
+    engine = await world.engine()
+    auth = f'[auth]\nadmin_keys = ["{hash_key(b"secret")}"]\n'
+    router = await world.router(router_config(world.redis.url, {"e1": ("llama", "any", engine.url)}, rest=auth))
+    for key, is_shown in [("secret", True), ("other", False)]:
+        answer = await router.chat(f"The sea, with {key}?", headers={"Authorization": f"Bearer {key}"})
+        assert ("server-timing" in answer.headers) is is_shown

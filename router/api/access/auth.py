@@ -161,6 +161,11 @@ class AdminAuthenticator:
         self._record_use(key_id(known))
         return known
 
+    def is_admin(self, headers: Headers) -> bool:
+        """As `check`, for requests that need no admin key."""
+        key = _bearer_key(headers) if self._digests else b""
+        return key != b"" and self.find(key) is not None
+
     def knows(self, key_hash: str) -> bool:
         """Whether a key with this hash is configured."""
         return key_hash in self._digests
@@ -177,11 +182,15 @@ class AdminAuthenticator:
         return found
 
 
+def _bearer_key(headers: Headers) -> bytes:
+    """Empty if there is none."""
+    scheme, _, bearer = _single_header(headers, b"authorization").partition(b" ")
+    return bearer.strip() if scheme.lower() == b"bearer" else b""
+
+
 def _extract_key(headers: Headers, *, allow_x_api_key: bool) -> bytes:
     """The one key of the request. Raises ApiError."""
-    scheme, _, bearer = _single_header(headers, b"authorization").partition(b" ")
-    # A set, since a client may send the same key in both headers.
-    keys = {bearer.strip()} if scheme.lower() == b"bearer" else set()
+    keys = {_bearer_key(headers)}  # a set, since a client may send the same key in both headers
     if allow_x_api_key:
         keys.add(_single_header(headers, b"x-api-key").strip())
     keys.discard(b"")

@@ -40,10 +40,11 @@ def build_admin_routes(
     resolver: RequestResolver,
     rules: TenantRules,
     status: Status,
+    admin_authenticator: AdminAuthenticator,
 ) -> list[Route]:
     redis, records, client = services.redis, services.records, services.redis.admin_client
     access = AdminAccess(
-        AdminAuthenticator(settings.auth.admin_keys, records.stored_keys.record_use),
+        admin_authenticator,
         Sessions(settings.auth.admin_keys, lambda: process_state.session_secret.value, redis.clock.now),
         partial(process_state.session_secret.refresh, redis.pipeline),
         LinkStore(

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from router.api.access.auth import Authenticator
+from router.api.access.auth import AdminAuthenticator, Authenticator
 from router.api.admin.usage import tenant_usage_route
 from router.api.cors import CorsPolicy
 from router.api.inference.endpoint import InferenceEndpoint
@@ -40,6 +40,7 @@ def build_http_endpoints(
     settings: Settings,
     process_state: ProcessState,
     auth: Authenticator,
+    admin_authenticator: AdminAuthenticator,
     gateway: GatewayParts,
     routes: Sequence[Route],
     admin_client: RedisClient,
@@ -49,6 +50,8 @@ def build_http_endpoints(
 ) -> HttpEndpoints:
     """`routes`: of the other paths. `waits_for_start`: whether requests may wait for an engine to start."""
     router = settings.router
+    # With `keys`, inference accepts no admin key.
+    is_admin = admin_authenticator.is_admin if settings.auth_mode != "keys" else lambda _: False
     max_audio = min(router.max_audio, router.max_bodies)
     inference = {
         endpoint.path: InferenceEndpoint(
@@ -59,7 +62,7 @@ def build_http_endpoints(
             process_state.telemetry,
             partial(BodyAllocation, process_state.body_budget, router.max_bodies),
             max_body=router.max_body if endpoint in ENDPOINTS else max_audio,
-            server_timing=ServerTiming(enabled=router.server_timing),
+            server_timing=ServerTiming(enabled=router.server_timing, is_admin=is_admin),
             tracer=tracer,
             waits_for_start=waits_for_start,
         )

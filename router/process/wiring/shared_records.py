@@ -4,7 +4,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from router.api.access.auth import Authenticator
+from router.api.access.auth import AdminAuthenticator, Authenticator
 from router.core.api_keys import KeyRecord
 from router.core.resilience.breaker import BreakerPolicy
 from router.flow.replicas.invalidation import on_drains
@@ -91,3 +91,7 @@ def build_authenticator(settings: Settings, redis: RedisLink) -> Authenticator:
         has_stored_keys=has_stored_keys(settings),
         clock=redis.clock.now,
     )
+
+
+def build_admin_authenticator(settings: Settings, records: SharedRecords) -> AdminAuthenticator:
+    return AdminAuthenticator(settings.auth.admin_keys, records.stored_keys.record_use)

@@ -146,6 +146,7 @@ ADMIN = AdminAuthenticator([hash_key(b"first"), hash_key(b"second")])
 @pytest.mark.parametrize("value", [b"Bearer first", b"bearer  second "])
 def test_an_admin_key_is_accepted(value: bytes) -> None:
     ADMIN.check(bearer(value))
+    assert ADMIN.is_admin(bearer(value))
 
 
 @pytest.mark.parametrize(
@@ -160,12 +161,15 @@ def test_a_request_without_an_admin_key_is_refused(headers: Headers) -> None:
     with pytest.raises(ApiError) as caught:
         ADMIN.check(headers)
     assert (caught.value.status, caught.value.code) == (401, "invalid_api_key")
+    assert not ADMIN.is_admin(headers)
 
 
 @pytest.mark.parametrize("headers", [[], bearer(b"Bearer "), bearer(b"Bearer first")])
 def test_without_admin_keys_every_request_is_refused(headers: Headers) -> None:
+    closed = AdminAuthenticator([])
+    assert not closed.is_admin(headers)
     with pytest.raises(ApiError) as caught:
-        AdminAuthenticator([]).check(headers)
+        closed.check(headers)
     assert (caught.value.status, caught.value.code) == (403, "admin_closed")
 
 
