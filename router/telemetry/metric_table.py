@@ -221,6 +221,10 @@ _ROWS: Final = (
         "roundhouse_draft_tokens_per_step", "gauge", ("engine", "bin"), Source.PAGE,
         "Tokens per decoding step with the draft model, by bin of the classifier's score: 0 certainly chat, 7 code",
     ),
+    MetricRow(
+        "roundhouse_problem", "gauge", ("severity", "kind", "subject", "problem"), Source.PAGE,
+        "1 for each thing that is wrong, in words",
+    ),
 )  # fmt: skip
 
 METRICS: Final[Mapping[str, MetricRow]] = {row.name: row for row in _ROWS}

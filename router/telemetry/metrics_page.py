@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from router.shared.status.status_documents import Problem
 from router.telemetry.metric_objects import gauge_family
 
 TEXT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -73,3 +74,11 @@ def hit_ratio(families: Iterable[Metric]) -> Metric:
         if count:
             ratio.add_metric([model], hits[model] / count)
     return ratio
+
+
+def problem_family(problems: Iterable[Problem]) -> Metric:
+    """`problems` as the worker that responds sees them. All see nearly the same, so the values are not summed."""
+    family = gauge_family("roundhouse_problem")
+    for problem in problems:
+        family.add_metric([problem.severity, problem.kind, problem.subject, problem.words], 1)
+    return family

@@ -19,6 +19,7 @@ from router.flow.exchange import AttemptFacts, Exchange, GenerationRecord, Reque
 from router.flow.request_kind import RequestKind, request_kind
 from router.flow.result import LOST
 from router.net.redis.pipeline import RedisPipeline
+from router.shared.status.status_documents import Problem
 from router.telemetry.access_log import AccessLog
 from router.telemetry.announced_metrics import announced_families
 from router.telemetry.draft_metrics import draft_families
@@ -26,7 +27,7 @@ from router.telemetry.exemplars import HistogramExemplars
 from router.telemetry.gauge_metrics import GaugeMetrics
 from router.telemetry.metric_objects import create_objects
 from router.telemetry.metric_series import GenerationSeries, PendingCounter, RequestSeries
-from router.telemetry.metrics_page import collect, drop_unknown_gauges, hit_ratio, render
+from router.telemetry.metrics_page import collect, drop_unknown_gauges, hit_ratio, problem_family, render
 from router.telemetry.prefill_metrics import PrefillMetrics, PrefillSeries
 from router.telemetry.savings_metrics import SavingsMetrics
 from router.telemetry.slow_threshold import EVERY_REQUEST, NO_REQUEST, SlowThreshold
@@ -335,13 +336,17 @@ class Telemetry:
         self.flush()
         self._usage.flush(pipeline, clock())
 
-    def render(self, *, as_openmetrics: bool = False) -> bytes:
-        """The page for Prometheus, in its text format or in OpenMetrics, which has exemplars."""
+    def render(self, problems: Iterable[Problem] = (), *, as_openmetrics: bool = False) -> bytes:
+        """The page for Prometheus, in its text format or in OpenMetrics, which has exemplars.
+
+        `problems`: see router.shared.status.problems.lasting_problems.
+        """
         self.flush()
         families = collect(self.registry, self._multiprocess_dir)
         announced = [engine.announced for engine in self._engines.values() if engine.announced is not None]
         drop_unknown_gauges(families, self._engines)
         families += [hit_ratio(families), *announced_families(announced), *draft_families(self._engines.values())]
+        families.append(problem_family(problems))
         if as_openmetrics:
             for family in families:
                 for exemplars in self._exemplars:

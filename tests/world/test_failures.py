@@ -210,7 +210,12 @@ async def test_an_engine_that_is_gone_is_skipped_and_then_excluded(world: World)
         assert (await router.chat(f"The sea {n}?")).headers["x-engine"] == "llama-code"
     failed = {k: v for k, v in (await router.metrics()).items() if "llm_retries_total" in k}
     assert sum(failed.values()) <= 2, "its idle connection, and a refused one"
-    assert (await router.metrics())['roundhouse_engine_up{engine="llama-chat"}'] == 0
+    metrics = await router.metrics()
+    assert metrics['roundhouse_engine_up{engine="llama-chat"}'] == 0
+    words = "engine llama-chat is down: cannot connect to the engine"
+    labels = f'kind="engine",problem="{words}",severity="critical",subject="llama-chat"'
+    problems = [name for name in metrics if name.startswith("roundhouse_problem")]
+    assert problems == [f"roundhouse_problem{{{labels}}}"]
 
 
 @scenario

@@ -21,6 +21,7 @@ _UP: Final = f'roundhouse_engine_up{{engine="chat", {_R}}}'
 _RESTARTS: Final = f'roundhouse_watchdog_restarts_total{{engine="chat", reason="stalled", {_R}}}'
 _BREAKER: Final = f'roundhouse_breaker_state{{engine="chat", {_R}}}'
 _REJECTED: Final = f'llm_requests_rejected_total{{reason="queue_full", tenant="beta", {_R}}}'
+_PROBLEM: Final = f'roundhouse_problem{{severity="critical", kind="%s", subject="%s", problem="%s", {_R}}}'
 _DAMAGED: Final = f"llm_cache_entries_damaged_total{{{_R}}}"
 
 
@@ -154,6 +155,17 @@ ALERT_TESTS: Final = (
           ("A router has not reached chat for a minute (roundhouse_engine_up is 0). "
           "`roundhouse status` says since when and why.")),),
     ),
+    AlertTest(
+        "EngineDown", "down, and the router knows why",
+        {
+            _UP: "1x2 0x10", _PROBLEM % ("engine", "chat", "engine chat is down: connection refused"): "_x3 1x10",
+            _PROBLEM % ("engine", "code", "engine code is down: status 500"): "1x12",
+        },
+        "6m",
+        (({"engine": "chat"}, "The engine chat is down",
+          ("A router has not reached chat for a minute (roundhouse_engine_up is 0). "
+          "The router says: engine chat is down: connection refused. `roundhouse status` says since when and why.")),),
+    ),
     AlertTest("EngineDown", "up", {_UP: "1x10"}, "6m"),
     AlertTest("EngineDown", "unknown for some seconds after the start", {_UP: "0 0 1x20"}, "15s", interval="15s"),
     AlertTest("EngineDown", "removed from the configuration", {_UP: "0 _x20"}, "10m"),
@@ -168,7 +180,20 @@ ALERT_TESTS: Final = (
     AlertTest(
         "EngineDoesNotStart", "a request has waited in vain", {_WAKES % "timeout": "0x5 1x20"}, "6m",
         (({"model": "llama"}, "No engine of llama starts",
-          "Requests of the last 10 minutes that waited in vain for an engine to start: 1."),),
+          ("Requests of the last 10 minutes that waited in vain for an engine to start: 1. "
+          "`roundhouse status` says the state of its engines.")),),
+    ),
+    AlertTest(
+        "EngineDoesNotStart", "its model has no engine",
+        {
+            _WAKES % "timeout": "0x5 1x20",
+            _PROBLEM % ("model", "llama", "llama has no engine: only hits are served"): "1x20",
+        },
+        "6m",
+        (({"model": "llama"}, "No engine of llama starts",
+          ("Requests of the last 10 minutes that waited in vain for an engine to start: 1. "
+          "The router says: llama has no engine: only hits are served. "
+          "`roundhouse status` says the state of its engines.")),),
     ),
     AlertTest("EngineDoesNotStart", "engines start", {_WAKES % "started": "0+1x20", _WAKES % "timeout": "0x20"}, "10m"),
     AlertTest("EngineDoesNotStart", "a quarter of an hour ago", {_WAKES % "timeout": "0x5 1x30"}, "20m"),
@@ -177,6 +202,15 @@ ALERT_TESTS: Final = (
         (({"engine": "chat"}, "The breaker of chat is open",
           ("The breaker has not closed for a minute (its state is 2; 1 is half-open, 2 is open). "
           "`roundhouse status` says what else is wrong.")),),
+        "15s",
+    ),
+    AlertTest(
+        "BreakerOpen", "open, and the router says what follows",
+        {_BREAKER: "2 1 2 2 1 2 1 2 2 1 2 2", _PROBLEM % ("engine", "chat", "engine chat gets no requests"): "1x11"},
+        "2m30s",
+        (({"engine": "chat"}, "The breaker of chat is open",
+          ("The breaker has not closed for a minute (its state is 2; 1 is half-open, 2 is open). "
+          "The router says: engine chat gets no requests. `roundhouse status` says what else is wrong.")),),
         "15s",
     ),
     AlertTest("BreakerOpen", "open for 30 s", {_BREAKER: "0 2 2 0x20"}, "1m30s", interval="15s"),
@@ -189,6 +223,17 @@ ALERT_TESTS: Final = (
           ("Redis has been down for a minute (roundhouse_redis_up is 0): every request is a bypass. "
           "`roundhouse status` says since when.")),),
     ),
+    AlertTest(
+        "RedisDown", "down, and full for another router",
+        {
+            f"roundhouse_redis_up{{{_R}}}": "1x2 0x10", _PROBLEM % ("redis", "", "Redis is down"): "1x12",
+            (_PROBLEM % ("redis", "", "Redis is full")).replace("router:", "other:"): "1x12",
+        },
+        "6m",
+        ((_INSTANCE, "router:8080 does not reach Redis",
+          ("Redis has been down for a minute (roundhouse_redis_up is 0): every request is a bypass. "
+          "The router says: Redis is down. `roundhouse status` says since when.")),),
+    ),
     AlertTest("RedisDown", "up", {f"roundhouse_redis_up{{{_R}}}": "1x10"}, "6m"),
     AlertTest("RedisDown", "a failover of 30 s", {f"roundhouse_redis_up{{{_R}}}": "1 0 0 1x20"}, "30s", interval="15s"),
     AlertTest(
@@ -197,6 +242,17 @@ ALERT_TESTS: Final = (
         (({}, "Redis refuses entries",
           ("Redis has refused 100% of the responses of the last 5 minutes; more than 50 %. "
           "`roundhouse status` says why, as in: Redis is full.")),),
+    ),
+    AlertTest(
+        "CacheWritesFailing", "two routers say why",
+        {
+            _WRITES % "failed": "0+10x20", _PROBLEM % ("redis", "", "Redis is full: nothing is stored"): "1x20",
+            (_PROBLEM % ("redis", "", "Redis is full: nothing is stored")).replace("router:", "other:"): "1x20",
+        },
+        "10m",
+        (({}, "Redis refuses entries",
+          ("Redis has refused 100% of the responses of the last 5 minutes; more than 50 %. The router says: "
+          "Redis is full: nothing is stored. `roundhouse status` says why, as in: Redis is full.")),),
     ),
     AlertTest("CacheWritesFailing", "Redis is full from the start", {_WRITES % "failed": "0+10x20"}, "10m",
         (({}, "Redis refuses entries",
@@ -230,12 +286,21 @@ ALERT_TESTS: Final = (
     AlertTest(
         "ServerErrorsHigh", "one request in ten ends with a 502", _statuses(s200=90, s502=10), "10m",
         (({"model": "llama"}, "Requests for llama fail",
-          "10% of the requests ended with a 5xx or broke off; more than 5 %."),),
+          ("10% of the requests ended with a 5xx or broke off; more than 5 %. "
+          "`roundhouse status` says what else is wrong.")),),
     ),
     AlertTest(
         "ServerErrorsHigh", "all streams break off", _statuses(sbroken=60), "10m",
         (({"model": "llama"}, "Requests for llama fail",
-          "100% of the requests ended with a 5xx or broke off; more than 5 %."),),
+          ("100% of the requests ended with a 5xx or broke off; more than 5 %. "
+          "`roundhouse status` says what else is wrong.")),),
+    ),
+    AlertTest(
+        "ServerErrorsHigh", "every engine is drained",
+        _statuses(s503=60) | {_PROBLEM % ("model", "llama", "every engine of llama is drained"): "1x20"}, "10m",
+        (({"model": "llama"}, "Requests for llama fail",
+          ("100% of the requests ended with a 5xx or broke off; more than 5 %. "
+          "The router says: every engine of llama is drained. `roundhouse status` says what else is wrong.")),),
     ),
     AlertTest("ServerErrorsHigh", "all requests fail for a minute", _statuses(s502=60), "2m"),
     AlertTest("ServerErrorsHigh", "clients send invalid requests", _statuses(s200=50, s400=50), "10m"),

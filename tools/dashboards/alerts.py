@@ -34,6 +34,20 @@ def _at_least(rate: str, count: int) -> str:
     return f"sum by (model) ({rate}) * 300 >= {count}"
 
 
+def _problems(matchers: str, *labels: str) -> str:
+    """Sentences of roundhouse_problem, and a space behind each; `labels` of the alert are for each %q of `matchers`."""
+    # Workers answer in turn, and each says what it sees itself: so those of two minutes count.
+    series = f"max by (problem) (last_over_time(roundhouse_problem{{{matchers}}}[2m]))"
+    values = "".join(f" $labels.{label}" for label in labels)
+    return f"{{{{ range query (printf `{series}`{values}) }}}}The router says: {{{{ .Labels.problem }}}}. {{{{ end }}}}"
+
+
+_ENGINE_PROBLEMS: Final = _problems('kind="engine", subject=%q', "engine")
+_MODEL_PROBLEMS: Final = _problems('kind="model", subject=%q', "model")
+_REDIS_PROBLEMS: Final = _problems('kind="redis"')
+_OWN_REDIS_PROBLEMS: Final = _problems('kind="redis", instance=%q', "instance")
+
+
 def _usual_first_token() -> str:
     """The seconds that are normal for a model. It depends on the model, its prompts and its hits: so its own week.
 
@@ -96,7 +110,7 @@ ALERTS: Final = (
         "critical",
         "The engine {{ $labels.engine }} is down",
         "A router has not reached {{ $labels.engine }} for a minute (roundhouse_engine_up is {{ $value }}). "
-        "`roundhouse status` says since when and why.",
+        f"{_ENGINE_PROBLEMS}`roundhouse status` says since when and why.",
     ),
     Alert(
         "EngineDoesNotStart",
@@ -104,7 +118,8 @@ ALERTS: Final = (
         "0m",
         "critical",
         "No engine of {{ $labels.model }} starts",
-        'Requests of the last 10 minutes that waited in vain for an engine to start: {{ $value | printf "%.0f" }}.',
+        'Requests of the last 10 minutes that waited in vain for an engine to start: {{ $value | printf "%.0f" }}. '
+        f"{_MODEL_PROBLEMS}`roundhouse status` says the state of its engines.",
     ),
     Alert(
         "BreakerOpen",
@@ -115,7 +130,7 @@ ALERTS: Final = (
         "critical",
         "The breaker of {{ $labels.engine }} is open",
         "The breaker has not closed for a minute (its state is {{ $value }}; 1 is half-open, 2 is open). "
-        "`roundhouse status` says what else is wrong.",
+        f"{_ENGINE_PROBLEMS}`roundhouse status` says what else is wrong.",
     ),
     Alert(
         "RedisDown",
@@ -124,7 +139,7 @@ ALERTS: Final = (
         "critical",
         "{{ $labels.instance }} does not reach Redis",
         "Redis has been down for a minute (roundhouse_redis_up is {{ $value }}): every request is a bypass. "
-        "`roundhouse status` says since when.",
+        f"{_OWN_REDIS_PROBLEMS}`roundhouse status` says since when.",
     ),
     Alert(
         "CacheWritesFailing",
@@ -135,7 +150,7 @@ ALERTS: Final = (
         "critical",
         "Redis refuses entries",
         "Redis has refused {{ $value | humanizePercentage }} of the responses of the last 5 minutes; more than 50 %. "
-        "`roundhouse status` says why, as in: Redis is full.",
+        f"{_REDIS_PROBLEMS}`roundhouse status` says why, as in: Redis is full.",
     ),
     Alert(
         "EngineRestartLoop",
@@ -151,7 +166,8 @@ ALERTS: Final = (
         "2m",
         "critical",
         "Requests for {{ $labels.model }} fail",
-        "{{ $value | humanizePercentage }} of the requests ended with a 5xx or broke off; more than 5 %.",
+        "{{ $value | humanizePercentage }} of the requests ended with a 5xx or broke off; more than 5 %. "
+        f"{_MODEL_PROBLEMS}`roundhouse status` says what else is wrong.",
     ),
     Alert(
         "CacheEntriesDamaged",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from router.core.resilience.breaker import BreakerState
 from router.flow.replicas.router_snapshot import BREAKER_STATES, model_rows
 from router.shared.connection.redis_writes import RedisWrites
-from router.shared.status.problems import DeploymentFacts, RedisFacts, find_problems
+from router.shared.status.problems import DeploymentFacts, RedisFacts, find_problems, lasting_problems
 from router.shared.status.status_documents import EngineRow, Problem
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
@@ -42,16 +42,12 @@ class HealthSummary:
 
         The engines of a model that is asleep do not count: they are meant to be down.
         """
-        asleep = self._catalog.asleep_engines(self._breaker_state)
-        engines = [
-            EngineHealth(engine, self._breaker_state(engine.name), asleep.get(engine.name, False))
-            for engine in self._catalog.engines.values()
-        ]
+        engines = self._engines()
         wanted = [each.engine for each in engines if not each.asleep]
         any_open = any(each.breaker is BreakerState.OPEN for each in engines)
         redis, refuses_all = self._redis_writes.redis_state, self._refuses_all()
         all_drained = self._catalog.all_drained
-        problems = self._problems(engines, refuses_all)
+        problems = find_problems(self._facts(engines))
         is_any_critical = any(problem.severity == "critical" for problem in problems)
         if refuses_all is not None or (wanted and not any(engine.up for engine in wanted)):
             status = "unhealthy"
@@ -75,15 +71,25 @@ class HealthSummary:
         }
         return summary, 503 if status == "unhealthy" else 200
 
-    def _problems(self, engines: list[EngineHealth], refuses_all: str | None) -> tuple[Problem, ...]:
-        facts = DeploymentFacts(
+    def lasting_problems(self) -> tuple[Problem, ...]:
+        """For metrics, whose labels must not change from scrape to scrape."""
+        return lasting_problems(self._facts(self._engines()))
+
+    def _engines(self) -> list[EngineHealth]:
+        asleep = self._catalog.asleep_engines(self._breaker_state)
+        return [
+            EngineHealth(engine, self._breaker_state(engine.name), asleep.get(engine.name, False))
+            for engine in self._catalog.engines.values()
+        ]
+
+    def _facts(self, engines: list[EngineHealth]) -> DeploymentFacts:
+        return DeploymentFacts(
             now=time.time(),
             engines=[_engine_row(each) for each in engines],
             models=model_rows(self._catalog, self._breaker_state),
             redis=RedisFacts(state=self._redis_writes.redis_state, since=self._redis_writes.since),
-            refuses_all=refuses_all,
+            refuses_all=self._refuses_all(),
         )
-        return find_problems(facts)
 
 
 def _engine_document(health: EngineHealth) -> dict[str, Any]:

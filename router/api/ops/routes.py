@@ -127,7 +127,7 @@ class OpsRoutes:
         )
         as_openmetrics = prefers_openmetrics(",".join(request.headers.getlist("accept")))
         return Response(
-            self._telemetry.render(as_openmetrics=as_openmetrics),
+            self._telemetry.render(self._health_summary.lasting_problems(), as_openmetrics=as_openmetrics),
             headers={"vary": "accept"},
             media_type=OPENMETRICS_TYPE if as_openmetrics else TEXT_TYPE,
         )

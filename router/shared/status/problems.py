@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from router.core.plural import pluralize
 from router.net.redis.refusals import REFUSALS_IN_WORDS, WriteRefusal
@@ -57,6 +58,13 @@ def find_problems(facts: DeploymentFacts) -> tuple[Problem, ...]:
     """The worst first."""
     # Stable: within a severity, what explains the most comes first.
     return tuple(sorted(_problems(facts), key=lambda problem: _ORDER[problem.severity]))
+
+
+def lasting_problems(facts: DeploymentFacts) -> tuple[Problem, ...]:
+    """The same without traffic, in words that do not change while a problem lasts: without times and counts."""
+    engines = [replace(engine, since=None, failures=0) for engine in facts.engines]
+    redis = replace(facts.redis, since=None)
+    return find_problems(replace(facts, engines=engines, redis=redis, traffic=RecentTraffic()))
 
 
 def _problems(facts: DeploymentFacts) -> Iterator[Problem]:

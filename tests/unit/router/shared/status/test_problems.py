@@ -12,6 +12,7 @@ from router.shared.status.problems import (
     RedisFacts,
     find_problems,
     is_well,
+    lasting_problems,
 )
 from router.shared.status.status_documents import EngineRow, ModelRow, RefusedRow
 from tests.support.status_factory import NOW
@@ -112,6 +113,25 @@ def test_the_refusals_of_a_tenant_are_one_problem_with_the_most_frequent_reason(
     assert words(traffic=RecentTraffic(requests=5000, refused=rows)) == [
         "40 requests refused in 5 minutes, most with queue_full, most of tenant b",
         "tenant a is being limited: 30 refused in 5 minutes, most by requests_limit",
+    ]
+
+
+def test_the_words_for_metrics_stay_the_same_while_a_problem_lasts() -> None:
+    facts = DeploymentFacts(
+        now=NOW, models=MODELS, redis=RedisFacts(state="full", since=AT), traffic=refused("beta", "requests_limit", 99),
+        engines=[DOWN, engine("e1", state="refused", cause="status 401")],
+    )  # fmt: skip
+    later = replace(
+        facts, now=NOW + 90_000, redis=RedisFacts(state="full", since=NOW),
+        engines=[replace(each, since=NOW, failures=each.failures + 1) for each in facts.engines],
+    )  # fmt: skip
+    assert find_problems(later) != find_problems(facts)
+    assert lasting_problems(later) == lasting_problems(facts)
+    assert [(each.subject, each.words) for each in lasting_problems(facts)] == [
+        ("llama", "no engine of llama is in service: only hits are served"),
+        ("", "Redis is full: nothing is stored"),
+        ("e2", "engine e2 is down: connection refused"),
+        ("e1", "engine e1 refuses the router's key: status 401"),
     ]
 
 
