@@ -1,5 +1,9 @@
 """The fixtures that all tests share."""
 
+import logging
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 from tests.simulation import clock
@@ -17,3 +21,15 @@ pytest_plugins = [
     "tests.support.router_pair_fixtures",
     "tests.support.trace_fixtures",
 ]
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Without the logger of asyncio: it logs the tasks of an earlier test when they are deleted."""
+    caplog.handler.addFilter(_is_not_of_asyncio)
+    yield caplog
+    caplog.handler.removeFilter(_is_not_of_asyncio)
+
+
+def _is_not_of_asyncio(record: logging.LogRecord) -> bool:
+    return record.name != "asyncio"

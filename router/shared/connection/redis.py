@@ -61,10 +61,18 @@ class CommandClient:
         self._client = client
 
     async def execute_command(self, *command: Any) -> Any:
-        return await asyncio.shield(asyncio.ensure_future(self._client.execute_command(*command)))
+        reply = asyncio.ensure_future(self._client.execute_command(*command))
+        reply.add_done_callback(_retrieve_exception)
+        return await asyncio.shield(reply)
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+
+def _retrieve_exception(reply: "asyncio.Future[Any]") -> None:
+    """Else asyncio would log, with a traceback, the error of a command that nobody waits for any more."""
+    if not reply.cancelled():
+        reply.exception()
 
 
 def open_client(url: str, *, timeout: float) -> CommandClient:
