@@ -11,7 +11,7 @@ import pytest
 
 from router.settings.tables import TimeoutSettings
 from tests.e2e.vllm_process_tree import VllmProcessTree
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.real]
 
@@ -85,7 +85,7 @@ def ask(tree: VllmProcessTree, slow_steps: Path) -> Answer:
 
 async def wait_for_engines(tree: VllmProcessTree) -> None:
     """An earlier test may have killed one."""
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=TEST_TIMEOUT) as http:
 
         async def all_answer() -> bool:
             try:

@@ -15,7 +15,7 @@ from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, EngineSet, MakeRouter, RouterServer, router_config, with_fallback
 from tests.support.scripted_engine import Request, Response, json_response, served
 from tests.support.simulated_engine import SimulatedEngine
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -91,7 +91,7 @@ async def pair(running_pair: Pair) -> Pair:
     for engine in (running_pair.first, running_pair.second):
         if not engine.is_running:
             await engine.start()
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=TEST_TIMEOUT) as client:
             listed = (await client.get(f"{engine.url}/v1/models")).json()["data"]
         for model in listed:
             if model["parent"] is not None:
@@ -120,7 +120,7 @@ def states(response: httpx.Response) -> dict[str, str]:
 
 async def at_engine(engine: SimulatedEngine, path: str, **body: Any) -> None:
     """A change that no router knows of."""
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=TEST_TIMEOUT) as client:
         (await client.post(f"{engine.url}/v1/{path}", json=body)).raise_for_status()
 
 

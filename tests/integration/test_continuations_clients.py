@@ -13,6 +13,7 @@ from tests.support.client_programs import python_command, run_client
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine
+from tests.support.waiting import TEST_TIMEOUT
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -53,7 +54,7 @@ async def deployment(redis_server: RedisServer, redis: Any, make_router: MakeRou
 
 async def unbroken(deployment: Deployment, path: str, **body: Any) -> dict[str, Any]:
     """The answer of an engine alone, without the fault."""
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=TEST_TIMEOUT) as http:
         faults = f"{deployment.engine}/_sim/faults"
         await http.delete(faults)
         answer = await http.post(deployment.engine + path, json={"model": LLAMA, **body})

@@ -15,7 +15,7 @@ from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -67,12 +67,12 @@ numbers = itertools.count()
 async def use(engine: SimulatedEngine, prompt: str = "Hello?") -> None:
     """As others do, who do not go through the router; a prompt that is new to the engine."""
     body = {"model": LLAMA, "prompt": f"{next(numbers)} {prompt}", "max_tokens": 20}
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=TEST_TIMEOUT) as client:
         (await client.post(f"{engine.url}/v1/completions", json=body)).raise_for_status()
 
 
 async def reset(engine: SimulatedEngine) -> None:
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=TEST_TIMEOUT) as client:
         assert (await client.post(f"{engine.url}/reset_prefix_cache")).json() == {"success": True}
 
 

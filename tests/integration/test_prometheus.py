@@ -85,13 +85,13 @@ async def test_it_reads_every_metric_with_its_type(served: RouterProcess, tmp_pa
 
 
 async def test_it_has_the_exemplars(router: RouterServer, tmp_path: Path) -> None:
-    trace_id = f"{0xABC:032x}"
-    exchange = Exchange(endpoint=CHAT, request_id="r", started_at=time.perf_counter() - 0.2, trace_id=trace_id)
+    trace_id, now = f"{0xABC:032x}", time.perf_counter()
+    exchange = Exchange(endpoint=CHAT, request_id="r", started_at=now - 0.2, trace_id=trace_id)
     exchange.model, exchange.engine, exchange.task = "llama", "llama-chat", "chat"
     exchange.cache_status, exchange.status = CacheStatus.HIT, 200
     async with PrometheusServer(tmp_path, [router.url]) as prometheus:
-        router.application._process_state.telemetry.record(exchange, time.perf_counter())
+        router.application._process_state.telemetry.record(exchange, now)
         for metric in ("llm_request_duration_seconds", "llm_time_to_first_token_seconds"):
             (exemplar,) = await eventually(partial(prometheus.exemplars, f'{metric}_bucket{{cache="HIT"}}'))
             assert exemplar["labels"] == {"trace_id": trace_id}
-            assert 0.2 <= float(exemplar["value"]) < 5
+            assert float(exemplar["value"]) == pytest.approx(0.2)

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from tests.support.ports import free_port
 from tests.support.ray_nodes import START_TIMEOUT, RayNodes
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra ray)")
 
@@ -100,7 +100,7 @@ async def test_an_engine_whose_node_dies_serves_on_another_one(nodes: RayNodes, 
         await eventually(is_answered)  # once the router has read the announcement
         up.process.send_signal(signal.SIGINT)
         assert up.process.wait(timeout=60) == 0
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=TEST_TIMEOUT) as client:
             with pytest.raises(httpx.TransportError):
                 await client.get(f"{second}/health")
     finally:

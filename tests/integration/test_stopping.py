@@ -17,7 +17,7 @@ import pytest
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import EngineSet, chat_body, router_config
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -40,7 +40,7 @@ def serve(tmp_path: Path, redis: Any, redis_server: RedisServer, engines: Engine
 
 
 async def code(served: RouterProcess) -> int:
-    return await asyncio.to_thread(served.process.wait, 20)
+    return await asyncio.to_thread(served.process.wait, TEST_TIMEOUT)
 
 
 def streaming(http: httpx.AsyncClient) -> Any:
@@ -62,7 +62,8 @@ async def refused(served: RouterProcess) -> bool:
 async def test_sigterm_makes_the_router_not_ready_and_further_requests_are_served(
     serve: Any, workers: int, to_all: bool
 ) -> None:
-    served = await serve(f'drain = "2s"\nworkers = {workers}')
+    # A busy machine may take seconds to answer both requests.
+    served = await serve(f'drain = "6s"\nworkers = {workers}')
     served.send_signal(signal.SIGTERM) if to_all else served.process.send_signal(signal.SIGTERM)
 
     async def not_ready() -> bool:

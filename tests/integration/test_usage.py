@@ -216,7 +216,8 @@ async def test_a_tenant_sees_its_own_usage_limits_and_what_is_left_of_its_budget
 
     found = await eventually(own)
     assert (found["object"], found["tenant"]) == ("usage", "acme")
-    assert requests_by(found, "key") == {"k1": 5, "k2": 6}
+    # On a busy machine, the sums of the router may already have been added.
+    assert requests_by(found, "key") | {id_of(ACME): 1} == {"k1": 5, "k2": 6, id_of(ACME): 1}
     assert found["limits"] == {"models": ["llama"], "requests_per_minute": 60}
     tokens, gpu_seconds = found["budgets"]
     assert (tokens["budget"], tokens["limit"], tokens["remaining"]) == ("tokens_per_day", 5000, 5000 - used)

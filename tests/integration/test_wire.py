@@ -10,7 +10,7 @@ import pytest
 from tests.support.router_server import LLAMA, EngineSet, RouterServer, chat_body
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_delta_text, chat_frame, parse_events
-from tests.support.waiting import read_until
+from tests.support.waiting import TEST_TIMEOUT, read_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -26,7 +26,7 @@ async def last_request(engine: SimulatedEngine) -> dict[str, Any]:
 async def ask_engine(engine: SimulatedEngine, body: dict[str, Any]) -> bytes:
     """The engine's response to the same request id as in its last request."""
     same = (await last_request(engine))["headers"]["x-request-id"]
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=TEST_TIMEOUT) as http:
         answer = await http.post(f"{engine.url}/v1/chat/completions", json=body, headers={"x-request-id": same})
     return _undated(answer.content)
 

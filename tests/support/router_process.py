@@ -12,7 +12,7 @@ import httpx
 
 from tests.support.http_limits import LIMITS
 from tests.support.ports import free_port
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 START_TIMEOUT = 60.0
 """Seconds for a start: two workers took 17 s on a machine with a load of 15. A router that has exited fails at once."""
@@ -21,7 +21,7 @@ ROUNDHOUSE = [sys.executable, "-m", "router"]
 
 
 def http_client(url: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=url, verify=False, trust_env=False, limits=LIMITS)
+    return httpx.AsyncClient(base_url=url, timeout=TEST_TIMEOUT, verify=False, trust_env=False, limits=LIMITS)
 
 
 class RouterProcess:

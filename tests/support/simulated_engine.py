@@ -17,6 +17,7 @@ from typing import Any, Self
 import httpx
 
 from tests.support.http_limits import LIMITS
+from tests.support.waiting import TEST_TIMEOUT
 
 READY = "simulator ready at "
 
@@ -68,7 +69,7 @@ class SimulatedEngine(EngineControls):
 
     def __init__(self, model: str = "simulated", **options: object) -> None:
         names = options.get("served_model_name", ())
-        client = httpx.AsyncClient(timeout=15, limits=LIMITS)
+        client = httpx.AsyncClient(timeout=TEST_TIMEOUT, limits=LIMITS)
         super().__init__(client, model, names if isinstance(names, tuple) else (str(names),))
         self._options = {"model": model, "port": 0, **options}
         if self._options["port"]:
@@ -124,7 +125,7 @@ class SimulatedEngine(EngineControls):
         """Stops it with SIGTERM, as an operator does; returns its exit code. Stopping twice does nothing."""
         await self.close_client()
         # A new client, since the old one has connections to the stopped process.
-        self._client = httpx.AsyncClient(timeout=15, limits=LIMITS)
+        self._client = httpx.AsyncClient(timeout=TEST_TIMEOUT, limits=LIMITS)
         return await self._terminate(signal.SIGTERM)
 
     async def kill(self) -> int:

@@ -118,9 +118,16 @@ async def test_a_client_that_leaves_is_no_error() -> None:
 
 async def test_followers_repeat_a_prompt_that_is_in_flight() -> None:
     engine = ScriptedEngine(EVENT, DONE, paced=True)
-    engine.chunk_permits = asyncio.Semaphore(0)
-    results = await send(engine, [Phase(100, 0.1)], mix=Mix(followers=1.0), timeout=0.3)
+    await engine.start()
+    plan = LoadPlan(engine.url, "llama", [Phase(100, 0.1)], poisson=False, mix=Mix(followers=1.0))
+    generator = LoadGenerator(plan)
+    running = asyncio.create_task(generator.run())
+    await eventually(lambda: generator.results.sent == 10)
+    for _ in range(10):
+        engine.chunk_permits.release()
+    results = await running
     assert (results.followers, len(set(engine.bodies))) == (9, 1)
+    await engine.stop()
 
 
 async def test_new_prompts_are_all_different_and_names_have_prompts_of_their_own() -> None:
@@ -142,7 +149,7 @@ async def test_the_same_seed_sends_the_same_requests() -> None:
 
 
 async def test_while_it_holds_each_request_that_ends_is_replaced() -> None:
-    results = await send(ScriptedEngine(EVENT, DONE), [Phase(50, 0.1)], hold=0.2)
+    results = await send(ScriptedEngine(EVENT, DONE), [Phase(50, 0.1)], hold=0.5)
     assert results.sent > 5
     assert results.most_in_flight <= 5
     assert (results.completed, results.failed) == (results.sent, 0)

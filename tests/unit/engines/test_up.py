@@ -26,7 +26,7 @@ from engines.up import ProcessTree, UpError
 from router.core.listen_failure import explain_listen_failure
 from tests.support.cli_helpers import run_cli
 from tests.support.ports import free_port
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 ENGINE = """
 [[engine]]
@@ -319,7 +319,7 @@ async def test_a_killed_engine_is_started_again_while_the_others_serve(running: 
         assert (response.status_code, response.headers["x-engine"]) == (200, "e1")
     await tree.wait_for_output("roundhouse: e0 is ready again")
     assert tree.children()[str(tree.engine_ports[0])] != killed
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=TEST_TIMEOUT) as http:
         assert (await http.get(f"http://127.0.0.1:{tree.engine_ports[0]}/health")).status_code == 200
 
 

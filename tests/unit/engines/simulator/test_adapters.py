@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.simulated_engine import SimulatedEngine
+from tests.support.waiting import TEST_TIMEOUT
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -21,7 +22,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         "/models/llama", served_model_name=("tiny/llama",), enable_lora=True, allow_runtime_lora_updating=True,
         lora_modules=('{"name": "first", "path": "/a1"}',),
     )  # fmt: skip
-    async with engine, httpx.AsyncClient(base_url=engine.url, trust_env=False) as client:
+    async with engine, httpx.AsyncClient(base_url=engine.url, trust_env=False, timeout=TEST_TIMEOUT) as client:
         yield client
 
 
@@ -101,10 +102,13 @@ async def test_an_adapter_answers_under_its_name_and_says_something_else(client:
 
 
 async def test_without_the_options_there_are_no_such_paths_and_no_adapters() -> None:
-    async with SimulatedEngine("m") as engine, httpx.AsyncClient(base_url=engine.url, trust_env=False) as client:
+    async with (
+        SimulatedEngine("m") as engine,
+        httpx.AsyncClient(base_url=engine.url, trust_env=False, timeout=TEST_TIMEOUT) as client,
+    ):
         response = await client.post(LOAD, json={"lora_name": "a", "lora_path": "/a"})
         assert (response.status_code, response.json()) == (404, {"detail": "Not Found"})
     async with SimulatedEngine("m", allow_runtime_lora_updating=True) as engine:
-        async with httpx.AsyncClient(base_url=engine.url, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=engine.url, trust_env=False, timeout=TEST_TIMEOUT) as client:
             status, refusal = await post(client, LOAD, {"lora_name": "a", "lora_path": "/a"})
         assert (status, refusal["message"]) == (500, "LoRA is not enabled. Use --enable-lora to enable LoRA.")

@@ -11,6 +11,7 @@ import pytest_asyncio
 from openai.types.chat import ChatCompletionMessageParam
 
 from tests.support.simulated_engine import SimulatedEngine
+from tests.support.waiting import TEST_TIMEOUT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,7 +35,7 @@ async def client(engine: SimulatedEngine) -> AsyncIterator[openai.AsyncOpenAI]:
 
 async def chat(engine: SimulatedEngine, prompt: str, **fields: Any) -> dict[str, Any]:
     body = {"messages": [{"role": "user", "content": prompt}], **fields}
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=TEST_TIMEOUT) as http:
         response = await http.post(f"{engine.url}/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
     parsed: dict[str, Any] = response.json()
@@ -42,7 +43,7 @@ async def chat(engine: SimulatedEngine, prompt: str, **fields: Any) -> dict[str,
 
 
 async def stream(engine: SimulatedEngine, path: str, **body: Any) -> list[dict[str, Any]]:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=TEST_TIMEOUT) as http:
         response = await http.post(f"{engine.url}{path}", json={"stream": True, **body})
     assert response.status_code == 200, response.text
     *events, end, nothing = response.text.split("\n\n")
@@ -169,7 +170,7 @@ async def test_a_tool_is_called_and_its_arguments_arrive_in_pieces(
 
 async def test_auto_tool_choice_needs_its_option_as_with_vllm(engine: SimulatedEngine) -> None:
     body = {"messages": [{"role": "user", "content": "Sunny?"}], "tools": [TOOL]}
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=TEST_TIMEOUT) as http:
         refused = await http.post(f"{engine.url}/v1/chat/completions", json=body)
     assert refused.status_code == 400
     assert "--enable-auto-tool-choice" in refused.json()["error"]["message"]
@@ -238,7 +239,7 @@ async def test_a_wrong_type_is_refused_and_named(
     engine: SimulatedEngine, path: str, field: str, value: object, message: str
 ) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", field: value}
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=TEST_TIMEOUT) as http:
         response = await http.post(f"{engine.url}{path}", json=body)
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["type"]) == (400, 400, "Bad Request")

@@ -16,6 +16,7 @@ from engines.simulator.kv_cache.kv_events_config import KvEventsConfig  # noqa: 
 from engines.simulator.kv_cache.kv_publisher import ZmqKvPublisher  # noqa: E402
 from tests.support.ports import free_port  # noqa: E402
 from tests.support.simulated_engine import SimulatedEngine  # noqa: E402
+from tests.support.waiting import TEST_TIMEOUT  # noqa: E402
 
 Frames = list[bytes]
 WAIT = 10_000  # milliseconds until a test fails
@@ -116,7 +117,10 @@ def test_an_endpoint_that_is_taken_is_named(subscriber: Subscriber, publisher: Z
 
 async def test_an_engine_publishes_what_its_prefix_cache_holds(subscriber: Subscriber) -> None:
     options: dict[str, Any] = {"kv_events_config": json.dumps(subscriber.config), "server_dev_mode": True}
-    async with SimulatedEngine(**options) as engine, httpx.AsyncClient(base_url=engine.url) as http:
+    async with (
+        SimulatedEngine(**options) as engine,
+        httpx.AsyncClient(base_url=engine.url, timeout=TEST_TIMEOUT) as http,
+    ):
 
         async def complete(prompt: list[int]) -> None:
             body = {"prompt": prompt, "max_tokens": 1}

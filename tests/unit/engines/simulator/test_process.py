@@ -12,12 +12,13 @@ import pytest
 
 from tests.support.http_exchange import send_request
 from tests.support.simulated_engine import SimulatedEngine
+from tests.support.waiting import TEST_TIMEOUT
 
 PATH = "/v1/completions"
 
 
 async def complete(engine: SimulatedEngine, prompt: str, **fields: Any) -> dict[str, Any]:
-    async with httpx.AsyncClient(timeout=10) as http:
+    async with httpx.AsyncClient(timeout=TEST_TIMEOUT) as http:
         response = await http.post(f"{engine.url}{PATH}", json={"prompt": prompt, **fields})
     parsed: dict[str, Any] = response.raise_for_status().json()
     return parsed
@@ -134,7 +135,7 @@ async def test_a_draft_is_accepted_at_the_configured_rate() -> None:
 async def reported(engine: SimulatedEngine, path: str, **fields: Any) -> str:
     """What a response ends with, from the name `metrics` on; of a stream, its usage event."""
     prompt = {"messages": [{"role": "user", "content": "go"}]} if "chat" in path else {"prompt": "go"}
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=TEST_TIMEOUT) as http:
         response = await http.post(
             f"{engine.url}{path}", json={**prompt, "max_tokens": 40, "ignore_eos": True, **fields}
         )

@@ -15,11 +15,12 @@ from engines.switch.request import SwitchFailedError
 from router.shared.prompts.recent_prompts import RecentPrompt
 from tests.support.ports import free_port
 from tests.support.simulated_engine import SimulatedEngine
+from tests.support.waiting import TEST_TIMEOUT
 
 
 @pytest_asyncio.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(trust_env=False) as http:
+    async with httpx.AsyncClient(trust_env=False, timeout=TEST_TIMEOUT) as http:
         yield http
 
 

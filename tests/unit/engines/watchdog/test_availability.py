@@ -14,6 +14,7 @@ from router.shared.engines.announcements import AnnouncedEngine
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.simulated_engine import SimulatedEngine
+from tests.support.waiting import TEST_TIMEOUT
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -47,7 +48,7 @@ async def test_a_substitute_is_available_if_it_is_healthy_and_not_drained(
     client: Any, redis: Any, own_redis: RedisServer
 ) -> None:
     drains = Drains(client)
-    async with SimulatedEngine() as engine, httpx.AsyncClient(trust_env=False) as http:
+    async with SimulatedEngine() as engine, httpx.AsyncClient(trust_env=False, timeout=TEST_TIMEOUT) as http:
         gone, there = spec("gone", url=f"http://127.0.0.1:{free_port()}"), spec("there", url=engine.url)
         assert not await Availability([OWN], http, client, drains).has_substitute(OWN)
         assert not await Availability([OWN, gone], http, client, drains).has_substitute(OWN)
@@ -63,7 +64,7 @@ async def test_an_engine_that_another_launcher_announces_counts_and_its_address_
 ) -> None:
     drains = Drains(client)
     announcer = Announcer.connect(redis_server.url, "test", lambda _: None)
-    async with SimulatedEngine() as engine, httpx.AsyncClient(trust_env=False) as http:
+    async with SimulatedEngine() as engine, httpx.AsyncClient(trust_env=False, timeout=TEST_TIMEOUT) as http:
         moved = AnnouncedEngine(name="moved", model="llama", task="any", url=engine.url, served_model="l")
         configured = spec("moved", url=f"http://127.0.0.1:{free_port()}")
         availability = Availability([OWN, configured], http, client, drains)

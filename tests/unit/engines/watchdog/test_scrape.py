@@ -6,6 +6,7 @@ from engines.watchdog.scrape import Scrape, parse_scrape, scrape_engine
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 from tests.support.simulated_engine import SimulatedEngine
+from tests.support.waiting import TEST_TIMEOUT
 
 VLLM_PAGE = (ROOT / "tests/data/captures/metrics.txt").read_text()
 CHAT = {"model": "simulated", "messages": [{"role": "user", "content": "The sea?"}], "max_tokens": 7}
@@ -33,7 +34,7 @@ def test_without_sources_all_prompt_tokens_count_as_computed() -> None:
 
 
 async def test_a_running_engine_is_read_and_one_that_is_down_is_unhealthy() -> None:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=TEST_TIMEOUT) as client:
         async with SimulatedEngine() as engine:
             (await client.post(f"{engine.url}/v1/chat/completions", json=CHAT)).raise_for_status()
             found = await scrape_engine(client, engine.url, lambda: 5.0)

@@ -158,7 +158,7 @@ async def test_a_request_between_two_changes_of_the_configuration_is_notified_of
     await second.run_loop()
     third = AdmissionHarness(a)
     held.release()
-    (await asyncio.wait_for(waiting, 1)).release()
+    (await asyncio.wait_for(waiting, 5)).release()
     for harness in (first, second, third):
         harness.admission.close()
     assert (a.in_flight, a.on_slot_freed) == (0, ())

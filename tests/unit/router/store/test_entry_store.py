@@ -198,16 +198,16 @@ async def test_a_frozen_redis_costs_one_timeout_and_then_nothing(own_redis: Redi
     await store.put("k", ENTRY)
     own_redis.freeze()
     started = time.perf_counter()
-    failed = await asyncio.gather(*(store.get("k") for _ in range(20)), return_exceptions=True)
+    failed = await asyncio.gather(*(store.get("k") for _ in range(100)), return_exceptions=True)
     took = time.perf_counter() - started
     assert all(isinstance(error, RedisDownError) for error in failed)
-    assert 0.15 < took < 2, "one timeout in total; the limit allows for a busy machine"
+    assert 0.15 < took < 5, "one timeout in total, and not one for each; a busy machine may pause for seconds"
     assert not store.is_up
     started = time.perf_counter()
     for _ in range(100):
         with pytest.raises(RedisDownError):
             await store.get("k")
-    assert time.perf_counter() - started < 0.15, "no caller waits any more"
+    assert time.perf_counter() - started < 5, "no caller waits any more"
     own_redis.thaw()
     await asyncio.wait_for(store.wait_until_up(), 10)
     assert await store.get("k") == ENTRY

@@ -46,7 +46,7 @@ async def engine(simulated: SimulatedEngine) -> Engine:
 
 
 async def change(simulated: SimulatedEngine, what: str, **fields: object) -> None:
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=TEST_TIMEOUT) as client:
         body = {"lora_name": SQL.id, **fields}
         (await client.post(f"{simulated.url}/v1/{what}_lora_adapter", json=body)).raise_for_status()
 

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 ANONYMOUS = Handshake(None, None, 0, None)
 HELLO = b"%1\r\n$5\r\nproto\r\n:3\r\n"
 GET = ("GET", "k")
+MAX_SECONDS = 10.0
+"""Of what takes less than a second: far less than TEST_TIMEOUT. A busy machine may pause for seconds."""
 
 
 class Server:
@@ -196,7 +198,7 @@ async def test_each_batch_has_its_own_timeout_whatever_the_one_before_took(pair:
     started = clock()
     with pytest.raises(RedisBackendError, match="TimeoutError"):
         await pair.connection.execute([GET], 0.1)
-    assert 0.09 < clock() - started < 1
+    assert 0.09 < clock() - started < MAX_SECONDS
     await eventually(lambda: pair.server.left)
 
 
@@ -224,7 +226,7 @@ async def test_replies_that_stop_arriving_time_out(pair: Pair) -> None:
     started = clock()
     with pytest.raises(RedisBackendError, match="TimeoutError"):
         await batch
-    assert 0.09 < clock() - started < 1
+    assert 0.09 < clock() - started < MAX_SECONDS
 
 
 async def test_a_server_that_never_replies_times_out(pair: Pair) -> None:
@@ -232,7 +234,7 @@ async def test_a_server_that_never_replies_times_out(pair: Pair) -> None:
     started = clock()
     with pytest.raises(RedisBackendError, match="TimeoutError"):
         await pair.connection.execute([GET], 0.05, extra_time=TEST_TIMEOUT)
-    assert 0.045 < clock() - started < 1
+    assert 0.045 < clock() - started < MAX_SECONDS
 
 
 async def test_replies_that_arrive_one_byte_at_a_time_time_out_at_the_maximum(pair: Pair) -> None:
@@ -245,7 +247,7 @@ async def test_replies_that_arrive_one_byte_at_a_time_time_out_at_the_maximum(pa
         await asyncio.wait([batch], timeout=0.01)
     with pytest.raises(RedisBackendError, match="TimeoutError"):
         await batch
-    assert 0.28 < clock() - started < 1
+    assert 0.28 < clock() - started < MAX_SECONDS
 
 
 async def test_a_pause_of_the_process_between_two_batches_does_not_fail_the_second(

@@ -198,7 +198,7 @@ async def test_a_live_process_keeps_its_slots_and_a_dead_one_does_not(pipelines:
     assert not await is_admitted()
     reporting.cancel()
     await eventually(is_admitted)
-    assert time.monotonic() - started < 4 * RUNNING_LEASE_MS / 1000
+    assert time.monotonic() - started < 8 * RUNNING_LEASE_MS / 1000
 
 
 async def test_without_redis_each_process_counts_for_itself_with_the_full_limits(
