@@ -402,6 +402,11 @@ class Engine:
         self._update_energy()
 
     @property
+    def has_key(self) -> bool:
+        """Whether its requests carry an `api_key` of the configuration."""
+        return "authorization" in self.config.headers
+
+    @property
     def is_full(self) -> bool:
         """Whether all of its slots are taken."""
         return self.max_in_flight is not None and self._counted_in_flight >= self.max_in_flight

@@ -21,6 +21,12 @@ MAX_LIST: Final = 4 << 20
 REFRESH_INTERVAL: Final = 10.0
 """Seconds between two reads of an engine that is up, whose adapters may have changed without this router."""
 
+KEY_CHECK_INTERVAL: Final = 3.0
+"""Seconds between two reads of an engine with a key, which without requests only its list shows to be wrong.
+
+So every second check reads the list: a key that the engine takes no more is told within 5 seconds.
+"""
+
 MIN_REREAD_INTERVAL: Final = 1.0
 """Seconds between the starts of two rereads: clients can cause them by requests for an adapter that is gone."""
 
@@ -31,8 +37,8 @@ class ModelListReader:
     """Keeps what the engines' lists tell up to date.
 
     - `read_first` is for an engine that comes up: what its list does not tell is unknown from then on.
-    - `refresh` reads the list of an engine that stays up once in `interval`, or if the first read failed. A
-      failure changes nothing.
+    - `refresh` reads the list of an engine that stays up once in `interval`, one with a key once in
+      KEY_CHECK_INTERVAL if that is less, or if the first read failed. A failure changes nothing.
     """
 
     def __init__(
@@ -53,8 +59,13 @@ class ModelListReader:
         read_at = self._read_at.get(engine.name)
         if read_at is None:
             await self._read(engine, is_first=True)
-        elif engine.access.doubted or (engine.traits.lists_adapters and time.monotonic() - read_at >= self._interval):
+        elif engine.access.doubted or (
+            engine.traits.lists_adapters and time.monotonic() - read_at >= self._interval_of(engine)
+        ):
             await self._read(engine, is_first=False)
+
+    def _interval_of(self, engine: Engine) -> float:
+        return min(self._interval, KEY_CHECK_INTERVAL) if engine.has_key else self._interval
 
     async def reread(self, engine: Engine) -> bool:
         """Reads the adapters now; returns whether that was possible."""
