@@ -23,7 +23,7 @@ from router.commands.console import (
     write_table,
 )
 from router.commands.local_key import new_key
-from router.commands.redis import with_audit, with_redis
+from router.commands.redis import record_change, with_redis
 from router.commands.suggestions import command_group
 from router.core.api_keys import hash_key, key_id
 from router.core.plural import pluralize
@@ -32,7 +32,8 @@ from router.settings import DEFAULT_PATH, Settings
 
 if TYPE_CHECKING:  # imported by the commands, since it would slow all others down
     from router.store.admin.key_confirmation import Confirmation
-    from router.store.admin.keys import KeyRow
+    from router.store.admin.keys import KeyRow, NewKey, RevokedKey
+    from router.store.admin.scan import RedisClient
 
 MAX_KEY_BYTES: Final = 4096
 """Bytes; a longer key would risk the limits on request headers."""
@@ -82,15 +83,18 @@ def _create_in_redis(config: Path, tenant: str, name: str | None, expires: str |
         expires_in = parse_expiry(expires)
     except ApiError as error:
         fail(f"--expires: {error.message}", EXIT_USAGE)
-    created = with_redis(
-        settings,
-        config,
-        with_audit(
+
+    async def create(client: "RedisClient") -> "NewKey":
+        return await create_key(
+            client,
             settings,
-            lambda client: create_key(client, settings, tenant=tenant, name=name, expires_in=expires_in),
-            lambda made: [key_created(made.key_id, made.name, made.tenant, made.expires)],
-        ),
-    )
+            tenant=tenant,
+            name=name,
+            expires_in=expires_in,
+            on_written=lambda record: record_change(settings, key_created(record)),
+        )
+
+    created = with_redis(settings, config, create)
     if as_json:
         write_json(created)
     else:
@@ -123,15 +127,13 @@ def revoke(
     from router.store.admin.keys import revoke_key
 
     settings = load_settings(config)
-    revoked = with_redis(
-        settings,
-        config,
-        with_audit(
-            settings,
-            lambda client: revoke_key(client, settings, key, tenant),
-            lambda done: [key_revoked(done.key_id, done.name, done.tenant)],
-        ),
-    )
+
+    async def revoke_at_redis(client: "RedisClient") -> "RevokedKey":
+        return await revoke_key(
+            client, settings, key, tenant, lambda record: record_change(settings, key_revoked(record))
+        )
+
+    revoked = with_redis(settings, config, revoke_at_redis)
     if as_json:
         write_json(revoked)
     else:

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from router.commands.console import EXIT_USAGE, fail, print_err
+from router.commands.termination import cancelled_by_signals
 from router.core.cache.entry_filter import EntryFilter, parse_listing_filter
 from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.errors import ApiError
@@ -57,32 +59,43 @@ def with_audit(
     settings: Settings,
     operation: "Callable[[RedisClient], Awaitable[ResultT]]",
     changes: "Callable[[ResultT], Sequence[Change]]",
+    stopped: "Callable[[BaseException], Sequence[Change]]",
 ) -> "Callable[[RedisClient], Awaitable[ResultT]]":
-    """`operation`, and a record in the audit of each of the `changes` that its result means."""
+    """`operation`, and a record in the audit of each of the `changes` that its result means.
+
+    `stopped`: what it may have changed if it fails, or if a signal ends the command.
+    """
 
     async def run(client: "RedisClient") -> ResultT:
-        result = await operation(client)
-        await record_changes(settings, client, changes(result))
-        return result
+        from router.shared.audit.recorded import recorded
+
+        with cancelled_by_signals():
+            return await recorded(operation(client), partial(record_change, settings), changes, stopped)
 
     return run
 
 
-async def record_changes(settings: Settings, client: "RedisClient", changes: "Sequence[Change]") -> None:
+async def record_change(settings: Settings, change: "Change") -> None:
     """What cannot be recorded is said, and fails nothing: it is done."""
+    from router.net.redis.connect import open_client
     from router.shared.audit.actors import command_line_actor
     from router.shared.audit.audit_log import AuditLog
     from router.store.admin.audit import audit_sender
 
+    # A connection of its own: that of an operation which was stopped may have a reply that nobody has read.
+    client = open_client(settings.redis_url, timeout=REPLY_TIMEOUT)
     seconds = settings.router.audit_days * 86400
-    audit = AuditLog(audit_sender(client), _report_unrecorded, router="", keep_seconds=seconds)
-    for change in changes:
+    try:
+        audit = AuditLog(audit_sender(client), _report_unrecorded, router="", keep_seconds=seconds)
         await audit.record(command_line_actor(), change)
+    finally:
+        await client.aclose()
 
 
 def _report_unrecorded(line: "AuditLine") -> None:
     if line.problem is not None:
-        print_err(f"roundhouse: done, but not recorded in the audit: {line.problem}")
+        done = "done, but " if line.change.details.get("result", "done") == "done" else ""
+        print_err(f"roundhouse: {done}not recorded in the audit: {line.problem}")
 
 
 def parse_filter(**parts: str | None) -> EntryFilter:

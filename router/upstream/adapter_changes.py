@@ -13,7 +13,7 @@ import msgspec
 from router.core.endpoints.errors.engine_errors import parse_refusal
 from router.errors import INVALID_REQUEST, NOT_FOUND, UPSTREAM, ApiError, bad_request
 from router.net.client.errors import EngineError
-from router.shared.audit.changes import Change, adapter_changed
+from router.shared.audit.changes import Change, adapter_changed, half_done
 from router.upstream.adapters import MAX_ID_LENGTH, MAX_ROOT_LENGTH, ListedAdapter, is_valid
 from router.upstream.client import EngineClient
 from router.upstream.engine import Engine
@@ -64,10 +64,20 @@ class EngineChange(msgspec.Struct, frozen=True):
         return self.state in ("loaded", "unloaded") or (self.state == "failed" and not refused)
 
 
-def audited_change(request: AdapterRequest, model: str, changes: Sequence[EngineChange], *, loads: bool) -> Change:
-    """What the audit says. `model`: the base model."""
+def audited_changes(
+    request: AdapterRequest, model: str, changes: Sequence[EngineChange], *, loads: bool
+) -> list[Change]:
+    """What the audit says: nothing if no engine is changed. `model`: the base model."""
+    if not any(each.may_be_done for each in changes):
+        return []
     states = [f"{each.engine}: {each.state}" for each in changes]
-    return adapter_changed(request.lora_name, model, states, loads=loads, in_place=request.load_inplace)
+    return [adapter_changed(request.lora_name, model, states, loads=loads, in_place=request.load_inplace)]
+
+
+def audited_stop(request: AdapterRequest, model: str, error: BaseException, *, loads: bool) -> Change:
+    """What the audit says of a change that ended before its engines have replied."""
+    change = adapter_changed(request.lora_name, model, (), loads=loads, in_place=request.load_inplace)
+    return half_done(change, error)
 
 
 def parse_adapter_request(body: bytes, *, loads: bool) -> AdapterRequest:

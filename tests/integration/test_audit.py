@@ -95,8 +95,8 @@ async def test_each_change_of_the_admin_api_is_recorded_with_its_key_and_logged(
     assert entries[0]["details"] == {"everywhere": True}
     end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(key["expires"]))
     assert entries[2]["details"] == {"name": "ci", "tenant": "acme", "expires": end}
-    assert entries[4]["details"] == {"entries": 1, "generations": 0}
-    assert entries[6]["details"] == {"text_length": 11, "entries": 0, "generations": 0}
+    assert entries[4]["details"] == {"entries": 1, "generations": 0, "result": "done"}
+    assert entries[6]["details"] == {"text_length": 11, "entries": 0, "generations": 0, "result": "done"}
     lines = [record for record in caplog.records if record.name == "roundhouse.audit"]
     facts = [record.facts for record in lines]  # type: ignore[attr-defined]
     seen = str(await client.xrange(AUDIT_KEY)) + json.dumps(entries) + str(facts) + caplog.text

@@ -16,7 +16,8 @@ from router.upstream.adapter_changes import (
     MAX_REQUEST,
     AdapterRequest,
     EngineChange,
-    audited_change,
+    audited_changes,
+    audited_stop,
     change_error,
     load_adapter,
     parse_adapter_request,
@@ -79,11 +80,14 @@ class AdapterAdmin:
         loads: bool,
     ) -> AdapterChange:
         model = self._base_model(request)
-        changes = await change(self._client, self._lists, self._catalog.engines_for(model), request)
+        changes = await self._audit.recorded(
+            http_request,
+            change(self._client, self._lists, self._catalog.engines_for(model), request),
+            lambda done: audited_changes(request, model, done, loads=loads),
+            lambda error: [audited_stop(request, model, error, loads=loads)],
+        )
         states = ", ".join(f"{each.engine}: {each.state}" for each in changes)
         log.info("adapter %r of the model %s: %s", request.lora_name, model, states)
-        if any(each.may_be_done for each in changes):
-            await self._audit.record(http_request, audited_change(request, model, changes, loads=loads))
         everywhere, purged = await publish_change(self._redis, model, request, changes)
         error = change_error(request.lora_name, changes)
         if error is not None:

@@ -1,6 +1,8 @@
 """The audit in the admin API: who sent a request that changed something, and GET /admin/audit."""
 
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 
@@ -8,11 +10,14 @@ from router.api.admin.query import query_count
 from router.errors import bad_request
 from router.shared.audit.audit_log import Audit
 from router.shared.audit.changes import ACTIONS, Change
+from router.shared.audit.recorded import recorded
 from router.store.admin.audit import MAX_PAGE, AuditQuery, check_audit, fetch_audit, is_entry_id
 from router.store.admin.scan import RedisClient
 
 _ACTOR: Final = "roundhouse.actor"  # the name in a request's scope
 _DEFAULT_LIMIT: Final = 100
+
+ResultT = TypeVar("ResultT")
 
 
 def note_actor(request: Request, actor: str) -> None:
@@ -28,6 +33,16 @@ class RequestAudit:
 
     async def record(self, request: Request, change: Change) -> None:
         await self._audit.record(request.scope[_ACTOR], change)
+
+    async def recorded(
+        self,
+        request: Request,
+        operation: Awaitable[ResultT],
+        changes: Callable[[ResultT], Sequence[Change]],
+        stopped: Callable[[BaseException], Sequence[Change]],
+    ) -> ResultT:
+        """An operation that a failure, or the end of this process, may stop half-way; see `recorded`."""
+        return await recorded(operation, partial(self.record, request), changes, stopped)
 
 
 class AuditAdmin:

@@ -14,10 +14,11 @@ from router.api.inference.endpoint import read_body
 from router.core.cache.entry_filter import MAX_PAGE_SIZE, EntryFilter, HexHash, KeyName
 from router.core.plural import pluralize
 from router.errors import bad_request
-from router.shared.audit.changes import answers_purged
+from router.shared.audit.changes import Change, entries_purged, purge_stopped
 from router.store.admin.entry_order import Order
-from router.store.admin.grep import MAX_ENTRIES, Bounds, describe_found, purge_found, search_answers
-from router.store.admin.scan import RedisClient
+from router.store.admin.grep import MAX_ENTRIES, Bounds, Found, describe_found, purge_found, search_answers
+from router.store.admin.purge import PurgeResult
+from router.store.admin.scan import LastCount, RedisClient
 
 log = logging.getLogger("roundhouse.admin")
 
@@ -56,12 +57,27 @@ def grep_handler(redis: RedisClient, audit: RequestAudit) -> Callable[[Request],
         result = await describe_found(redis, found, question.sort, question.limit)
         if not question.purge:
             return result
-        purged = await purge_found(redis, found)
+        purged = await _purge(redis, audit, request, scope, question.text, found)
         entries, generations = pluralize(purged.entries, "entry", "entries"), pluralize(purged.claims, "generation")
         # Neither the words of an answer nor those of a document may be logged.
         filters = [f"{name}={getattr(scope, name)}" for name in _FILTERS[:-1] if getattr(scope, name) is not None]
         log.info("purged by text among %s: %s, %s in progress", " ".join(filters) or "all", entries, generations)
-        await audit.record(request, answers_purged(scope, question.text, purged.entries, purged.claims))
         return replace(result, purge=purged)
 
     return grep
+
+
+async def _purge(
+    redis: RedisClient, audit: RequestAudit, request: Request, scope: EntryFilter, text: str, found: Found
+) -> PurgeResult:
+    count = LastCount()
+
+    def stopped(error: BaseException) -> list[Change]:
+        return [purge_stopped(scope, count.value, error, text=text)] if count.value is not None else []
+
+    return await audit.recorded(
+        request,
+        purge_found(redis, found, count),
+        lambda done: [entries_purged(scope, done.entries, done.claims, recorded=done.recorded, text=text)],
+        stopped,
+    )

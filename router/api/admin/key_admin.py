@@ -51,15 +51,19 @@ class KeyAdmin:
             tenant=wanted.tenant,
             name=wanted.name,
             expires_in=parse_expiry(wanted.expires),
+            on_written=lambda record: self._audit.record(request, key_created(record)),
         )
         log.info("created the key %s (%s) of the tenant %s", created.key_id, created.name, created.tenant)
-        change = key_created(created.key_id, created.name, created.tenant, created.expires)
-        await self._audit.record(request, change)
         return created
 
     async def revoke(self, request: Request) -> Any:
         tenant = request.query_params.get("tenant")
-        revoked = await revoke_key(self._redis, self._settings, request.path_params["key"], tenant)
+        revoked = await revoke_key(
+            self._redis,
+            self._settings,
+            request.path_params["key"],
+            tenant,
+            lambda record: self._audit.record(request, key_revoked(record)),
+        )
         log.info("revoked the key %s (%s) of the tenant %s", revoked.key_id, revoked.name, revoked.tenant)
-        await self._audit.record(request, key_revoked(revoked.key_id, revoked.name, revoked.tenant))
         return revoked

@@ -8,10 +8,9 @@ from starlette.requests import Request
 from router.api.admin.audit import RequestAudit
 from router.core.cache.entry_filter import EntryFilter, text_document_name
 from router.core.plural import pluralize
-from router.net.redis.errors import RedisBackendError
-from router.shared.audit.changes import entries_purged, purge_failed
+from router.shared.audit.changes import entries_purged, purge_stopped
 from router.store.admin.purge import PurgeResult, purge
-from router.store.admin.scan import RedisClient
+from router.store.admin.scan import LastCount, RedisClient
 
 log = logging.getLogger("roundhouse.admin")
 
@@ -20,11 +19,13 @@ async def audited_purge(
     redis: RedisClient, audit: RequestAudit, request: Request, entry_filter: EntryFilter
 ) -> PurgeResult:
     """Raises RedisBackendError; some entries may be gone then, so that is recorded, too."""
-    try:
-        result = await purge(redis, entry_filter)
-    except RedisBackendError as error:
-        await audit.record(request, purge_failed(entry_filter, error))
-        raise
+    count = LastCount()
+    result = await audit.recorded(
+        request,
+        purge(redis, entry_filter, count),
+        lambda done: [entries_purged(entry_filter, done.entries, done.claims, recorded=done.recorded)],
+        lambda error: [purge_stopped(entry_filter, count.value or 0, error)],
+    )
     # The filter may hold the full text of a document, which must not be logged.
     loggable = (
         entry_filter
@@ -33,5 +34,4 @@ async def audited_purge(
     )
     entries, generations = pluralize(result.entries, "entry", "entries"), pluralize(result.claims, "generation")
     log.info("purged %s: %s, %s in progress", loggable.to_json().decode(), entries, generations)
-    await audit.record(request, entries_purged(entry_filter, result.entries, result.claims, recorded=result.recorded))
     return result

@@ -184,8 +184,9 @@ def purge_command(
     as_json: JsonOption = False,
 ) -> None:
     """Purge entries, and generations in progress, in every router. Only what matches all of the options is purged."""
-    from router.shared.audit.changes import entries_purged
+    from router.shared.audit.changes import entries_purged, purge_stopped
     from router.store.admin.purge import count_entries, purge
+    from router.store.admin.scan import LastCount
 
     entry_filter = parse_filter(key=key, tenant=tenant, model=model, system=system, rag=rag, document=document)
     if entry_filter.all != everything:
@@ -204,13 +205,15 @@ def purge_command(
         if not confirm(question):
             fail("nothing was purged")
     with progress("entries purged") as on_purge:
+        count = LastCount(on_purge)
         result = with_redis(
             settings,
             config,
             with_audit(
                 settings,
-                lambda client: purge(client, entry_filter, on_purge),
+                lambda client: purge(client, entry_filter, count),
                 lambda done: [entries_purged(entry_filter, done.entries, done.claims, recorded=done.recorded)],
+                lambda error: [purge_stopped(entry_filter, count.value or 0, error)],
             ),
         )
     if as_json:

@@ -21,12 +21,13 @@ from router.commands.console import (
     write_json,
 )
 from router.commands.redis import parse_filter, with_audit, with_redis
-from router.core.cache.entry_filter import MAX_PAGE_SIZE
+from router.core.cache.entry_filter import MAX_PAGE_SIZE, EntryFilter
 from router.core.plural import pluralize
-from router.settings import DEFAULT_PATH
+from router.settings import DEFAULT_PATH, Settings
 
 if TYPE_CHECKING:  # imported by the command, since they would slow all others down
     from router.store.admin.grep import Found, GrepResult
+    from router.store.admin.purge import PurgeResult
     from router.store.admin.scan import RedisClient
 
 
@@ -45,8 +46,7 @@ def grep(
     """Find entries by the text of their answers, and purge them."""
     from msgspec.structs import replace
 
-    from router.shared.audit.changes import answers_purged
-    from router.store.admin.grep import Bounds, describe_found, purge_found, search_answers
+    from router.store.admin.grep import Bounds, describe_found, search_answers
 
     order = check_sort(sort)
     entry_filter = parse_filter(tenant=tenant, model=model)
@@ -66,16 +66,7 @@ def grep(
         question = f"Purge {pluralize(result.matches, 'entry', 'entries')}, and generations in progress at their keys?"
         if sys.stdin.isatty() and not yes and not confirm(question):
             fail("nothing was purged")
-        with progress("entries purged") as on_purge:
-            purged = with_redis(
-                settings,
-                config,
-                with_audit(
-                    settings,
-                    lambda client: purge_found(client, found, on_purge),
-                    lambda done: [answers_purged(entry_filter, text, done.entries, done.claims)],
-                ),
-            )
+        purged = _purge(settings, config, entry_filter, text, found)
         result = replace(result, purge=purged)
         if not as_json:
             typer.echo(describe_purge(purged))
@@ -86,6 +77,26 @@ def grep(
         fail(FULL)
     if do_purge and not result.everything:
         fail("not all entries were searched, so more may match; repeat it with a larger --max-entries")
+
+
+def _purge(settings: Settings, config: Path, scope: EntryFilter, text: str, found: "Found") -> "PurgeResult":
+    from router.shared.audit.changes import Change, entries_purged, purge_stopped
+    from router.store.admin.grep import purge_found
+    from router.store.admin.scan import LastCount
+
+    with progress("entries purged") as on_purge:
+        count = LastCount(on_purge)
+
+        def stopped(error: BaseException) -> list[Change]:
+            return [purge_stopped(scope, count.value, error, text=text)] if count.value is not None else []
+
+        audited = with_audit(
+            settings,
+            lambda client: purge_found(client, found, count),
+            lambda done: [entries_purged(scope, done.entries, done.claims, recorded=done.recorded, text=text)],
+            stopped,
+        )
+        return with_redis(settings, config, audited)
 
 
 def _write_summary(result: "GrepResult", *, would_purge: bool) -> None:

@@ -91,17 +91,22 @@ def import_from(
     as_json: JsonOption = False,
 ) -> None:
     """Store the entries of an exported file. An entry that is in Redis already and not older is kept."""
-    from router.shared.audit.changes import entries_imported
+    from router.shared.audit.changes import Change, entries_imported
     from router.store.admin.export_import import ImportLineError, import_entries, read_lines
+    from router.store.admin.scan import LastCount
 
     settings = load_settings(config)
+    stored = LastCount()
 
     async def work(client: "RedisClient") -> "ImportResult":
         with _open_input(file) as stream, progress("entries imported") as on_progress:
-            return await import_entries(client, read_lines(stream.readline), on_progress)
+            return await import_entries(client, read_lines(stream.readline), on_progress, stored)
+
+    def stopped(error: BaseException) -> list[Change]:
+        return [entries_imported(file.name, stored.value, error)] if stored.value is not None else []
 
     try:
-        audited = with_audit(settings, work, lambda done: [entries_imported(file.name, done.stored)])
+        audited = with_audit(settings, work, lambda done: [entries_imported(file.name, done.stored)], stopped)
         result = with_redis(settings, config, audited)
     except ImportLineError as error:
         fail(f"{file}: {error}")

@@ -5,6 +5,7 @@ The commands ask the engines directly, and tell the routers through Redis.
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,8 +24,9 @@ from router.commands.console import (
     write_table,
 )
 from router.commands.engines.engine_access import probe_engines, with_announced
-from router.commands.redis import record_changes, with_redis
+from router.commands.redis import record_change, with_redis
 from router.commands.suggestions import command_group
+from router.commands.termination import cancelled_by_signals
 from router.core.plural import pluralize
 from router.errors import ApiError
 from router.settings import DEFAULT_PATH, Settings
@@ -139,7 +141,8 @@ async def _change_at_engines(
 ) -> ChangeResult:
     from router.flow.replicas.adapter_publication import publish_change
     from router.net.client.transport import HTTPTransport
-    from router.upstream.adapter_changes import audited_change, load_adapter, unload_adapter
+    from router.shared.audit.recorded import recorded
+    from router.upstream.adapter_changes import audited_changes, audited_stop, load_adapter, unload_adapter
     from router.upstream.client import EngineClient
     from router.upstream.configured_catalog import build_catalog
     from router.upstream.model_lists import ModelListReader
@@ -148,11 +151,15 @@ async def _change_at_engines(
     client = EngineClient(HTTPTransport(), connect_timeout=settings.timeouts.connect)
     try:
         change = load_adapter if loads else unload_adapter
-        changes = await change(client, ModelListReader(catalog, client), catalog.engines_for(model), request)
+        with cancelled_by_signals():
+            changes = await recorded(
+                change(client, ModelListReader(catalog, client), catalog.engines_for(model), request),
+                partial(record_change, settings),
+                lambda done: audited_changes(request, model, done, loads=loads),
+                lambda error: [audited_stop(request, model, error, loads=loads)],
+            )
     finally:
         await client.aclose()
-    if any(each.may_be_done for each in changes):
-        await record_changes(settings, redis, [audited_change(request, model, changes, loads=loads)])
     everywhere, purged = await publish_change(redis, model, request, changes)
     return ChangeResult(request.lora_name, model, changes, everywhere, purged)
 

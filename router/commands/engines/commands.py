@@ -8,6 +8,7 @@ import itertools
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -34,14 +35,15 @@ from router.commands.engines.engine_explain import explain
 from router.commands.engines.engine_list import list_command
 from router.commands.engines.logs import logs
 from router.commands.engines.switch import rollback, switch
-from router.commands.redis import record_changes, with_audit, with_redis
+from router.commands.redis import record_change, with_redis
 from router.commands.suggestions import command_group
-from router.commands.termination import Termination
+from router.commands.termination import Termination, cancelled_by_signals
 from router.settings import DEFAULT_PATH, EMBEDDED, Settings
 
 if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
     from router.net.redis.commands import Command
     from router.shared.audit.changes import Change
+    from router.store.admin.scan import RedisClient
     from router.upstream.engine import Engine
 
 POLL_INTERVAL: Final = 0.5
@@ -184,8 +186,8 @@ def restart(
     as_json: JsonOption = False,
 ) -> None:
     """Drain an engine that `roundhouse up` has started, restart it when it is idle, and resume it."""
-    from router.commands.engines.restart import is_up_running, request_restart
-    from router.shared.audit.changes import engine_drained, engine_restarted, engine_resumed
+    from router.commands.engines.restart import is_up_running
+    from router.shared.audit.changes import engine_drained, engine_resumed
     from router.shared.engines.drains import drain_command, resume_command
 
     before = load_settings(config)
@@ -201,7 +203,7 @@ def restart(
         if not _wait_with_progress(settings, [name], timeout, termination.check)[name]:
             fail(f"engine {name} did not become idle within {timeout:g}s; it was not restarted")
         print_err(f"{name} is idle; restarting it")
-        error = request_restart(settings.control_socket, name, timeout)
+        error = _restart_with_audit(settings, name, timeout)
     except TimeoutError:
         fail(f"engine {name} was not ready {timeout:g}s after its restart; see `roundhouse engines logs {name}`")
     finally:
@@ -209,26 +211,55 @@ def restart(
             _send_changes(config, {name: resume_command(name)}, engine_resumed)
     if error is not None:
         fail(f"engine {name} was not restarted: {error}")
-    with_redis(settings, config, lambda client: record_changes(settings, client, [engine_restarted(name)]))
     if as_json:
         write_json({"engine": name, "restarted": True, "drained": was_drained})
     else:
         typer.echo(f"{name} is restarted" + ("; it stays drained" if was_drained else " and back in service"))
 
 
+def _restart_with_audit(settings: Settings, name: str, timeout: float) -> str | None:
+    """None, or why the engine is not ready. Raises TimeoutError."""
+    from router.commands.engines.restart import request_restart
+    from router.shared.audit.changes import INTERRUPTED, engine_restarted, failed
+
+    result: str | None = INTERRUPTED
+    try:
+        error = request_restart(settings.control_socket, name, timeout)
+        result = failed(error) if error is not None else None
+    except TimeoutError:
+        result = failed(f"not ready after {timeout:g}s")
+        raise
+    finally:
+        asyncio.run(record_change(settings, engine_restarted(name, result)))
+    return error
+
+
 def _send_changes(config: Path, commands: "Mapping[str, Command]", change_of: "Callable[[str], Change]") -> Settings:
     """`commands`: by engine; all are sent, or none if there is no such engine. `change_of`: for the audit."""
+    from router.net.redis.errors import CommandRefusedError, WritesRefusedError
+    from router.shared.audit.changes import Change, half_done
+    from router.shared.audit.recorded import recorded, uninterrupted
     from router.store.admin.scan import execute_commands
 
     settings, _ = with_announced(load_settings(config), config)
     known = engine_names(settings)
     if unknown := [name for name in commands if name not in known]:
         fail(f"{config}: no engine {', '.join(map(repr, unknown))}; engines: {', '.join(known)}", EXIT_USAGE)
-    send = with_audit(
-        settings,
-        lambda client: execute_commands(client, list(commands.values())),
-        lambda _: [change_of(name) for name in commands],
-    )
+
+    async def send(client: "RedisClient") -> None:
+        def stopped(error: BaseException) -> list[Change]:
+            is_refused = isinstance(error, (CommandRefusedError, WritesRefusedError))
+            return [] if is_refused else [half_done(Change(change_of(name).action, name), error) for name in commands]
+
+        sending = recorded(
+            execute_commands(client, list(commands.values())),
+            partial(record_change, settings),
+            lambda _: [change_of(name) for name in commands],
+            stopped,
+        )
+        with cancelled_by_signals():
+            await uninterrupted(sending)  # a round trip, which a signal must not part from its record
+
     with_redis(settings, config, send)
     return settings
 

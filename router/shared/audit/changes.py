@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from msgspec.structs import replace
 
+from router.core.api_keys import KeyRecord
 from router.core.cache.entry_filter import EntryFilter, text_document_name
 from router.core.printable import escape_unprintable
 
@@ -25,6 +26,11 @@ MAX_TEXT: Final = 200
 
 MAX_NAMES: Final = 20
 """Names in a list; of a longer one, the others are counted."""
+
+INTERRUPTED: Final = "interrupted"
+"""The `result` of a change that a signal, or the end of the router, has ended half-way."""
+
+_DONE: Final = "done"
 
 Detail = str | int | bool | Sequence[str] | None
 
@@ -68,8 +74,9 @@ def engine_resumed(engine: str, *, everywhere: bool = True) -> Change:
     return Change("resume", engine, {"everywhere": everywhere})
 
 
-def engine_restarted(engine: str) -> Change:
-    return Change("restart", engine)
+def engine_restarted(engine: str, result: str | None = None) -> Change:
+    """`result`: None if it is ready again."""
+    return Change("restart", engine, {"result": result})
 
 
 def engines_switched(
@@ -79,25 +86,40 @@ def engines_switched(
     return Change(action, engine, {"model": model, "revision": revision, "engines": versions})
 
 
-def entries_purged(scope: EntryFilter, entries: int, generations: int, *, recorded: bool) -> Change:
-    """`recorded`: see PurgeResult."""
-    counts = {"entries": entries, "generations": generations}
+def result_text(error: BaseException) -> str:
+    """The `result` of a change that ended half-way."""
+    return failed(str(error) or type(error).__name__) if isinstance(error, Exception) else INTERRUPTED
+
+
+def failed(problem: str) -> str:
+    return f"failed: {problem}"
+
+
+def half_done(change: Change, error: BaseException) -> Change:
+    """One that may be done or not."""
+    return change._replace(details={**change.details, "result": result_text(error)})
+
+
+def entries_purged(
+    scope: EntryFilter, entries: int, generations: int, *, recorded: bool, text: str | None = None
+) -> Change:
+    """`recorded`: see PurgeResult. `text`: None unless only answers that have it were purged."""
+    counts = {**_length(text), "entries": entries, "generations": generations, "result": _DONE}
     return Change("purge", filter_text(scope), counts if recorded else {**counts, "recorded": False})
 
 
-def purge_failed(scope: EntryFilter, error: Exception) -> Change:
-    """It may have deleted some entries."""
-    return Change("purge", filter_text(scope), {"failed": str(error)})
+def purge_stopped(scope: EntryFilter, entries: int, error: BaseException, *, text: str | None = None) -> Change:
+    """`entries`: those that are known to be deleted; some more may be."""
+    return Change("purge", filter_text(scope), {**_length(text), "entries": entries, "result": result_text(error)})
 
 
-def answers_purged(scope: EntryFilter, text: str, entries: int, generations: int) -> Change:
-    """A purge of the entries whose answers have a text."""
-    details = {"text_length": len(text), "entries": entries, "generations": generations}
-    return Change("purge", filter_text(scope), details)
+def _length(text: str | None) -> dict[str, Detail]:
+    return {"text_length": len(text)} if text is not None else {}
 
 
-def entries_imported(source: str, stored: int) -> Change:
-    return Change("import", source, {"entries": stored})
+def entries_imported(source: str, stored: int, error: BaseException | None = None) -> Change:
+    """`error`: why it ended half-way; then some more may be stored."""
+    return Change("import", source, {"entries": stored, "result": _DONE if error is None else result_text(error)})
 
 
 def configuration_reloaded(router: str, settings: Sequence[str]) -> Change:
@@ -105,14 +127,13 @@ def configuration_reloaded(router: str, settings: Sequence[str]) -> Change:
     return Change("reload", router, {"changed": settings or "nothing"})
 
 
-def key_created(key_id: str, name: str, tenant: str, expires: float | None) -> Change:
-    """`expires`: in seconds since the epoch."""
-    end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires)) if expires is not None else None
-    return Change("key_created", key_id, {"name": name, "tenant": tenant, "expires": end})
+def key_created(record: KeyRecord) -> Change:
+    end = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.expires)) if record.expires is not None else None
+    return Change("key_created", record.id, {"name": record.name, "tenant": record.tenant, "expires": end})
 
 
-def key_revoked(key_id: str, name: str, tenant: str) -> Change:
-    return Change("key_revoked", key_id, {"name": name, "tenant": tenant})
+def key_revoked(record: KeyRecord) -> Change:
+    return Change("key_revoked", record.id, {"name": record.name, "tenant": record.tenant})
 
 
 def adapter_changed(adapter: str, model: str, engines: Sequence[str], *, loads: bool, in_place: bool) -> Change:

@@ -121,10 +121,11 @@ def _encode_value(value: bytes) -> Any:
 
 
 async def import_entries(
-    client: RedisClient, lines: Iterable[bytes], progress: OnProgress = no_progress
+    client: RedisClient, lines: Iterable[bytes], progress: OnProgress = no_progress, on_stored: OnProgress = no_progress
 ) -> ImportResult:
-    """Store the entries of lines; `progress` gets the number read. Raises RedisBackendError and ImportLineError.
+    """Store the entries of lines. Raises RedisBackendError and ImportLineError.
 
+    - `progress` gets the number read; `on_stored` that of those stored: 0 before the first, and then after each batch.
     - A stored entry that is as new or newer is kept.
     - An entry keeps the expiry that it had where it was exported.
     - All lines before an invalid line are stored, and none after it; repeating the import does no harm.
@@ -137,11 +138,15 @@ async def import_entries(
 
     async def store() -> None:
         nonlocal stored, older, size
+        if batch:
+            on_stored(stored)
         replies = await execute_commands(client, batch)
         stored += sum(replies)
         older += len(replies) - sum(replies)
         batch.clear()
         size = 0
+        if replies:
+            on_stored(stored)
         progress(read)
 
     for number, line in enumerate(lines, 1):

@@ -1,7 +1,7 @@
 """Creates, lists and revokes the API keys that live in Redis; see key_confirmation for when a change is in effect."""
 
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,6 +22,7 @@ from router.errors import NOT_FOUND, ApiError, bad_request
 from router.net.redis.errors import RedisBackendError
 from router.settings import Settings
 from router.settings.units import Seconds, parse_quantity
+from router.shared.audit.recorded import uninterrupted
 from router.shared.credentials.key_records import (
     PRESENCE_LIFETIME,
     Presence,
@@ -40,6 +41,10 @@ from router.store.admin.key_confirmation import Confirmation, wait_for_routers
 from router.store.admin.scan import RedisClient, execute_commands, read_redis_clock
 
 _MAX_REMOVED: Final = 500  # records in one command
+
+
+async def _ignore(_: KeyRecord) -> None:
+    pass
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +96,18 @@ class _State(NamedTuple):
     now: float
 
 
+OnWritten = Callable[[KeyRecord], Awaitable[None]]
+"""Called when Redis has a changed record, before the routers have confirmed it."""
+
+
 async def create_key(
-    client: RedisClient, settings: Settings, *, tenant: str, name: str, expires_in: float | None
+    client: RedisClient,
+    settings: Settings,
+    *,
+    tenant: str,
+    name: str,
+    expires_in: float | None,
+    on_written: OnWritten = _ignore,
 ) -> NewKey:
     """`expires_in` seconds; None is never. Raises ApiError for an invalid argument, and RedisBackendError."""
     _check_request(settings, tenant, name, expires_in)
@@ -114,14 +129,20 @@ async def create_key(
         created=state.now,
         expires=state.now + expires_in if expires_in is not None else None,
     )
-    confirmation = await _write(client, record, state)
+    confirmation = await _write(client, record, state, on_written)
     return NewKey(
         key=key, key_id=record.id, tenant=tenant, name=name, created=record.created, expires=record.expires,
         routers=confirmation,
     )  # fmt: skip
 
 
-async def revoke_key(client: RedisClient, settings: Settings, id_or_name: str, tenant: str | None = None) -> RevokedKey:
+async def revoke_key(
+    client: RedisClient,
+    settings: Settings,
+    id_or_name: str,
+    tenant: str | None = None,
+    on_written: OnWritten = _ignore,
+) -> RevokedKey:
     """Idempotent, by name too. `tenant`: the one that has a key of this name. Raises ApiError and RedisBackendError."""
     state = await _read_state(client)
     records = state.records.by_id.values()
@@ -134,7 +155,7 @@ async def revoke_key(client: RedisClient, settings: Settings, id_or_name: str, t
     if any(found[0].hash in tenant.keys for tenant in settings.tenant):  # the routers would go on accepting it
         raise _is_configured()
     record = found[0] if found[0].revoked is not None else replace(found[0], revoked=state.now)
-    confirmation = await _write(client, record, state)
+    confirmation = await _write(client, record, state, on_written)
     return RevokedKey(
         key_id=record.id, tenant=record.tenant, name=record.name, revoked=record.revoked or 0, routers=confirmation
     )
@@ -220,16 +241,21 @@ async def _remove_obsolete(client: RedisClient, state: _State) -> list[KeyRecord
     return [record for record in state.records.by_id.values() if record.id not in removed]
 
 
-async def _write(client: RedisClient, record: KeyRecord, state: _State) -> Confirmation:
+async def _write(client: RedisClient, record: KeyRecord, state: _State, on_written: OnWritten) -> Confirmation:
     # Later than what any process applies: Redis may have lost the records, and its clock may be behind.
     known = max([state.records.version, *[presence.version for presence in state.presences.values()]])
     (command,) = merge_commands([record], known)
-    (reply,) = await execute_commands(client, [command])
-    if not isinstance(reply, list):
-        raise RedisBackendError("the key of the records has a value of another type")
-    if not reply[0] and record.revoked is None:
-        raise ApiError(409, "Another key got the same id at this moment; create one again.", code="key_exists")
-    return await wait_for_routers(client, int(reply[1]))
+
+    async def write() -> int:
+        (reply,) = await execute_commands(client, [command])
+        if not isinstance(reply, list):
+            raise RedisBackendError("the key of the records has a value of another type")
+        if not reply[0] and record.revoked is None:
+            raise ApiError(409, "Another key got the same id at this moment; create one again.", code="key_exists")
+        await on_written(record)
+        return int(reply[1])
+
+    return await wait_for_routers(client, await uninterrupted(write()))
 
 
 def parse_expiry(value: Any) -> float | None:

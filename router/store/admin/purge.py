@@ -46,8 +46,9 @@ class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = no_progress) -> PurgeResult:
-    """Delete the entries that a filter matches. `progress` gets the number deleted. Raises RedisBackendError.
+    """Delete the entries that a filter matches. Raises RedisBackendError.
 
+    - `progress` gets the number deleted: 0 before anything is changed, and then after each batch.
     - The record exists before anything is deleted. A purge that fails half-way is completed by repeating it.
     - A Redis that is full still deletes. That may make room for the record; else the result says that there is none.
     - Redis is never blocked: it deletes some hundreds of keys at a time, and frees their memory in the background.
@@ -55,14 +56,15 @@ async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = 
     - It deletes the recent requests that the filter matches, too.
     """
     # The record, then the leases, then the entries: the module's docstring has the reasons.
+    progress(0)
     record = await _try_record(client, scope)
     claims = 0 if scope.document is not None else await _purge_claims(client, scope)
     entries = 0
     async for keys in scan_entries(client, scope):
         # UNLINK frees the memory in the background.
         entries += sum(await execute_commands(client, [("UNLINK", key) for key in keys]))
-        await execute_commands(client, _hit_removals(keys))
         progress(entries)
+        await execute_commands(client, _hit_removals(keys))
     await _purge_recent_prompts(client, scope)
     record = record or await _try_record(client, scope)
     return PurgeResult(

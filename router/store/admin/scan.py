@@ -39,6 +39,18 @@ def no_progress(_: int) -> None:
     """Reports nothing."""
 
 
+class LastCount:
+    """An OnProgress that keeps the latest number. `value`: None until there is one, so nothing is changed yet."""
+
+    def __init__(self, show: OnProgress = no_progress) -> None:
+        self.value: int | None = None
+        self._show = show
+
+    def __call__(self, value: int) -> None:
+        self.value = value
+        self._show(value)
+
+
 @contextlib.contextmanager
 def map_redis_errors() -> Iterator[None]:
     try:
