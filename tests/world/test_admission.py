@@ -1,6 +1,7 @@
 """Engines have a concurrency limit; further requests wait in a bounded queue, for a bounded time."""
 
 import asyncio
+import logging
 from typing import Any
 
 import httpx
@@ -318,6 +319,34 @@ async def test_a_request_that_waits_too_long_gets_an_error(world: World, stream:
     here.finish()
     assert chat_text(await first) == "one two"
     assert len(here.engine.bodies) == 1, "the engine got no request"
+
+
+@pytest.mark.parametrize(("heartbeat", "status", "start"), [("0s", 503, "{"), ("100ms", 200, ": heartbeat")])
+@scenario
+async def test_a_stream_counts_as_refused_if_it_waits_too_long_also_after_a_heartbeat(
+    world: World, caplog: pytest.LogCaptureFixture, heartbeat: str, status: int, start: str
+) -> None:
+    here = await setting(world, rest=f'[timeouts]\nqueue = "300ms"\nheartbeat = "{heartbeat}"\n{ADMIN_KEY}')
+    first = here.ask("first")
+    await here.started_requests(1)
+    with caplog.at_level(logging.INFO, "roundhouse.access"):
+        answer = await here.router.chat("second", stream=True)
+    assert (answer.status_code, answer.text.startswith(start)) == (status, True)
+    assert '"code":"queue_timeout"' in answer.text
+    lines = [record.getMessage() for record in caplog.records if record.name == "roundhouse.access"]
+    assert " status=503 outcome=refused " in lines[0]
+    metrics = await here.router.metrics()
+    assert metrics['llm_requests_rejected_total{reason="queue_timeout",tenant="default"}'] == 1
+    assert [name for name in metrics if name.startswith("llm_requests_total") and 'status="503"' in name]
+    (shown,) = (await here.router.http.get("/admin/requests", headers=ADMIN)).json()["requests"]
+    assert (shown["outcome"], shown["status"], shown["error"]) == ("refused", 503, "queue_timeout")
+
+    async def is_in_usage() -> bool:
+        return "queue_timeout" in (await here.router.http.get("/admin/usage", headers=ADMIN)).text
+
+    await eventually(is_in_usage)
+    here.finish()
+    await first
 
 
 @scenario

@@ -176,12 +176,13 @@ class InferenceEndpoint:
     async def _send_api_error(
         self, exchange: Exchange, error: ApiError, caller: Caller, client: ClientConnection
     ) -> None:
-        if caller.has_begun:  # it has been waiting in a stream
-            await self._send_error_event(exchange, error, caller.send)
-            return
+        # Also after comments in a stream: its client has got nothing else, and what went wrong counts the same.
         exchange.status = error.status
         exchange.outcome = "refused"
         exchange.error_reason = error.reason
+        if caller.has_begun:
+            await self._send_error_event(exchange, error, caller.send)
+            return
         body = self._endpoint.errors.body(error, exchange.request_id)
         client.start_response(
             error.status, self._header_lines(exchange, caller) + header_lines(_error_headers(error)), len(body)
@@ -200,11 +201,14 @@ class InferenceEndpoint:
         error = unavailable("The router is shutting down.", code="stopping")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SHUTDOWN_SEND_TIMEOUT):
-                await self._send_api_error(exchange, error, caller, client)
+                if caller.has_begun:
+                    exchange.outcome, exchange.error_reason = "failed", error.reason
+                    await self._send_error_event(exchange, error, caller.send)
+                else:
+                    await self._send_api_error(exchange, error, caller, client)
 
     async def _send_error_event(self, exchange: Exchange, error: ApiError, send: AsgiSend) -> None:
         """Ends a response that has begun."""
-        exchange.outcome, exchange.error_reason = "failed", error.reason
         # A JSON body that remains incomplete makes the server close the connection.
         if exchange.stream and self._endpoint.streaming is not None:
             stream = exchange.broken_stream or BrokenStream(exchange.request_id, exchange.model or "", int(time.time()))
