@@ -303,7 +303,7 @@ async def test_no_text_makes_markdown_slow(page: Page) -> None:
         "_ ",
     ]
     for piece, taken in await page.evaluate(script, [[piece, 100_000 // len(piece)] for piece in pieces]):
-        assert taken < 3000, piece
+        assert taken < 10_000, piece  # half a second on a free machine
 
 
 async def test_an_answer_of_very_many_lines_is_shown_and_a_huge_one_is_cut(page: Page) -> None:

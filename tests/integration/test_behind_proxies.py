@@ -55,7 +55,7 @@ async def open_site(name: str, folder: Path, redis: RedisServer) -> AsyncIterato
         stack.push_async_callback(mistral.stop)
         engines = {"llama": ("llama", "any", llama.url), "mistral": ("mistral", "any", mistral.url)}
         for router_name in ("one", "two"):
-            text = router_config(redis.url, engines, router='drain = "2s"')
+            text = router_config(redis.url, engines, router='drain = "5s"')
             routers.append(RouterProcess(folder, text, name=router_name))
             stack.callback(routers[-1].kill)
             routers[-1].start()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,8 +62,13 @@ async def test_a_running_router_uses_the_engines_until_they_are_stopped(
 
     await eventually(lambda: has_extra(True))
     assert (await router.chat("The sea?")).headers["x-engine"] == "extra"
-    listed = await run_cli("engines", "list", "-c", str(launcher.config), "--json")
-    (row,) = listed.json_lines()
+
+    async def seen() -> Any:
+        """The row; the command waits for a second only until a router has told what it sees."""
+        (row,) = (await run_cli("engines", "list", "-c", str(launcher.config), "--json")).json_lines()
+        return row if row["seen_by"] else None
+
+    row = await eventually(seen)
     assert (row["name"], row["up"]) == ("extra", True)
     # It is the router that knows what engines hold.
     assert row["seen_by"] == f"{socket.gethostname()}:{os.getpid()}"

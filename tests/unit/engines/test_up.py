@@ -178,7 +178,7 @@ async def test_a_second_ctrl_c_does_not_wait_for_responses_in_progress(up: Calla
         tree.process.send_signal(signal.SIGINT)
         await tree.wait_for_output("Ctrl-C again")
         tree.process.send_signal(signal.SIGINT)
-        assert await eventually(lambda: tree.process.poll() is not None, timeout=10)
+        assert await eventually(lambda: tree.process.poll() is not None, timeout=20)  # less than `grace`
     assert await tree.ended() == 0
 
 
