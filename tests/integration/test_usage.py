@@ -1,5 +1,6 @@
 """The usage of tenants and API keys: from requests to Redis, the command, the admin API and the tenant's own page."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from router.core.api_keys import hash_key, key_id
 from router.core.cache.redis_keys import savings_key, usage_key
+from router.process.wiring.redis_link import ADMIN_REDIS_TIMEOUT
 from router.shared.accounting import ledger, usage
 from router.shared.accounting.daily_sums import days_until, decode_sums
 from tests.support.cli_helpers import run_cli
@@ -237,6 +239,23 @@ async def test_without_redis_the_usage_is_not_available(
     router = await make_router(router_config(own_redis.url, engines.as_config(), rest=tables()))
     own_redis.kill()
     answer = await router.http.get("/v1/usage", headers=bearer(ACME))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "redis_down")
+
+
+async def test_without_redis_an_administrator_is_told_at_once(
+    own_redis: RedisServer, make_router: MakeRouter, engines: EngineSet
+) -> None:
+    await own_redis.start()
+    router = await make_router(router_config(own_redis.url, engines.as_config(), rest=tables()))
+    own_redis.freeze()
+
+    async def is_known() -> bool:
+        return bool((await router.http.get("/healthz")).json()["redis"] == "down")
+
+    await eventually(is_known)
+    async with asyncio.timeout(ADMIN_REDIS_TIMEOUT / 2):
+        answer = await router.http.get("/admin/tenants", headers=ADMIN)
+    own_redis.thaw()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "redis_down")
 
 
