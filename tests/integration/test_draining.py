@@ -14,6 +14,7 @@ from tests.support.cli_helpers import CommandResult, run_cli
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
+from tests.support.scripted_engine import Request, Response, json_response, served
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -103,6 +104,32 @@ async def test_an_engine_that_stays_busy_leaves_the_others_their_time(
     assert "engine llama-chat did not become idle within 2s; it stays drained" in result.stderr
     resumed = await command(file, "resume", "llama-chat", "llama-code")
     assert resumed.stdout == "llama-chat is back in service\nllama-code is back in service\n"
+
+
+async def test_each_engine_is_waited_for_although_another_does_not_report_its_requests(
+    guarded: RouterServer, redis_server: RedisServer, engines: EngineSet, tmp_path: Path
+) -> None:
+    path = tmp_path / "silent.toml"
+    await engines.chat.set_faults({"fault": "stall", "after": 2})
+    async with served(_answer) as silent:
+        named = {"silent": ("llama", "any", silent), "busy": ("llama", "any", engines.chat.url)}
+        path.write_text(router_config(redis_server.url, named))
+        body = chat_body("The sea?", stream=True)
+        async with guarded.http.stream("POST", "/v1/chat/completions", json=body):
+            result = await command(path, "drain", "silent", "busy", "--wait", "--timeout", 1, "--json")
+    assert {row["engine"]: row["idle"] for row in result.json_lines()} == {"silent": None, "busy": False}
+    assert result.stderr.splitlines()[-2:] == [
+        "roundhouse: engine silent is up but does not report its running requests",
+        "roundhouse: engine busy did not become idle within 1s; it stays drained",
+    ]
+    assert result.code == 1
+
+
+async def _answer(request: Request) -> Response:
+    """An engine without metrics."""
+    return json_response(
+        {"data": []} if request.path == "/v1/models" else {}, 404 if request.path == "/metrics" else 200
+    )
 
 
 async def test_an_engine_that_is_down_is_idle(redis_server: RedisServer, redis: Any, tmp_path: Path) -> None:

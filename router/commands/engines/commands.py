@@ -16,6 +16,7 @@ import typer
 from msgspec.structs import replace
 
 from router.commands.console import (
+    EXIT_FAILED,
     EXIT_USAGE,
     ConfigOption,
     EngineKindOption,
@@ -152,9 +153,14 @@ def drain(
             write_json({"engine": each, "drained": True, "idle": idle.get(each)})
         else:
             typer.echo(f"{each} is drained" + (" and idle" if idle.get(each) else ""))
-    if busy := [each for each in idle if not idle[each]]:
+    problems = [_unknown(each) for each in idle if idle[each] is None]
+    if busy := [each for each in idle if idle[each] is False]:
         noun, stay = ("engine", "it stays") if len(busy) == 1 else ("engines", "they stay")
-        fail(f"{noun} {', '.join(busy)} did not become idle within {timeout:g}s; {stay} drained")
+        problems.append(f"{noun} {', '.join(busy)} did not become idle within {timeout:g}s; {stay} drained")
+    for problem in problems:
+        print_err(f"roundhouse: {problem}")
+    if problems:
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command()
@@ -200,7 +206,10 @@ def restart(
     was_drained = name in with_announced(before, config)[1]
     settings = _send_changes(config, {name: drain_command(name)}, engine_drained)
     try:
-        if not _wait_with_progress(settings, [name], timeout, termination.check)[name]:
+        is_idle = _wait_with_progress(settings, [name], timeout, termination.check)[name]
+        if is_idle is None:
+            fail(f"{_unknown(name)}; it was not restarted")
+        if not is_idle:
             fail(f"engine {name} did not become idle within {timeout:g}s; it was not restarted")
         print_err(f"{name} is idle; restarting it")
         error = _restart_with_audit(settings, name, timeout)
@@ -266,8 +275,8 @@ def _send_changes(config: Path, commands: "Mapping[str, Command]", change_of: "C
 
 def _wait_with_progress(
     settings: Settings, names: Sequence[str], timeout: float, check: Callable[[], None] = lambda: None
-) -> dict[str, bool]:
-    """By engine, whether it becomes idle. `check` is called after each poll."""
+) -> dict[str, bool | None]:
+    """By engine, whether it becomes idle; None if it does not report that. `check` is called after each poll."""
     deadline = time.monotonic() + timeout
     with progress("polls for running requests") as show_poll:
         polls = itertools.count(1)
@@ -276,14 +285,14 @@ def _wait_with_progress(
             show_poll(next(polls))
             check()
 
-        async def wait() -> list[bool]:
+        async def wait() -> list[bool | None]:
             return await asyncio.gather(*(_wait_until_idle(settings, each, deadline, on_poll) for each in names))
 
         return dict(zip(names, asyncio.run(wait()), strict=True))
 
 
-async def _wait_until_idle(settings: Settings, name: str, deadline: float, on_poll: Callable[[], None]) -> bool:
-    """Whether an engine becomes idle before `deadline`, an instant of time.monotonic."""
+async def _wait_until_idle(settings: Settings, name: str, deadline: float, on_poll: Callable[[], None]) -> bool | None:
+    """Whether an engine becomes idle before `deadline`, an instant of time.monotonic; None if it does not say."""
     polls = idle_polls = 0
     last_reported: float | None = None
     while idle_polls < _IDLE_POLLS:
@@ -296,12 +305,16 @@ async def _wait_until_idle(settings: Settings, name: str, deadline: float, on_po
         on_poll()
         request_count = _request_count(engine)
         if request_count is None:
-            fail(f"engine {name} is up but does not report its running requests")
+            return None
         if request_count and request_count != last_reported:
             print_err(f"{name}: {request_count:g} running or waiting")
         last_reported = request_count
         idle_polls = idle_polls + 1 if request_count == 0 else 0
     return True
+
+
+def _unknown(name: str) -> str:
+    return f"engine {name} is up but does not report its running requests"
 
 
 def _request_count(engine: "Engine") -> float | None:
