@@ -18,7 +18,7 @@ class StoreFixture:
     """A store on its own pipeline; without a local cache, unless it is given one that is kept coherent elsewhere."""
 
     def __init__(
-        self, url: str, *, timeout: float = 0.5, retry: float = 0.02, local: LocalCache | None = None,
+        self, url: str, *, timeout: float = 2.5, retry: float = 0.02, local: LocalCache | None = None,
         max_backlog: int = MAX_BACKLOG, on_damaged: Callable[[], object] = lambda: None,
         on_purged: Callable[[EntryFilter], None] = lambda _: None,
     ) -> None:  # fmt: skip

@@ -140,7 +140,7 @@ async def test_an_engine_that_could_not_be_resumed_is_resumed_when_redis_is_up_a
     own_redis: RedisServer,
 ) -> None:
     await own_redis.start()
-    client = open_client(own_redis.url, timeout=0.2)
+    client = open_client(own_redis.url, timeout=0.5)
     watched = await slow(client)
 
     async def run_and_lose_redis(*, stalled: bool) -> Outcome:

@@ -75,7 +75,7 @@ async def listen() -> AsyncIterator[Listen]:
         def make_listener(
             server: RedisServer, callbacks: RecordingCallbacks, link: RedisBackend | None = None
         ) -> "asyncio.Task[None]":
-            link = link or open_backend(server.url, timeout=0.5)
+            link = link or open_backend(server.url, timeout=2.5)
             callbacks.listener = make(link, callbacks)
             task = asyncio.create_task(callbacks.listener.run())
             stack.push_async_callback(link.aclose)
@@ -124,7 +124,7 @@ async def test_changes_outside_the_prefixes_are_not_reported(callbacks: Recordin
 
 
 async def test_only_the_prefixes_are_tracked(redis_server: RedisServer, redis: Any) -> None:
-    link = open_backend(redis_server.url, timeout=0.5)
+    link = open_backend(redis_server.url, timeout=2.5)
     (server,) = await link.servers()
     listener: Any = make(link, RecordingCallbacks())
     connection = RedisConnection()

@@ -29,7 +29,7 @@ BATCH = 1 << 20
 async def open_pipeline() -> AsyncIterator[OpenPipeline]:
     async with AsyncExitStack() as stack:
 
-        async def make(server: RedisServer, timeout: float = 0.5) -> RedisPipeline:
+        async def make(server: RedisServer, timeout: float = 2.5) -> RedisPipeline:
             pipeline = new_pipeline(open_backend(server.url, timeout=timeout), timeout=timeout, retry=0.02)
             stack.push_async_callback(pipeline.aclose)
             await pipeline.start()
@@ -144,13 +144,13 @@ async def test_a_frozen_redis_costs_one_timeout_however_many_wait_and_then_nothi
     own_redis: RedisServer, open_pipeline: OpenPipeline
 ) -> None:
     await own_redis.start()
-    pipeline = await open_pipeline(own_redis, timeout=0.2)
+    pipeline = await open_pipeline(own_redis, timeout=0.5)
     own_redis.freeze()
     started = time.perf_counter()
     waiting = [pipeline.execute(("INCR", "n"), size=BATCH // 10) for _ in range(500)]
     failed = await asyncio.gather(*waiting, return_exceptions=True)
     assert {type(error) for error in failed} == {RedisDownError}
-    assert 0.15 < time.perf_counter() - started < 5, "once, and not once for each of the 50 batches"
+    assert 0.4 < time.perf_counter() - started < 5, "once, and not once for each of the 50 batches"
     started = time.perf_counter()
     for _ in range(100):
         with pytest.raises(RedisDownError):
@@ -160,7 +160,7 @@ async def test_a_frozen_redis_costs_one_timeout_however_many_wait_and_then_nothi
 
 async def test_nothing_is_retried(own_redis: RedisServer, open_pipeline: OpenPipeline) -> None:
     await own_redis.start()
-    pipeline = await open_pipeline(own_redis, timeout=0.1)
+    pipeline = await open_pipeline(own_redis, timeout=0.5)
     own_redis.freeze()
     with pytest.raises(RedisDownError):
         await pipeline.execute(("INCR", "n"))

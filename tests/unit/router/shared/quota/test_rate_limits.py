@@ -30,7 +30,7 @@ KEY = limit_key("acme")
 async def pipelines(own_redis: RedisServer) -> AsyncIterator[list[RedisPipeline]]:
     """The pipelines of two processes to one Redis."""
     await own_redis.start()
-    opened = [open_pipeline(open_backend(own_redis.url, timeout=1), timeout=0.5, retry=0.02) for _ in range(2)]
+    opened = [open_pipeline(open_backend(own_redis.url, timeout=2.5), timeout=2.5, retry=0.02) for _ in range(2)]
     for pipeline in opened:
         await pipeline.start()
     yield opened
@@ -307,7 +307,7 @@ async def test_another_redis_gets_the_running_requests(
 ) -> None:
     moving, _ = both(pipelines, concurrent_requests=2)
     held = [await reserve(moving), await reserve(moving)]
-    elsewhere = open_pipeline(open_backend(redis_server.url, timeout=1), timeout=0.5, retry=0.02)
+    elsewhere = open_pipeline(open_backend(redis_server.url, timeout=2.5), timeout=2.5, retry=0.02)
     await elsewhere.start()
     moving.configure(elsewhere, {"acme": Quota(concurrent_requests=2)})
     late = limits_of(elsewhere, {"acme": Quota(concurrent_requests=2)})

@@ -319,7 +319,7 @@ async def test_without_redis_every_query_reports_that(own_redis: RedisServer) ->
 
 async def test_a_redis_that_hangs_is_not_waited_for(own_redis: RedisServer) -> None:
     await own_redis.start()
-    client = open_client(own_redis.url, timeout=0.2)
+    client = open_client(own_redis.url, timeout=1)
     await store_entry(client, entry_key())
     own_redis.freeze()
     with pytest.raises(RedisBackendError):
