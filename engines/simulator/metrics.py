@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
@@ -35,6 +36,7 @@ _HISTOGRAMS = {
         "Histogram of new KV tokens computed during prefill (excluding cached tokens)."
     ),
 }
+_PROCESS_LIFETIME = 15.0
 # The HELP and TYPE lines, and the sample.
 _KV_LINE = re.compile(rb"^(# (?:HELP|TYPE) )?vllm:kv_cache_usage_perc\b.*\n", re.MULTILINE)
 
@@ -233,7 +235,8 @@ def _merged(ranks: Iterable[EngineCollector]) -> Iterator[Metric]:
 class MetricsPage:
     """The text of /metrics: the metrics of this Python process, and those of the engine.
 
-    The latter are formatted only if one has changed: a router asks every 2 s, and formatting takes 1 ms.
+    The latter are formatted only if one has changed: a router asks every 2 s, and formatting takes 1 ms. The former
+    change all the time, and are read from /proc: they are as old as _PROCESS_LIFETIME at most.
     """
 
     def __init__(self, ranks: Sequence[EngineCollector], kv_fault: Callable[[], Fault | None]) -> None:
@@ -244,14 +247,18 @@ class MetricsPage:
         self._ranks = ranks
         self._kv_fault = kv_fault
         self._state: list[bytes] = []
-        self._engine_text = b""
+        self._engine_text = self._process_text = b""
+        self._process_read_at = -_PROCESS_LIFETIME
 
     def render(self) -> bytes:
         """A `kv` fault can remove the usage, or rename it to its name before vLLM 0.10."""
         state = [rank.state() for rank in self._ranks]
         if state != self._state:
             self._state, self._engine_text = state, metrics_text(_merged(self._ranks))
-        text = generate_latest(self._process_registry) + self._engine_text
+        now = time.monotonic()
+        if now - self._process_read_at >= _PROCESS_LIFETIME:
+            self._process_read_at, self._process_text = now, generate_latest(self._process_registry)
+        text = self._process_text + self._engine_text
         kv_fault = self._kv_fault()
         metric = kv_fault.get("metric") if kv_fault else "new"
         if metric == "missing":

@@ -6,6 +6,7 @@ and of their settings those with one value.
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin
 
@@ -59,7 +60,8 @@ def with_overrides(raw: Mapping[str, Any], overrides: Iterable[Override]) -> dic
     return merged
 
 
-def _tables() -> dict[str, list[str]]:
+@cache
+def _tables() -> Mapping[str, list[str]]:
     """The names of the settings that a variable can set, by table."""
     tables = ((field.name, field.type) for field in msgspec.structs.fields(Settings))
     return {

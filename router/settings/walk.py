@@ -7,6 +7,7 @@ kept, so that references to it are not reported too.
 
 import re
 from collections.abc import Container, Mapping
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, Union, get_args, get_origin
 
@@ -52,7 +53,7 @@ class Walk:
         return self._value(kind, raw, place)
 
     def _table(self, kind: type[msgspec.Struct], raw: Any, place: Place) -> msgspec.Struct:
-        fields = {field.name: field for field in msgspec.structs.fields(kind)}
+        fields = _fields(kind)
         if not isinstance(raw, dict):
             self._refuse(place, f"is not a table; write {_heading(place)} on its own line and its settings below")
             raw = {}
@@ -159,3 +160,9 @@ def _is_utf8(text: str) -> bool:
 def _heading(place: Place) -> str:
     name = ".".join(part for part in place if isinstance(part, str))
     return f"[[{name}]]" if isinstance(place[-1], int) else f"[{name}]"
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
+    """By name. msgspec evaluates the annotations each time."""
+    return {field.name: field for field in msgspec.structs.fields(kind)}

@@ -1,11 +1,14 @@
 """Reads an engine's own metrics page."""
 
+import re
 from collections.abc import Mapping
+from functools import lru_cache
 from math import isfinite
 from typing import Final
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from router.core.routing.draft_models.counted_steps import SpeculationCounters
 
@@ -38,7 +41,9 @@ _PROGRESS: Final = (
     "llamacpp:n_decode_total",
     "tgi_batch_inference_count",
 )
-_METRIC_NAMES: Final = (
+_SAMPLE: Final = re.compile(r"([^\s{#]+(?:\{[^#]*\})?) ([^\s_]+)", re.ASCII)
+"""A series and its value; no time and no exemplar, whose labels could be taken for those of the series."""
+_METRIC_NAMES: Final = frozenset((
     *_PROGRESS,
     *_KV_CACHE_USAGE,
     *_RUNNING,
@@ -50,7 +55,7 @@ _METRIC_NAMES: Final = (
     "vllm:spec_decode_num_drafts_total",
     "vllm:spec_decode_num_draft_tokens_total",
     "vllm:spec_decode_num_accepted_tokens_total",
-)
+))  # fmt: skip
 
 
 class EngineGauges(msgspec.Struct, frozen=True):
@@ -77,18 +82,19 @@ def parse_gauges(page: str, rank: int | None = None) -> EngineGauges:
     `rank`: the data-parallel rank whose samples count, which vLLM names in the label `engine`. None: several ranks
     behind one address are summed; of their KV caches, the fullest counts.
     """
-    # A page has hundreds of lines; only those in use are parsed.
-    metric_lines = "\n".join(line for line in page.splitlines() if line.startswith(_METRIC_NAMES))
     values: dict[str, list[float]] = {}
     kv_cache_tokens = 0
-    for family in text_string_to_metric_families(metric_lines + "\n"):
-        for sample in family.samples:
-            if rank is not None and sample.labels.get("engine") != str(rank):
-                continue
-            if sample.name == "vllm:cache_config_info":
-                kv_cache_tokens += _kv_cache_tokens(sample.labels)
-            if isfinite(sample.value):  # an exporter gives NaN for an unknown value
-                values.setdefault(sample.name, []).append(sample.value)
+    for line in page.splitlines():
+        # A page has hundreds of lines, of which few are in use.
+        if line.partition("{")[0].partition(" ")[0] not in _METRIC_NAMES:
+            continue
+        name, labels, value = _parse_sample(line)
+        if rank is not None and labels.get("engine") != str(rank):
+            continue
+        if name == "vllm:cache_config_info":
+            kv_cache_tokens += _kv_cache_tokens(labels)
+        if isfinite(value):  # an exporter gives NaN for an unknown value
+            values.setdefault(name, []).append(value)
 
     def total(*names: str) -> float | None:
         return next((sum(values[name]) for name in names if name in values), None)
@@ -113,6 +119,28 @@ def parse_gauges(page: str, rank: int | None = None) -> EngineGauges:
         progress=tuple(sum(values[name]) for name in _PROGRESS if name in values),
         spec_counts=SpeculationCounters(drafts, accepted) if drafts is not None and accepted is not None else None,
     )
+
+
+def _parse_sample(line: str) -> tuple[str, Mapping[str, str], float]:
+    """Its name, labels and value. Raises ValueError."""
+    parts = _SAMPLE.fullmatch(line)
+    if parts is None:
+        (sample,) = _samples(line)
+        return sample.name, sample.labels, sample.value
+    # The labels are the same on each page, and take ten times as long as the value.
+    name, labels = _parse_series(parts[1])
+    return name, labels, float(parts[2])
+
+
+@lru_cache(maxsize=4096)
+def _parse_series(series: str) -> tuple[str, Mapping[str, str]]:
+    """Its name and labels. Raises ValueError."""
+    (sample,) = _samples(f"{series} 0")
+    return sample.name, sample.labels
+
+
+def _samples(line: str) -> list[Sample]:
+    return [sample for family in text_string_to_metric_families(f"{line}\n") for sample in family.samples]
 
 
 def _kv_cache_tokens(labels: Mapping[str, str]) -> int:

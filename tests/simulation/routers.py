@@ -9,7 +9,6 @@ from typing import Any, Final
 import msgspec
 
 from router.api.inference.endpoint import InferenceEndpoint
-from router.core.routing.classify import Classifier
 from router.net.client.transport import HTTPTransport
 from router.net.server.eager import EagerRunner
 from router.process.app import build
@@ -43,13 +42,6 @@ def settings(engines: int, *, standby: bool, slots: int) -> Settings:
         f'[[model]]\nname = "llama"\n{tenants}{engine_tables}',
         {},
     )
-
-
-@cache
-def share_classifier() -> None:
-    """All processes share one classifier: loading it takes as long as simulating a second."""
-    classifier = Classifier.load()
-    Classifier.load = classmethod(lambda _: classifier)  # type: ignore[assignment]
 
 
 class SimulatedRouter:

@@ -30,7 +30,7 @@ from tests.simulation.network import SimulatedNetwork
 from tests.simulation.plan import FROZEN, REFUSING, SILENT, STREAM, ScenarioPlan, draw_plan
 from tests.simulation.redis_client import OperatorClient
 from tests.simulation.redis_model import RedisModel
-from tests.simulation.routers import REDIS_ADDRESS, TENANTS, SimulatedRouter, share_classifier
+from tests.simulation.routers import REDIS_ADDRESS, TENANTS, SimulatedRouter
 
 _NO_FIELDS: Final[Mapping[str, object]] = {}
 _SETTLE_TIMEOUT: Final = 60.0
@@ -428,7 +428,6 @@ def run_seed(seed: int, kinds: Sequence[str] = (), *, traced: bool = False) -> S
 
 def prepare(mutant: str | None = None) -> None:
     """Call once per interpreter, after `clock.install`."""
-    share_classifier()
     if mutant is not None:
         MUTANTS[mutant]()
     gc.disable()

@@ -29,7 +29,6 @@ from engines.simulator.settings import SimulatorSettings
 from tests.simulation.clock import CLOCK, virtual_time
 from tests.simulation.loop import new_loop
 from tests.simulation.network import SimulatedNetwork
-from tests.simulation.routers import share_classifier
 from tests.support.router_server import LLAMA, MISTRAL
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.tcp_proxy import TcpProxy
@@ -124,7 +123,6 @@ class World:
     def play(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs a test, and stops everything. What failed in a process fails the test."""
         errors, hooks, handled = _ErrorLog(), sys.get_asyncgen_hooks(), sys.exception()
-        share_classifier()
         logging.getLogger().addHandler(errors)
         # As asyncio's loops: a generator that is left before its end is closed on the loop.
         sys.set_asyncgen_hooks(self._generators.add, self._close_generator)

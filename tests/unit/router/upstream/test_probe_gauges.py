@@ -49,6 +49,31 @@ def test_a_page_of_vllm_is_read() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("labels", "rest"),
+    [
+        ('{engine="1"}', " 3"),
+        ('{engine="1"}', " 3 1700000000"),
+        ('{engine="1"}', '3 # {engine="2"} 4'),
+        ('{model_name="a # b} c",engine="1"}', " 3e0"),
+        (r'{model_name="\"{\\",engine="1"}', " +3.0"),
+        ("", "  3"),
+        (" ", " 3"),
+    ],
+)
+def test_a_sample_is_read_whatever_follows_it_and_is_in_its_labels(labels: str, rest: str) -> None:
+    page = f"vllm:num_requests_running{labels}{rest}\n"
+    assert parse_gauges(page).running == 3
+    if "engine" in labels:
+        assert [parse_gauges(page, rank).running for rank in (1, 2)] == [3, None]
+
+
+@pytest.mark.parametrize("value", ["", "x", "1_0", "0x1"])
+def test_a_value_that_is_no_number_is_an_error(value: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_gauges(f'vllm:num_requests_running{{engine="0"}} {value}\n')
+
+
 @pytest.mark.parametrize("page", ["", "\n", "# HELP x y\n", "process_cpu_seconds_total 1.0\n", "<html></html>"])
 def test_a_missing_metric_is_unknown_and_not_0(page: str) -> None:
     assert parse_gauges(page) == EngineGauges()
