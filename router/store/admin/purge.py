@@ -25,8 +25,16 @@ from router.core.cache.redis_keys import (
 from router.net.redis.commands import Command
 from router.net.redis.errors import WritesRefusedError
 from router.shared.prompts.recent_prompts import decode_ids, prompt_id
-from router.store.admin.purge_record import NO_REPLICAS, ReplicaAcks, add_record
-from router.store.admin.scan import OnProgress, RedisClient, execute_commands, no_progress, scan_entries, scan_keys
+from router.store.admin.purge_record import NO_REPLICAS, ReplicaAcks, add_records
+from router.store.admin.scan import (
+    BATCH_SIZE,
+    OnProgress,
+    RedisClient,
+    execute_commands,
+    no_progress,
+    scan_entries,
+    scan_keys,
+)
 from router.store.codec import decode_documents
 
 
@@ -57,7 +65,7 @@ async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = 
     """
     # The record, then the leases, then the entries: the module's docstring has the reasons.
     progress(0)
-    record = await _try_record(client, scope)
+    record = await _try_records(client, [scope])
     claims = 0 if scope.document is not None else await _purge_claims(client, scope)
     entries = 0
     async for keys in scan_entries(client, scope):
@@ -66,13 +74,8 @@ async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = 
         progress(entries)
         await execute_commands(client, _hit_removals(keys))
     await _purge_recent_prompts(client, scope)
-    record = record or await _try_record(client, scope)
-    return PurgeResult(
-        entries=entries,
-        claims=claims,
-        replicas=record.replicas if record is not None else NO_REPLICAS,
-        recorded=record is not None,
-    )
+    record = record or await _try_records(client, [scope])
+    return _result(entries, claims, record)
 
 
 async def purge_keys(client: RedisClient, keys: Sequence[str], progress: OnProgress = no_progress) -> PurgeResult:
@@ -81,16 +84,28 @@ async def purge_keys(client: RedisClient, keys: Sequence[str], progress: OnProgr
     Each has a record of its own in the purge log, so there must be far fewer keys than the log keeps records: an entry
     that is older than the whole log counts as purged. `replicas`: those that have all of the records.
     """
-    results = []
-    for done, key in enumerate(keys, 1):
-        results.append(await purge(client, EntryFilter(key=key)))
-        progress(done)
+    results: list[PurgeResult] = []
+    progress(0)
+    for start in range(0, len(keys), BATCH_SIZE):
+        results.append(await _purge_batch(client, keys[start : start + BATCH_SIZE]))
+        progress(sum(result.entries for result in results))
     return PurgeResult(
         entries=sum(result.entries for result in results),
         claims=sum(result.claims for result in results),
         replicas=_least([result.replicas for result in results]),
         recorded=all(result.recorded for result in results),
     )
+
+
+async def _purge_batch(client: RedisClient, keys: Sequence[str]) -> PurgeResult:
+    scopes = [EntryFilter(key=key) for key in keys]
+    # In the order of `purge`, and for the same reasons.
+    record = await _try_records(client, scopes)
+    claims = sum(await execute_commands(client, [("DEL", scope.claim_pattern) for scope in scopes]))
+    entries = sum(await execute_commands(client, [("UNLINK", key) for key in keys]))
+    await execute_commands(client, _hit_removals(keys))
+    await _purge_prompts(client, scopes, [_prompt_key_of(key) for key in keys])
+    return _result(entries, claims, record or await _try_records(client, scopes))
 
 
 def _least(acks: Sequence[ReplicaAcks | None]) -> ReplicaAcks | None:
@@ -104,10 +119,15 @@ class _Record(NamedTuple):
     replicas: ReplicaAcks | None
 
 
-async def _try_record(client: RedisClient, scope: EntryFilter) -> _Record | None:
+def _result(entries: int, claims: int, record: _Record | None) -> PurgeResult:
+    replicas = record.replicas if record is not None else NO_REPLICAS
+    return PurgeResult(entries=entries, claims=claims, replicas=replicas, recorded=record is not None)
+
+
+async def _try_records(client: RedisClient, scopes: Sequence[EntryFilter]) -> _Record | None:
     """None if Redis is full. Raises RedisBackendError, also for other refusals of writes: it then deletes nothing."""
     try:
-        return _Record(await add_record(client, scope))
+        return _Record(await add_records(client, scopes))
     except WritesRefusedError as error:
         if error.refusal != "full":
             raise
@@ -135,19 +155,24 @@ async def _purge_claims(client: RedisClient, scope: EntryFilter) -> int:
 
 async def _purge_recent_prompts(client: RedisClient, scope: EntryFilter) -> None:
     if scope.key is not None:
-        model = KeyParts.parse(scope.key).model
-        await _purge_prompts(client, scope, [prompt_key(model, prompt_id(scope.key))])
+        await _purge_prompts(client, [scope], [_prompt_key_of(scope.key)])
         return
     model_pattern = prompts_key(scope.model) + "*" if scope.model is not None else PROMPTS_PATTERN
     async for keys in scan_keys(client, model_pattern):
-        await _purge_prompts(client, scope, [key for key in keys if is_prompt_key(key)])
+        prompts = [key for key in keys if is_prompt_key(key)]
+        await _purge_prompts(client, [scope] * len(prompts), prompts)
         await _purge_former_prompts(client, [key for key in keys if not is_prompt_key(key)])
 
 
-async def _purge_prompts(client: RedisClient, scope: EntryFilter, keys: list[str]) -> None:
+async def _purge_prompts(client: RedisClient, scopes: Sequence[EntryFilter], keys: Sequence[str]) -> None:
+    """`scopes`: for each key."""
     replies = await execute_commands(client, [("HMGET", key, "key", "documents") for key in keys])
-    covered = [key for key, reply in zip(keys, replies, strict=True) if _covers(scope, reply)]
-    await execute_commands(client, [("UNLINK", key) for key in covered])
+    asked = zip(scopes, keys, replies, strict=True)
+    await execute_commands(client, [("UNLINK", key) for scope, key, reply in asked if _covers(scope, reply)])
+
+
+def _prompt_key_of(entry_key: str) -> str:
+    return prompt_key(KeyParts.parse(entry_key).model, prompt_id(entry_key))
 
 
 def _covers(scope: EntryFilter, reply: Any) -> bool:
@@ -166,7 +191,7 @@ async def _purge_former_prompts(client: RedisClient, lists: list[str]) -> None:
     await execute_commands(client, [("UNLINK", key) for key in former])
 
 
-def _hit_removals(purged_keys: list[str]) -> list[Command]:
+def _hit_removals(purged_keys: Sequence[str]) -> list[Command]:
     # A tenant's hit counts are one sorted set, so one command each.
     by_tenant: dict[str, list[str]] = {}
     for key in purged_keys:

@@ -5,6 +5,7 @@ replicas have all previous writes of the same connection, so it must use the con
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -45,25 +46,40 @@ class ReplicaAcks(msgspec.Struct, frozen=True):
 NO_REPLICAS: Final = ReplicaAcks(0, 0)
 
 
-async def add_record(client: RedisClient, scope: EntryFilter) -> ReplicaAcks | None:
-    """Add the record of a purge; waits at most a second for replicas to confirm it. Raises RedisBackendError.
+async def add_records(client: RedisClient, scopes: Sequence[EntryFilter]) -> ReplicaAcks | None:
+    """Add a record for each purge; waits at most a second for replicas to confirm them. Raises RedisBackendError.
 
-    None where it is unknown which replicas have it: Redis does not report them, or the record's slot is being moved.
+    None where it is unknown which replicas have them: Redis does not report them, or their slot is being moved.
     """
     with map_redis_errors():
         server = _LogServer(client, await _log_node(client))
-        record = ("XADD", PURGE_LOG_KEY, "MAXLEN", "~", MAX_RECORDS, "*", SCOPE_FIELD, scope.to_json(), *nonce_field())
+        records: list[Command] = [
+            ("XADD", PURGE_LOG_KEY, "MAXLEN", "~", MAX_RECORDS, "*", SCOPE_FIELD, scope.to_json(), *nonce_field())
+            for scope in scopes
+        ]
         connected = await server.connected_replicas()
         if connected is None or connected == 0:  # no replica to wait for
-            await client.execute_command(*record)
+            await _send(client, records)
             return None if connected is None else NO_REPLICAS
-        added, acknowledged = await server.execute(record, ("WAIT", connected, _REPLICATION_TIMEOUT_MS))
-        if isinstance(added, Exception):
-            # The server has refused the record, so repeating it adds no second one. In a cluster, another node may own
-            # the slot by now; the client follows the redirection.
-            await client.execute_command(*record)
+        # One WAIT for all of them: a replica that does not answer delays a purge of many keys by one second.
+        *added, acknowledged = await server.execute(*records, ("WAIT", connected, _REPLICATION_TIMEOUT_MS))
+        refused = [record for record, reply in zip(records, added, strict=True) if isinstance(reply, Exception)]
+        if refused:
+            # The server has refused them, so repeating them adds none twice. In a cluster, another node may own the
+            # slot by now; the client follows the redirection.
+            await _send(client, refused)
             return None
         return ReplicaAcks(connected, acknowledged) if isinstance(acknowledged, int) else None
+
+
+async def _send(client: RedisClient, commands: Sequence[Command]) -> None:
+    batch = client.pipeline(transaction=False)
+    for command in commands:
+        batch.execute_command(*command)
+    # Not raised by redis-py, which would put the command into the message: a filter may have a document's text.
+    for reply in await batch.execute(raise_on_error=False):
+        if isinstance(reply, Exception):
+            raise reply
 
 
 async def last_record_id(client: RedisClient) -> bytes:

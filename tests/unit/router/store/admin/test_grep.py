@@ -14,6 +14,7 @@ from router.store.admin.entry_order import Order
 from router.store.admin.grep import MAX_PURGED, Bounds, Found, GrepResult, describe_found, purge_found, search_answers
 from router.store.admin.listing import fetch_detail, list_entries
 from router.store.admin.purge_record import ReplicaAcks
+from router.store.admin.scan import BATCH_SIZE
 from tests.support.entry_factory import entry_key, make_entry, make_streamed_entry, store_entry
 from tests.support.purge_log import logged_scopes
 
@@ -105,7 +106,7 @@ async def test_the_purge_of_a_search_is_one_of_each_key_with_its_generation(clie
     reported: list[int] = []
     result = await purge_found(client, await search(client, "bad"), reported.append)
     assert (result.entries, result.claims, result.recorded, result.replicas) == (2, 1, True, ReplicaAcks(0, 0))
-    assert reported == [1, 2]
+    assert reported == [0, 2]
     assert await client.exists(bad, worse, claim_key(bad)) == 0
     assert await client.exists(good) == 1
     assert {scope.key for scope in await logged_scopes(client)} == {bad, worse}
@@ -119,6 +120,19 @@ async def test_more_matches_than_one_search_may_purge_are_not_purged(client: Any
     assert raised.value.code == "too_many_matches"
     assert await client.exists(kept)
     assert await logged_scopes(client) == []
+
+
+async def test_the_purge_of_more_matches_than_a_batch_has_a_record_of_each(client: Any) -> None:
+    keys = [entry_key(number) for number in range(BATCH_SIZE + 1)]
+    batch = client.pipeline(transaction=False)
+    for key in keys:
+        batch.hset(key, mapping={"body": "x"})
+    await batch.execute()
+    reported: list[int] = []
+    result = await purge_found(client, Found(keys, 0, 0, 0, everything=True), reported.append)
+    assert (result.entries, reported) == (BATCH_SIZE + 1, [0, BATCH_SIZE, BATCH_SIZE + 1])
+    assert {scope.key for scope in await logged_scopes(client)} == set(keys)
+    assert await client.keys("rh:1:acme:*") == []
 
 
 async def test_a_purge_of_no_match_changes_nothing(client: Any) -> None:

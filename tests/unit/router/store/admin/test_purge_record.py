@@ -8,10 +8,12 @@ import pytest
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.net.redis.connect import open_client
-from router.store.admin.purge import purge
+from router.store.admin.purge import purge, purge_keys
 from router.store.admin.purge_record import ReplicaAcks
 from tests.support.cli_helpers import run_cli
+from tests.support.entry_factory import entry_key, store_entry
 from tests.support.ports import free_port
+from tests.support.purge_log import logged_scopes
 from tests.support.redis_deployments import Deployment
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import router_config
@@ -78,6 +80,26 @@ async def test_a_frozen_replica_has_not_acknowledged_and_delays_no_purge(tmp_pat
         assert result.json()["replicas"] == {"connected": 1, "acknowledged": 1}
         assert await servers.replica.command("XLEN", PURGE_LOG_KEY) == 3
     finally:
+        servers.remove()
+
+
+async def test_a_purge_of_many_keys_waits_for_a_frozen_replica_once_for_all_of_them() -> None:
+    servers = Replicated()
+    client: Any = open_client(servers.url, timeout=5)
+    keys = [entry_key(number) for number in range(30)]
+    try:
+        await servers.start()
+        for key in keys:
+            await store_entry(client, key)
+        servers.replica.freeze()
+        async with asyncio.timeout(15):
+            result = await purge_keys(client, keys)
+        assert (result.entries, result.recorded, result.replicas) == (30, True, ReplicaAcks(1, 0))
+        assert {scope.key for scope in await logged_scopes(client)} == set(keys)
+        servers.replica.thaw()
+        assert (await purge_keys(client, keys)).replicas == ReplicaAcks(1, 1)
+    finally:
+        await client.aclose()
         servers.remove()
 
 
