@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from router.commands.console import EXIT_USAGE, fail, load_settings
+from router.commands.console import EXIT_USAGE, fail, load_access_settings, print_err
 from router.process.pid_file import pid_file_path, running_pid
 from router.settings import DEFAULT_PATH, Settings
 from router.settings.addresses import is_http_url
@@ -31,7 +31,7 @@ def router_url(url: str | None, config: Path) -> str:
     if url is None:
         if not config.exists() and config == Path(DEFAULT_PATH):
             return _DEFAULT_URL
-        router = load_settings(config).router
+        router = load_access_settings(config).router
         host = _ANY_ADDRESS.get(router.host, router.host)
         return f"http://{f'[{host}]' if ':' in host else host}:{router.port}"
     if not is_http_url(url):
@@ -59,7 +59,7 @@ def admin_key(key_file: Path | None, url: str | None, config: Path) -> str | Non
 
 def _key_of_this_machine(config: Path) -> str | None:
     has_file = config.exists() or config != Path(DEFAULT_PATH)
-    settings = load_settings(config) if has_file else Settings()
+    settings = load_access_settings(config) if has_file else Settings()
     if settings.auth.admin_keys and settings.auth.admin_key_file is None:
         return None  # the key that `up` made before counts no more
     try:
@@ -67,7 +67,9 @@ def _key_of_this_machine(config: Path) -> str | None:
         if running_pid(pid_file_path(settings)) is None:
             return None
         key = settings.admin_key_file.read_bytes().strip()
-    except OSError:  # no file, or that of another user
+    except OSError as error:
+        if settings.auth.admin_key_file is not None or not isinstance(error, FileNotFoundError):
+            print_err(f"roundhouse: without an admin key: {settings.admin_key_file}: {error.strerror}")
         return None
     return key.decode("ascii") if is_key(key) else None
 

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from router.core.printable import escape_unprintable
-from router.settings import ConfigurationError, Settings, load
+from router.settings import ConfigurationError, Settings, load, load_access
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -55,9 +55,21 @@ def load_settings(config: Path, on_mistakes: Callable[[Sequence[str]], None] = l
         return load(config)
     except ConfigurationError as error:
         on_mistakes(error.mistakes)
-        for mistake in error.mistakes:
-            print_err(f"roundhouse: {mistake}")
-        raise typer.Exit(EXIT_USAGE) from None
+        _fail_with(error)
+
+
+def load_access_settings(config: Path) -> Settings:
+    """As `load_settings`, but only what is needed to ask a running router; see `load_access`."""
+    try:
+        return load_access(config)
+    except ConfigurationError as error:
+        _fail_with(error)
+
+
+def _fail_with(error: ConfigurationError) -> NoReturn:
+    for mistake in error.mistakes:
+        print_err(f"roundhouse: {mistake}")
+    raise typer.Exit(EXIT_USAGE) from None
 
 
 def write_json(value: Any) -> None:

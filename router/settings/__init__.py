@@ -5,7 +5,7 @@
 each other, and `mistakes` formats what is wrong.
 """
 
-from router.settings.file import load, parse
+from router.settings.file import load, load_access, parse
 from router.settings.mistakes import ConfigurationError
 from router.settings.overrides import Override
 from router.settings.tables import (
@@ -37,6 +37,7 @@ __all__ = [
     "TracingSettings",
     "groups",
     "load",
+    "load_access",
     "missing_extra",
     "parse",
     "tenants",

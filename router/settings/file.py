@@ -19,6 +19,7 @@ from router.settings.tables import Settings
 from router.settings.toml_lines import find_lines, line_of
 from router.settings.walk import Walk, fill_variables
 
+_ACCESS: Final = ("router", "auth")
 _TOML_LINE: Final = re.compile(r"\(at line ([0-9]+), column [0-9]+\)")
 
 
@@ -28,13 +29,23 @@ def load(path: Path, environment: Mapping[str, str] | None = None, options: Iter
     `options` of a command count more than the environment, which counts more than the file. A mistake in one of them
     names it in place of the file.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{path}: not UTF-8 text") from None
-    return parse(text, os.environ if environment is None else environment, options, source=str(path))
+    return parse(_read_text(path), os.environ if environment is None else environment, options, source=str(path))
+
+
+def load_access(path: Path, environment: Mapping[str, str] | None = None) -> Settings:
+    """Where the router is, and what it asks for: [router] and [auth] alone. Raises ConfigurationError.
+
+    For commands that ask a running router. Who may use it may lack the rest: the file of the admin key, and variables.
+    """
+    text, source = _read_text(path), str(path)
+    environment = os.environ if environment is None else environment
+    overrides, _ = overrides_of(environment)
+    walk = Walk(environment, {override.place: override.origin for override in overrides})
+    raw = with_overrides(_toml(text, source), overrides)
+    settings: Settings = walk.read(Settings, {name: raw[name] for name in _ACCESS if name in raw})
+    if walk.mistakes:
+        raise ConfigurationError(*(_prefixed(source, mistake.line(walk.shown)) for mistake in walk.mistakes))
+    return settings
 
 
 def parse(text: str, environment: Mapping[str, str], options: Iterable[Override] = (), *, source: str = "") -> Settings:
@@ -42,7 +53,6 @@ def parse(text: str, environment: Mapping[str, str], options: Iterable[Override]
 
     `source`: the file's name, which begins each mistake in the text, with the line: `roundhouse.toml:14: `.
     """
-    text = text.removeprefix("\ufeff")  # some editors write a byte order mark
     overrides, unknown = overrides_of(environment)
     overrides += options
     origins: dict[Place, str] = {override.place: override.origin for override in overrides}
@@ -62,6 +72,15 @@ def parse(text: str, environment: Mapping[str, str], options: Iterable[Override]
         lines = (mistake.line(walk.shown) for mistake in mistakes)
         raise ConfigurationError(*unknown, *map(_prefixed, places, lines))
     return settings
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: not UTF-8 text") from None
 
 
 def _at_line(source: str, number: int | None) -> str:
@@ -88,7 +107,7 @@ def _with_profile(engine: Any, environment: Mapping[str, str]) -> Any:
 
 def _toml(text: str, source: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text.removeprefix("\ufeff"))  # some editors write a byte order mark
     except RecursionError:
         problem, number = "lists or tables are nested too deeply", None
     except ValueError as error:  # TOMLDecodeError, or an integer with thousands of digits

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from router.api.access.auth import hash_key
+from router.commands import admin_access
 from tests.support.cli_helpers import run_cli
 from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
@@ -90,6 +91,26 @@ async def test_with_a_key_a_tenant_that_is_limited_is_named(
     key.write_text("another-key")
     result = await run_cli("status", "--url", router.url, "--key-file", key)
     assert (result.code, "tenant" in result.stdout, "without tenants: " in result.stderr) == (0, False, True)
+
+
+async def test_the_state_needs_no_file_of_a_key_and_none_of_the_variables_of_engines(
+    router: RouterServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_access, "running_pid", lambda _: 1)
+    place = f'[router]\nhost = "127.0.0.1"\nport = {router.port}\n[auth]\nadmin_key_file = "{tmp_path}"\n'
+    path = tmp_path / "roundhouse.toml"
+    path.write_text(f'{place}[[engine]]\nname = "e"\napi_key = "${{A_VARIABLE_THAT_IS_NOT_SET}}"\n')
+
+    async def well() -> Any:
+        result = await run_cli("status", "--config", path)
+        return result if result.code == 0 else None
+
+    result = await eventually(well)
+    assert result.stdout.startswith(f"healthy  {router.url}  ")
+    assert result.stderr == f"roundhouse: without an admin key: {tmp_path}: Is a directory\n"
+    path.write_text(f"{place.replace('port', 'prot')}")
+    wrong = await run_cli("status", "--config", path)
+    assert (wrong.code, "prot" in wrong.stderr) == (2, True)
 
 
 async def test_no_answer_and_another_server_have_exit_code_2(engines: EngineSet) -> None:
