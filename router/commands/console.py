@@ -1,6 +1,7 @@
 """What all commands share: their output, their errors, and loading the configuration."""
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -70,6 +71,19 @@ def _fail_with(error: ConfigurationError) -> NoReturn:
     for mistake in error.mistakes:
         print_err(f"roundhouse: {mistake}")
     raise typer.Exit(EXIT_USAGE) from None
+
+
+def output_problem(write: Callable[[], None]) -> str | None:
+    """Writes to standard output; returns why it does not take it: a full disk, a closed pipe. None if it does."""
+    try:
+        write()
+        sys.stdout.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+            # Else Python tries to write the rest at its end, and prints an error of its own.
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return f"standard output: {error.strerror}"
+    return None
 
 
 def write_json(value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from router.commands.console import EXIT_USAGE, fail, print_err
+from router.commands.console import EXIT_USAGE, fail, output_problem, print_err
 from router.commands.first_options import (
     ApiKeyEnvOption,
     EngineUrlOption,
@@ -84,8 +84,7 @@ def init(
     text = configuration_text(
         found, redis_url=redis, api_key_variable=api_key_env, port=port, keys=_hashes(tenants, keys)
     )
-    _write(config, text, force=force)
-    _print_keys(keys)
+    _write(config, text, keys, force=force)
     print_err(f"wrote {config}; next: `roundhouse check`, then `roundhouse serve`")
     for variable in without_passwords(redis)[1]:
         print_err(f"roundhouse: the file has ${{{variable}}} in place of the password; set this environment variable")
@@ -103,14 +102,6 @@ def _hashes(tenants: Sequence[str], keys: Mapping[str, str]) -> FirstKeys:
         {name: hash_key(keys[f"tenant {name}"].encode()) for name in tenants},
         hash_key(admin.encode()) if admin is not None else None,
     )
-
-
-def _print_keys(keys: Mapping[str, str]) -> None:
-    """To be called once the file is written: keys of one that could not be are of no use."""
-    for owner, key in keys.items():
-        typer.echo(f"{owner}: {key}")
-    if keys:
-        print_err("The file has the keys' hashes only: keep the keys now, they are stored nowhere.")
 
 
 def _ask(urls: list[str], api_key_env: str | None) -> list[Answer]:
@@ -165,13 +156,26 @@ def _check_redis(url: str) -> None:
         print_err(f"roundhouse: Redis at {address} {report.problem}; until it does, nothing is cached")
 
 
-def _write(config: Path, text: str, *, force: bool) -> None:
+def _write(config: Path, text: str, keys: Mapping[str, str], *, force: bool) -> None:
+    """Prints the keys, then writes the file: it has their hashes only, so keys that are not printed would be lost."""
+    is_new = not config.exists()
     try:
         # Exclusively: a file that another process has made since is not overwritten either.
-        with config.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
+        config.open("a" if force else "x").close()
+        if keys and (problem := output_problem(lambda: _print_keys(keys))) is not None:
+            if is_new:
+                config.unlink()
+            fail(f"{problem}: the keys are not shown, so {config} is not written")
+        config.write_text(text, encoding="utf-8")
     except OSError as error:
         fail(f"{config}: {error.strerror}")
+    if keys:
+        print_err("The file has the keys' hashes only: keep the keys now, they are stored nowhere.")
+
+
+def _print_keys(keys: Mapping[str, str]) -> None:
+    for owner, key in keys.items():
+        typer.echo(f"{owner}: {key}")
 
 
 def _prompt_for_engines() -> list[str]:

@@ -18,6 +18,7 @@ from router.commands.console import (
     fail,
     format_duration,
     load_settings,
+    output_problem,
     print_err,
     write_json,
     write_table,
@@ -60,12 +61,12 @@ def new(
     if name is not None or expires is not None:
         fail("--name and --expires: only possible with --tenant", EXIT_USAGE)
     key = new_key()
-    if as_json:
-        write_json({"key": key, "hash": hash_key(key.encode()), "key_id": key_id(hash_key(key.encode()))})
-        return
-    typer.echo(key)
-    typer.echo(hash_key(key.encode()))
-    if sys.stdout.isatty():
+    hash_ = hash_key(key.encode())
+    fields = {"key": key, "hash": hash_, "key_id": key_id(hash_)}
+    problem = output_problem(lambda: write_json(fields) if as_json else typer.echo(f"{key}\n{hash_}"))
+    if problem is not None:
+        fail(f"{problem}: the key is not shown, and stored nowhere")
+    if not as_json and sys.stdout.isatty():
         print_err(
             "The first line is the key. Give it to its owner; it is not stored. The second is its hash, for `keys` of a"
         )
@@ -95,10 +96,11 @@ def _create_in_redis(config: Path, tenant: str, name: str | None, expires: str |
         )
 
     created = with_redis(settings, config, create)
-    if as_json:
-        write_json(created)
-    else:
-        typer.echo(created.key)
+    problem = output_problem(lambda: write_json(created) if as_json else typer.echo(created.key))
+    if problem is not None:
+        undo = shlex.join(["roundhouse", "keys", "revoke", created.key_id, "--config", str(config)])
+        fail(f"{problem}: the key {created.key_id} is made, and cannot be shown again; revoke it: {undo}")
+    if not as_json:
         end = "never expires" if expires_in is None else f"expires in {format_duration(expires_in)}"
         print_err(f"The key {created.key_id} ({created.name}) of {created.tenant} {end}. Only its hash is stored.")
     if created.routers.unconfirmed:

@@ -116,6 +116,22 @@ async def run_cli_process(*arguments: object, stdin: bytes = b"") -> CommandResu
     return CommandResult(process.returncode, out.decode(), err.decode())
 
 
+async def run_cli_into(output: int, *arguments: object) -> CommandResult:
+    """Runs the command in a process whose standard output is this file descriptor."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "router", *map(str, arguments),
+        stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(TEST_TIMEOUT):
+            _, err = await process.communicate()
+    except BaseException:
+        process.kill()
+        raise
+    assert process.returncode is not None
+    return CommandResult(process.returncode, "", err.decode())
+
+
 async def run_cli_in_terminal(*arguments: object, prompt: bytes = b"", reply: bytes = b"") -> CommandResult:
     """Runs the command in a terminal and types `reply` once `prompt` is shown; `stderr` is the terminal's output."""
     master_fd, terminal_fd = pty.openpty()
