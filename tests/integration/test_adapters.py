@@ -10,6 +10,8 @@ import pytest
 import pytest_asyncio
 
 from router.api.access.auth import hash_key
+from router.core.api_keys import key_id
+from router.core.cache.redis_keys import AUDIT_KEY
 from router.upstream.adapters import adapter_name
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, EngineSet, MakeRouter, RouterServer, router_config, with_fallback
@@ -257,6 +259,27 @@ async def test_a_load_reaches_all_replicas_and_can_be_repeated(
     response = await unload(router)
     assert (response.status_code, response.json()["error"]["code"]) == (404, "no_such_adapter")
     assert "team/SQL" not in await models(router)
+
+
+async def test_a_load_and_an_unload_are_in_the_audit_with_what_each_engine_did(
+    redis_server: RedisServer, make_router: MakeRouter, pair: Pair
+) -> None:
+    await redis_server.command("DEL", AUDIT_KEY)
+    router = await make_router(pair.config(redis_server))
+    assert (await load(router, lora_name="none", lora_path="")).status_code == 400
+    await load(router)
+    await load(router)
+    await load(router, load_inplace=True)
+    await unload(router)
+    records = [fields for _, fields in await redis_server.command("XRANGE", AUDIT_KEY, "-", "+")]
+    assert {(fields["actor"], fields["subject"]) for fields in records} == {
+        (f"key {key_id(hash_key(b'admin-key'))}", "team/SQL")
+    }
+    assert [(fields["action"], json.loads(fields["details"])) for fields in records] == [
+        ("adapter_loaded", {"model": "llama", "engines": ["first: already_loaded", "second: loaded"]}),
+        ("adapter_loaded", {"model": "llama", "engines": ["first: loaded", "second: loaded"], "in_place": True}),
+        ("adapter_unloaded", {"model": "llama", "engines": ["first: unloaded", "second: unloaded"]}),
+    ]  # fmt: skip
 
 
 async def test_other_routers_learn_of_a_load_and_an_unload_at_once(

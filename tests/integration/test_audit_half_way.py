@@ -158,3 +158,16 @@ async def test_a_purge_whose_client_leaves_is_done_and_recorded(
     await client.execute_command("CLIENT", "UNPAUSE")
     await eventually(lambda: client.exists(AUDIT_KEY))
     assert await audited(own_redis) == [("purge", "all", {"entries": 1, "generations": 0, "result": "done"})]
+
+
+async def test_a_change_whose_record_redis_refuses_is_made_and_counted(
+    client: Any, own_redis: RedisServer, make_router: MakeRouter
+) -> None:
+    router = await make_router(config_text(own_redis))
+    await client.execute_command("ACL", "SETUSER", "default", "-xadd")
+    answer = await router.http.post("/admin/engines/llama-chat/drain", headers=ADMIN)
+    assert (answer.status_code, answer.json()["everywhere"]) == (200, True)
+    assert (await router.metrics())["roundhouse_audit_lost_total"] == 1.0
+    await client.execute_command("ACL", "SETUSER", "default", "+xadd")
+    assert (await router.http.post("/admin/engines/llama-chat/resume", headers=ADMIN)).status_code == 200
+    assert await audited(own_redis) == [("resume", "llama-chat", {"everywhere": True})]

@@ -1,5 +1,7 @@
 """When Redis counts as one that takes no writes."""
 
+import time
+
 import pytest
 from redis.exceptions import OutOfMemoryError, ResponseError
 
@@ -40,6 +42,20 @@ def test_a_refusal_counts_until_a_while_after_the_last_one(caplog: pytest.LogCap
     assert (state(writes), caplog.messages[-1]) == ("up", "Redis takes writes again")
     writes.on_refused(OOM)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING"]
+
+
+def test_a_jump_of_the_clock_changes_neither_since_when_nor_how_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, seconds = [1_796_000_000.0], [100.0]
+    monkeypatch.setattr(time, "time", lambda: wall[0])
+    writes = RedisWrites(Pipeline(), clock=lambda: seconds[0])  # type: ignore[arg-type]
+    writes.on_refused(OOM)
+    for jump in (3600.0, -7200.0):
+        wall[0] += jump
+        writes.on_trial([OOM])
+        assert (state(writes), writes.since) == ("full", 1_796_000_000.0)
+    seconds[0] += REFUSAL_LIFETIME
+    writes.on_trial([None])
+    assert (state(writes), writes.since) == ("up", None)
 
 
 def test_another_error_is_logged_once_a_minute_and_is_no_refusal_of_all_writes(

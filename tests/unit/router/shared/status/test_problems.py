@@ -152,3 +152,13 @@ def test_an_engine_whose_breaker_lets_one_request_try_it_is_told_and_keeps_no_ro
     (problem,) = find_problems(DeploymentFacts(now=NOW, models=MODELS, engines=[engine("e1", breaker="half-open")]))
     assert problem.severity == "warning"
     assert problem.words == "engine e1 gets one request to try it: its breaker was open, after failures"
+
+
+@pytest.mark.parametrize(
+    ("jump", "since"),
+    [(-3600, "15:50:00"), (3600, "15:50:00"), (-7 * 86_400, "15:50:00"), (7 * 86_400, "2026-11-23 15:50:00")],
+)
+def test_after_a_jump_of_the_clock_it_is_still_said_when_it_began(jump: int, since: str) -> None:
+    """The time by the clock of that moment; after a jump by days the day is said, too."""
+    facts: dict[str, Any] = {"now": NOW + jump, "redis": RedisFacts(state="down", since=AT)}
+    assert words(**facts) == [f"Redis is down since {since} UTC: every request is a bypass"]
