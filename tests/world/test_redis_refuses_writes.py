@@ -60,6 +60,35 @@ async def test_a_full_redis_is_said_to_be_full_without_a_request(
 
 
 @scenario
+async def test_a_read_only_replica_is_said_to_be_one(world: World) -> None:
+    """It counts as down: it may not get purges from elsewhere."""
+    router = await start(world)
+
+    async def problems(path: str) -> list[str]:
+        return [each["words"] for each in (await router.http.get(path, headers=ADMIN)).json()["problems"]]
+
+    async def is_told(path: str) -> bool:
+        return any(words.startswith("Redis is a read-only replica since ") for words in await problems(path))
+
+    world.redis.read_only = True
+    await eventually(lambda: says(router, "down"))
+    await eventually(lambda: is_told("/healthz"))
+    await eventually(lambda: is_told("/admin/status"))
+    assert any('problem="Redis is a read-only replica: every request' in name for name in await router.metrics())
+    world.redis.read_only = False
+    await eventually(lambda: says(router, "up"))
+    assert not await problems("/healthz")
+    world.redis.read_only = True
+    await eventually(lambda: is_told("/healthz"))
+    world.redis.stop()
+    await eventually(lambda: is_down_otherwise(router))
+
+
+async def is_down_otherwise(router: WorldRouter) -> bool:
+    return any(each["words"].startswith("Redis is down since ") for each in (await health(router))["problems"])
+
+
+@scenario
 async def test_many_refused_responses_are_one_line_of_the_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
     router = await start(world)
     world.redis.is_full = True

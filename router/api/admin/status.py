@@ -93,7 +93,11 @@ class StatusReader:
             now=time.time(),  # as the times since when something is wrong
             engines=engines,
             models=models,
-            redis=RedisFacts(state="down" if not redis.up else redis.refuses_writes or "up", since=redis.since),
+            redis=RedisFacts(
+                state="down" if not redis.up else redis.refuses_writes or "up",
+                since=redis.since,
+                is_replica=self._redis_writes.reaches_replica,
+            ),
             traffic=traffic.recent_traffic(minutes[-WINDOW:]),
             refuses_all=self._refuses_all(),
         )

@@ -87,7 +87,11 @@ class HealthSummary:
             now=time.time(),
             engines=[_engine_row(each) for each in engines],
             models=model_rows(self._catalog, self._breaker_state),
-            redis=RedisFacts(state=self._redis_writes.redis_state, since=self._redis_writes.since),
+            redis=RedisFacts(
+                state=self._redis_writes.redis_state,
+                since=self._redis_writes.since,
+                is_replica=self._redis_writes.reaches_replica,
+            ),
             refuses_all=self._refuses_all(),
         )
 

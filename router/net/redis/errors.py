@@ -85,6 +85,13 @@ class RedisBackendError(Exception):
         return cls(type(error).__name__ if local is None else f"the router cannot open a connection: {local}")
 
 
+class ReadOnlyReplicaError(RedisBackendError):
+    """The server is a replica, which takes no writes and may not get purges from elsewhere: so it counts as down."""
+
+    def __init__(self) -> None:
+        super().__init__("it is a read-only replica")
+
+
 # In the replies to commands and, behind other words, to scripts; redis-py removes the code of some.
 _REFUSALS: Final[tuple[tuple[str, WriteRefusal], ...]] = (
     ("command not allowed when used memory", "full"),

@@ -20,7 +20,7 @@ from router.net.pending_replies import PendingReplies
 from router.net.redis.backend import RedisBackend, ReplyFuture
 from router.net.redis.clock import TIME_COMMAND, RedisClock
 from router.net.redis.commands import Command, EncodedCommand
-from router.net.redis.errors import RedisBackendError, UnexpectedReplyError
+from router.net.redis.errors import ReadOnlyReplicaError, RedisBackendError, UnexpectedReplyError
 from router.net.redis.errors import RedisDownError as RedisDownError
 from router.net.redis.replies import decode_reply
 from router.net.repeated_warning import RepeatedWarning
@@ -78,6 +78,7 @@ class RedisPipeline:
         self._probe_task: asyncio.Task[None] | None = None
         self._is_up = False  # asked for each command; the event is for those that wait
         self._down_since = time.time()
+        self._reaches_replica = False
         self._came_up = asyncio.Event()
         self._unexpected_replies = RepeatedWarning(log)
 
@@ -89,6 +90,11 @@ class RedisPipeline:
     def down_since(self) -> float:
         """Since when it is down, in seconds since the epoch by the own clock; no meaning while it is up."""
         return self._down_since
+
+    @property
+    def reaches_replica(self) -> bool:
+        """Whether it is down since what it reaches is a read-only replica."""
+        return not self._is_up and self._reaches_replica
 
     @property
     def counts_receivers(self) -> bool:
@@ -239,6 +245,7 @@ class RedisPipeline:
         if self._probe_task is None:
             if error is not None:
                 log.warning("Redis is down (%s); requests continue without it", error)
+            self._reaches_replica = isinstance(error, ReadOnlyReplicaError)
             self._set_up(False)
             self._probe_task = self._loop.create_task(self._probe_until_up(was_up=error is not None))
 
@@ -258,6 +265,7 @@ class RedisPipeline:
                 await self._probe_once()
                 break
             except RedisBackendError as error:
+                self._reaches_replica = isinstance(error, ReadOnlyReplicaError)
                 if silent:
                     log.warning("Redis is down (%s); retrying every %g s", error, self._retry_interval)
                 silent = False

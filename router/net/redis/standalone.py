@@ -17,7 +17,7 @@ from router.net.redis.backend import ReplyFuture
 from router.net.redis.commands import Command, EncodedCommand
 from router.net.redis.connection import RedisConnection, ServerAddress
 from router.net.redis.deadline import MAX_EXTRA_TIME
-from router.net.redis.errors import REDIS_ERRORS, RedisBackendError
+from router.net.redis.errors import REDIS_ERRORS, ReadOnlyReplicaError, RedisBackendError
 from router.net.redis.handshake import Handshake
 
 
@@ -105,7 +105,7 @@ class StandaloneBackend:
         """Raises RedisBackendError if the reply to such a command shows that the server cannot be used."""
         # A server that refuses for another reason, such as a missing permission, is still usable.
         if is_read_only_error(reply):
-            raise RedisBackendError("it is a read-only replica")
+            raise ReadOnlyReplicaError
 
     async def _resolve_address(self) -> ServerAddress:
         """The server's current address. Raises one of REDIS_ERRORS if it is not known."""

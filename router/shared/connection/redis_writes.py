@@ -56,6 +56,11 @@ class RedisWrites:
         return (self._refusal or "up") if self._pipeline.up else "down"
 
     @property
+    def reaches_replica(self) -> bool:
+        """Whether the state is "down" since what is reached is a read-only replica."""
+        return self._pipeline.reaches_replica
+
+    @property
     def refusal(self) -> WriteRefusal | None:
         return self._refusal
 

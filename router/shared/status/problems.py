@@ -29,10 +29,11 @@ _DEPLOYMENT: Final = ""
 
 
 class RedisFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """`state` since `since`, in seconds since the epoch."""
+    """`state` since `since`, in seconds since the epoch. `is_replica`: it is down since it is a read-only replica."""
 
     state: Literal["up", "down"] | WriteRefusal = "up"
     since: float | None = None
+    is_replica: bool = False
 
 
 class RecentTraffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +185,7 @@ def _redis_problems(redis: RedisFacts, now: float) -> Iterator[Problem]:
         return
     since = _since(redis.since, now)
     if redis.state == "down":
-        words = f"Redis is down{since}: every request is a bypass"
+        words = f"Redis is {'a read-only replica' if redis.is_replica else 'down'}{since}: every request is a bypass"
     else:
         words = f"{REFUSALS_IN_WORDS[redis.state]}{since}: nothing is stored"
     yield Problem(severity="critical", kind="redis", words=words, since=redis.since)

@@ -71,6 +71,8 @@ def words(**fields: Any) -> list[str]:
         ({"engines": [engine("e1", state="down", asleep=True)], "models": [ModelRow(name="llama", asleep=True)]}, []),
         ({"redis": RedisFacts(state="down", since=AT)},
          ["Redis is down since 15:50:00 UTC: every request is a bypass"]),
+        ({"redis": RedisFacts(state="down", since=AT, is_replica=True)},
+         ["Redis is a read-only replica since 15:50:00 UTC: every request is a bypass"]),
         ({"redis": RedisFacts(state="full", since=AT)}, ["Redis is full since 15:50:00 UTC: nothing is stored"]),
         ({"redis": RedisFacts(state="cannot-save")}, ["Redis cannot save its data: nothing is stored"]),
         ({"refuses_all": "auth_mode_unset"}, ["every request is refused: auth_mode_unset"]),
