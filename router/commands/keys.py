@@ -26,7 +26,7 @@ from router.commands.console import (
 from router.commands.local_key import new_key
 from router.commands.redis import record_change, with_redis
 from router.commands.suggestions import command_group
-from router.core.api_keys import hash_key, key_id
+from router.core.api_keys import KeyRecord, hash_key, key_id
 from router.core.plural import pluralize
 from router.errors import ApiError
 from router.settings import DEFAULT_PATH, Settings
@@ -85,26 +85,36 @@ def _create_in_redis(config: Path, tenant: str, name: str | None, expires: str |
     except ApiError as error:
         fail(f"--expires: {error.message}", EXIT_USAGE)
 
+    made: list[str] = []
+
+    async def on_written(record: KeyRecord) -> None:
+        made.append(record.id)
+        await record_change(settings, key_created(record))
+
     async def create(client: "RedisClient") -> "NewKey":
         return await create_key(
-            client,
-            settings,
-            tenant=tenant,
-            name=name,
-            expires_in=expires_in,
-            on_written=lambda record: record_change(settings, key_created(record)),
+            client, settings, tenant=tenant, name=name, expires_in=expires_in, on_written=on_written
         )
 
-    created = with_redis(settings, config, create)
+    try:
+        created = with_redis(settings, config, create)
+    except (typer.Exit, KeyboardInterrupt):  # while the routers were to confirm it
+        for id_ in made:
+            print_err(f"roundhouse: {_lost(id_, config)}")
+        raise
     problem = output_problem(lambda: write_json(created) if as_json else typer.echo(created.key))
     if problem is not None:
-        undo = shlex.join(["roundhouse", "keys", "revoke", created.key_id, "--config", str(config)])
-        fail(f"{problem}: the key {created.key_id} is made, and cannot be shown again; revoke it: {undo}")
+        fail(f"{problem}: {_lost(created.key_id, config)}")
     if not as_json:
         end = "never expires" if expires_in is None else f"expires in {format_duration(expires_in)}"
         print_err(f"The key {created.key_id} ({created.name}) of {created.tenant} {end}. Only its hash is stored.")
     if created.routers.unconfirmed:
         print_err(_unconfirmed(created.routers))
+
+
+def _lost(id_: str, config: Path) -> str:
+    undo = shlex.join(["roundhouse", "keys", "revoke", id_, "--config", str(config)])
+    return f"the key {id_} is made, and cannot be shown again; revoke it: {undo}"
 
 
 @app.command()

@@ -140,8 +140,11 @@ async def test_a_key_is_recorded_before_the_routers_confirm_it(client: Any, own_
     async with running("keys", "new", "--tenant", "acme", "--name", "ci", "--config", file) as process:
         await eventually(lambda: client.exists(AUDIT_KEY))
         process.send_signal(signal.SIGINT)
-        assert await process.wait() == 130
-    ((action, _, details),) = await audited(own_redis)
+        out, err = await process.communicate()
+    ((action, made, details),) = await audited(own_redis)
+    undo = f"roundhouse keys revoke {made} --config {file}"
+    told = f"roundhouse: the key {made} is made, and cannot be shown again; revoke it: {undo}\n"
+    assert (process.returncode, out, err.decode()) == (130, b"", told)
     assert (action, details) == ("key_created", {"name": "ci", "tenant": "acme"})
 
 
