@@ -62,7 +62,7 @@ class Engine:
     - `watch`: of the requests that wait for it.
     - `access`: whether it lets the router in. While it does not, `up` is False.
     - `since`: when its state began, in seconds since the epoch by the own clock; None before the first check.
-    - `cause`: why it is down, in a few words. `failures`: requests that it failed as it went down, and since.
+    - `cause`: why it is down, in a few words. `failures`: attempts that it failed as it went down, and since.
     """
 
     __slots__ = (

@@ -34,7 +34,7 @@ async def test_requests_leave_an_engine_that_stops_within_seconds(world: World) 
     metrics = await router.metrics()
     assert metrics['llm_retries_total{engine="a",reason="lost"}'] == 4
     (problem,) = (await router.http.get("/healthz")).json()["problems"]
-    assert re.fullmatch(r"engine a is down since \S+ UTC: timeout at the engine; 4 requests moved", problem["words"])
+    assert re.fullmatch(r"engine a is down since \S+ UTC: timeout at the engine; 4 attempts failed", problem["words"])
 
 
 @scenario

@@ -73,9 +73,8 @@ def _problems(facts: DeploymentFacts) -> Iterator[Problem]:
         yield Problem(severity="critical", kind="router", words=f"every request is refused: {facts.refuses_all}")
     yield from _model_problems(facts)
     yield from _redis_problems(facts.redis, facts.now)
-    serving = {engine.model for engine in facts.engines if in_service(engine)}
     for engine in facts.engines:
-        yield from _engine_problems(engine, serving, facts.now)
+        yield from _engine_problems(engine, facts.now)
     yield from _traffic_problems(facts.traffic)
 
 
@@ -138,15 +137,14 @@ def _serving_fallback(model: str, fallbacks: Mapping[str, str | None], serving: 
     return None
 
 
-def _engine_problems(engine: EngineRow, serving: Collection[str], now: float) -> Iterator[Problem]:
-    """`serving`: the models of which an engine is in service."""
+def _engine_problems(engine: EngineRow, now: float) -> Iterator[Problem]:
     since = _since(engine.since, now)
     if engine.asleep:  # meant to be down, see router.flow.attempts.waking
         return
     if engine.state == "refused":
         words = f"engine {engine.name} refuses the router's key{since}{_after_colon(engine.cause)}"
     elif engine.state == "down":
-        words = f"engine {engine.name} is down{since}{_after_colon(engine.cause)}{_failures(engine, serving)}"
+        words = f"engine {engine.name} is down{since}{_after_colon(engine.cause)}{_failures(engine)}"
     elif engine.breaker == "open":
         words, since = f"engine {engine.name} gets no requests: its breaker is open, after failures", ""
     elif engine.breaker == "half-open":
@@ -171,10 +169,9 @@ def _after_colon(cause: str) -> str:
     return f": {cause}" if cause else ""
 
 
-def _failures(engine: EngineRow, serving: Collection[str]) -> str:
-    if not engine.failures:
-        return ""
-    return f"; {pluralize(engine.failures, 'request')} {'moved' if engine.model in serving else 'failed'}"
+def _failures(engine: EngineRow) -> str:
+    """Attempts: a request that failed here may have been answered by another engine, or by this one later."""
+    return f"; {pluralize(engine.failures, 'attempt')} failed" if engine.failures else ""
 
 
 # -- Redis ------------------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     - `restarts`: by the watchdog since its launcher started. These, temperature and power: of announced engines only.
     - `prefix_tokens` to `prefix_unused_seconds`, `seconds_per_token`: see PrefixIndexStatus.
     - `asleep`: it is down, and is started when a request comes. `since`: when `state` began, by the process' own clock.
-    - `cause`: why it is down, in a few words. `failures`: requests that it failed as it went down, and since.
+    - `cause`: why it is down, in a few words. `failures`: attempts that it failed as it went down, and since.
     """
 
     name: str
