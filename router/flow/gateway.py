@@ -6,6 +6,7 @@ which tries engines in turn (attempts/dispatch); engine_attempts and engine_requ
 engine_stream publishes its events, which the response of each client reads (response_delivery).
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -173,6 +174,9 @@ class Gateway:
             model_start.show_in(caller.heartbeat, inflight, must_wait=must_wait)
             try:
                 return self._response(exchange, inflight, delivery, await delivery.start(), is_new=is_new)
+            except asyncio.CancelledError as left:  # the client has disconnected
+                self._note_shared(exchange, inflight, is_new=is_new)
+                raise left  # noqa: TRY201 - mypyc: not a bare raise
             except RetryRequest as retry:
                 assert share, "an in-flight request that is not shared never asks for a retry"
                 retry_after = retry.retry_after or retry_after
@@ -231,15 +235,18 @@ class Gateway:
         is_new: bool,
     ) -> GatewayResponse:  # fmt: skip
         """`body`: the full response, None if it is a stream in progress."""
+        self._note_shared(exchange, inflight, is_new=is_new)
+        if body is None:
+            return delivery
+        delivery.close()
+        return FullResponse(body, exchange.stream)
+
+    def _note_shared(self, exchange: Exchange, inflight: InFlightRequest, *, is_new: bool) -> None:
         # Another process may lead it although this request started it here.
         if not (is_new and inflight.is_leader):
             exchange.cache_status, exchange.miss_reason = CacheStatus.COALESCED, None
             leader = inflight.record.leader
             exchange.trace.set_leader(inflight.trace, leader.traceparent if leader is not None else None)
-        if body is None:
-            return delivery
-        delivery.close()
-        return FullResponse(body, exchange.stream)
 
 
 def _no_engines() -> Sequence[Engine]:

@@ -164,6 +164,26 @@ async def test_a_flight_continues_for_its_subscribers_when_its_first_client_disc
     assert (await pair.second.chat("x")).headers["x-cache"] == "HIT"
 
 
+@scenario
+async def test_a_client_that_leaves_before_the_first_token_of_anothers_generation_was_coalesced(world: World) -> None:
+    pair = await make_pair(world, one=True)
+    first = asyncio.create_task(pair.first.chat("The sea?", stream=True))
+    await eventually(lambda: pair.generations == 1)
+    joined = asyncio.create_task(pair.first.chat("The sea?", stream=True))
+    await asyncio.sleep(1)
+    joined.cancel()
+    counted = 'llm_cache_requests_total{model="llama",result="%s",tenant="default"}'
+
+    async def is_counted() -> bool:
+        return counted % "coalesced" in await pair.first.metrics()
+
+    await eventually(is_counted)
+    go(pair.engine, len(ANSWER))
+    assert (await first).headers["x-cache"] == "MISS"
+    metrics = await pair.first.metrics()
+    assert (metrics[counted % "miss"], metrics[counted % "coalesced"]) == (1, 1)
+
+
 @BOTH
 @scenario
 async def test_the_engine_is_freed_when_the_last_subscriber_disconnects(world: World, one: bool) -> None:
