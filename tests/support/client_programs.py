@@ -19,7 +19,7 @@ CLIENTS_NODE: Final = os.environ.get("ROUNDHOUSE_CLIENTS_NODE")
 """A folder with node_modules; by default the project's."""
 
 MISSING: Final = re.compile(r"No module named '([\w.]+)'|Cannot find package '([@\w/.-]+)'")
-TIMEOUT: Final = 60.0
+TIMEOUT: Final = 120.0
 """Seconds; LlamaIndex alone is imported for several on a busy machine."""
 
 
