@@ -42,7 +42,7 @@ def hostile_events() -> str:
     redis = {"up": True, "url": HOSTILE, "version": HOSTILE, "used_memory": 1, "maxmemory": None, "keys": 1}
     documents: dict[str, Any] = {
         "status": {
-            "now": now, "routers": [router], "engines": [engine], "redis": redis, "last_hour": None,
+            "now": now, "router_now": now, "routers": [router], "engines": [engine], "redis": redis, "last_hour": None,
             "models": [{"name": HOSTILE, "engines": [HOSTILE], "fallback": HOSTILE}],
             "problems": [
                 {"severity": HOSTILE, "kind": kind, "subject": HOSTILE, "words": f"{kind} {HOSTILE}", "since": now}

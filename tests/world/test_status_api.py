@@ -82,7 +82,21 @@ async def test_the_first_status_already_has_every_router(world: World) -> None:
     assert all(router["seen"] < 2.5 and not router["draining"] for router in status["routers"])
     assert abs(status["now"] - time.time()) < 1
     assert await router_ids(routers.second) == [router["id"] for router in status["routers"]]
-    assert list(status) == ["now", "routers", "engines", "models", "redis", "last_hour", "problems"]
+    assert list(status) == ["now", "routers", "engines", "models", "redis", "last_hour", "problems", "router_now"]
+
+
+@scenario
+async def test_since_when_something_is_wrong_is_told_by_the_same_clock_as_the_time_of_the_router(world: World) -> None:
+    routers = await pair(world)
+    world.redis.model.offset = 40.0
+    await routers.engines.chat.set_faults({"fault": "health", "code": 503})
+
+    async def is_told() -> list[dict[str, Any]]:
+        return list((await get(routers.first, "status"))["problems"])
+
+    (problem,) = await eventually(is_told)
+    status = await get(routers.first, "status")
+    assert 0 <= status["router_now"] - problem["since"] < 10
 
 
 @scenario

@@ -109,6 +109,7 @@ class StatusReader:
             redis=redis,
             last_hour=traffic.last_hour(minutes) if minutes else None,
             problems=find_problems(facts),
+            router_now=round(facts.now, 3),
         )
 
     async def history(self, minutes: int) -> HistoryDocument:

@@ -30,7 +30,7 @@ export function mountEngines() {
     (engine) => engine.name,
     (engine) => new EngineRow(engine, shown),
   );
-  return ({ engines, now }) => {
+  return ({ engines, router_now: now }) => {
     shown.engines = engines;
     list.update(engines.toSorted((one, other) => isFailing(other) - isFailing(one)).map((engine) => ({ ...engine, now })));
     byId("engines").classList.toggle(

@@ -13,7 +13,7 @@ export function mountProblems() {
     ({ kind, subject, words }) => (subject ? `${kind}/${subject}` : words),
     (problem) => new ProblemRow(problem),
   );
-  return ({ now, problems = [] }) => {
+  return ({ router_now: now, problems = [] }) => {
     list.update(problems.slice(0, MOST).map((problem) => ({ ...problem, now })));
     const more = problems.length - MOST;
     byId("problems").hidden = problems.length === 0;

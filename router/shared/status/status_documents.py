@@ -259,7 +259,10 @@ class ExplainedRow(RequestRow, frozen=True, kw_only=True):
 
 
 class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """/admin/status. `last_hour`: None while Redis is down. `problems`: the worst first."""
+    """/admin/status. `last_hour`: None while Redis is down. `problems`: the worst first.
+
+    `router_now`: by the clock of the process that answers, as `since`.
+    """
 
     now: float
     routers: tuple[RouterRow, ...]
@@ -268,6 +271,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     redis: RedisRow
     last_hour: LastHour | None
     problems: tuple[Problem, ...] = ()
+    router_now: float | None = None
 
 
 class HistoryDocument(msgspec.Struct, frozen=True, kw_only=True):
