@@ -79,5 +79,5 @@ async def test_many_tenants_cost_little() -> None:
         return time.thread_time() - started
 
     samples = telemetry.registry.restricted_registry(["llm_requests_total", "llm_cache_requests_total"])
-    render = min(seconds_of(lambda: list(samples.collect())) for _ in range(3))
-    assert min(seconds_of(counter.take) for _ in range(3)) < render / 3
+    render = min(seconds_of(lambda: list(samples.collect())) for _ in range(10))
+    assert min(seconds_of(counter.take) for _ in range(10)) < render / 3
