@@ -89,6 +89,7 @@ async def test_a_request_for_a_model_without_any_engine_is_answered_by_the_one_t
     redis_server: RedisServer, make_router: MakeRouter, engine: SimulatedEngine, tmp_path: Path
 ) -> None:
     router = await make_router(without_engine(redis_server))
+    router.http.timeout = httpx.Timeout(60)  # as long as below: two processes start meanwhile
     assert (await router.http.get("/readyz")).status_code == 200
     prompts = ["The sea?", "The moon?"]
     asked = await ask_in_order(router, *prompts)
