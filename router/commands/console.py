@@ -75,6 +75,8 @@ def _fail_with(error: ConfigurationError) -> NoReturn:
 
 def output_problem(write: Callable[[], None]) -> str | None:
     """Writes to standard output; returns why it does not take it: a full disk, a closed pipe. None if it does."""
+    if sys.stdout is None:  # as after `>&-`
+        return "standard output: it is closed"
     try:
         write()
         sys.stdout.flush()

@@ -1,17 +1,19 @@
 """Signals that end a command: it tidies up, its `finally` blocks run, and what it has changed by then is recorded.
 
 Theory of operation of `cancelled_by_signals`. SIGINT, SIGTERM and SIGHUP cancel the task, so that it ends at its next
-await. A command may also stand in a read of standard input, and the loop comes to no await: then the signal raises
-there. A second signal ends the command at once.
+await. redis-py, and on Python 3.11 asyncio.wait_for below it, can swallow a cancellation that coincides with another
+event, so the task is cancelled again until it has ended. A command may also stand in a read of standard input, and the
+loop comes to no await: then the signal raises there. A second signal ends the process at once.
 """
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -35,19 +37,37 @@ class Termination:
             sys.exit(self._code)
 
 
+_CANCEL_INTERVAL: Final = 0.1  # seconds
+_SHOW_CURSOR: Final = "\x1b[?25h"
+
+
 class _Interruption:
     def __init__(self, task: "asyncio.Task[Any]") -> None:
         self.code: int | None = None
+        self.is_over = False
         self._task = task
 
     def on_signal(self, number: int, _: object) -> None:
-        is_first = self.code is None
+        if self.code is not None:
+            _end_process(self.code)
         self.code = 128 + number
         loop = self._task.get_loop()
-        if not is_first or asyncio.current_task(loop) is self._task:
+        if asyncio.current_task(loop) is self._task:
             sys.exit(self.code)
-        self._task.cancel()
-        loop.call_soon_threadsafe(lambda: None)  # wakes it up
+        loop.call_soon_threadsafe(self._cancel)  # not at once: the loop may stand in a wait, which this ends
+
+    def _cancel(self) -> None:
+        if not self.is_over:
+            self._task.cancel()
+            self._task.get_loop().call_later(_CANCEL_INTERVAL, self._cancel)
+
+
+def _end_process(code: int) -> NoReturn:
+    """Without `finally` blocks: an exception in the middle of the event loop would print its traceback."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr.write(_SHOW_CURSOR)  # a progress bar has hidden it
+        sys.stderr.flush()
+    os._exit(code)
 
 
 @contextlib.contextmanager
@@ -68,6 +88,7 @@ def cancelled_by_signals() -> Iterator[None]:
             raise
         sys.exit(interruption.code)
     finally:
+        interruption.is_over = True
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -86,7 +86,7 @@ def parse_gauges(page: str, rank: int | None = None) -> EngineGauges:
     kv_cache_tokens = 0
     for line in page.splitlines():
         # A page has hundreds of lines, of which few are in use.
-        if line.partition("{")[0].partition(" ")[0] not in _METRIC_NAMES:
+        if line.partition("{")[0].partition(" ")[0].partition("\t")[0] not in _METRIC_NAMES:
             continue
         name, labels, value = _parse_sample(line)
         if rank is not None and labels.get("engine") != str(rank):

@@ -1,6 +1,8 @@
 """A key that cannot be shown is not lost unseen: standard output is a full disk, or a pipe that nobody reads."""
 
+import asyncio
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from tests.support.first_steps import engine_of
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import router_config
 from tests.support.scripted_engine import served
+from tests.support.waiting import TEST_TIMEOUT
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -67,4 +70,15 @@ async def test_keys_new_without_a_tenant_says_that_the_key_is_not_shown(output: 
     result = await run_cli_into(descriptor, "keys", "new")
     assert (result.code, result.stderr) == (
         1, f"roundhouse: {reason}: the key is not shown, and stored nowhere\n"
+    )  # fmt: skip
+
+
+async def test_an_output_that_the_shell_has_closed_is_told() -> None:
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", 'exec "$0" -m router keys new >&-', sys.executable, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(TEST_TIMEOUT):
+        _, err = await process.communicate()
+    assert (process.returncode, err.decode()) == (
+        1, "roundhouse: standard output: it is closed: the key is not shown, and stored nowhere\n"
     )  # fmt: skip

@@ -30,19 +30,15 @@ class EngineControls:
         self.url = ""
         self._names = (*served_names, model)
         self._client = client
-        self._has_faults = False
 
     async def close_client(self) -> None:
         await self._client.aclose()
 
     async def set_faults(self, *faults: dict[str, object]) -> None:
-        self._has_faults = True
         (await self._client.post(f"{self.url}/_sim/faults", json=faults)).raise_for_status()
 
     async def clear_faults(self) -> None:
-        if self._has_faults:  # nearly all tests set none
-            (await self._client.delete(f"{self.url}/_sim/faults")).raise_for_status()
-            self._has_faults = False
+        (await self._client.delete(f"{self.url}/_sim/faults")).raise_for_status()
 
     async def stats(self, **goals: int) -> dict[str, Any]:
         """Counts and the last requests; with goals, once these counts are reached (`in_flight` exactly)."""

@@ -1,11 +1,14 @@
 """A signal ends a command that has to tidy up, whatever Python was doing when it arrived."""
 
+import asyncio
 import signal
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
-from router.commands.termination import Termination
+from router.commands.termination import Termination, cancelled_by_signals
 
 
 def test_a_signal_exits_with_its_number() -> None:
@@ -22,3 +25,18 @@ def test_a_signal_whose_exception_was_ignored_exits_at_the_next_check() -> None:
     with pytest.raises(SystemExit) as caught:
         termination.check()
     assert caught.value.code == 129
+
+
+def test_a_task_that_swallows_a_cancellation_is_cancelled_again() -> None:
+    async def command() -> None:
+        with cancelled_by_signals():
+            # The handler itself: if there were none, the signal would end the tests.
+            handler: Callable[..., Any] = signal.getsignal(signal.SIGTERM)  # type: ignore[assignment]
+            asyncio.get_running_loop().call_soon(handler, signal.SIGTERM, None)
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            await asyncio.sleep(60)
+
+    with pytest.raises(SystemExit) as caught:
+        asyncio.run(asyncio.wait_for(command(), 30))
+    assert caught.value.code == 143

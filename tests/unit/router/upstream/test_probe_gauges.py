@@ -58,6 +58,7 @@ def test_a_page_of_vllm_is_read() -> None:
         ('{model_name="a # b} c",engine="1"}', " 3e0"),
         (r'{model_name="\"{\\",engine="1"}', " +3.0"),
         ("", "  3"),
+        ("", "\t3"),
         (" ", " 3"),
     ],
 )

@@ -67,7 +67,7 @@ def test_a_connection_that_takes_too_long_is_aborted(connect: float, head_timeou
 @on_both_loops
 async def test_a_head_that_does_not_arrive_is_a_timeout_and_frees_the_engine() -> None:
     async with transport_and_server() as (transport, server):
-        request, peer = await start_request(transport, server, head_timeout=0.05)
+        request, peer = await start_request(transport, server, head_timeout=0.5)
         with raises_engine_error("timeout"):
             await request
         assert await peer.closed_by_client()
