@@ -21,16 +21,27 @@ if TYPE_CHECKING:
 REPLY_TIMEOUT: Final = 10.0
 """Seconds that Redis has for each reply."""
 
+RECORD_TIMEOUT: Final = 2.0
+"""Seconds, instead, for a record in the audit: it follows a change that may just have failed for want of a reply."""
+
 ResultT = TypeVar("ResultT")
 
 
 def with_redis(settings: Settings, config: Path, operation: "Callable[[RedisClient], Awaitable[ResultT]]") -> ResultT:
     """If `operation` fails, the command ends with a message of one line."""
     # Imported here, since commands without Redis do not need it.
-    from router.net.redis.errors import CommandRefusedError, RedisBackendError, WritesRefusedError
+    from router.net.redis.errors import (
+        CommandRefusedError,
+        ReadOnlyReplicaError,
+        RedisBackendError,
+        WritesRefusedError,
+    )
 
     try:
         return asyncio.run(_run_connected(settings, operation))
+    except ReadOnlyReplicaError as error:
+        result = "nothing was changed" if error.changed_nothing else "it takes no writes"
+        fail(f"{config}: cache.url: Redis is a read-only replica: {result}")
     except WritesRefusedError as error:
         fail(f"{config}: cache.url: {error}")
     except CommandRefusedError as error:
@@ -70,9 +81,24 @@ def with_audit(
         from router.shared.audit.recorded import recorded
 
         with cancelled_by_signals():
-            return await recorded(operation(client), partial(record_change, settings), changes, stopped)
+            return await recorded(
+                operation(client),
+                partial(record_change, settings),
+                changes,
+                lambda error: unless_replica(error, stopped(error)),
+            )
 
     return run
+
+
+def unless_replica(error: BaseException, changes: "Sequence[Change]") -> "Sequence[Change]":
+    """What `error` has left half-done; nothing if a replica has refused all of it, which its message then says."""
+    from router.net.redis.errors import ReadOnlyReplicaError
+
+    if not isinstance(error, ReadOnlyReplicaError) or any(change.details.get("entries") for change in changes):
+        return changes
+    error.changed_nothing = True
+    return []
 
 
 async def record_change(settings: Settings, change: "Change") -> None:
@@ -83,7 +109,7 @@ async def record_change(settings: Settings, change: "Change") -> None:
     from router.store.admin.audit import audit_sender
 
     # A connection of its own: that of an operation which was stopped may have a reply that nobody has read.
-    client = open_client(settings.redis_url, timeout=REPLY_TIMEOUT)
+    client = open_client(settings.redis_url, timeout=RECORD_TIMEOUT)
     seconds = settings.router.audit_days * 86400
     try:
         audit = AuditLog(audit_sender(client), _report_unrecorded, router="", keep_seconds=seconds)

@@ -133,6 +133,35 @@ async def test_a_purge_that_a_signal_ends_is_recorded(client: Any, own_redis: Re
     assert await audited(own_redis) == [("purge", "all", {"entries": 0, "result": "interrupted"})]
 
 
+async def test_a_purge_that_a_signal_ends_does_not_wait_long_for_a_redis_that_hangs(
+    client: Any, own_redis: RedisServer, file: Path
+) -> None:
+    await store_entry(client, entry_key(1))
+    await client.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+    async with running("cache", "purge", "--all", "--config", file) as process:
+        await eventually(lambda: is_paused(own_redis))
+        own_redis.freeze()
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(8):  # it takes 2 s; Redis has 10 s for each reply of the purge
+            out, err = await process.communicate()
+    own_redis.thaw()
+    assert (process.returncode, out) == (130, b"")
+    assert err.startswith(b"roundhouse: not recorded in the audit: ")
+
+
+@pytest.mark.parametrize(
+    "words", [("engines", "drain", "llama-chat"), ("engines", "resume", "llama-chat"), ("cache", "purge", "--all")]
+)
+async def test_a_command_that_a_replica_refuses_says_so_in_one_line(
+    client: Any, own_redis: RedisServer, file: Path, words: tuple[str, ...]
+) -> None:
+    await store_entry(client, entry_key(1))
+    await client.execute_command("REPLICAOF", "127.0.0.1", 9)
+    refused = await run_cli(*words, "--config", file)
+    told = f"roundhouse: {file}: cache.url: Redis is a read-only replica: nothing was changed\n"
+    assert (refused.code, refused.stdout, refused.stderr) == (1, "", told)
+
+
 async def test_a_key_is_recorded_before_the_routers_confirm_it(client: Any, own_redis: RedisServer, file: Path) -> None:
     """A router that does not confirm it is waited for, for seconds."""
     seconds, _ = await client.time()

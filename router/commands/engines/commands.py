@@ -36,7 +36,7 @@ from router.commands.engines.engine_explain import explain
 from router.commands.engines.engine_list import list_command
 from router.commands.engines.logs import logs
 from router.commands.engines.switch import rollback, switch
-from router.commands.redis import record_change, with_redis
+from router.commands.redis import record_change, unless_replica, with_redis
 from router.commands.suggestions import command_group
 from router.commands.termination import Termination, cancelled_by_signals
 from router.settings import DEFAULT_PATH, EMBEDDED, Settings
@@ -256,9 +256,11 @@ def _send_changes(config: Path, commands: "Mapping[str, Command]", change_of: "C
         fail(f"{config}: no engine {', '.join(map(repr, unknown))}; engines: {', '.join(known)}", EXIT_USAGE)
 
     async def send(client: "RedisClient") -> None:
-        def stopped(error: BaseException) -> list[Change]:
-            is_refused = isinstance(error, (CommandRefusedError, WritesRefusedError))
-            return [] if is_refused else [half_done(Change(change_of(name).action, name), error) for name in commands]
+        def stopped(error: BaseException) -> Sequence[Change]:
+            if isinstance(error, (CommandRefusedError, WritesRefusedError)):
+                return []
+            changes = [half_done(Change(change_of(name).action, name), error) for name in commands]
+            return unless_replica(error, changes)
 
         sending = recorded(
             execute_commands(client, list(commands.values())),

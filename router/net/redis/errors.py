@@ -64,7 +64,7 @@ REDIS_ERRORS: Final = (redis.exceptions.RedisError, OSError, asyncio.TimeoutErro
 
 
 # ResponseErrors of a server that does not serve at all.
-_NOT_SERVING: Final = (ClusterDownError, MasterDownError, ReadOnlyError)
+_NOT_SERVING: Final = (ClusterDownError, MasterDownError)
 
 
 class RedisDownError(Exception):
@@ -79,6 +79,8 @@ class RedisBackendError(Exception):
         # The messages of redis-py's other exceptions may repeat the URL, and with it a password; Redis' replies do not.
         if (refusal := write_refusal(error)) is not None:
             return WritesRefusedError(refusal)
+        if isinstance(error, ReadOnlyError):
+            return ReadOnlyReplicaError()
         if isinstance(error, redis.exceptions.ResponseError):
             return cls(str(error)) if isinstance(error, _NOT_SERVING) else CommandRefusedError(str(error))
         local = local_cause(error)
@@ -86,10 +88,14 @@ class RedisBackendError(Exception):
 
 
 class ReadOnlyReplicaError(RedisBackendError):
-    """The server is a replica, which takes no writes and may not get purges from elsewhere: so it counts as down."""
+    """The server is a replica, which takes no writes and may not get purges from elsewhere: so it counts as down.
+
+    `changed_nothing`: known of an operation whose first write was refused.
+    """
 
     def __init__(self) -> None:
         super().__init__("it is a read-only replica")
+        self.changed_nothing = False
 
 
 # In the replies to commands and, behind other words, to scripts; redis-py removes the code of some.
