@@ -166,6 +166,29 @@ ALERT_TESTS: Final = (
           ("A router has not reached chat for a minute (roundhouse_engine_up is 0). "
           "The router says: engine chat is down: connection refused. `roundhouse status` says since when and why.")),),
     ),
+    AlertTest(
+        "EngineDown", "down for another reason than before",
+        {
+            _UP: "1x2 0x10", _PROBLEM % ("engine", "chat", "engine chat is down: connection refused"): "_x3 1x2 stale",
+            _PROBLEM % ("engine", "chat", "engine chat is down: status 500"): "_x6 1x10",
+        },
+        "6m",
+        (({"engine": "chat"}, "The engine chat is down",
+          ("A router has not reached chat for a minute (roundhouse_engine_up is 0). "
+          "The router says: engine chat is down: status 500. `roundhouse status` says since when and why.")),),
+    ),
+    AlertTest(
+        "EngineDown", "down, and the worker that answers now does not say why",
+        {
+            _UP: "1x2 0x20", _PROBLEM % ("engine", "chat", "engine chat is down: connection refused"): "1x15 stale",
+            _PROBLEM % ("engine", "chat", "engine chat is down: status 500"): "_x16 1 stale",
+        },
+        "4m30s",
+        (({"engine": "chat"}, "The engine chat is down",
+          ("A router has not reached chat for a minute (roundhouse_engine_up is 0). "
+          "The router says: engine chat is down: status 500. `roundhouse status` says since when and why.")),),
+        "15s",
+    ),
     AlertTest("EngineDown", "up", {_UP: "1x10"}, "6m"),
     AlertTest("EngineDown", "unknown for some seconds after the start", {_UP: "0 0 1x20"}, "15s", interval="15s"),
     AlertTest("EngineDown", "removed from the configuration", {_UP: "0 _x20"}, "10m"),
@@ -213,6 +236,19 @@ ALERT_TESTS: Final = (
           "The router says: engine chat gets no requests. `roundhouse status` says what else is wrong.")),),
         "15s",
     ),
+    AlertTest(
+        "BreakerOpen", "half-open now, and the router says that only",
+        {
+            _BREAKER: "2 1 2 2 1 2 1 2 2 2 1",
+            _PROBLEM % ("engine", "chat", "engine chat gets no requests"): "1x9 stale",
+            _PROBLEM % ("engine", "chat", "engine chat gets one request to try it"): "_x10 1",
+        },
+        "2m30s",
+        (({"engine": "chat"}, "The breaker of chat is open",
+          ("The breaker has not closed for a minute (its state is 1; 1 is half-open, 2 is open). "
+          "The router says: engine chat gets one request to try it. `roundhouse status` says what else is wrong.")),),
+        "15s",
+    ),
     AlertTest("BreakerOpen", "open for 30 s", {_BREAKER: "0 2 2 0x20"}, "1m30s", interval="15s"),
     AlertTest("BreakerOpen", "half-open without traffic", {_BREAKER: "0 2 1x40"}, "5m", interval="15s"),
     AlertTest("BreakerOpen", "opens and closes again and again", {_BREAKER: "2 0 2 0 2 0 2 0 2 0 2 0 2"}, "3m",
@@ -228,6 +264,7 @@ ALERT_TESTS: Final = (
         {
             f"roundhouse_redis_up{{{_R}}}": "1x2 0x10", _PROBLEM % ("redis", "", "Redis is down"): "1x12",
             (_PROBLEM % ("redis", "", "Redis is full")).replace("router:", "other:"): "1x12",
+            (_PROBLEM % ("redis", "", "Redis cannot save")).replace('"roundhouse"', '"staging"'): "1x12",
         },
         "6m",
         ((_INSTANCE, "router:8080 does not reach Redis",

@@ -35,17 +35,22 @@ def _at_least(rate: str, count: int) -> str:
 
 
 def _problems(matchers: str, *labels: str) -> str:
-    """Sentences of roundhouse_problem, and a space behind each; `labels` of the alert are for each %q of `matchers`."""
-    # Workers answer in turn, and each says what it sees itself: so those of two minutes count.
-    series = f"max by (problem) (last_over_time(roundhouse_problem{{{matchers}}}[2m]))"
+    """Sentences of roundhouse_problem, and a space behind each; `labels` of the alert are for `%[1]q` of `matchers`.
+
+    Those of now, since the ones before a change of the cause would contradict them. Workers answer in turn, and one may
+    see nothing wrong: so without any of now, the last one of two minutes.
+    """
+    now = f"roundhouse_problem{{{matchers}}}"
+    last = f"topk(1, max by (problem) (max_over_time(timestamp({now})[2m:15s])))"
+    series = f"max by (problem) ({now}) or on() {last}"
     values = "".join(f" $labels.{label}" for label in labels)
     return f"{{{{ range query (printf `{series}`{values}) }}}}The router says: {{{{ .Labels.problem }}}}. {{{{ end }}}}"
 
 
-_ENGINE_PROBLEMS: Final = _problems('kind="engine", subject=%q', "engine")
-_MODEL_PROBLEMS: Final = _problems('kind="model", subject=%q', "model")
+_ENGINE_PROBLEMS: Final = _problems('kind="engine", subject=%[1]q', "engine")
+_MODEL_PROBLEMS: Final = _problems('kind="model", subject=%[1]q', "model")
 _REDIS_PROBLEMS: Final = _problems('kind="redis"')
-_OWN_REDIS_PROBLEMS: Final = _problems('kind="redis", instance=%q', "instance")
+_OWN_REDIS_PROBLEMS: Final = _problems('kind="redis", job=%[1]q, instance=%[2]q', "job", "instance")
 
 
 def _usual_first_token() -> str:
