@@ -88,7 +88,7 @@ class Runtime:
     async def on_replaced(self) -> None:
         """The runtime that replaces this one probes the engines and publishes the status from now on."""
         self._status.event_hub.close()
-        await cancel_and_wait(*self._tasks)
+        await self._stop_tasks()
 
     def adopt_engines(self, catalog: Catalog, breaker_state: BreakerStates) -> None:
         """To be called on a runtime that was replaced: its requests wait for the engines of the one in effect.
@@ -124,7 +124,7 @@ class Runtime:
         await self.services.cache.coalescer.aclose()
 
     async def aclose(self) -> None:
-        await cancel_and_wait(*self._tasks)
+        await self._stop_tasks()
         await self._status.event_hub.aclose()
         await self.engines.adapter_refresh.aclose()
         self.engines.admission.close()
@@ -132,3 +132,7 @@ class Runtime:
         if self.tracer is not None:
             # In a thread, since it may wait for the collector. Last, so that what ends here is exported, too.
             await asyncio.to_thread(self.tracer.release)
+
+    async def _stop_tasks(self) -> None:
+        await cancel_and_wait(*self._tasks)
+        await self._probe.aclose()

@@ -1,7 +1,8 @@
 """Whether an engine lets the router in, from the statuses of its answers.
 
 The key is right or wrong for all requests, so one 401 says enough. A 403 may be about one request: some APIs answer it
-for a prompt that they do not like. So the next check asks for the list of models, with the router's key.
+for a prompt that they do not like. So the next check asks for the list of models, with the router's key. A 403 for
+that list says something only if the key was good for it before: some APIs never show it.
 """
 
 from typing import Final
@@ -19,11 +20,12 @@ class EngineAccess:
     - `doubted`: a request got 403, so the next check asks.
     """
 
-    __slots__ = ("doubted", "refused")
+    __slots__ = ("_has_listed", "doubted", "refused")
 
     def __init__(self) -> None:
         self.refused: int | None = None
         self.doubted = False
+        self._has_listed = False  # to the router's key, since it came up
 
     def on_request(self, status: int) -> None:
         """The engine answered a client's request with one of REFUSALS."""
@@ -37,13 +39,16 @@ class EngineAccess:
         if status in REFUSALS:
             self.refused = status
 
-    def on_models(self, status: int) -> None:
+    def on_models(self, status: int, *, has_key: bool = False) -> None:
         """The engine answered a request for its list of models, for which vLLM needs the key, unlike for its health."""
-        if status in UNAUTHORIZED or (status == FORBIDDEN and (self.doubted or self.refused is not None)):
+        if status == 200:
+            self._has_listed = has_key
+        is_meant = self.doubted or self._has_listed or self.refused is not None
+        if status in UNAUTHORIZED or (status == FORBIDDEN and is_meant):
             self.refused = status
         elif status < 500:  # one that has no such list does not refuse the key with it, either
             self.refused, self.doubted = None, False
 
     def reset(self) -> None:
         """The engine cannot be reached; what comes up may be another server."""
-        self.refused, self.doubted = None, False
+        self.refused, self.doubted, self._has_listed = None, False, False

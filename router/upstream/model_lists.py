@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from router.net.client.errors import EngineError
 from router.net.tasks import cancel_and_wait
@@ -24,7 +24,8 @@ REFRESH_INTERVAL: Final = 10.0
 KEY_CHECK_INTERVAL: Final = 3.0
 """Seconds between two reads of an engine with a key, which without requests only its list shows to be wrong.
 
-So every second check reads the list: a key that the engine takes no more is told within 5 seconds.
+So every second check reads the list: a key that the engine takes no more is told within 5 seconds. A read without an
+answer is repeated after as long.
 """
 
 MIN_REREAD_INTERVAL: Final = 1.0
@@ -33,12 +34,20 @@ MIN_REREAD_INTERVAL: Final = 1.0
 _OK: Final = 200
 
 
+class _LastRead(NamedTuple):
+    """When it began, whether it had an answer, and whether any has had one since the engine came up."""
+
+    at: float
+    is_answered: bool
+    is_known: bool
+
+
 class ModelListReader:
     """Keeps what the engines' lists tell up to date.
 
     - `read_first` is for an engine that comes up: what its list does not tell is unknown from then on.
-    - `refresh` reads the list of an engine that stays up once in `interval`, one with a key once in
-      KEY_CHECK_INTERVAL if that is less, or if the first read failed. A failure changes nothing.
+    - `refresh` reads the list of an engine that stays up if it `is_due`: once in `interval`, or once in
+      KEY_CHECK_INTERVAL if that is less and it has a key or the last read had no answer. A failure changes nothing.
     """
 
     def __init__(
@@ -49,23 +58,26 @@ class ModelListReader:
         self._catalog = catalog
         self._client = client
         self._timeout = timeout
-        self._read_at: dict[str, float] = {}  # by engine; it is missing until the list was read since it came up
+        self._last_reads: dict[str, _LastRead] = {}  # by engine
 
     async def read_first(self, engine: Engine) -> None:
-        self._read_at.pop(engine.name, None)
+        self._last_reads.pop(engine.name, None)
         await self._read(engine, is_first=True)
 
     async def refresh(self, engine: Engine) -> None:
-        read_at = self._read_at.get(engine.name)
-        if read_at is None:
-            await self._read(engine, is_first=True)
-        elif engine.access.doubted or (
-            engine.traits.lists_adapters and time.monotonic() - read_at >= self._interval_of(engine)
-        ):
-            await self._read(engine, is_first=False)
+        if self.is_due(engine):
+            last = self._last_reads.get(engine.name)
+            await self._read(engine, is_first=last is None or not last.is_known)
 
-    def _interval_of(self, engine: Engine) -> float:
-        return min(self._interval, KEY_CHECK_INTERVAL) if engine.has_key else self._interval
+    def is_due(self, engine: Engine) -> bool:
+        last = self._last_reads.get(engine.name)
+        if last is None or (engine.access.doubted and last.is_answered):
+            return True
+        if last.is_known and not engine.access.doubted and not engine.traits.lists_adapters:
+            return False
+        is_soon = engine.has_key or not last.is_answered
+        interval = min(self._interval, KEY_CHECK_INTERVAL) if is_soon else self._interval
+        return time.monotonic() - last.at >= interval
 
     async def reread(self, engine: Engine) -> bool:
         """Reads the adapters now; returns whether that was possible."""
@@ -73,6 +85,9 @@ class ModelListReader:
 
     async def _read(self, engine: Engine, *, is_first: bool) -> bool:
         now = time.monotonic()
+        last = self._last_reads.get(engine.name)
+        is_known = last is not None and last.is_known
+        self._last_reads[engine.name] = _LastRead(now, is_answered=False, is_known=is_known)
         try:
             with await self._client.get(engine, MODELS_PATH, timeout=self._timeout) as response:
                 status, page = response.status, await response.read(MAX_LIST)
@@ -81,7 +96,9 @@ class ModelListReader:
             if error.reason != "too-large" or not is_first:  # it would be at the next check, too
                 return False
             status, page = _OK, b""
-        engine.access.on_models(status)
+        engine.access.on_models(status, has_key=engine.has_key)
+        is_known |= is_first or status == _OK
+        self._last_reads[engine.name] = _LastRead(now, is_answered=status < 500, is_known=is_known)
         if status != _OK:
             if not is_first:
                 return False
@@ -90,7 +107,6 @@ class ModelListReader:
         engine.learn_kind(listed.kind)
         if engine.discovers_max_model_len:
             engine.max_model_len = listed.max_model_len
-        self._read_at[engine.name] = now
         if listed.adapters != engine.adapters:
             if listed.ignored_adapters:
                 log.warning(

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 from router.core.plural import pluralize
 from router.core.resilience.signs_of_life import CheckResult
 from router.net.client.errors import MAX_CAUSE, EngineError, describe_cause, is_refused
+from router.net.tasks import cancel_and_wait
 from router.upstream.catalog import Catalog
 from router.upstream.client import EngineClient
 from router.upstream.engine import Engine
@@ -49,6 +50,7 @@ class EngineProbe:
       engine may take longer.
     - The requests that wait for an engine that is down move to another one, see router.core.resilience.signs_of_life.
     - An engine that refuses the router's key is not up, even if its health needs no key: its list of models does.
+    - No round but the first waits for the list of an engine that was up or refused: see `_read_list`.
     - An engine that cannot be checked because this machine lacks a resource keeps its state.
     """
 
@@ -74,6 +76,7 @@ class EngineProbe:
         self._model_lists = model_lists or ModelListReader(catalog, client, timeout=timeout)
         self._shared: dict[tuple[str, str], asyncio.Task[Any]] = {}  # by URL and path, what the round has asked for
         self._last_checks: dict[str, tuple[float, bool]] = {}  # when it was, and whether the engine was up
+        self._list_reads: dict[str, asyncio.Task[None]] = {}  # by engine, at most one at a time
 
     async def run(self) -> None:
         while True:
@@ -83,8 +86,14 @@ class EngineProbe:
     async def check(self) -> None:
         self._shared = {}
         await asyncio.gather(*(self._check_engine(engine) for engine in self._catalog.engines.values()))
+        if self.last_check is None:  # the engines may be those of a configuration that this one replaces
+            await asyncio.gather(*self._list_reads.values())
         self.last_check = time.time()
         self._on_round()
+
+    async def aclose(self) -> None:
+        """To be called when `run` and `check` have ended."""
+        await cancel_and_wait(*self._list_reads.values())
 
     async def _check_engine(self, engine: Engine) -> None:
         now = time.monotonic()
@@ -96,10 +105,12 @@ class EngineProbe:
         outcome = await self._ask(engine, now + self._timeout)
         if outcome is None:
             return
-        if outcome.up and engine.up:
-            await self._model_lists.refresh(engine)
-        elif outcome.up:
-            await self._model_lists.read_first(engine)  # what comes up may differ
+        if outcome.up and (engine.up or engine.access.refused is not None):
+            self._start_list_read(engine)
+        else:
+            self._cancel_list_read(engine)
+            if outcome.up:
+                await self._model_lists.read_first(engine)  # what comes up may differ
         up = outcome.up and engine.access.refused is None
         self._last_checks[engine.name] = (now, up)
         was_down = engine.up is False
@@ -107,6 +118,29 @@ class EngineProbe:
         engine.update_gauges(outcome.gauges)
         self._watch(engine, outcome)
         if up and was_down:
+            self._on_up(engine)
+
+    def _start_list_read(self, engine: Engine) -> None:
+        task = self._list_reads.get(engine.name)
+        is_due = engine.access.refused is not None or self._model_lists.is_due(engine)
+        if is_due and (task is None or task.done()):
+            self._list_reads[engine.name] = asyncio.get_running_loop().create_task(self._read_list(engine))
+
+    def _cancel_list_read(self, engine: Engine) -> None:
+        if (task := self._list_reads.get(engine.name)) is not None:
+            task.cancel()
+
+    async def _read_list(self, engine: Engine) -> None:
+        """Reads the list of an engine whose health is good, in a task of its own: a slow one delays no checks."""
+        was_refused = engine.access.refused is not None
+        if was_refused:
+            await self._model_lists.read_first(engine)  # it may have changed meanwhile
+        else:
+            await self._model_lists.refresh(engine)
+        if engine.access.refused is not None:
+            engine.update_status(up=False)
+        elif was_refused:
+            engine.update_status(up=True)
             self._on_up(engine)
 
     async def _ask(self, engine: Engine, deadline: float) -> _Outcome | None:

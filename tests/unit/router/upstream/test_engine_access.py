@@ -1,6 +1,8 @@
 """Whether an engine lets the router in."""
 
 import logging
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -21,7 +23,10 @@ def engine() -> Engine:
         ([("request", 403)], None),  # it may be about that request
         ([("request", 403), ("models", 403)], 403),
         ([("request", 403), ("models", 200)], None),
-        ([("request", 403), ("models", 200), ("models", 403)], None),
+        ([("request", 403), ("models", 200), ("models", 403)], None),  # without a key, it is not about the key
+        ([("keyed models", 200), ("keyed models", 403)], 403),
+        ([("keyed models", 200), ("keyed models", 403), ("keyed models", 200)], None),
+        ([("keyed models", 403), ("keyed models", 403)], None),  # some APIs never show it
         ([("models", 401)], 401),
         ([("models", 403)], None),  # a proxy may refuse the path
         ([("models", 404)], None),
@@ -36,8 +41,14 @@ def engine() -> Engine:
 )
 def test_what_an_engines_answers_say_about_the_key(answers: list[tuple[str, int]], refused: int | None) -> None:
     access = EngineAccess()
+    ask: dict[str, Callable[[int], None]] = {
+        "request": access.on_request,
+        "models": access.on_models,
+        "keyed models": partial(access.on_models, has_key=True),
+        "health": access.on_health,
+    }
     for kind, status in answers:
-        {"request": access.on_request, "models": access.on_models, "health": access.on_health}[kind](status)
+        ask[kind](status)
     assert access.refused == refused
 
 

@@ -15,8 +15,9 @@ from router.upstream.engine import Engine
 from router.upstream.engine_config import EngineConfig
 from router.upstream.model_lists import AdapterRefresh, ModelListReader
 from router.upstream.probe import EngineProbe
+from tests.support.scripted_engine import Request, Response, ScriptedEngine
 from tests.support.simulated_engine import SimulatedEngine
-from tests.support.waiting import TEST_TIMEOUT
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -71,7 +72,8 @@ async def test_an_engine_that_stays_up_is_read_again_after_the_interval(
     await patient.check()
     assert "sql" in dict(catalog.named_models())
     await eager.check()
-    assert not engine.adapters
+    await eventually(lambda: not engine.adapters)
+    await eager.aclose()
     assert "sql" not in dict(catalog.named_models())
 
 
@@ -89,6 +91,33 @@ async def test_an_engine_that_is_down_or_fails_to_answer_keeps_its_adapters(
     await simulated.start()  # without the adapter
     await probe.check()
     assert (engine.up, engine.adapters) == (True, ())
+
+
+async def test_the_checks_that_follow_a_slow_read_start_no_second_one(client: EngineClient) -> None:
+    asked = 0
+    answer = asyncio.Event()
+
+    async def script(request: Request) -> Response:
+        nonlocal asked
+        if request.path == "/v1/models":
+            asked += 1
+            if asked > 1:
+                await answer.wait()
+        return Response()
+
+    scripted = ScriptedEngine(script=script)
+    await scripted.start()
+    engine = Engine(EngineConfig(name="a", model="m", task="any", url=scripted.url, served_model="m"))
+    catalog = catalog_of(engine)
+    probe = EngineProbe(catalog, client, model_lists=ModelListReader(catalog, client, interval=0, timeout=TEST_TIMEOUT))
+    for _ in range(5):
+        await probe.check()
+    await eventually(lambda: asked == 2)
+    await probe.check()
+    assert asked == 2
+    answer.set()
+    await probe.aclose()
+    await scripted.stop()
 
 
 async def test_a_catalog_learns_what_the_reader_of_another_catalog_has_read_for_the_same_engine(

@@ -17,6 +17,7 @@ from router.upstream.probe import MAX_PAGE, EngineProbe
 from tests.support.listeners import stop_listening
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.simulated_engine import SimulatedEngine
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -169,8 +170,13 @@ async def test_an_engine_whose_health_needs_no_key_is_refused_by_its_list_of_mod
             "WARNING"
         ]
         server.pages["/v1/models"] = (200, b'{"data": []}')
-        await probe.check()
-        assert (engine.state, engine.up) == ("up", True)
+        await eventually(lambda: check_finds_up(probe, engine))
+        await probe.aclose()
+
+
+async def check_finds_up(probe: EngineProbe, engine: Engine) -> bool:
+    await probe.check()
+    return (engine.state, engine.up) == ("up", True)
 
 
 @pytest.mark.parametrize(("models", "state"), [(200, "up"), (403, "refused")])
@@ -184,8 +190,11 @@ async def test_after_a_request_with_403_the_next_check_asks_whether_it_is_about_
         server.pages["/v1/models"] = (models, b"")
         engine.note_refused(403)
         assert engine.state == "up"
+        asked = server.asked.count("/v1/models")
         await probe.check()
-        assert engine.state == state
+        await eventually(lambda: engine.state == state and server.asked.count("/v1/models") > asked)
+        await eventually(lambda: engine.access.doubted is (state == "refused"))
+        await probe.aclose()
 
 
 @pytest.mark.parametrize(
