@@ -24,8 +24,8 @@ REFRESH_INTERVAL: Final = 10.0
 KEY_CHECK_INTERVAL: Final = 3.0
 """Seconds between two reads of an engine with a key, which without requests only its list shows to be wrong.
 
-So every second check reads the list: a key that the engine takes no more is told within 5 seconds. A read without an
-answer is repeated after as long.
+So every second check reads the list: a key that the engine no longer accepts is reported within 5 seconds. A read
+without an answer is repeated after as long.
 """
 
 MIN_REREAD_INTERVAL: Final = 1.0

@@ -64,7 +64,7 @@ async def test_a_running_router_uses_the_engines_until_they_are_stopped(
     assert (await router.chat("The sea?")).headers["x-engine"] == "extra"
 
     async def seen() -> Any:
-        """The row; the command waits for a second only until a router has told what it sees."""
+        """The row; the command waits for a second only until a router has published what it sees."""
         (row,) = (await run_cli("engines", "list", "-c", str(launcher.config), "--json")).json_lines()
         return row if row["seen_by"] else None
 

@@ -121,7 +121,7 @@ async def test_a_hit_has_spans_for_the_request_and_the_lookup_alone(traced: Trac
     assert attributes(request)["gen_ai.usage.output_tokens"] > 0
     assert attributes(lookup)["roundhouse.cache.result"] == "hit"
 
-    async def is_local() -> bool:  # once the router hears of changes
+    async def is_local() -> bool:  # once the router receives invalidations
         await router.chat("The sea?")
         return any(attributes(span).get("roundhouse.cache.local") is True for span in spans.all)
 

@@ -1,4 +1,4 @@
-"""A change is recorded whether it is done, fails half-way or is cancelled, and whoever cancels it waits for that."""
+"""A change is recorded whether it is done, fails half-way or is cancelled, and a cancelling task waits for that."""
 
 import asyncio
 
