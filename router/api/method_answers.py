@@ -1,14 +1,19 @@
-"""Answers that depend on the method alone: preflights of browsers, OPTIONS, and 405 at the endpoints that generate."""
+"""Answers that depend on the method alone: preflights of browsers, OPTIONS, and 405 at the endpoints that generate.
+
+A WebSocket at /v1/responses gets 426 (RFC 9110, section 15.5.22). Codex falls back to HTTP at no other status.
+"""
 
 from typing import Any, Final
 
 from router.api.cors import CorsPolicy, is_private
 from router.api.inference.endpoint import AsgiScope, AsgiSend, choose_request_id, send_error
+from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.table import errors_at
 from router.errors import ApiError
 from router.net.server.client_connection import CLIENT_EXTENSION, ClientConnection
 
 ALLOW_POST: Final = [(b"allow", b"OPTIONS, POST")]
+_UPGRADE: Final = [(b"upgrade", b"HTTP/1.1"), *ALLOW_POST]
 
 
 def answers_preflight(cors: CorsPolicy, scope: AsgiScope) -> bool:
@@ -30,11 +35,27 @@ async def send_no_content(scope: AsgiScope, send: AsgiSend, headers: list[tuple[
     await send({"type": "http.response.body"})
 
 
-async def method_not_allowed(scope: AsgiScope, send: AsgiSend) -> None:
-    error = ApiError(405, f"{scope['method']} is not allowed on {scope['path']}.", code="method_not_allowed")
+async def refuse_method(scope: AsgiScope, send: AsgiSend) -> None:
+    if _asks_for_websocket(scope):
+        message = f"{scope['path']} is not served as a WebSocket here. Use HTTP: POST {scope['path']}."
+        error, headers = ApiError(426, message, code="websocket_not_served"), _UPGRADE
+        client: ClientConnection = scope["extensions"][CLIENT_EXTENSION]
+        client.add_headers(b"connection: upgrade\r\n")  # it has to go with Upgrade (RFC 9110, section 7.8)
+    else:
+        message = f"{scope['method']} is not allowed on {scope['path']}."
+        error, headers = ApiError(405, message, code="method_not_allowed"), ALLOW_POST
     request_id = choose_request_id(scope["headers"])
-    headers = [*ALLOW_POST, (b"x-request-id", request_id.encode("ascii"))]
+    headers = [*headers, (b"x-request-id", request_id.encode("ascii"))]
     await send_error(error, send, headers, errors_at(scope["path"]).body(error, request_id))
+
+
+def _asks_for_websocket(scope: AsgiScope) -> bool:
+    """By a header that every proxy passes on. `Upgrade` is gone by now, here and behind proxies without WebSockets."""
+    return (
+        scope["method"] == "GET"
+        and scope["path"] == RESPONSES.path
+        and any(name == b"sec-websocket-key" for name, _ in scope["headers"])
+    )
 
 
 def with_request_id(scope: AsgiScope, send: AsgiSend) -> AsgiSend:

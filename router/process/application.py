@@ -17,7 +17,7 @@ from router.api.inference.endpoint import AsgiScope, AsgiSend
 from router.api.method_answers import (
     ALLOW_POST,
     answers_preflight,
-    method_not_allowed,
+    refuse_method,
     send_no_content,
     with_request_id,
 )
@@ -195,7 +195,7 @@ class Application:
             elif scope["method"] == "OPTIONS":
                 await send_no_content(scope, send, ALLOW_POST)
             else:
-                await method_not_allowed(scope, send)
+                await refuse_method(scope, send)
         finally:
             runtime.active_requests -= 1
 
