@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final, Protocol
 
+from router.core.routing.session import Session
 from router.flow.body_budget import BodyAllocation
 from router.shared.quota.rate_limits import Reservation
 
@@ -45,7 +46,7 @@ NO_HEARTBEAT: Final = RunningHeartbeat()
 
 
 class Caller:
-    """- `session_id`: its X-Session-ID. `max_ttft`: its X-Max-TTFT in seconds.
+    """- `session`: that of its headers. `max_ttft`: its X-Max-TTFT in seconds.
     - `form_type`: the request's Content-Type at an endpoint that takes a form; None at the others.
     - `request_id`: the router's own for the request, for engines; None if the client has chosen it, or one has got it.
     - `prefer`: its `Prefer`, empty without one and where no request waits for an engine to start.
@@ -57,7 +58,7 @@ class Caller:
 
     __slots__ = (
         "body_allocation", "connection", "form_type", "has_begun", "heartbeat", "max_ttft", "prefer", "request_id",
-        "reservation", "scope", "send", "session_id",
+        "reservation", "scope", "send", "session",
     )  # fmt: skip
 
     def __init__(
@@ -68,7 +69,7 @@ class Caller:
         self.send = send
         self.scope = scope
         self.body_allocation = body_allocation
-        self.session_id: str | None = None
+        self.session: Session | None = None
         self.form_type: bytes | None = None
         self.request_id: str | None = None
         self.max_ttft: float | None = None

@@ -72,7 +72,7 @@ class Gateway:
     async def handle(self, exchange: Exchange, control: CacheControl, body: bytes, caller: Caller) -> GatewayResponse:
         """The response for the client: complete, or a stream in progress. Raises ApiError."""
         parsed = self._resolver.resolve(
-            exchange.endpoint, exchange.tenant, body, control, form_type=caller.form_type, session=caller.session_id
+            exchange.endpoint, exchange.tenant, body, control, form_type=caller.form_type, session=caller.session
         )
         exchange.stream, exchange.model = parsed.request.stream, parsed.model.reported_name
         bypass, may_store = self._cache.decide(parsed, control, exchange.tenant)
@@ -191,7 +191,7 @@ class Gateway:
         if not self._waking.is_used:
             return NO_START
         models = self._candidates.models(parsed, exchange.tenant)
-        engines_now = partial(self._candidates.engines_now, parsed, exchange.tenant, caller.session_id, models)
+        engines_now = partial(self._candidates.engines_now, parsed, exchange.tenant, caller.session, models)
         plan = self._waking.plan(parsed.model.configured_name, models, parse_wait(caller.prefer), engines_now)
         return NO_START if plan is None else AwaitedStart(self._waking, plan)
 
@@ -201,7 +201,7 @@ class Gateway:
     ) -> NewGeneration:  # fmt: skip
         models = self._candidates.models(parsed, exchange.tenant)
         if start.has_engines(models):
-            selection = self._candidates.select(parsed, exchange.tenant, caller.session_id, caller.max_ttft, models)
+            selection = self._candidates.select(parsed, exchange.tenant, caller.session, caller.max_ttft, models)
         else:
             selection = Selection(_no_engines, parsed.request)
         caller.body_allocation.retain()  # the generation may outlive the request; the coalescer releases it

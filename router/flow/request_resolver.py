@@ -12,6 +12,7 @@ from router.core.endpoints.requests.engine_fields import find_engine_field, has_
 from router.core.endpoints.requests.request import parse_request, with_fields_once
 from router.core.endpoints.requests.upload import parse_upload
 from router.core.routing.classify import task_for
+from router.core.routing.session import Session
 from router.core.routing.traffic_share import request_point
 from router.core.types import AUTO
 from router.errors import unknown_model
@@ -43,7 +44,7 @@ class RequestResolver:
         body: bytes,
         control: CacheControl = NO_DIRECTIVES,
         form_type: bytes | None = None,
-        session: str | None = None,
+        session: Session | None = None,
     ) -> ParsedRequest:
         """Raises ApiError for an invalid request or a field that the tenant may not send (400), and for a model that is
         unknown or not the tenant's (404).
@@ -83,11 +84,15 @@ class RequestResolver:
         return parsed
 
     def _assign_cohort(
-        self, parsed: ParsedRequest, tenant: str, session: str | None, shares: Mapping[str, int]
+        self, parsed: ParsedRequest, tenant: str, session: Session | None, shares: Mapping[str, int]
     ) -> None:
-        """Decides now which engines the request is for: the key must tell what kind of answer it stands for."""
+        """Decides now which engines the request is for: the key must tell what kind of answer it stands for.
+
+        `session`: only that of the headers. One of the body must not change the key.
+        """
         model = parsed.model
-        point = request_point(model.configured_name, tenant, session, parsed.key.text)
+        session_id = session.id if session is not None else None
+        point = request_point(model.configured_name, tenant, session_id, parsed.key.text)
         parsed.cohort, parsed.engine_revision = pick_cohort(self._catalog.engines_for(model.name), shares, point)
         if parsed.engine_revision is not None:
             revision = model.revision_at(parsed.engine_revision)

@@ -18,7 +18,7 @@ from router.core.endpoints.endpoint import Endpoint, FileUpload
 from router.core.endpoints.errors.error_envelope import BrokenStream
 from router.core.quota.rate_limit import rate_limit_headers
 from router.core.routing.max_ttft import parse_max_ttft
-from router.core.routing.prefix_cache.affinity import SESSION_ID
+from router.core.routing.session import SESSION_HEADERS, Session, session_of_header
 from router.core.trace_context import traceparent_of, tracestate_of
 from router.errors import ENGINE_LOST, ApiError, internal_error, unavailable
 from router.flow.body_budget import BodyAllocation
@@ -35,10 +35,10 @@ from router.telemetry.tracing.tracer import Tracer
 AsgiSend = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiScope = MutableMapping[str, Any]
 
-_USED_HEADERS: Final = frozenset((
-    b"x-request-id", b"traceparent", b"tracestate", b"x-session-id", b"cache-control", b"x-cache-ttl",
-    b"content-encoding", b"content-length", b"authorization", b"x-api-key", b"x-tenant-id", b"prefer", b"x-max-ttft",
-))  # fmt: skip
+_USED_HEADERS: Final = SESSION_HEADERS | {
+    b"x-request-id", b"traceparent", b"tracestate", b"cache-control", b"x-cache-ttl", b"content-encoding",
+    b"content-length", b"authorization", b"x-api-key", b"x-tenant-id", b"prefer", b"x-max-ttft",
+}  # fmt: skip
 """The request headers that are used here; all others are filtered out once."""
 
 _SHUTDOWN_SEND_TIMEOUT: Final = 0.5  # seconds; a client that does not read must not delay the process's end
@@ -95,7 +95,7 @@ class InferenceEndpoint:
             exchange.trace_id, exchange.tracestate = traceparent[3:35], _tracestate(headers)
         client: ClientConnection = scope["extensions"][CLIENT_EXTENSION]
         caller = Caller(client, send, self._new_allocation(), scope)
-        caller.session_id, caller.request_id = session, exchange.request_id if sent_id is None else None
+        caller.session, caller.request_id = session, exchange.request_id if sent_id is None else None
         if self._takes_form:
             caller.form_type = b",".join([value for name, value in scope["headers"] if name == b"content-type"])
         if self._waits_for_start:
@@ -310,17 +310,18 @@ def choose_request_id(headers: RawHeaders) -> str:
     return _correlation_ids(headers)[0] or new_request_id()
 
 
-def _correlation_ids(headers: RawHeaders) -> tuple[str | None, str | None, str | None]:
-    """The client's request id, traceparent and session id; None for each that is missing or malformed."""
-    request_id = session = None
+def _correlation_ids(headers: RawHeaders) -> tuple[str | None, str | None, Session | None]:
+    """The client's request id, traceparent and session; None for each that is missing or malformed."""
+    request_id: str | None = None
+    session: Session | None = None
     traceparents: list[bytes] | None = None
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             request_id = value.decode("ascii")
         elif name == b"traceparent":
             traceparents = [value] if traceparents is None else [*traceparents, value]
-        elif name == b"x-session-id" and SESSION_ID.fullmatch(value):
-            session = value.decode("ascii")
+        elif name in SESSION_HEADERS:
+            session = session_of_header(name, value, session)
     return request_id, traceparent_of(traceparents) if traceparents is not None else None, session
 
 

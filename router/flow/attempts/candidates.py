@@ -5,6 +5,7 @@ from functools import partial
 
 import msgspec
 
+from router.core.routing.session import Session
 from router.flow.attempts.admission import Admission
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_selection import EngineSelector
@@ -39,7 +40,7 @@ class Candidates:
         return self._brownout.prefers_stale(parsed.model.configured_name, self.models(parsed, tenant))
 
     def select(
-        self, parsed: ParsedRequest, tenant: str, session: str | None, max_ttft: float | None, models: Sequence[str]
+        self, parsed: ParsedRequest, tenant: str, session: Session | None, max_ttft: float | None, models: Sequence[str]
     ) -> Selection:
         """`max_ttft`: what the client allows, in seconds; None: what its tenant does. Raises ApiError."""
         if max_ttft is None:
@@ -51,7 +52,7 @@ class Candidates:
         return msgspec.structs.replace(selection, order_engines=order_engines)
 
     def engines_now(
-        self, parsed: ParsedRequest, tenant: str, session: str | None, models: Sequence[str]
+        self, parsed: ParsedRequest, tenant: str, session: Session | None, models: Sequence[str]
     ) -> Sequence[Engine]:
         """Those that may get the request now, the best first. Raises ApiError."""
         return self._selector.select(parsed, tenant, session, models).order_engines()

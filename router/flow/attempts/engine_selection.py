@@ -16,9 +16,9 @@ from router.core.routing.draft_models.draft_stats import DraftStats, unsupported
 from router.core.routing.draft_models.score_bins import TASKS, score_bin
 from router.core.routing.draft_models.step_rates import load_level
 from router.core.routing.prefill import Prefills
-from router.core.routing.prefix_cache.affinity import session_home
 from router.core.routing.prefix_cache.prompt_chain import chain_seed
 from router.core.routing.ranking import EngineSnapshot, rank_with_seconds, task_distance
+from router.core.routing.session import Session
 from router.core.routing.token_bounds import TokenBounds
 from router.core.routing.traffic_share import REST
 from router.core.types import Task
@@ -43,7 +43,7 @@ class EngineSelector:
 
     - A request with sampling fields that speculative decoding does not support goes to engines without a draft. If none
       of those is up, the fields are left out.
-    - Between drafts, requests without a session decide by Thompson sampling: the less is known of a draft, the more
+    - Between drafts, requests without X-Session-ID decide by Thompson sampling: the less is known of a draft, the more
       often it is tried. In addition, a share `exploration_rate` of the requests goes first to the engine that is least
       measured at the task. If it is 0, nothing is tried, and the best known draft is always used.
     """
@@ -74,7 +74,7 @@ class EngineSelector:
         self._affinity_names = affinity_names
 
     def select(
-        self, parsed: ParsedRequest, tenant: str, session: str | None, models: Sequence[str] = (), *,
+        self, parsed: ParsedRequest, tenant: str, session: Session | None, models: Sequence[str] = (), *,
         needs_estimates: bool = False,
     ) -> Selection:  # fmt: skip
         """The engines of `models` in this order (by default, of the request's model).
@@ -93,9 +93,10 @@ class EngineSelector:
                 request,
                 adjusted,
             )
-        # A session stays with its engine, whose prefix cache has the conversation so far.
-        explore = session is None and self._random() < self._exploration_rate
-        deviations = self._draw_deviations(able) if session is None and self._exploration_rate > 0 else {}
+        # Who chooses a session wants to stay with its engine. That of an agent only says where its home is.
+        may_draw = session is None or not session.is_chosen
+        explore = may_draw and self._random() < self._exploration_rate
+        deviations = self._draw_deviations(able) if may_draw and self._exploration_rate > 0 else {}
         prompt = self._prompt(parsed, tenant, session)
         return Selection(
             lambda: [
@@ -110,7 +111,7 @@ class EngineSelector:
         )
 
     def explain(
-        self, parsed: ParsedRequest, tenant: str, session: str | None, models: Sequence[str] = ()
+        self, parsed: ParsedRequest, tenant: str, session: Session | None, models: Sequence[str] = ()
     ) -> ExplainedSelection:
         """The ranking that `select` would give now, without anything left to chance. Raises ApiError as it does."""
         able, adjusted, max_engines = self._able_engines(parsed, models)
@@ -215,13 +216,12 @@ class EngineSelector:
             costs=partial(prompt.costs, now=now),
         )
 
-    def _prompt(self, parsed: ParsedRequest, tenant: str, session: str | None) -> ChainedPrompt:
+    def _prompt(self, parsed: ParsedRequest, tenant: str, session: Session | None) -> ChainedPrompt:
         adapter = parsed.model.adapter
         # What an engine does not share with others in its prefix cache; see core.endpoints.requests.cache_salt.
         names = self._affinity_names.get(tenant, tenant), adapter.id if adapter is not None else ""
         seed = chain_seed(*names, str(parsed.request.fields.get("cache_salt", "")))
-        home = session_home(tenant, session) if session is not None else 0
-        return ChainedPrompt(self._prefills, self._prompt_records, parsed.request, seed, home)
+        return ChainedPrompt(self._prefills, self._prompt_records, parsed.request, seed, tenant, session)
 
     def _answer_seconds(
         self, engines: Sequence[Engine], parsed: ParsedRequest, now: float, deviations: Mapping[str, float]

@@ -18,6 +18,7 @@ from router.core.routing.prefill import (
     Prefills,
     SentPrompt,
 )
+from router.core.routing.prefix_cache.affinity import conversation_home, session_home
 from router.core.routing.prefix_cache.prompt_chain import (
     PromptChain,
     answered_chain,
@@ -27,6 +28,7 @@ from router.core.routing.prefix_cache.prompt_chain import (
 )
 from router.core.routing.prefix_tokens import compare_prefix
 from router.core.routing.ranking import EngineSnapshot, PromptCost
+from router.core.routing.session import Session, session_of_body
 from router.flow.exchange import NOT_PLACED, PromptPlacement
 from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.engine import Engine
@@ -96,14 +98,18 @@ class ChainedPrompt:
     """The prompt of a request that may go to several engines."""
 
     def __init__(
-        self, prefills: Prefills, records: PromptRecords, request: InferenceRequest, seed: int, session_home: int
-    ) -> None:
-        """`seed`: of its chain. `session_home`: 0 without a session."""
+        self, prefills: Prefills, records: PromptRecords, request: InferenceRequest, seed: int, tenant: str,
+        session: Session | None,
+    ) -> None:  # fmt: skip
+        """`seed`: of its chain. `session`: that of its headers."""
         self._prefills = prefills
         self._records = records
         self._request = request
         self._seed = seed
-        self._session_home = session_home
+        if session is None:
+            session = session_of_body(request.fields)
+        self._session_home = session_home(tenant, session.id) if session is not None else 0
+        self._has_chosen_session = session is not None and session.is_chosen
         self._engine: EnginePrefill | None = None
         self._sent: SentPrompt | None = None
         self._number = 0  # of its records
@@ -122,10 +128,8 @@ class ChainedPrompt:
 
     def costs(self, engines: Sequence[EngineSnapshot], now: float) -> Sequence[PromptCost]:
         loads = [self._load(engine) for engine in engines]
-        away_tokens = self._records.away_tokens(SESSION_AWAY_TOKENS if self._session_home else AWAY_TOKENS)
-        found = self._prefills.estimates(
-            self.chain, loads, now, home=self._session_home or self.chain.home, away_tokens=away_tokens
-        )
+        home, away_tokens = self._home()
+        found = self._prefills.estimates(self.chain, loads, now, home=home, away_tokens=away_tokens)
         self._estimates = {**self._estimates, **found}
         self._answer_seconds |= {engine.url: engine.answer_seconds for engine in engines}
         return [PromptCost(found[engine.url].cost, found[engine.url].others_delay) for engine in engines]
@@ -141,6 +145,18 @@ class ChainedPrompt:
             return UNKNOWN
         rate = prefill.forecast_rate(estimate.seconds_per_token, now)
         return Forecast(max(slot_wait, estimate.queue), rate * estimate.uncached_tokens)
+
+    def _home(self) -> tuple[int, float]:
+        """What its home is derived from, 0 for none; and the tokens that another engine costs more."""
+        session, chain = self._session_home, self.chain.home
+        if not session:
+            return chain, self._records.away_tokens(AWAY_TOKENS)
+        if self._has_chosen_session:
+            return session, self._records.away_tokens(SESSION_AWAY_TOKENS)
+        # Sub-agents send the session of their parent, and some clients one `prompt_cache_key` for all their users: so
+        # each conversation has a place of its own, and one too short to be told from others hardly a place.
+        away_tokens = self._records.away_tokens(AWAY_TOKENS) if chain else AWAY_TOKENS
+        return conversation_home(session, chain), away_tokens
 
     def _load(self, engine: EngineSnapshot) -> EngineLoad:
         # The engine's own count of others' requests is as old as the last probe.

@@ -10,8 +10,8 @@ from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.core.resilience.breaker import BreakerState
 from router.core.routing.draft_models.draft_stats import unsupported_fields
-from router.core.routing.prefix_cache.affinity import SESSION_ID
 from router.core.routing.ranking_criteria import Criterion, deciding_criteria
+from router.core.routing.session import SESSION_ID, Session
 from router.core.types import DEFAULT_TENANT, Task
 from router.errors import bad_request
 from router.flow.attempts.engine_selection import EngineSelector
@@ -120,11 +120,12 @@ class ChoiceExplainer:
             raise bad_request(f"`path` must be one of {', '.join(ENDPOINT_BY_PATH)}.", param="path")
         if request.session is not None and not SESSION_ID.fullmatch(request.session.encode()):
             raise bad_request("`session` cannot be an X-Session-ID.", param="session")
-        parsed = self._resolver.resolve(endpoint, request.tenant, bytes(request.body), session=request.session)
+        session = None if request.session is None else Session(request.session)
+        parsed = self._resolver.resolve(endpoint, request.tenant, bytes(request.body), session=session)
         name = parsed.model.name
         models = self._catalog.fallback_chain(name) if endpoint.may_fall_back else [name]
         models = self._rules.allowed_models(request.tenant, models)
-        explained = self._selector.explain(parsed, request.tenant, request.session, models)
+        explained = self._selector.explain(parsed, request.tenant, session, models)
         engines = list(self._choices(explained))
         tried = {choice.engine for choice in engines}
         others = [one for model in models for one in self._catalog.engines_for(model) if one.name not in tried]

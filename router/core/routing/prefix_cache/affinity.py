@@ -5,18 +5,17 @@ is the home (rendezvous hashing; Thaler and Ravishankar, 1998). So all routers a
 engine that is added or removed moves only its own share.
 """
 
-import re
-from typing import Final
-
 import xxhash
-
-SESSION_ID: Final = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-"""A valid X-Session-ID; any other is ignored."""
 
 
 def session_home(tenant: str, session: str) -> int:
     """What the home of a session's requests is derived from; a session belongs to its tenant."""
     return xxhash.xxh3_64_intdigest(f"session:{tenant}:{session}".encode())
+
+
+def conversation_home(session_home: int, chain_home: int) -> int:
+    """The same for one of several conversations in a session. `chain_home`: of its prompt, see PromptChain."""
+    return xxhash.xxh3_64_intdigest(chain_home.to_bytes(8, "little"), session_home)
 
 
 def rendezvous_weight(home: int, engine: str) -> int:

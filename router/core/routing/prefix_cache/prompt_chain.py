@@ -28,6 +28,9 @@ _SYSTEM_ROLES: Final = ("system", "developer")
 _RENDERED_FIELDS: Final = ("name", "tool_calls", "function_call", "tool_call_id")
 _IDENTITY_FIELDS: Final = ("id", "status")  # of an item of /v1/responses; they are not in the prompt
 _ASSISTANT: Final = "assistant"
+# The block with which Claude Code begins a system prompt changes with each request. vLLM leaves it out of the prompt
+# (its pull request 36829), and so does a chain: else no turn of a conversation would begin as the turn before.
+_ATTRIBUTION: Final = "x-anthropic-billing-header:"
 
 
 class PromptChain(msgspec.Struct, frozen=True, gc=False):
@@ -93,6 +96,8 @@ def _conversation(layout: Conversation, fields: Mapping[str, Any]) -> tuple[list
     head = [encode_canonical(fields["tools"])] if fields.get("tools") else []
     system = fields.get(layout.system_field) if layout.system_field is not None else None
     if system:
+        if isinstance(system, list):
+            system = [block for block in system if not _part_text(block).startswith(_ATTRIBUTION)]
         head.append(_message_bytes({"role": "system", "content": system}))
     messages = fields.get(layout.field)
     if isinstance(messages, str):

@@ -17,6 +17,7 @@ from router.core.routing.draft_models.counted_steps import SpeculationCounters
 from router.core.routing.draft_models.draft_stats import DraftStats
 from router.core.routing.draft_models.speeds import MIN_GENERATIONS
 from router.core.routing.prefill import Prefills
+from router.core.routing.session import Session
 from router.core.routing.traffic_share import REST
 from router.core.types import Task
 from router.errors import ApiError
@@ -34,6 +35,7 @@ from tests.support.inflight_factory import generation_record
 
 MODEL = Model("llama", "1")
 LOG_ODDS = {"code": 4.0, "chat": -4.0}
+CHOSEN = Session("s1")
 
 
 class SelectionHarness:
@@ -58,7 +60,7 @@ class SelectionHarness:
             random=lambda: self.random_value, affinity_names=groups,
         )  # fmt: skip
 
-    def order(self, *, task: Task = "code", session: str | None = None, **fields: Any) -> list[str]:
+    def order(self, *, task: Task = "code", session: Session | None = None, **fields: Any) -> list[str]:
         choice = self.chooser.select(chat(task, **fields), "acme", session)
         return [engine.name for engine in choice.order_engines()]
 
@@ -233,9 +235,16 @@ def test_a_share_of_the_requests_explores_the_least_known_engine() -> None:
 def test_a_session_is_not_used_for_exploration() -> None:
     harness = SelectionHarness(engine("a"), engine("b"))
     harness.generated("a", 100)
-    stays = harness.order(session="s1")
+    stays = harness.order(session=CHOSEN)
     harness.random_value = 0.0
-    assert harness.order(session="s1") == stays
+    assert harness.order(session=CHOSEN) == stays
+
+
+def test_a_session_of_an_agent_is_used_for_exploration_as_any_other_request() -> None:
+    harness = SelectionHarness(engine("a"), engine("b"))
+    harness.generated("a", 100)
+    harness.random_value = 0.0
+    assert harness.order(session=Session("s1", 1))[0] == harness.order()[0] == "b"
 
 
 def test_an_explored_engine_fits_the_request() -> None:
@@ -260,7 +269,7 @@ def test_the_draft_that_yields_more_tokens_per_step_comes_first_whatever_the_lab
     assert harness.order() == ["code", "chat"], "the other one is unknown"
     harness.generated("chat", 50, per_step=4, times=5)
     assert harness.order() == ["chat", "code"]
-    assert harness.order(session="s1") == ["chat", "code"]
+    assert harness.order(session=CHOSEN) == ["chat", "code"]
 
 
 def test_between_equally_good_drafts_the_load_decides() -> None:
@@ -446,7 +455,7 @@ def canary_harness(share: int = 10, **options: Any) -> SelectionHarness:
     )  # fmt: skip
 
 
-def order_of(harness: SelectionHarness, cohort: str, session: str | None = None) -> list[str]:
+def order_of(harness: SelectionHarness, cohort: str, session: Session | None = None) -> list[str]:
     parsed = chat()
     parsed.cohort = cohort
     return [engine.name for engine in harness.chooser.select(parsed, "acme", session).order_engines()]
@@ -466,7 +475,10 @@ def test_exploration_and_affinity_stay_within_a_cohort() -> None:
     harness.generated("stable-1", 50)  # so `canary` and `stable-2` are the least measured
     assert order_of(harness, REST)[0] == "stable-2"
     assert order_of(harness, "canary")[0] == "canary"
-    assert {order_of(harness, REST, f"session-{number}")[0] for number in range(40)} == {"stable-1", "stable-2"}
+    assert {order_of(harness, REST, Session(f"session-{number}"))[0] for number in range(40)} == {
+        "stable-1",
+        "stable-2",
+    }
 
 
 def test_tenants_of_a_group_prefer_the_same_replicas_and_others_do_not() -> None:
@@ -499,7 +511,7 @@ def test_a_tenth_of_the_requests_is_for_an_engine_with_a_share_of_10() -> None:
     cohorts = [
         resolver.resolve(CHAT, "acme", body, session=session)
         for n, body in enumerate(bodies)
-        for session in (None, f"session-{n}")
+        for session in (None, Session(f"session-{n}"))
     ]
     for kind in (cohorts[::2], cohorts[1::2]):  # four standard deviations
         assert sum(each.cohort == "canary" for each in kind) / 3000 == pytest.approx(0.1, abs=0.022)

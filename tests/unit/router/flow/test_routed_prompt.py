@@ -6,8 +6,17 @@ from typing import Any
 import pytest
 
 from router.core.endpoints.recording.recorded_response import RecordedResponse
-from router.core.routing.prefill import DEFAULT_SECONDS_PER_TOKEN, IN_FLIGHT_TOKENS, PrefillEstimate, Prefills
+from router.core.routing.prefill import (
+    AWAY_TOKENS,
+    DEFAULT_SECONDS_PER_TOKEN,
+    IN_FLIGHT_TOKENS,
+    SESSION_AWAY_TOKENS,
+    PrefillEstimate,
+    Prefills,
+)
+from router.core.routing.prefix_cache.prompt_chain import PIECE
 from router.core.routing.ranking import EngineSnapshot
+from router.core.routing.session import Session
 from router.core.types import BYTES_PER_TOKEN
 from router.flow.attempts.routed_prompt import ChainedPrompt, explain_choice
 from router.shared.prompts.prompt_records import PromptRecords
@@ -18,6 +27,7 @@ from tests.support.factories import chat, completion
 A = PrefillEstimate("a", 12_100, 11_264, 0.02, 0.0001, 0.2)
 B = PrefillEstimate("b", 12_100, 0, 0.0, 0.0001, 1.3)
 C = PrefillEstimate("c", 12_100, 12_000, 2.5, 0.0001, 2.6)
+CHOSEN, AGENTS = Session("s1"), Session("s1", 1)
 
 
 @pytest.mark.parametrize(
@@ -48,12 +58,41 @@ def test_requests_that_wait_are_a_queue_only_as_far_as_others_have_sent_them(
     waiting: float | None, external: float, queue: int
 ) -> None:
     prefills = Prefills()
-    prompt = ChainedPrompt(prefills, PromptRecords(prefills, "p"), chat(), 1, 0)  # too short for a home
+    prompt = ChainedPrompt(prefills, PromptRecords(prefills, "p"), chat(), 1, "acme", None)  # too short for a home
     engines = [EngineSnapshot("a", "any", True, 8, external_load=external, waiting=waiting, url="a")]
     engines.append(EngineSnapshot("b", "any", True, 0, external_load=0.0, url="b"))
     crowded, idle = prompt.costs(engines, now=0.0)
     seconds = 256 * queue + IN_FLIGHT_TOKENS * max(8, 8 + external)
     assert crowded.own - idle.own == pytest.approx(seconds * DEFAULT_SECONDS_PER_TOKEN)
+
+
+def test_a_chosen_session_has_one_home_and_a_session_of_an_agent_one_for_each_of_its_conversations() -> None:
+    prefills = Prefills()
+    engines = [EngineSnapshot(url, "any", True, 0, url=url) for url in ("a", "b")]
+
+    def advantage(text: str, *, session: Session) -> float:
+        """How many tokens less `a` costs than `b`."""
+        request = chat(messages=[{"role": "system", "content": text}, {"role": "user", "content": "Hi"}])
+        prompt = ChainedPrompt(prefills, PromptRecords(prefills, "p"), request, 1, "acme", session)
+        a, b = prompt.costs(engines, now=0.0)
+        return round((b.own - a.own) / DEFAULT_SECONDS_PER_TOKEN)
+
+    agents = [f"Agent {number}. " + "x" * PIECE for number in range(8)]
+    assert len({advantage(text, session=CHOSEN) for text in agents}) == 1
+    assert abs(advantage(agents[0], session=CHOSEN)) == SESSION_AWAY_TOKENS
+    assert {advantage(text, session=AGENTS) for text in agents} == {-AWAY_TOKENS, AWAY_TOKENS}
+    assert len({advantage(f"Short {number}", session=AGENTS) for number in range(8)}) == 1
+
+
+def test_while_no_other_router_can_be_heard_a_prompt_too_short_for_a_home_is_not_kept_at_its_session_s() -> None:
+    prefills = Prefills()
+    records = PromptRecords(prefills, "p")
+    records.away_tokens = lambda if_heard: 1000.0  # type: ignore[method-assign]
+    engines = [EngineSnapshot(url, "any", True, 0, url=url) for url in ("a", "b")]
+    for text, tokens in (("x" * PIECE, 1000), ("short", AWAY_TOKENS)):
+        request = chat(messages=[{"role": "user", "content": text}])
+        a, b = ChainedPrompt(prefills, records, request, 1, "acme", AGENTS).costs(engines, now=0.0)
+        assert round(abs(b.own - a.own) / DEFAULT_SECONDS_PER_TOKEN) == tokens
 
 
 @pytest.mark.parametrize(
@@ -71,7 +110,7 @@ def test_the_usage_says_how_many_bytes_a_token_has_unless_it_is_of_several_promp
     prompt: Any, token_bytes: float
 ) -> None:
     prefills = Prefills()
-    routed = ChainedPrompt(prefills, PromptRecords(prefills, "p"), completion(prompt=prompt), 1, 0)
+    routed = ChainedPrompt(prefills, PromptRecords(prefills, "p"), completion(prompt=prompt), 1, "acme", None)
     engine = Engine(EngineConfig(name="a", model="llama", task="any", url="http://a", served_model="m"))
     routed.on_sent(engine, 0.0)
     usage = {"prompt_tokens": 2048, "prompt_tokens_details": {"cached_tokens": 2048}}

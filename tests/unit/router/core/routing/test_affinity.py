@@ -2,11 +2,10 @@
 
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.routing.prefix_cache.affinity import SESSION_ID, rendezvous_weight, session_home
+from router.core.routing.prefix_cache.affinity import conversation_home, rendezvous_weight, session_home
 
 URLS = st.lists(st.text("abcdef.-0123456789", min_size=1, max_size=8), min_size=2, max_size=8, unique=True)
 HOMES = st.lists(st.integers(1, 2**64 - 1), min_size=1, max_size=40, unique=True)
@@ -38,7 +37,7 @@ def test_a_session_belongs_to_its_tenant() -> None:
     assert len({session_home("acme", "s1"), session_home("acme", "s2"), session_home("beta", "s1")}) == 3
 
 
-@pytest.mark.parametrize("text", [b"", b"a" * 129, b"a b", b"a\tb", b"caf\xe9", b"a\n"])
-def test_a_session_is_short_and_plain(text: bytes) -> None:
-    assert SESSION_ID.fullmatch(text) is None
-    assert SESSION_ID.fullmatch(b"user-17:chat/42.a_b+c=@d") is not None
+def test_conversations_of_a_session_that_begin_alike_have_one_home() -> None:
+    home = session_home("acme", "s1")
+    assert conversation_home(home, 7) == conversation_home(home, 7)
+    assert len({home, conversation_home(home, 0), conversation_home(home, 7), conversation_home(home + 1, 7)}) == 4

@@ -71,6 +71,17 @@ def test_a_long_text_is_cut_into_pieces_and_a_change_leaves_the_pieces_before_it
     assert one.size == 5 * PIECE + len("system\0")
 
 
+def test_the_billing_header_of_claude_code_is_no_part_of_a_prompt_as_engines_leave_it_out() -> None:
+    def turn(number: int, system: list[str]) -> PromptChain:
+        blocks = [{"type": "text", "text": text} for text in system]
+        return chain(messages(messages=[{"role": "user", "content": f"Turn {number}"}], system=blocks))
+
+    header = "x-anthropic-billing-header: cc_version=2.1.0; cc_entrypoint=cli; cch={};"
+    first, second = turn(1, [header.format("eb6c6"), "Be brief."]), turn(1, [header.format("7d01e"), "Be brief."])
+    assert first == second == turn(1, ["Be brief."]) != turn(1, ["Be", "brief."])
+    assert common(first, turn(2, [header.format("0"), "Be brief."])) == len("system\0Be brief.")
+
+
 def test_two_branches_share_all_up_to_the_message_in_which_they_differ() -> None:
     trunk = of("Be brief.", "one", "two")
     assert common(of("Be brief.", "one", "two", "this"), of("Be brief.", "one", "two", "that")) == trunk.size
