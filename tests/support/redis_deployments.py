@@ -34,6 +34,7 @@ SENTINEL_ACL: Final = (
     "on", ">ask", "resetchannels", "-@all", "+hello", "+ping", "+client|setname", "+sentinel|masters",
 )  # fmt: skip
 _SLOTS: Final = 16384
+_NEVER: Final = 3_600_000  # milliseconds
 
 AnnouncedPort = Callable[[int], int]
 """Maps the port on which a server listens to the port that clients use; they differ behind a proxy."""
@@ -71,6 +72,9 @@ class Deployment:
     async def is_healthy(self) -> bool:
         """Whether every server is up, and all agree which are primaries and which are replicas."""
         return bool(await self.servers[0].command("PING"))
+
+    async def disable_failover(self) -> None:
+        """For tests that share it: none of its servers takes over while the machine pauses another."""
 
 
 class SentinelGroup(Deployment):
@@ -122,6 +126,10 @@ class SentinelGroup(Deployment):
             if server is not master and not _is_linked(replication):
                 return False
         return all([await self._sees_all(sentinel) for sentinel in self.sentinels])
+
+    async def disable_failover(self) -> None:
+        for sentinel in self.sentinels:
+            await sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", _NEVER)
 
     @property
     def data(self) -> Sequence[RedisServer]:
@@ -210,6 +218,10 @@ class Cluster(Deployment):
             if sum(len(slot_range) - 3 for slot_range in slots) < len(self._replicas):
                 return False
         return True
+
+    async def disable_failover(self) -> None:
+        for server in self.servers:
+            await server.command("CONFIG", "SET", "cluster-node-timeout", _NEVER)
 
     async def id_of(self, server: RedisServer) -> str:
         node_id: str = await server.command("CLUSTER", "MYID")

@@ -22,6 +22,8 @@ async def started() -> AsyncIterator[dict[str, Deployment | str]]:
     names = [name for name, reason in reasons.items() if reason is None]
     running = dict(zip(names, await asyncio.gather(*map(start_deployment, names)), strict=True))
     try:
+        for shared in running.values():
+            await shared.disable_failover()
         yield {**{name: reason for name, reason in reasons.items() if reason is not None}, **running}
     finally:
         for started_deployment in running.values():

@@ -66,15 +66,20 @@ class Listener:
         channels: Sequence[str],
         callbacks: ListenerCallbacks,
         retry_interval: float,
+        ping_timeout: float = PING_TIMEOUT,
         clock: RedisClock | None = None,
         liveness: Liveness | None = None,
     ) -> None:
-        """`retry_interval`: seconds between two attempts to connect. Pings update `clock` and `liveness`."""
+        """`retry_interval`: seconds between two attempts to connect. Pings update `clock` and `liveness`.
+
+        A connection is lost `ping_timeout` seconds after the last ping that was answered.
+        """
         self._backend = backend
         self._prefixes = prefixes
         self._channels = channels
         self._callbacks = callbacks
         self.retry_interval = retry_interval
+        self._reply_timeout = ping_timeout - PING_INTERVAL
         self._clock = clock or RedisClock()
         self._liveness = liveness or Liveness()
         self._stopped: asyncio.Future[None] | None = None  # fails with what ends the current connections
@@ -90,7 +95,7 @@ class Listener:
         self._prefixes = prefixes
         if self._lacks_prefixes():
             self._is_complete.clear()
-            self._ping_all(PING_TIMEOUT - PING_INTERVAL)
+            self._ping_all()
             await self._is_complete.wait()
 
     def _lacks_prefixes(self) -> bool:
@@ -141,7 +146,7 @@ class Listener:
                 await asyncio.wait([stopped], timeout=PING_INTERVAL)
                 if self._backend.topology != topology:
                     raise RedisBackendError("the set of servers has changed")
-                self._ping_all(PING_TIMEOUT - PING_INTERVAL)
+                self._ping_all()
             stopped.result()
         finally:
             self._stop(RedisBackendError("the listener has stopped"))
@@ -153,10 +158,10 @@ class Listener:
             self._clock.set_server_count(0)
             self._liveness.set_server_count(0)
 
-    def _ping_all(self, timeout: float) -> None:
+    def _ping_all(self) -> None:
         for link in self._links:
             if link.connection.ready:  # not ready: the last ping is still unanswered, and has its own timeout
-                self._ping(link, timeout)
+                self._ping(link, self._reply_timeout)
 
     def _ping(self, link: _Link, timeout: float) -> None:
         added = link.lacks(self._prefixes)

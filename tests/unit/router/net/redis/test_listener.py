@@ -14,7 +14,7 @@ from router.net.redis.backend import RedisBackend
 from router.net.redis.connection import RedisConnection
 from router.net.redis.handshake import Handshake
 from router.net.redis.listener import Listener, _Link
-from router.net.redis.liveness import PING_TIMEOUT
+from router.net.redis.liveness import PING_INTERVAL, PING_TIMEOUT
 from router.net.redis.standalone import StandaloneBackend
 from router.net.tasks import cancel_and_wait
 from router.shared.connection.redis import open_backend
@@ -60,8 +60,21 @@ class RecordingCallbacks:
         return so_far
 
 
-def make(link: RedisBackend, callbacks: RecordingCallbacks) -> Listener:
-    return Listener(link, prefixes=PREFIXES, channels=[CHANNEL], callbacks=callbacks, retry_interval=0.02)
+def make(
+    link: RedisBackend,
+    callbacks: RecordingCallbacks,
+    *,
+    kind: type[Listener] = Listener,
+    ping_timeout: float = TEST_TIMEOUT,  # a busy machine may pause Redis for longer than PING_TIMEOUT
+) -> Listener:
+    return kind(
+        link,
+        prefixes=PREFIXES,
+        channels=[CHANNEL],
+        callbacks=callbacks,
+        retry_interval=0.02,
+        ping_timeout=ping_timeout,
+    )
 
 
 Listen = Callable[..., "asyncio.Task[None]"]
@@ -73,10 +86,14 @@ async def listen() -> AsyncIterator[Listen]:
     async with AsyncExitStack() as stack:
 
         def make_listener(
-            server: RedisServer, callbacks: RecordingCallbacks, link: RedisBackend | None = None
+            server: RedisServer,
+            callbacks: RecordingCallbacks,
+            link: RedisBackend | None = None,
+            *,
+            ping_timeout: float = TEST_TIMEOUT,
         ) -> "asyncio.Task[None]":
             link = link or open_backend(server.url, timeout=2.5)
-            callbacks.listener = make(link, callbacks)
+            callbacks.listener = make(link, callbacks, ping_timeout=ping_timeout)
             task = asyncio.create_task(callbacks.listener.run())
             stack.push_async_callback(link.aclose)
             stack.push_async_callback(cancel_and_wait, task)
@@ -90,7 +107,7 @@ async def callbacks(redis_server: RedisServer, redis: Any, listen: Listen) -> Re
     """The callbacks of a listener on the shared Redis."""
     callbacks = RecordingCallbacks()
     listen(redis_server, callbacks)
-    assert await callbacks.wait_for("listening") == []
+    await callbacks.wait_for("listening")
     return callbacks
 
 
@@ -156,18 +173,25 @@ async def test_only_messages_on_the_channel_are_reported(callbacks: RecordingCal
     assert await callbacks.wait_for("message mine") == []
 
 
-async def test_an_idle_redis_is_not_considered_lost(callbacks: RecordingCallbacks, redis: Any) -> None:
+async def test_an_idle_redis_is_not_considered_lost(redis_server: RedisServer, redis: Any, listen: Listen) -> None:
+    received = RecordingCallbacks()
+    listen(redis_server, received, ping_timeout=PING_TIMEOUT)
+
     async def ping_count() -> int:
         stats = await redis.info("commandstats")
         return int(stats.get("cmdstat_time", {}).get("calls", 0))
 
-    before = await ping_count()
+    async def stays_connected() -> bool:
+        await received.wait_for("listening")
+        enough = await ping_count() + 2 + PING_TIMEOUT / PING_INTERVAL
 
-    async def has_pinged() -> bool:
-        return await ping_count() >= before + 2 + PING_TIMEOUT / 0.3
+        async def is_decided() -> bool:
+            return received.events != [] or await ping_count() >= enough
 
-    await eventually(has_pinged)
-    assert callbacks.events == []
+        await eventually(is_decided)
+        return received.events == []
+
+    await eventually(stays_connected)  # a busy machine may pause Redis
 
 
 # -- new prefixes -----------------------------------------------------------------------------------------------------
@@ -181,8 +205,8 @@ async def test_new_prefixes_are_tracked_on_each_server_and_nothing_is_missed(dep
         task = asyncio.create_task(listener.run())
         await received.wait_for("listening")
         await listener.track(MORE)
-        await link.execute([("SET", key, "x", "PX", 60_000) for key in keys], 2)
-        await eventually(lambda: set(keys) <= set(received.events))
+        await link.execute([("SET", key, "x", "PX", 60_000) for key in keys], TEST_TIMEOUT)
+        await eventually(lambda: set(keys) <= set(received.events) or "deaf" in received.events)
         assert "deaf" not in received.events
         await cancel_and_wait(task)
 
@@ -211,8 +235,7 @@ async def test_a_prefix_that_comes_while_it_connects_is_tracked_before_it_report
 
     async with aclosing(open_backend(redis_server.url, timeout=2)) as link:
         received = RecordingCallbacks()
-        listener = SlowListener(link, prefixes=PREFIXES, channels=[CHANNEL], callbacks=received, retry_interval=0.02)
-        task = asyncio.create_task(listener.run())
+        task = asyncio.create_task(make(link, received, kind=SlowListener).run())
         assert await received.wait_for("listening") == ["deaf"]
         await redis.set("rh:1:gamma:k", "x")
         assert await received.wait_for("rh:1:gamma:k") == []
@@ -233,11 +256,11 @@ async def test_prefixes_that_redis_refuses_are_tried_with_new_connections(
 async def test_a_frozen_redis_delays_nobody_who_adds_prefixes_for_long(own_redis: RedisServer, listen: Listen) -> None:
     await own_redis.start()
     received = RecordingCallbacks()
-    listen(own_redis, received)
+    listen(own_redis, received, ping_timeout=PING_TIMEOUT)
     await received.wait_for("listening")
     own_redis.freeze()
     await received.listener.track(MORE)
-    assert received.events == ["deaf"]
+    assert received.events[-1] == "deaf"
     own_redis.thaw()
     await received.wait_for("listening")
 
@@ -277,7 +300,7 @@ async def test_a_lost_connection_is_reported_and_opened_again(own_redis: RedisSe
 async def test_a_frozen_redis_is_detected_after_too_long_a_silence(own_redis: RedisServer, listen: Listen) -> None:
     await own_redis.start()
     received = RecordingCallbacks()
-    listen(own_redis, received)
+    listen(own_redis, received, ping_timeout=PING_TIMEOUT)
     await received.wait_for("listening")
     own_redis.freeze()
     loop = asyncio.get_running_loop()
