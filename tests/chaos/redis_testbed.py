@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -14,14 +15,22 @@ from router.shared.inflight.claim import LEASE_DURATION
 from tests.chaos.outages import OutageKind, Outages
 from tests.support.ports import free_port
 from tests.support.proxy_process import ConnectionFault, ProxyProcess
-from tests.support.redis_deployments import SERVICE, Cluster, Deployment, SentinelGroup, tcp_server
+from tests.support.redis_deployments import (
+    DOWN_AFTER,
+    NODE_TIMEOUT,
+    SERVICE,
+    Cluster,
+    Deployment,
+    SentinelGroup,
+    tcp_server,
+)
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
 
 DEPLOYMENTS: Final[Mapping[str, Callable[..., Deployment]]] = {
     "server": tcp_server,
-    "sentinel": SentinelGroup,
-    "cluster": Cluster,
+    "sentinel": partial(SentinelGroup, down_after=DOWN_AFTER),
+    "cluster": partial(Cluster, node_timeout=NODE_TIMEOUT),
 }
 _OUTAGE_FACTORS: Final = {"server": 1.0, "sentinel": 3.0, "cluster": 3.0}
 """Factors of an outage's duration: a failover takes seconds, and must have time to happen."""

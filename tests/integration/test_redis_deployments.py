@@ -118,6 +118,7 @@ async def test_no_request_fails_while_sentinel_promotes_another_server(
     async with RouterServer(router_config(group.url, engines.as_config())) as router, Requests(router) as requests:
         await eventually(lambda: are_all(router, "HIT"))
         old = await group.primary_of_key("")
+        await group.enable_failover()
         old.kill()
         await eventually(lambda: _replaced(group, old))
         await eventually(lambda: are_all(router, "HIT"))
@@ -138,6 +139,7 @@ async def test_no_request_fails_while_a_cluster_moves_slots_and_loses_a_primary(
             await cluster.move_slot(slot, source, target)
         assert await are_all(router, "HIT"), "a moved key is found at its new server"
         assert requests.failures == []
+        await cluster.enable_failover()
         target.kill()
         await eventually(lambda: _is_held_by_another(cluster, keys[0], target))
         await eventually(lambda: are_all(router, "HIT"))

@@ -35,6 +35,9 @@ SENTINEL_ACL: Final = (
 )  # fmt: skip
 _SLOTS: Final = 16384
 _NEVER: Final = 3_600_000  # milliseconds
+DOWN_AFTER: Final = 1500
+"""Milliseconds of silence after which Sentinels fail over, where a test wants that; NODE_TIMEOUT: of a cluster."""
+NODE_TIMEOUT: Final = 1000
 
 AnnouncedPort = Callable[[int], int]
 """Maps the port on which a server listens to the port that clients use; they differ behind a proxy."""
@@ -73,15 +76,15 @@ class Deployment:
         """Whether every server is up, and all agree which are primaries and which are replicas."""
         return bool(await self.servers[0].command("PING"))
 
-    async def disable_failover(self) -> None:
-        """For tests that share it: none of its servers takes over while the machine pauses another."""
+    async def enable_failover(self) -> None:
+        """From now on, a replica takes over from a primary that is silent. Not before: a busy machine may pause one."""
 
 
 class SentinelGroup(Deployment):
-    """A master, a replica, and three Sentinels that fail over once the master has been silent for `down_after` ms."""
+    """A master, a replica, and three Sentinels."""
 
-    def __init__(self, *options: str, announced: AnnouncedPort = same_port, down_after: int = 1500) -> None:
-        """`options` apply to the master and the replica."""
+    def __init__(self, *options: str, announced: AnnouncedPort = same_port, down_after: int = _NEVER) -> None:
+        """`options` apply to the master and the replica. `down_after`: milliseconds of silence before a failover."""
         ports = (free_port(), free_port())
         self._port_of = {announced(port): port for port in ports}
         master_port = announced(ports[0])
@@ -127,9 +130,9 @@ class SentinelGroup(Deployment):
                 return False
         return all([await self._sees_all(sentinel) for sentinel in self.sentinels])
 
-    async def disable_failover(self) -> None:
+    async def enable_failover(self) -> None:
         for sentinel in self.sentinels:
-            await sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", _NEVER)
+            await sentinel.command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", DOWN_AFTER)
 
     @property
     def data(self) -> Sequence[RedisServer]:
@@ -150,9 +153,16 @@ class Cluster(Deployment):
     """Three primaries with one replica each."""
 
     def __init__(
-        self, *options: str, primaries: int = 3, replicas: int = 3, announced: AnnouncedPort = same_port
+        self,
+        *options: str,
+        primaries: int = 3,
+        replicas: int = 3,
+        announced: AnnouncedPort = same_port,
+        node_timeout: int = _NEVER,
     ) -> None:
-        cluster_options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000", *_FAST_SYNC, *options)
+        """`node_timeout`: milliseconds of silence before a failover."""
+        timeout_option = ("--cluster-node-timeout", str(node_timeout))
+        cluster_options = ("--cluster-enabled", "yes", *timeout_option, *_FAST_SYNC, *options)
         acl_options = ("--user", "roundhouse", *MINIMAL_ACL)
         ports: set[int] = set()
         while len(ports) < primaries + replicas:
@@ -219,9 +229,9 @@ class Cluster(Deployment):
                 return False
         return True
 
-    async def disable_failover(self) -> None:
+    async def enable_failover(self) -> None:
         for server in self.servers:
-            await server.command("CONFIG", "SET", "cluster-node-timeout", _NEVER)
+            await server.command("CONFIG", "SET", "cluster-node-timeout", NODE_TIMEOUT)
 
     async def id_of(self, server: RedisServer) -> str:
         node_id: str = await server.command("CLUSTER", "MYID")

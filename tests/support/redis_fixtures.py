@@ -22,8 +22,6 @@ async def started() -> AsyncIterator[dict[str, Deployment | str]]:
     names = [name for name, reason in reasons.items() if reason is None]
     running = dict(zip(names, await asyncio.gather(*map(start_deployment, names)), strict=True))
     try:
-        for shared in running.values():
-            await shared.disable_failover()
         yield {**{name: reason for name, reason in reasons.items() if reason is not None}, **running}
     finally:
         for started_deployment in running.values():
@@ -41,7 +39,7 @@ def deployment(request: pytest.FixtureRequest, started: dict[str, Deployment | s
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def start_own() -> AsyncIterator[StartDeployment]:
-    """Starts a deployment that the test may break."""
+    """Starts a deployment that the test may break; a replica takes over once the test has enabled that."""
     own: list[Deployment] = []
 
     async def start(name: str) -> Deployment:

@@ -13,8 +13,6 @@ from router.net.redis.errors import RedisBackendError
 from router.net.tasks import cancel_and_wait
 
 KEYS = [f"rh:1:traffic:{number}" for number in range(60)]
-TIMEOUT = 0.3
-"""Timeout of a batch, in seconds."""
 
 
 class RedisTraffic:
@@ -25,8 +23,10 @@ class RedisTraffic:
     - `slowest`: seconds of the slowest batch.
     """
 
-    def __init__(self, backend: RedisBackend) -> None:
+    def __init__(self, backend: RedisBackend, timeout: float = 0.3) -> None:
+        """`timeout`: of a batch, in seconds."""
         self._backend = backend
+        self._timeout = timeout
         self._task: asyncio.Task[None] | None = None
         self._successes: deque[float] = deque(maxlen=20)
         self.mismatches: list[Any] = []
@@ -72,7 +72,7 @@ class RedisTraffic:
             # Three commands per key, of which two read: a shifted reply would show the value of another key.
             commands.append(("EVAL", "return redis.call('GET', KEYS[1])", 1, key))
         try:
-            replies = await self._backend.execute(commands, TIMEOUT)
+            replies = await self._backend.execute(commands, self._timeout)
         except RedisBackendError:
             return False
         succeeded = True

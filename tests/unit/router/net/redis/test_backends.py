@@ -19,24 +19,21 @@ from router.net.tasks import cancel_and_wait
 from router.shared.connection.redis import open_backend
 from tests.support.redis_deployments import Cluster, Deployment, SentinelGroup, StartDeployment
 from tests.support.redis_traffic import KEYS, RedisTraffic
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-RECOVERY_TIMEOUT = 5.0
 MAX_SECONDS = 10.0
 """Of what takes a second at most. A busy machine may pause each of the processes for seconds."""
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def backend(deployment: Deployment) -> AsyncIterator[RedisBackend]:
-    async with aclosing(open_backend(deployment.url, timeout=2)) as opened:
+    async with aclosing(open_backend(deployment.url, timeout=TEST_TIMEOUT)) as opened:
         yield opened
 
 
-async def ask(
-    backend: RedisBackend, *commands: Command | EncodedCommand, timeout: float = RECOVERY_TIMEOUT
-) -> list[Any]:
+async def ask(backend: RedisBackend, *commands: Command | EncodedCommand, timeout: float = TEST_TIMEOUT) -> list[Any]:
     """The replies, if there is one per command. Raises RedisBackendError."""
     replies = await backend.execute(commands, timeout)
     for reply in replies:
@@ -176,11 +173,13 @@ async def test_a_listener_is_notified_of_a_change_of_every_key(backend: RedisBac
     listening = []
     for server in await backend.servers():
         connection = RedisConnection(on_push=changed)
-        await server.connect(connection, RECOVERY_TIMEOUT)
-        assert await connection.execute([("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:told:")], 1) == [b"OK"]
+        await server.connect(connection, TEST_TIMEOUT)
+        assert await connection.execute(
+            [("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:told:")], TEST_TIMEOUT
+        ) == [b"OK"]
         listening.append(connection)
     await ask(backend, *(("SET", key, "x") for key in keys))
-    async with asyncio.timeout(RECOVERY_TIMEOUT):
+    async with asyncio.timeout(TEST_TIMEOUT):
         assert {await changed_keys.get() for _ in keys} == {key.encode() for key in keys}
     for connection in listening:
         connection.abort()
@@ -203,6 +202,7 @@ async def test_after_a_failover_of_sentinel_the_new_master_is_found(start_own: S
     async with aclosing(open_backend(group.url, timeout=2)) as backend, RedisTraffic(backend) as traffic:
         await eventually(lambda: traffic.healthy_since(0))
         old, servers = await group.primary_of_key(""), backend.topology
+        await group.enable_failover()
         old.kill()
         await eventually(lambda: _replaced(group, old))
         decided = clock()
@@ -222,7 +222,10 @@ async def _replaced(group: SentinelGroup, old: Any) -> bool:
 
 async def test_slots_that_move_under_load_are_followed_without_a_failure(start_own: StartDeployment) -> None:
     cluster: Cluster = await start_own("cluster")
-    async with aclosing(open_backend(cluster.url, timeout=2)) as backend, RedisTraffic(backend) as traffic:
+    async with (
+        aclosing(open_backend(cluster.url, timeout=2)) as backend,
+        RedisTraffic(backend, TEST_TIMEOUT) as traffic,
+    ):
         await eventually(lambda: traffic.healthy_since(0))
         source = await cluster.primary_of_key(KEYS[0])
         target = next(server for server in [await cluster.primary_of_key(key) for key in KEYS] if server is not source)
@@ -241,6 +244,7 @@ async def test_after_a_failover_in_a_cluster_the_new_primary_is_found(start_own:
     async with aclosing(open_backend(cluster.url, timeout=2)) as backend, RedisTraffic(backend) as traffic:
         await eventually(lambda: traffic.healthy_since(0))
         old, slot, servers = await cluster.primary_of_key(KEYS[0]), cluster.slot(KEYS[0]), backend.topology
+        await cluster.enable_failover()
         old.kill()
         await eventually(lambda: _taken_over(cluster, slot, old))
         decided = clock()
@@ -262,6 +266,7 @@ async def _freeze_one(cluster: Cluster, backend: RedisBackend) -> None:
     await ask(backend, *(("SET", key, key) for key in KEYS))
     frozen = await cluster.primary_of_key(KEYS[0])
     mine = {key for key in KEYS if await cluster.primary_of_key(key) is frozen}
+    await cluster.enable_failover()
     frozen.freeze()
     took = []
     for _ in range(20):
