@@ -16,6 +16,7 @@ METHODS = {
     "/v1/embeddings": "OPTIONS, POST",
     "/v1/models": READ,
     "/v1/models/llama": READ,
+    "/v1/sessions/7f3a": "DELETE, OPTIONS",
     "/health": READ,
     "/healthz": READ,
     "/readyz": READ,

@@ -43,8 +43,13 @@ SOURCES: Final = [
 ]
 
 
-async def start(world: World, rest: str = "") -> WorldRouter:
-    table = {name: ("llama", "any", (await world.engine()).url) for name in ("a", "b")}
+KEYS: Final = '[auth]\nmode = "keys"\n' + "".join(
+    f'[[tenant]]\nname = "{name}"\nkeys = ["{hash_key(f"sk-{name}".encode())}"]\n' for name in ("acme", "beta")
+)
+
+
+async def start(world: World, rest: str = "", **engine: Any) -> WorldRouter:
+    table = {name: ("llama", "any", (await world.engine(**engine)).url) for name in ("a", "b")}
     return await world.router(router_config(world.redis.url, table, rest=rest))
 
 
@@ -76,10 +81,7 @@ async def test_requests_of_one_session_go_to_one_engine(world: World, source: So
 @pytest.mark.parametrize("source", SOURCES)
 @scenario
 async def test_two_tenants_with_one_session_have_places_of_their_own(world: World, source: Source) -> None:
-    tenants = "".join(
-        f'[[tenant]]\nname = "{name}"\nkeys = ["{hash_key(f"sk-{name}".encode())}"]\n' for name in ("acme", "beta")
-    )
-    router = await start(world, f'[auth]\nmode = "keys"\n{tenants}')
+    router = await start(world, KEYS)
     places = {
         name: [(await ask(router, source, session, f"Hello {session}", f"sk-{name}"))[0] for session in SESSIONS]
         for name in ("acme", "beta")
@@ -119,3 +121,61 @@ async def test_a_session_in_the_body_changes_no_key(world: World) -> None:
     for prompt in ("The sea?", "The lake?", "The river?", "The pond?"):
         answers = [await ask(router, Source(CHAT), session, prompt) for session in SESSIONS]
         assert answers == [(answers[0][0], "MISS")] + [(answers[0][0], "HIT")] * 7
+
+
+@scenario
+async def test_the_billing_header_of_claude_code_hides_no_prefix_from_the_router(world: World) -> None:
+    router = await start(world, enable_prompt_tokens_details=True, max_model_len=65536, kv_blocks=16384)
+    turns: list[dict[str, Any]] = []
+    for number in range(4):
+        header = f"x-anthropic-billing-header: cc_version=2.1.0; cc_entrypoint=cli; cch=eb6c{number};"
+        turns.append({"role": "user", "content": f"Turn {number}. " + LONG * 4})
+        body = {"model": "llama", "max_tokens": 40, "messages": turns}
+        body["system"] = [{"type": "text", "text": text} for text in (header, LONG * 4)]
+        answer = await router.post(MESSAGES, body)
+        assert (answer.status_code, answer.headers["x-cache"]) == (200, "MISS")
+        turns.append({"role": "assistant", "content": answer.json()["content"]})
+        usage = answer.json()["usage"]
+        held = int(answer.headers["x-engine-reason"].split()[1].replace(",", ""))
+        assert (held > 0) is (usage.get("cache_read_input_tokens", 0) > 0) is (number > 0)
+        assert held == pytest.approx(usage.get("cache_read_input_tokens", 0), rel=0.2)
+
+
+# -- the end of a session ---------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_a_tenant_ends_a_session_and_ending_it_again_is_no_error(world: World) -> None:
+    router = await start(world, KEYS)
+    headers = {"authorization": "Bearer sk-acme"}
+    for session in (SESSIONS[0], SESSIONS[0], "chat/42", "s" * 128):
+        answer = await router.http.delete(f"/v1/sessions/{session}", headers=headers)
+        assert (answer.status_code, answer.json()) == (200, {"id": session, "object": "session", "deleted": True})
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "status", "code"),
+    [
+        ("s1", "sk-other", 401, "invalid_api_key"),
+        ("s1", "", 401, "invalid_api_key"),
+        ("s" * 129, "sk-acme", 404, "not_found"),
+        ("a%20b", "sk-acme", 404, "not_found"),
+        ("", "sk-acme", 404, "not_found"),
+    ],
+)
+@scenario
+async def test_a_session_is_ended_by_a_key_and_called_what_a_session_can_be(
+    world: World, path: str, key: str, status: int, code: str
+) -> None:
+    router = await start(world, KEYS)
+    answer = await router.http.delete(f"/v1/sessions/{path}", headers={"authorization": f"Bearer {key}"} if key else {})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+@scenario
+async def test_a_session_can_only_be_ended(world: World) -> None:
+    router = await start(world)
+    for method in ("GET", "POST", "PUT"):
+        answer = await router.http.request(method, "/v1/sessions/s1")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "DELETE, OPTIONS")
+        assert answer.json()["error"]["code"] == "method_not_allowed"

@@ -9,6 +9,7 @@ from engines.simulator.settings import SimulatorSettings
 from engines.simulator.text.prompts import Prompt, chat_prompt, completion_prompts
 from engines.simulator.text.tokens import encode_text, split_tokens
 from engines.simulator.validation import fields
+from engines.simulator.validation.translations import system_text
 
 _CHAT_FIELDS = {
     "model": "text", "messages": "messages", "add_generation_prompt": "boolean", "return_token_strs": "boolean",
@@ -87,8 +88,7 @@ def count_tokens_request(body: fields.Body, settings: SimulatorSettings) -> Json
     if tools and not settings.auto_tool_choice:
         message = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
         raise bad_request(message)
-    system = body.get("system") or ()
-    text = system if isinstance(system, str) else "".join(str(block.get("text") or "") for block in system)
+    text = system_text(body.get("system"))
     prompt = _conversation([*([{"role": "system", "content": text}] if text else ()), *body["messages"]], tools)
     count = len(prompt.tokens)
     if count > settings.context_length:

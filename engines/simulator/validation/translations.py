@@ -103,6 +103,14 @@ def _chat_message(item: dict[str, Any]) -> dict[str, Any]:
     return {"role": "assistant", "content": json.dumps(item, ensure_ascii=False)}
 
 
+def system_text(system: Any) -> str:
+    """Without the block of Claude Code that changes with each request, which vLLM leaves out, too."""
+    if isinstance(system, str):
+        return system
+    texts = (str(block.get("text") or "") for block in system or ())
+    return "".join(text for text in texts if not text.startswith("x-anthropic-billing-header:"))
+
+
 def messages_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRequest:
     """Parses a body of /v1/messages.
 
@@ -114,8 +122,7 @@ def messages_request(body: fields.Body, settings: SimulatorSettings) -> Generati
         where = {"loc": "body.max_tokens", "msg": f"Value error, {error}", "input": coerced["max_tokens"]}
         raise validation_error({"type": "value_error", **where, "ctx": {"error": error}})
     chat: fields.Body = {name: coerced[name] for name in _SAMPLING if coerced.get(name) is not None}
-    system = coerced.get("system") or ()
-    text = system if isinstance(system, str) else "".join(str(block.get("text") or "") for block in system)
+    text = system_text(coerced.get("system"))
     chat["messages"] = [*([{"role": "system", "content": text}] if text else ()), *coerced["messages"]]
     chat["max_completion_tokens"] = coerced["max_tokens"]
     chat["stop"] = coerced.get("stop_sequences")

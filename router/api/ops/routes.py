@@ -16,6 +16,7 @@ from router.api.ops.health_summary import HealthSummary
 from router.api.ops.metrics_format import prefers_openmetrics
 from router.api.ops.mistaken_path import explain_path
 from router.build_info import build_version
+from router.core.routing.session import SESSION_ID
 from router.errors import ApiError, internal_error, unknown_model
 from router.flow.tenant_rules import TenantRules
 from router.shared.connection.redis_writes import RedisWrites
@@ -67,7 +68,8 @@ class OpsRoutes:
             ("/version", self.version),
             ("/metrics", self.metrics),
         ]
-        return [Route(path, handler, methods=["GET"]) for path, handler in pages]
+        routes = [Route(path, handler, methods=["GET"]) for path, handler in pages]
+        return [*routes, Route("/v1/sessions/{id:path}", self.end_session, methods=["DELETE"])]
 
     async def models(self, request: Request) -> Response:
         data = [self._model_object(name, model) for name, model in self._models_for(request)]
@@ -97,6 +99,17 @@ class OpsRoutes:
             "parent": model.adapter.base if model is not None and model.adapter is not None else None,
             "max_model_len": max(known) if known else None,
         }
+
+    async def end_session(self, request: Request) -> Response:
+        """Ends a session. Nothing is kept for one: its home is computed from each request, so there is nothing to do.
+
+        Raises ApiError: 401 without a valid key, 404 for what no session can be called.
+        """
+        self._auth.authenticate(request.scope["headers"])
+        session = request.path_params["id"]
+        if not SESSION_ID.fullmatch(session.encode()):
+            raise ApiError(404, "There is no such session.", code="not_found")
+        return _json_response({"id": session, "object": "session", "deleted": True})
 
     async def health(self, _: Request) -> Response:
         """As vLLM does: an empty 200 while the process serves."""
