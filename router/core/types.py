@@ -44,6 +44,7 @@ class BypassReason(StrEnum):
     NO_STORE = "no-store"
     NO_CACHE = "no-cache"
     POLICY = "policy"
+    OFF = "off"
     REDIS_DOWN = "redis-down"
     UNCACHEABLE = "uncacheable"
 

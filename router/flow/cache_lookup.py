@@ -30,14 +30,16 @@ class CacheLookup:
         self._seen_keys = seen_keys
         self._purges = purges
         self._policy = policy
+        self._is_restricted = policy.is_restricted
         self._clock = clock
 
     def decide(self, parsed: ParsedRequest, control: CacheControl, tenant: str) -> tuple[Bypass | None, bool]:
         """Why there is to be no lookup, None if there is; and whether the response may be stored."""
-        return decide_caching(
+        decision = decide_caching(
             parsed.request, control, self._policy.tenants[tenant].store_policy, self._policy.remote_content,
             texts_only=parsed.parts.texts_only,
         )  # fmt: skip
+        return self._policy.restrict(decision, tenant, parsed.model.name) if self._is_restricted else decision
 
     def in_memory(self, parsed: ParsedRequest) -> Hit | Stale | Miss | None:
         """None if this process has no entry; Redis may have one."""

@@ -1,12 +1,13 @@
 """The values that the gateway works with: cache policy, lookup, full response. See router.flow.gateway."""
 
 from collections.abc import Mapping
+from itertools import chain
 
 import msgspec
 
 from router.core.cache.fingerprint import MissReason
 from router.core.cache.policy import Bypass as Bypass
-from router.core.cache.policy import RemoteContentPolicy
+from router.core.cache.policy import CacheDecision, CacheUse, RemoteContentPolicy, restrict
 from router.core.cache.policy import StorePolicy as StorePolicy
 from router.core.types import Entry
 from router.settings import Settings, TenantSettings, tenants
@@ -17,14 +18,24 @@ class TenantCachePolicy(msgspec.Struct, frozen=True):
 
     ttl: float
     store_policy: StorePolicy
+    use: CacheUse = "on"
 
 
 class CachePolicy(msgspec.Struct, frozen=True):
-    """`tenants` by name; `stale_if_error` in seconds. See settings.CacheSettings."""
+    """`tenants` and `models` by name; `stale_if_error` in seconds. See settings.CacheSettings."""
 
     tenants: Mapping[str, TenantCachePolicy]
+    models: Mapping[str, CacheUse]
     stale_if_error: float
     remote_content: RemoteContentPolicy
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether some model or tenant does not use the cache, or only reads."""
+        return any(use != "on" for use in chain(self.models.values(), (own.use for own in self.tenants.values())))
+
+    def restrict(self, decision: CacheDecision, tenant: str, model: str) -> CacheDecision:
+        return restrict(decision, self.tenants[tenant].use, self.models.get(model, "on"))
 
 
 def cache_policy(settings: Settings) -> CachePolicy:
@@ -34,9 +45,12 @@ def cache_policy(settings: Settings) -> CachePolicy:
     for name in tenants(settings):
         tenant = own.get(name, TenantSettings(name=name))  # the default tenant may be without a table
         policies[name] = TenantCachePolicy(
-            cache.ttl if tenant.ttl is None else tenant.ttl, cache.store if tenant.store is None else tenant.store
+            cache.ttl if tenant.ttl is None else tenant.ttl,
+            cache.store if tenant.store is None else tenant.store,
+            tenant.cache,
         )
-    return CachePolicy(policies, cache.stale_if_error, cache.remote_content)
+    models = {model.name: model.cache for model in settings.model}
+    return CachePolicy(policies, models, cache.stale_if_error, cache.remote_content)
 
 
 class FullResponse(msgspec.Struct, frozen=True):

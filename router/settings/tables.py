@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from router.core.cache.key import ContextMarkers
-from router.core.cache.policy import RemoteContentPolicy, StorePolicy
+from router.core.cache.policy import CacheUse, RemoteContentPolicy, StorePolicy
 from router.core.cache.retention import Retention
 from router.core.quota.priority import MAX_PRIORITY, MIN_PRIORITY
 from router.core.types import DEFAULT_TENANT, EngineTask, Task
@@ -161,6 +161,7 @@ class TenantSettings(Strict, frozen=True):
     max_ttft: Seconds | None = None
     ttl: Seconds | None = None
     store: StorePolicy | None = None
+    cache: CacheUse = "on"
     log_prompts: bool = True
     kv_transfer: bool = False
 
@@ -176,6 +177,7 @@ class ModelSettings(Strict, frozen=True):
     wake: Seconds | None = None
     resume: bool = True
     default_max_tokens: Count | None = None
+    cache: CacheUse = "on"
 
 
 class LaunchSettings(Strict, frozen=True):

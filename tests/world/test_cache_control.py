@@ -14,9 +14,11 @@ from tests.world.scenario import World, scenario
 PROMPT = "The sea?"
 
 
-async def start(world: World) -> tuple[WorldRouter, WorldEngine]:
+async def start(world: World, model: str = "") -> tuple[WorldRouter, WorldEngine]:
+    """`model`: settings of the model."""
     engine = await world.engine()
-    return await world.router(router_config(world.redis.url, {"one": ("llama", "any", engine.url)})), engine
+    config = router_config(world.redis.url, {"one": ("llama", "any", engine.url)})
+    return await world.router(config.replace("[[model]]", f"[[model]]\n{model}")), engine
 
 
 async def ask(
@@ -65,6 +67,26 @@ async def test_no_cache_uses_an_engine_and_its_response_replaces_the_stored_one(
     assert hit.headers["x-cache"] == "HIT"
     assert int(hit.headers["age"]) < 50
     assert chat_text(hit) == chat_text(again)
+
+
+@scenario
+async def test_a_model_without_the_cache_answers_each_equal_request_anew(world: World) -> None:
+    router, engine = await start(world, 'cache = "off"')
+    answers = await asyncio.gather(ask(router), ask(router, "no-cache", stream=True), ask(router, "max-age=5"))
+    for answer in answers:
+        assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("BYPASS", "off")
+    assert await generations(engine) == 3
+    assert await stored(world) == []
+
+
+@scenario
+async def test_a_model_that_only_reads_serves_what_is_stored_and_stores_nothing(world: World) -> None:
+    router, engine = await start(world, 'cache = "read"')
+    assert [(await ask(router)).headers["x-cache"] for _ in range(2)] == ["MISS", "MISS"]
+    assert await stored(world) == []
+    writer = await world.router(router_config(world.redis.url, {"one": ("llama", "any", engine.url)}))
+    await ask(writer)
+    assert [(await ask(router)).headers["x-cache"] for _ in range(2)] == ["HIT", "HIT"]
 
 
 @scenario

@@ -13,6 +13,9 @@ from router.core.types import BypassReason
 
 StorePolicy = Literal["all", "deterministic"]
 
+CacheUse = Literal["on", "read", "off"]
+"""`read`: requests are looked up, and nothing is stored. `off`: neither."""
+
 RemoteContentPolicy = Literal["uncacheable", "stable"]
 """How to treat content that a request refers to by URL or id: it may change, or it never does."""
 
@@ -30,6 +33,7 @@ _NO_CACHE: Final = Bypass(BypassReason.NO_CACHE, "The client sent `Cache-Control
 _NOT_DETERMINISTIC: Final = Bypass(
     BypassReason.POLICY, 'cache.store is "deterministic", and the request has neither temperature 0 nor a seed.'
 )
+_OFF: Final = Bypass(BypassReason.OFF, 'The model or the tenant has `cache = "off"`.')
 
 
 class CacheDecision(NamedTuple):
@@ -68,6 +72,13 @@ def decide_caching(
     if control is NO_DIRECTIVES:  # most requests: no new object
         return _LOOKUP_AND_STORE
     return CacheDecision(_NO_CACHE if control.no_cache else None, may_store=control.ttl != 0)
+
+
+def restrict(decision: CacheDecision, *uses: CacheUse) -> CacheDecision:
+    """What is left of a decision where the strictest of `uses` applies."""
+    if "off" in uses:
+        return CacheDecision(_OFF, may_store=False)
+    return CacheDecision(decision.bypass, decision.may_store and "read" not in uses)
 
 
 def _find_uncacheable(request: InferenceRequest, remote_policy: RemoteContentPolicy) -> Bypass | None:

@@ -14,6 +14,7 @@ const REASONS = {
   query: "Only the question differs from a stored request.",
   "redis-down": "Redis does not respond, so nothing was looked up.",
   policy: "cache.store is “deterministic”, and the request has neither temperature 0 nor a seed.",
+  off: "The model or the tenant has cache = “off”.",
   "no-store": "The client sent Cache-Control: no-store.",
   "no-cache": "The client sent Cache-Control: no-cache.",
   uncacheable: "The response depends on more than the request.",

@@ -1,6 +1,5 @@
 """Explains to people what the cache would do with a request and why, without a generation."""
 
-from collections.abc import Mapping
 from typing import Any, Final, Literal, assert_never
 
 import msgspec
@@ -8,14 +7,14 @@ import msgspec
 from router.core.cache.cache_control import NO_DIRECTIVES
 from router.core.cache.fingerprint import Fingerprint, MissReason
 from router.core.cache.key_parts import KeyParts
-from router.core.cache.policy import RemoteContentPolicy, decide_caching
-from router.core.cache.policy import StorePolicy as StorePolicy
+from router.core.cache.policy import decide_caching
 from router.core.cache.redis_keys import EMPTY_HASH
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.recording.replay import replay
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.core.types import DEFAULT_TENANT, CacheStatus, Task
 from router.errors import bad_request
+from router.flow.lookup import CachePolicy
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
 from router.shared.status.status_documents import RequestRow
@@ -117,19 +116,18 @@ class Explainer:
     """
 
     def __init__(
-        self, *, resolver: RequestResolver, client: RedisClient, store_policies: Mapping[str, StorePolicy],
-        remote_content: RemoteContentPolicy = "uncacheable", max_compared: int = MAX_COMPARED_ENTRIES,
+        self, *, resolver: RequestResolver, client: RedisClient, policy: CachePolicy,
+        max_compared: int = MAX_COMPARED_ENTRIES,
     ) -> None:  # fmt: skip
         self._resolver = resolver
         self._client = client
-        self._store_policies = store_policies
-        self._remote_content = remote_content
+        self._policy = policy
         self._max_compared = max_compared
 
     async def explain(self, request: ExplainRequest) -> Explanation:
         """Raises ApiError for a request that would be refused, and RedisBackendError if Redis does not answer."""
-        store_policy = self._store_policies.get(request.tenant)
-        if store_policy is None:
+        own = self._policy.tenants.get(request.tenant)
+        if own is None:
             raise bad_request(f"Unknown tenant {request.tenant[:64]!r}.", param="tenant")
         endpoint = ENDPOINT_BY_PATH.get(request.path)
         if endpoint is None:
@@ -142,7 +140,8 @@ class Explainer:
             "task": parsed.task,
             "documents": list(parsed.parts.document_names()),
         }
-        bypass, _ = decide_caching(parsed.request, NO_DIRECTIVES, store_policy, self._remote_content)
+        decision = decide_caching(parsed.request, NO_DIRECTIVES, own.store_policy, self._policy.remote_content)
+        bypass, _ = self._policy.restrict(decision, request.tenant, parsed.model.name)
         if bypass is not None:
             return Explanation(result=CacheStatus.BYPASS, reason=bypass.reason.value, why=bypass.explanation, **common)
         state, common["entry"] = await self._key_state(parsed)

@@ -91,8 +91,4 @@ def build_admin_routes(
 
 
 def build_explainer(settings: Settings, resolver: RequestResolver, client: RedisClient) -> Explainer:
-    policy = cache_policy(settings)
-    store_policies = {name: tenant.store_policy for name, tenant in policy.tenants.items()}
-    return Explainer(
-        resolver=resolver, client=client, store_policies=store_policies, remote_content=policy.remote_content
-    )
+    return Explainer(resolver=resolver, client=client, policy=cache_policy(settings))

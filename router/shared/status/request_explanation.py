@@ -23,6 +23,7 @@ _CACHE: Final[Mapping[str, str]] = {
     "query": "only the question differs from a stored request",
     "redis-down": "Redis did not respond, so nothing was looked up",
     "policy": "cache.store stores only deterministic requests, and this is none",
+    "off": 'the model or the tenant has cache = "off"',
     "no-store": "the client sent Cache-Control: no-store",
     "no-cache": "the client sent Cache-Control: no-cache",
     "uncacheable": "the response depends on more than the request",

@@ -1,5 +1,6 @@
 """The cache policy that the settings describe."""
 
+from router.core.cache.policy import CacheDecision
 from router.flow.lookup import CachePolicy, TenantCachePolicy, cache_policy
 from router.settings import parse
 from tests.support.router_server import router_config
@@ -20,6 +21,17 @@ def test_what_a_tenant_does_not_set_for_itself_is_as_for_all() -> None:
         "plain": TenantCachePolicy(3600, "deterministic"),
         "own": TenantCachePolicy(60, "all"),
     }
+
+
+def test_the_cache_is_restricted_where_a_model_or_a_tenant_says_so() -> None:
+    plain = policy()
+    assert not plain.is_restricted
+    tenants = '[auth]\nmode = "header"\n[[tenant]]\nname = "second"\ncache = "off"\n[[tenant]]\nname = "first"\n'
+    decision = CacheDecision(None, may_store=True)
+    restricted = policy(tenants)
+    assert restricted.is_restricted
+    assert restricted.restrict(decision, "first", "llama") == decision
+    assert not restricted.restrict(decision, "second", "llama").may_store
 
 
 def test_an_open_router_has_a_policy_for_the_default_tenant_though_it_has_no_table() -> None:

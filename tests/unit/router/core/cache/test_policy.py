@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
-from router.core.cache.policy import CacheDecision, Freshness, StorePolicy, decide_caching, evaluate_freshness
+from router.core.cache.policy import (
+    CacheDecision,
+    CacheUse,
+    Freshness,
+    StorePolicy,
+    decide_caching,
+    evaluate_freshness,
+    restrict,
+)
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.types import BypassReason
 from tests.support.factories import chat, embeddings, messages, responses
@@ -87,6 +95,17 @@ def test_a_request_that_depends_on_external_state_is_neither_looked_up_nor_store
     assert decide(inference_request, NO_DIRECTIVES, "all") == (BypassReason.UNCACHEABLE, False)
     assert decide(inference_request, CacheControl(no_cache=True, ttl=60), "all") == (BypassReason.UNCACHEABLE, False)
     assert decide(inference_request, NO_DIRECTIVES, "deterministic") == (BypassReason.UNCACHEABLE, False)
+
+
+def test_the_strictest_use_of_the_cache_applies() -> None:
+    no_cache = decide_caching(chat(), CacheControl(no_cache=True), "all")
+    assert restrict(CACHED, "on", "on") == CACHED
+    assert restrict(CACHED, "on", "read") == restrict(CACHED, "read", "on") == CacheDecision(None, may_store=False)
+    assert restrict(no_cache, "read") == CacheDecision(no_cache.bypass, may_store=False)
+    pairs: list[tuple[CacheUse, CacheUse]] = [("off", "read"), ("on", "off")]
+    for uses in pairs:
+        bypass, may_store = restrict(no_cache, *uses)
+        assert (bypass and bypass.reason, may_store) == (BypassReason.OFF, False)
 
 
 @pytest.mark.parametrize(
