@@ -17,7 +17,7 @@ from tests.support.redis_process import RedisServer
 from tests.support.router_server import RouterServer
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.vllm, pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.vllm, pytest.mark.vllm_all, pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
 START_TIMEOUT = 900.0  # seconds
 EVENTS = 19_990

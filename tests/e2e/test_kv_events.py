@@ -3,9 +3,8 @@
 import asyncio
 import itertools
 import json
-import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
@@ -16,44 +15,15 @@ from router.core.routing.prefix_cache.kv_event_batches import KvEventBatches
 from router.core.routing.prefix_cache.prefix_index import PrefixIndex
 from router.core.routing.prefix_cache.prompt_chain import PIECE, PromptChain
 from router.upstream.kv_feeds import KvFeed
-from tests.e2e.conftest import REPLICA
-from tests.e2e.vllm_process_tree import VllmProcessTree, running_tree
-from tests.support.paths import ROOT
-from tests.support.ports import free_port
+from tests.e2e.vllm_process_tree import Events, VllmProcessTree
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.real]
 
-MODEL = '[[model]]\nname = "tiny"\nrevision = "llama"\n'
 SERVED = "tiny"
 SENTENCE = "The sea was calm, and the lamp of the harbour was lit. "
 numbers = itertools.count()
-
-
-class Endpoints(dict[str, tuple[int, int]]):
-    """By engine, the ports of its KV events and of their replay."""
-
-
-@pytest.fixture(scope="module")
-def endpoints() -> Endpoints:
-    return Endpoints({name: (free_port(), free_port()) for name in ("one", "two")})
-
-
-@pytest.fixture(scope="module")
-def publishing(tmp_path_factory: pytest.TempPathFactory, endpoints: Endpoints) -> Iterator[VllmProcessTree]:
-    """Two engines of one model that publish KV events, since the configuration says where to read them."""
-    ports = {name: free_port() for name in endpoints}
-    paths = {"models": os.environ.get("ROUNDHOUSE_MODELS", ""), "root": ROOT, "slow_steps": "/nonexistent"}
-    text = MODEL
-    for name, (events, replay) in endpoints.items():
-        table = REPLICA.format(name=name, port=ports[name], **paths)
-        settings = f'kv_events = "tcp://127.0.0.1:{events}"\nkv_events_replay = "tcp://127.0.0.1:{replay}"'
-        table = table.replace("max_model_len", f"{settings}\nmax_model_len")
-        table = table.replace('"128M"', '"12M"')  # small, so that it is soon full
-        text += table.replace("env = {", 'env = { VLLM_SERVER_DEV_MODE = "1",')
-    with running_tree(tmp_path_factory.mktemp("kv-events"), text, ports) as tree:
-        yield tree
 
 
 def new_prompt(sentences: int = 60) -> str:
@@ -120,8 +90,8 @@ class VllmEngine:
         await eventually(is_true)
 
 
-async def check_events(tree: VllmProcessTree, endpoints: Endpoints) -> None:
-    port, replay = endpoints["one"]
+async def check_events(tree: VllmProcessTree, events: dict[str, Events]) -> None:
+    port, replay = events["one"]
     async with (
         httpx.AsyncClient(timeout=120) as http,
         TcpProxy(port) as proxy,
@@ -173,9 +143,9 @@ async def cached_tokens(http: httpx.AsyncClient, port: int, prompt: str) -> floa
 
 
 def test_what_an_engine_holds_follows_its_events_through_others_use_resets_and_lost_connections(
-    publishing: VllmProcessTree, endpoints: Endpoints
+    replicas: VllmProcessTree, events: dict[str, Events]
 ) -> None:
-    asyncio.run(check_events(publishing, endpoints))
+    asyncio.run(check_events(replicas, events))
 
 
 def ask(tree: VllmProcessTree, prompt: str) -> tuple[str, int]:
@@ -189,17 +159,17 @@ def ask(tree: VllmProcessTree, prompt: str) -> tuple[str, int]:
     return answer.headers["x-engine"], int(found.replace(",", ""))
 
 
-def test_the_router_learns_from_an_engine_that_it_was_reset(publishing: VllmProcessTree) -> None:
+def test_the_router_learns_from_an_engine_that_it_was_reset(replicas: VllmProcessTree) -> None:
     for _ in range(5):  # it may not have read the event when it gets the next request
         prompt = new_prompt()
-        engine, _ = ask(publishing, prompt)
-        same, found = ask(publishing, prompt)
+        engine, _ = ask(replicas, prompt)
+        same, found = ask(replicas, prompt)
         assert same == engine
         assert found > 300
-        url = f"http://127.0.0.1:{publishing.ports[engine]}"
+        url = f"http://127.0.0.1:{replicas.ports[engine]}"
         httpx.post(f"{url}/reset_prefix_cache", timeout=30).raise_for_status()
         body = {"model": SERVED, "prompt": "Hello?", "max_tokens": 4}
         httpx.post(f"{url}/v1/completions", json=body, timeout=120).raise_for_status()
-        if ask(publishing, prompt)[1] == 0:
+        if ask(replicas, prompt)[1] == 0:
             return
     pytest.fail("the engine still counts as holding what it has forgotten")

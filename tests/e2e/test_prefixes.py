@@ -15,7 +15,7 @@ from tests.e2e.vllm_process_tree import VllmProcessTree, running_tree
 from tests.support.ports import free_port
 from tests.support.sse_answers import parse_events
 
-pytestmark = [pytest.mark.vllm, pytest.mark.real]
+pytestmark = [pytest.mark.vllm, pytest.mark.vllm_all, pytest.mark.real]
 
 PEOPLE, TURNS, SYSTEM_PROMPTS = 12, 8, 4
 SYSTEM_WORDS, MESSAGE_WORDS = 330, 110

@@ -67,10 +67,15 @@ def run(tree: VllmProcessTree, *command: str) -> dict[str, Any]:
     return result
 
 
-def test_a_switch_under_load_fails_no_request_and_a_rollback_restores_the_answers(
-    tree: VllmProcessTree,
+@pytest.fixture(scope="module")
+def first(tree: VllmProcessTree) -> httpx.Response:
+    """The answer before the switch."""
+    return ask(tree, SEA)
+
+
+def test_a_switch_under_load_fails_no_request_and_stores_new_answers(
+    tree: VllmProcessTree, first: httpx.Response
 ) -> None:
-    first = ask(tree, SEA)
     with load(tree) as responses:
         options = ["--target", f"{MODELS}/llama", "--draft", f"{MODELS}/code-draft", "--shadow", "2"]
         result = run(tree, "switch", "mistral", *options)
@@ -83,6 +88,11 @@ def test_a_switch_under_load_fails_no_request_and_a_rollback_restores_the_answer
     assert second.headers["x-cache"] == "MISS"
     assert second.json()["choices"] != first.json()["choices"]
 
+
+@pytest.mark.vllm_all
+def test_a_rollback_under_load_fails_no_request_and_restores_the_answers(
+    tree: VllmProcessTree, first: httpx.Response
+) -> None:
     with load(tree) as responses:
         run(tree, "rollback", "mistral")
     assert {response.status_code for response in responses} == {200}

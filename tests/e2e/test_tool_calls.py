@@ -1,6 +1,5 @@
 """Real vLLM with a parser that holds the arguments of a tool call back: a router at default timeouts waits for them."""
 
-import asyncio
 import json
 import time
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 from router.settings.tables import TimeoutSettings
 from tests.e2e.vllm_process_tree import VllmProcessTree
-from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.real]
 
@@ -83,19 +81,6 @@ def ask(tree: VllmProcessTree, slow_steps: Path) -> Answer:
     return Answer(events, response.headers["x-engine"], done, silence)
 
 
-async def wait_for_engines(tree: VllmProcessTree) -> None:
-    """An earlier test may have killed one."""
-    async with httpx.AsyncClient(timeout=TEST_TIMEOUT) as http:
-
-        async def all_answer() -> bool:
-            try:
-                return all([(await http.get(f"http://127.0.0.1:{p}/health")).is_success for p in tree.ports.values()])
-            except httpx.TransportError:
-                return False
-
-        await eventually(all_answer, timeout=120)
-
-
 def finished(tree: VllmProcessTree) -> float:
     return sum(tree.metric(engine, "vllm:request_success_total") for engine in tree.ports)
 
@@ -109,7 +94,6 @@ def retries(tree: VllmProcessTree) -> list[str]:
 def test_a_tool_call_whose_arguments_the_parser_holds_back_arrives_whole(
     replicas: VllmProcessTree, slow_steps: Path
 ) -> None:
-    asyncio.run(wait_for_engines(replicas))
     before = retries(replicas), finished(replicas)
     answer = ask(replicas, slow_steps)
 

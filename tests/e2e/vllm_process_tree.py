@@ -1,5 +1,6 @@
 """The complete process tree as a user starts it, seen from the outside."""
 
+import asyncio
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 import pytest
@@ -15,9 +17,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
+from tests.support.waiting import eventually
 
 CONFIGURATION = ROOT / "engines" / "tiny" / "roundhouse.toml"
-START_TIMEOUT = 900  # seconds; three engines on two cores take minutes
+START_TIMEOUT = 900  # seconds; five engines on two cores take minutes
+
+
+class Events(NamedTuple):
+    """The ports of an engine's KV events and of their replay."""
+
+    events: int
+    replay: int
 
 
 class VllmProcessTree:
@@ -43,8 +53,35 @@ class VllmProcessTree:
         assert samples, f"{engine} has no {name}"
         return sum(sample.value for sample in samples)
 
+    def up(self, *engines: str) -> "VllmProcessTree":
+        """The same tree with these engines only, once the router sends to all of them: a test may have killed one."""
+        part = VllmProcessTree(self.url, self.config, self.redis_socket, {name: self.ports[name] for name in engines})
+        asyncio.run(part._wait_until_up())
+        return part
+
+    async def _wait_until_up(self) -> None:
+        async with httpx.AsyncClient(timeout=120) as http:
+
+            async def is_up() -> bool:
+                known = (await http.get(f"{self.url}/healthz")).json()["engines"]
+                states = [known[name] for name in self.ports]
+                if not all(state["up"] for state in states):
+                    return False
+                for state in states:
+                    if state["breaker"] == "half-open":  # the next request closes it
+                        body = {"model": state["model"], "prompt": "Hello", "max_tokens": 1}
+                        headers = {"cache-control": "no-store"}
+                        await http.post(f"{self.url}/v1/completions", json=body, headers=headers)
+                return all(state["breaker"] == "closed" for state in states)
+
+            await eventually(is_up, timeout=START_TIMEOUT)
+
     def kill(self, engine: str) -> None:
         """Ends an engine and its engine core as a crash of the machine would: SIGKILL for its whole process group."""
+        os.killpg(os.getpgid(self.pid(engine)), signal.SIGKILL)
+
+    def pid(self, engine: str) -> int:
+        """Of the engine's API server."""
         wanted = f"\0--port\0{self.ports[engine]}\0".encode()
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -53,8 +90,7 @@ class VllmProcessTree:
                 except OSError:
                     continue
                 if wanted in cmdline and b"vllm" in cmdline:
-                    os.killpg(os.getpgid(int(entry.name)), signal.SIGKILL)
-                    return
+                    return int(entry.name)
         pytest.fail(f"no process of engine {engine} was found")
 
 
