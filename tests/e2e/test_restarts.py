@@ -43,8 +43,10 @@ def test_a_request_for_a_model_whose_only_engine_is_gone_waits_for_its_start(tre
     )  # fmt: skip
 
 
-def test_an_engine_that_was_killed_gets_requests_again(replicas: VllmProcessTree) -> None:
-    # test_continuations has killed one of them; the fixture has waited for its start.
+def test_an_engine_that_was_killed_gets_requests_again(tree: VllmProcessTree) -> None:
+    if not tree.kills["one"] + tree.kills["two"]:  # without test_continuations
+        tree.kill("one")
+    replicas = tree.up("one", "two")
     used = set[str]()
     with ThreadPoolExecutor(AT_ONCE) as threads:
         for round_ in range(20):  # on a machine that pauses, one may be answered before the next is sent

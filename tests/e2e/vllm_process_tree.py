@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 CONFIGURATION = ROOT / "engines" / "tiny" / "roundhouse.toml"
+LOG = "up.log"
 START_TIMEOUT = 900  # seconds; five engines on two cores take minutes
 
 
@@ -31,9 +33,10 @@ class Events(NamedTuple):
 
 
 class VllmProcessTree:
-    """A running `roundhouse up`."""
+    """A running `roundhouse up`. `kills`: how often each engine was killed."""
 
     def __init__(self, url: str, config: Path, redis_socket: Path, ports: dict[str, int]) -> None:
+        self.kills = Counter[str]()
         self.url = url
         self.config = config
         self.redis_socket = redis_socket
@@ -56,13 +59,18 @@ class VllmProcessTree:
     def up(self, *engines: str) -> "VllmProcessTree":
         """The same tree with these engines only, once the router sends to all of them: a test may have killed one."""
         part = VllmProcessTree(self.url, self.config, self.redis_socket, {name: self.ports[name] for name in engines})
+        part.kills = self.kills
         asyncio.run(part._wait_until_up())
         return part
 
     async def _wait_until_up(self) -> None:
+        log = self.config.with_name(LOG)
         async with httpx.AsyncClient(timeout=120) as http:
 
             async def is_up() -> bool:
+                text = log.read_text()
+                if any(text.count(f"{name} is ready again") < self.kills[name] for name in self.ports):
+                    return False  # whatever the router knows yet
                 known = (await http.get(f"{self.url}/healthz")).json()["engines"]
                 states = [known[name] for name in self.ports]
                 if not all(state["up"] for state in states):
@@ -78,6 +86,7 @@ class VllmProcessTree:
 
     def kill(self, engine: str) -> None:
         """Ends an engine and its engine core as a crash of the machine would: SIGKILL for its whole process group."""
+        self.kills[engine] += 1
         os.killpg(os.getpgid(self.pid(engine)), signal.SIGKILL)
 
     def pid(self, engine: str) -> int:
@@ -103,7 +112,7 @@ def running_tree(folder: Path, text: str, ports: dict[str, int]) -> Iterator[Vll
     config.write_text(f'[router]\nport = {router}\nexplore = 0\nstate = "{folder}/state"\n\n{text}')
     argv = [sys.executable, "-m", "router", "up", "--config", str(config), "--engines", "vllm"]
     argv += ["--vllm-python", os.environ["ROUNDHOUSE_VLLM_PYTHON"]]
-    log = folder / "up.log"
+    log = folder / LOG
     with log.open("wb") as output:
         process = subprocess.Popen(argv, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
     try:
