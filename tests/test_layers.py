@@ -23,7 +23,7 @@ FOR_ENGINES: Final = ("router.core", "router.shared", "router.errors")
 WORLD: Final = {
     "anyio", "asyncio", "datetime", "http", "httpx", "multiprocessing", "os", "random", "redis", "secrets", "select",
     "signal", "socket", "ssl", "starlette", "subprocess", "tempfile", "threading", "time", "urllib.request", "uuid",
-    "uvicorn", "uvloop",
+    "uvicorn", "uvloop", "websockets",
 }  # fmt: skip
 """Clocks, sockets, randomness, processes: the core gets their values as arguments."""
 

@@ -64,6 +64,10 @@ class CorsPolicy:
             origin: header_lines([(b"access-control-allow-origin", origin), exposed, _VARY]) for origin in origins
         }
 
+    def allows(self, headers: RawHeaders) -> bool:
+        """Whether a request with these headers is from a page that may use the router."""
+        return self._any or _single(headers, b"origin") in self._lines
+
     def response_lines(self, headers: RawHeaders) -> bytes:
         """The lines of a response to a request with these headers."""
         if self._any:

@@ -37,6 +37,13 @@ class BodyAllocation:
         self._size += size
         self._budget.allocated += size
 
+    def try_allocate(self, size: int) -> bool:
+        """As `allocate`; False where that raises."""
+        if self._budget.allocated + size > self._limit:
+            return False
+        self.allocate(size)
+        return True
+
     def retain(self) -> None:
         self._ref_count += 1
 

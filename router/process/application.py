@@ -16,8 +16,8 @@ from typing import Final
 from router.api.inference.endpoint import AsgiScope, AsgiSend
 from router.api.method_answers import (
     ALLOW_POST,
+    answer_other_method,
     answers_preflight,
-    refuse_method,
     send_no_content,
     with_request_id,
 )
@@ -195,7 +195,7 @@ class Application:
             elif scope["method"] == "OPTIONS":
                 await send_no_content(scope, send, ALLOW_POST)
             else:
-                await refuse_method(scope, send)
+                await answer_other_method(scope, send, runtime.open_websocket, self)
         finally:
             runtime.active_requests -= 1
 

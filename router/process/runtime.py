@@ -56,6 +56,7 @@ class Runtime:
         self.inference_endpoints = http.inference
         self.starlette_app = http.starlette_app
         self.cors = http.cors
+        self.open_websocket = http.open_websocket
         self.tracer = tracer
         self.active_requests = self.other_requests = 0
         self._configuration = configuration

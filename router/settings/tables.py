@@ -107,6 +107,7 @@ class RouterSettings(ServerSettings, frozen=True):
     allowed_origins: list[str] = []
     default_model: NonEmpty | None = None
     server_timing: bool | None = None
+    websocket: bool = True
     audit_days: Annotated[int, Meta(ge=1, le=3650)] = 90
 
 

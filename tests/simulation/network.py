@@ -282,6 +282,9 @@ class WireEnd(asyncio.Transport):
 
     # -- asyncio.Transport --------------------------------------------------------------------------------------------
 
+    def set_protocol(self, protocol: Any) -> None:
+        self._protocol = protocol
+
     def write(self, data: bytes) -> None:  # type: ignore[override]
         if not self._closing:
             self.wire.send(self.side, bytes(data))

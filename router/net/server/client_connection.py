@@ -1,9 +1,10 @@
-"""What an application can do with its client beyond ASGI: an extension in the scope's `extensions`.
+"""What an application can do with its client beyond ASGI: extensions in the scope's `extensions`.
 
 ASGI's `receive` reports a disconnect only to a coroutine that awaits it, which takes a second task for each request.
 ASGI's `send` has to be awaited, so a task would have to be woken for each part of a stream.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Protocol
 
@@ -11,6 +12,28 @@ AsgiReceive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 CLIENT_EXTENSION: Final = "roundhouse.client"
 """The extension's name; its value is a ClientConnection."""
+
+UPGRADE_EXTENSION: Final = "roundhouse.upgrade"
+"""The name of an extension that only a request for a WebSocket has; its value is a SwitchProtocol."""
+
+
+class NextProtocol(asyncio.Protocol):
+    """What takes a connection over from HTTP."""
+
+    def attach(self, transport: asyncio.Transport, connections: set[Any], tasks: "set[asyncio.Task[Any]]") -> None:
+        """`connections` and `tasks`: of the server, which waits for them when it stops. It is among `connections`."""
+        raise NotImplementedError
+
+    def shutdown(self) -> None:
+        """The server stops: the connection is to close after what it has begun."""
+        raise NotImplementedError
+
+
+SwitchProtocol = Callable[[bytes, NextProtocol], bool]
+"""Sends the head of a 101 in place of a response, and gives the connection to another protocol.
+
+False: nothing has happened, since the connection closes or has other requests.
+"""
 
 
 class ClientConnection(Protocol):

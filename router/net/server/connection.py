@@ -22,6 +22,7 @@ from uvicorn import Config
 from uvicorn.protocols.utils import is_ssl
 from uvicorn.server import ServerState
 
+from router.net.server.client_connection import NextProtocol
 from router.net.server.connection_limit import ConnectionLimit
 from router.net.server.cycle import STATUS_LINES, Cycle
 from router.net.server.eager import EagerRunner
@@ -216,6 +217,32 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if cycle.task is not None:
             self._server_state.tasks.discard(cycle.task)
             cycle.task = None
+
+    def switch_protocol(self, cycle: Cycle, head: bytes, protocol: NextProtocol) -> bool:
+        if (
+            cycle is not self._active_cycle
+            or cycle.response_started
+            or self._queue
+            or self._parser.in_message
+            or self._read_closed
+            or self._parser.closing
+            or self.writer.is_full
+            or self.transport.is_closing()
+        ):
+            return False
+        self.writer.flush()
+        cycle.response_started = cycle.response_complete = self._read_closed = True
+        self._active_cycle = None
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        self._parser.close()
+        connections: Any = self._server_state.connections
+        connections.discard(self)
+        connections.add(protocol)
+        self.transport.set_protocol(protocol)
+        self.transport.write(head)
+        protocol.attach(self.transport, connections, self._server_state.tasks)
+        return True
 
     def default_headers(self) -> tuple[bytes, bool]:
         return _DEFAULT_HEADERS.joined(self._server_state.default_headers)

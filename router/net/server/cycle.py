@@ -11,6 +11,7 @@ from collections.abc import Awaitable, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
+from router.net.server.client_connection import NextProtocol
 from router.net.server.errors import ProtocolError
 from router.net.server.write_batcher import BufferedWriter
 
@@ -65,6 +66,9 @@ class CycleConnection(Protocol):
 
     def on_cycle_done(self, cycle: "Cycle") -> None:
         """The application has returned or raised."""
+
+    def switch_protocol(self, cycle: "Cycle", head: bytes, protocol: NextProtocol) -> bool:
+        """Gives the connection to another protocol in place of a response; see SwitchProtocol."""
 
     def respond_with_error(self, error: ProtocolError) -> None:
         """Sends an error response instead of the application's, and closes."""

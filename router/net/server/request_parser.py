@@ -11,13 +11,14 @@ before it ends: that is only computed if there is one.
 """
 
 from collections import deque
+from functools import partial
 from typing import Any, Final, Protocol, cast
 from urllib.parse import unquote
 
 import httptools
 
 from router.net.server.chunk_scan import ChunkScan
-from router.net.server.client_connection import CLIENT_EXTENSION
+from router.net.server.client_connection import CLIENT_EXTENSION, UPGRADE_EXTENSION
 from router.net.server.cycle import Cycle, CycleConnection
 from router.net.server.errors import ProtocolError
 
@@ -67,7 +68,8 @@ class RequestParser:
       other versions than 1.0 and 1.1, and a transfer coding, except `chunked` alone in HTTP/1.1: another server may
       see another body.
     - Trailers are not added to the headers; they are ignored.
-    - A request to switch protocols (`Upgrade`) is served as HTTP/1.1; CONNECT is refused.
+    - A request to switch protocols (`Upgrade`) is served as HTTP/1.1; CONNECT is refused. One for a WebSocket has an
+      UPGRADE_EXTENSION.
     """
 
     def __init__(self, connection: CycleConnection, base_scope: dict[str, Any], queue: RequestQueue) -> None:
@@ -178,10 +180,18 @@ class RequestParser:
                 raise _invalid_http()
             rest = rest[end:]
             # A parser that has stopped for an upgrade stays stopped; a new one parses the head again, without it.
+            is_websocket = self._asks_for_websocket()
             head = self._head_without_upgrade()
             self._reset_parser()
             self._parser.feed_data(head)
+            if is_websocket and not self.in_message and self._queue:
+                cycle, scope = self._queue[-1]
+                scope["extensions"][UPGRADE_EXTENSION] = partial(self._connection.switch_protocol, cycle)
             end = self._parse_to_upgrade(rest)
+
+    def _asks_for_websocket(self) -> bool:
+        protocols = [value.lower() for name, value in self._headers if name == b"upgrade"]
+        return protocols == [b"websocket"] and self._parser.get_http_version() == "1.1"
 
     def _head_without_upgrade(self) -> bytes:
         """The request's head without the headers that ask for another protocol.

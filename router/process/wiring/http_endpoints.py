@@ -11,13 +11,15 @@ from starlette.routing import Route
 from router.api.access.auth import AdminAuthenticator, Authenticator
 from router.api.admin.usage import tenant_usage_route
 from router.api.cors import CorsPolicy
-from router.api.inference.endpoint import InferenceEndpoint
+from router.api.inference.endpoint import AsgiScope, InferenceEndpoint
 from router.api.inference.prompt_log import AsgiEndpoint, with_prompt_log
 from router.api.inference.server_timing import ServerTiming
+from router.api.method_answers import AsgiApplication, OpenWebSocket
 from router.api.ops.routes import api_error, http_error, unhandled_error
 from router.core.endpoints.table import ENDPOINTS, UPLOAD_ENDPOINTS
 from router.errors import ApiError
 from router.flow.body_budget import BodyAllocation
+from router.net.server.timeouts import ClientTimeouts
 from router.process.process_state import ProcessState
 from router.process.wiring.gateway import GatewayParts
 from router.settings import Settings
@@ -28,12 +30,13 @@ from router.telemetry.tracing.tracer import Tracer
 class HttpEndpoints(NamedTuple):
     """`inference`: the endpoints that generate, by path; `starlette_app` has all others.
 
-    `cors`: None if no page of another origin may use the router.
+    `cors`: None if no page of another origin may use the router. `open_websocket`: None if WebSockets are turned off.
     """
 
     inference: Mapping[str, AsgiEndpoint]
     starlette_app: Starlette
     cors: CorsPolicy | None
+    open_websocket: OpenWebSocket | None
 
 
 def build_http_endpoints(
@@ -74,4 +77,25 @@ def build_http_endpoints(
     )
     starlette_app.router.redirect_slashes = False  # a redirect would contain the Host that the client sent
     cors = CorsPolicy(router.allowed_origins) if router.allowed_origins else None
-    return HttpEndpoints(with_prompt_log(settings, auth, inference), starlette_app, cors)
+    open_websocket = _websocket(settings, process_state, auth, cors) if router.websocket else None
+    return HttpEndpoints(with_prompt_log(settings, auth, inference), starlette_app, cors, open_websocket)
+
+
+def _websocket(
+    settings: Settings, process_state: ProcessState, auth: Authenticator, cors: CorsPolicy | None
+) -> OpenWebSocket:
+    router, budget = settings.router, process_state.body_budget
+
+    def open_websocket(scope: AsgiScope, application: AsgiApplication) -> None:
+        # Imported at the first WebSocket: most routers have none, and the library takes 20 ms of each start.
+        from router.api.websocket.handshake import WebSocketEndpoint
+        from router.net.server.websocket import WebSocketLimits
+
+        timeouts = ClientTimeouts(router.receive, router.send, router.keep_alive)
+        limits = WebSocketLimits(router.max_body, timeouts, partial(BodyAllocation, budget, router.max_bodies))
+        # Half of it, so that what connections remember leaves room for requests.
+        new_memory = partial(BodyAllocation, budget, router.max_bodies // 2)
+        endpoint = WebSocketEndpoint(auth, cors, limits, new_memory, lambda: process_state.draining)
+        endpoint.open(scope, application)
+
+    return open_websocket
