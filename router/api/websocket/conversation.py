@@ -47,6 +47,7 @@ class Conversation:
 
     def remember(self, response_id: str, items: bytes, output: bytes = b"[]") -> None:
         """`items`: of its input. `output`: a list in JSON."""
+        # First, since the new one has the old one in it, and both need not fit.
         self.forget()
         self._last_id = response_id
         items = _joined(items, _items(msgspec.Raw(output)))

@@ -56,6 +56,7 @@ def parse_message(text: bytes) -> CreateMessage | None:
         raise bad_request(
             "A connection has one stream; open another one for more.", param="stream_id", code="invalid_message"
         )
+    # Only false: a client that sends null has not set it.
     generates = bytes(fields.get("generate", _TRUE)) != b"false"
     request = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
     return CreateMessage({**request, "stream": _TRUE}, previous_id, generates)

@@ -49,6 +49,7 @@ class WebSocketEndpoint:
         if self._is_draining():
             raise unavailable("The router is shutting down.", code="stopping")
         head = _accept(scope)
+        # Without the extensions: they keep the connection's objects of HTTP alive.
         handshake = {name: value for name, value in scope.items() if name != "extensions"}
         session = Session(application, handshake, Conversation(self._new_memory), self._is_draining)
         switch: SwitchProtocol = scope["extensions"][UPGRADE_EXTENSION]

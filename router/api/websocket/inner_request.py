@@ -64,12 +64,14 @@ class InnerRequest:
         assert self._body is not None
         scope = inner_scope(handshake, self._body)
         scope["extensions"] = {CLIENT_EXTENSION: self}
+        # In a task of its own, as over HTTP: a cancellation of the request must not end the connection.
         self._task = self._connection.start(self._call(application, scope))
         self._connection.on_disconnect = self._on_disconnect
         try:
             await asyncio.wait((self._task,))
         finally:
             self._connection.on_disconnect = None
+        # Over HTTP, the end of the body tells a client that nothing more comes. Here it would wait for ever.
         if not self._events.has_ended:
             self._send_error()
         if not self._task.cancelled() and (error := self._task.exception()) is not None:

@@ -230,6 +230,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
             or self.transport.is_closing()
         ):
             return False
+        # What is pending belongs to responses before this one.
         self.writer.flush()
         cycle.response_started = cycle.response_complete = self._read_closed = True
         self._active_cycle = None
@@ -239,6 +240,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         connections: Any = self._server_state.connections
         connections.discard(self)
         connections.add(protocol)
+        # In this order: the other protocol has to learn if the transport is full after the head.
         self.transport.set_protocol(protocol)
         self.transport.write(head)
         protocol.attach(self.transport, connections, self._server_state.tasks)

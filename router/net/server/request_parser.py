@@ -184,6 +184,7 @@ class RequestParser:
             head = self._head_without_upgrade()
             self._reset_parser()
             self._parser.feed_data(head)
+            # A client waits for the 101 before it sends more, so a request with a body is none for a WebSocket.
             if is_websocket and not self.in_message and self._queue:
                 cycle, scope = self._queue[-1]
                 scope["extensions"][UPGRADE_EXTENSION] = partial(self._connection.switch_protocol, cycle)

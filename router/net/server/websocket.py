@@ -137,6 +137,7 @@ class WebSocketConnection(NextProtocol):
     def send(self, texts: list[bytes]) -> None:
         """Sends a message for each text, in one write."""
         if self.is_open:
+            # One write for all of them: each would be a system call.
             for text in texts:
                 self._parser.send_text(text)
             self._write()
@@ -155,6 +156,7 @@ class WebSocketConnection(NextProtocol):
     def attach(self, transport: asyncio.Transport, connections: set[Any], tasks: "set[asyncio.Task[Any]]") -> None:
         self.transport, self._connections, self._tasks = transport, connections, tasks
         self._set_timer("check", PING_INTERVAL, self._check)
+        # Not among `tasks`: at the end of the grace period it has to send what the responses in progress end with.
         self._task = self._loop.create_task(self._run())
 
     async def _run(self) -> None:
@@ -182,7 +184,8 @@ class WebSocketConnection(NextProtocol):
         if self._has_ended:
             self._await_close(data)
             return
-        self._awaits_pong = False
+        self._awaits_pong = False  # a client that sends anything is there
+        # Before they are parsed: the parser keeps the bytes of an incomplete message.
         if not self._allocation.try_allocate(len(data)):
             self.close(_TRY_AGAIN_LATER, "too many messages in memory")
             return
@@ -219,6 +222,7 @@ class WebSocketConnection(NextProtocol):
             self._end()
             self.transport.close()
         elif frame.opcode is Opcode.PING and self.is_full:
+            # Each is answered with as many bytes, which nothing would bound.
             self.close(_POLICY_VIOLATION, "pings without reading")
         elif frame.opcode is Opcode.TEXT or frame.opcode is Opcode.CONT:
             # One buffer: a list of frames with a byte each would take fifty times its bytes.
@@ -279,6 +283,7 @@ class WebSocketConnection(NextProtocol):
     def _stop_receiving(self) -> None:
         if self._has_ended:
             return
+        # Before the callback, which may close the connection in turn.
         self._has_ended = True
         self._allocation.release()
         while self._messages:
