@@ -244,7 +244,7 @@ async def test_a_request_that_crashes_an_engine_goes_to_the_next(world: World) -
 
 
 @scenario
-async def test_an_engines_error_about_the_request_reaches_the_client_unchanged(world: World) -> None:
+async def test_an_engines_error_about_the_request_reaches_the_client(world: World) -> None:
     engines = await world.engines()
     router = await world.router(router_config(world.redis.url, engines.as_config()))
     for stream in (False, True):
@@ -252,7 +252,7 @@ async def test_an_engines_error_about_the_request_reaches_the_client_unchanged(w
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert "maximum context length is 4096 tokens" in error["message"]
-        assert (error["type"], error["code"]) == ("BadRequestError", 400)
+        assert (error["type"], error["code"]) == ("BadRequestError", "context_length_exceeded")
         assert answer.headers["x-cache"] == "MISS"
     assert (await engines.code.stats())["received"] == 0, "no other engine is tried"
     assert not [name for name in await router.metrics() if "llm_retries_total" in name]

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from router.core.endpoints.errors.context_overflow import CONTEXT_LENGTH_EXCEEDED, anthropic_message
 from router.core.endpoints.errors.error_envelope import BrokenStream, ErrorEnvelope
 from router.core.endpoints.recording.typed_events import encode_event
 from router.errors import ApiError
@@ -33,7 +34,8 @@ def error_type(status: int) -> str:
 
 
 def _error_object(error: ApiError, request_id: str) -> dict[str, Any]:
-    details = {"type": error_type(error.status), "message": error.message}
+    message = anthropic_message(error.message) if error.code == CONTEXT_LENGTH_EXCEEDED else error.message
+    details = {"type": error_type(error.status), "message": message}
     return {"type": "error", "error": details, "request_id": request_id}
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from router.core.endpoints.errors.context_overflow import CONTEXT_LENGTH_EXCEEDED, find_context_overflow
 from router.core.endpoints.errors.engine_message import (
     EngineMessage,
     decode_or_none,
@@ -61,7 +62,9 @@ def is_not_served(status: int) -> bool:
 
 
 def parse_refusal(status: int, body: bytes, *, complete: bool = True, address: str = "") -> ApiError:
-    """The client's error for a refusal with this status. A body in OpenAI's shape is forwarded unchanged.
+    """The client's error for a refusal with this status.
+
+    A body in OpenAI's shape is forwarded unchanged, but for the `code` of a request that exceeds the context length.
 
     `complete`: False if `body` is truncated. `address`: the engine's host and port, which must not reach the client.
     """
@@ -103,7 +106,7 @@ def parse_reported_error(payload: bytes, address: str = "") -> ReportedError:
     if not is_refusal(status):
         return ReportedError(status, None, short)
     refused = _refusal_error(400 if status in _NOT_SERVED else status, message or EngineMessage(""), address)
-    if inner is None and _has_number(value, refused.status):
+    if inner is None and refused.code is None and _has_number(value, refused.status):
         refused.raw = _body_with_number(refused)
     return ReportedError(status, refused, short)
 
@@ -171,8 +174,11 @@ def _refusal_error(status: int, engine_message: EngineMessage, address: str, raw
     message = engine_message.message.replace(address, "the engine") if address else engine_message.message
     kind = engine_message.kind or (NOT_FOUND if status == 404 else INVALID_REQUEST)
     shown = printable(message) or f"The engine rejected the request with status {status}."
+    code = engine_message.code
+    if code is None and find_context_overflow(shown) is not None:
+        code, raw = CONTEXT_LENGTH_EXCEEDED, None
     return ApiError(
-        status, shown, kind=printable(kind), param=engine_message.param, code=engine_message.code, raw=raw,
+        status, shown, kind=printable(kind), param=engine_message.param, code=code, raw=raw,
         reason=NOT_FOUND if status == 404 else INVALID_REQUEST,  # a label of metrics, so none of the engine's words
     )  # fmt: skip
 

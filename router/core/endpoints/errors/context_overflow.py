@@ -1,0 +1,67 @@
+"""A request that exceeds the model's context length: found in the words of engines, said in those of agents.
+
+Agents shorten their history when they are told of this, and only then: most by the `code` of OpenAI, Claude Code by
+Anthropic's messages, from which it also takes the numbers.
+
+Sources: vLLM's renderers and serving, SGLang's tokenizer manager, llama.cpp's server; the messages of Anthropic's API.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+CONTEXT_LENGTH_EXCEEDED: Final = "context_length_exceeded"
+"""OpenAI's `code`."""
+
+_LIMIT: Final = re.compile(
+    r"maximum context length (?:is|of) (\d{1,12}) tokens"
+    r"|the model's context length \((\d{1,12}) tokens\)"
+    r"|the available context size \((\d{1,12}) tokens\)"
+)
+_PROMPT: Final = re.compile(
+    r"(?:your prompt contains|your request has) (?:at least )?(\d{1,12}) input tokens"
+    r"|\((\d{1,12}) in the [a-z ]{1,40}, \d{1,12} in the completion"
+    r"|: (\d{1,12}) tokens from the input messages"
+    r"|(?:input|request) \((\d{1,12}) tokens\)"
+)
+_COMPLETION: Final = re.compile(
+    r"(\d{1,12}) in the completion|(\d{1,12}) tokens for the completion|is too large: (\d{1,12})\."
+)
+
+
+class ContextOverflow(NamedTuple):
+    """Numbers of tokens; None for what the engine does not say. `is_exact`: whether `prompt` is not only a minimum."""
+
+    limit: int
+    prompt: int | None
+    completion: int | None
+    is_exact: bool
+
+
+def find_context_overflow(message: str) -> ContextOverflow | None:
+    """`message`: of an engine's error, bounded."""
+    limit = _number(_LIMIT, message)
+    if limit is None:
+        return None
+    is_exact = "at least" not in message
+    return ContextOverflow(limit, _number(_PROMPT, message), _number(_COMPLETION, message), is_exact)
+
+
+def anthropic_message(message: str) -> str:
+    """The error in the words of Anthropic's API; the message itself where it does not name the limit."""
+    overflow = find_context_overflow(message)
+    if overflow is None:
+        return message
+    limit, prompt, completion, is_exact = overflow
+    if prompt is not None and prompt <= limit and completion is not None:
+        return (
+            f"input length and `max_tokens` exceed context limit: {prompt} + {completion} > {limit}, "
+            "decrease input length or `max_tokens` and try again"
+        )
+    if prompt is None or prompt <= limit:
+        prompt, is_exact = limit + 1, False
+    return f"prompt is too long: {'' if is_exact else 'at least '}{prompt} tokens > {limit} maximum"
+
+
+def _number(pattern: re.Pattern[str], message: str) -> int | None:
+    found = pattern.search(message)
+    return None if found is None else int(next(group for group in found.groups() if group is not None))
