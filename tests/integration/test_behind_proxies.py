@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 import ssl
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 import pytest_asyncio
+from websockets.asyncio.client import connect
 
 from tests.support.certificate import needs_openssl
 from tests.support.proxies import Proxy, find_binary
@@ -143,6 +145,16 @@ async def test_a_stream_arrives_chunk_by_chunk(site: Site) -> None:
             await read_until(chunks, lambda data: b'"two"' in data)
             site.mistral.chunk_permits.release()
             assert (await read_until(chunks, lambda data: DONE_FRAME in data)).endswith(DONE_FRAME)
+
+
+async def test_a_websocket_passes(site: Site) -> None:
+    secure = ssl.create_default_context()
+    secure.check_hostname, secure.verify_mode = False, ssl.CERT_NONE
+    url = f"wss://127.0.0.1:{site.proxy.port}/v1/responses"
+    async with asyncio.timeout(TEST_TIMEOUT), connect(url, ssl=secure, proxy=None) as socket:
+        await socket.send(json.dumps({"type": "response.create", "model": "llama", "input": "The sea?"}))
+        while json.loads(await socket.recv())["type"] != "response.completed":
+            pass
 
 
 async def test_a_client_that_leaves_ends_the_generation(site: Site) -> None:
