@@ -39,7 +39,10 @@ class CacheLookup:
             parsed.request, control, self._policy.tenants[tenant].store_policy, self._policy.remote_content,
             texts_only=parsed.parts.texts_only,
         )  # fmt: skip
-        return self._policy.restrict(decision, tenant, parsed.model.name) if self._is_restricted else decision
+        if not self._is_restricted:
+            return decision
+        # An adapter has no settings of its own.
+        return self._policy.restrict(decision, tenant, parsed.model.configured_name)
 
     def in_memory(self, parsed: ParsedRequest) -> Hit | Stale | Miss | None:
         """None if this process has no entry; Redis may have one."""

@@ -9,7 +9,7 @@ from tests.support.router_server import router_config
 from tests.support.sse_answers import chat_text
 from tests.support.waiting import eventually
 from tests.world.processes import WorldEngine, WorldRouter
-from tests.world.scenario import World, scenario
+from tests.world.scenario import PROBED, World, scenario
 
 PROMPT = "The sea?"
 
@@ -77,6 +77,16 @@ async def test_a_model_without_the_cache_answers_each_equal_request_anew(world: 
         assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("BYPASS", "off")
     assert await generations(engine) == 3
     assert await stored(world) == []
+
+
+@scenario
+async def test_an_adapter_uses_the_cache_as_its_model_does(world: World) -> None:
+    engine = await world.engine(enable_lora=True, lora_modules=(("sql", "/sql"),))
+    config = router_config(world.redis.url, {"one": ("llama", "any", engine.url)})
+    router = await world.router(config.replace("[[model]]", '[[model]]\ncache = "off"'))
+    await asyncio.sleep(PROBED)
+    answer = await router.chat(PROMPT, model="sql")
+    assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("BYPASS", "off")
 
 
 @scenario

@@ -23,8 +23,10 @@ class Conversation:
     - What is too large for the memory is forgotten; a turn that names it gets ApiError (400), as from OpenAI.
     """
 
-    def __init__(self, new_allocation: Callable[[], ByteAllocation]) -> None:
+    def __init__(self, new_allocation: Callable[[], ByteAllocation], max_body: int) -> None:
+        """`max_body`: bytes of a request; a longer conversation could not be sent again."""
         self._new_allocation = new_allocation
+        self._max_body = max_body
         self._allocation: ByteAllocation | None = None
         self._last_id: str | None = None
         self._items: bytes | None = None  # the last response's input and output, in JSON without the brackets
@@ -50,6 +52,8 @@ class Conversation:
         # First, since the new one has the old one in it, and both need not fit.
         self.forget()
         self._last_id = response_id
+        if len(items) + len(output) > self._max_body:
+            return
         items = _joined(items, _items(msgspec.Raw(output)))
         allocation = self._new_allocation()
         if allocation.try_allocate(len(items)):

@@ -28,6 +28,7 @@ _TRUE: Final = msgspec.Raw(b"true")
 _OWN_FIELDS: Final = ("type", "generate", "client_metadata")
 """Left out of the request: the last has what Codex sends as headers over HTTP, different in each turn."""
 
+_MAX_MODEL: Final = 1024  # bytes of JSON; such a message gets its model back
 _ACKNOWLEDGEMENT: Final = "response.processed"
 """Codex sends it after each response; it asks for nothing."""
 
@@ -60,6 +61,21 @@ def parse_message(text: bytes) -> CreateMessage | None:
     generates = bytes(fields.get("generate", _TRUE)) != b"false"
     request = {name: value for name, value in fields.items() if name not in _OWN_FIELDS}
     return CreateMessage({**request, "stream": _TRUE}, previous_id, generates)
+
+
+def read_model(message: CreateMessage) -> str | None:
+    """The `model` of a message that generates nothing: no engine sees it. Raises ApiError (400)."""
+    raw = message.fields.get("model")
+    if raw is not None and len(bytes(raw)) > _MAX_MODEL:
+        raise _invalid_model()
+    try:
+        return _decode_text(raw)
+    except MALFORMED_RESPONSE_ERRORS:
+        raise _invalid_model() from None
+
+
+def _invalid_model() -> ApiError:
+    return bad_request(f"`model` must be a string of at most {_MAX_MODEL} bytes.", param="model")
 
 
 def _decode_text(value: msgspec.Raw | None) -> str | None:

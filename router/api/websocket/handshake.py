@@ -27,7 +27,7 @@ class WebSocketEndpoint:
 
     - 401 and 503 as for a POST. Each message is authenticated again.
     - 403 for a page of an origin that is not allowed, 400 for a handshake that is none.
-    - 503 while the router stops, or where other requests are before this one on the connection.
+    - 400 where other requests, or bytes that came too early, are on the connection. 503 while the router stops.
     """
 
     def __init__(
@@ -51,10 +51,11 @@ class WebSocketEndpoint:
         head = _accept(scope)
         # Without the extensions: they keep the connection's objects of HTTP alive.
         handshake = {name: value for name, value in scope.items() if name != "extensions"}
-        session = Session(application, handshake, Conversation(self._new_memory), self._is_draining)
+        conversation = Conversation(self._new_memory, self._limits.max_message)
+        session = Session(application, handshake, conversation, self._is_draining)
         switch: SwitchProtocol = scope["extensions"][UPGRADE_EXTENSION]
         if not switch(head, WebSocketConnection(self._limits, session.serve)):
-            raise unavailable("Other requests are in progress on this connection.", code="stopping")
+            raise ApiError(400, "A WebSocket needs a connection without other requests.", code="invalid_handshake")
 
 
 def _accept(scope: AsgiScope) -> bytes:

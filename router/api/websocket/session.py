@@ -5,11 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from router.api.inference.endpoint import AsgiScope
 from router.api.websocket.conversation import Conversation, encode_request
-from router.api.websocket.create_message import CreateMessage, error_message, parse_message
+from router.api.websocket.create_message import CreateMessage, error_message, parse_message, read_model
 from router.api.websocket.event_messages import prepare_response
 from router.api.websocket.inner_request import Application, InnerRequest
 from router.errors import ApiError
@@ -49,6 +47,7 @@ class Session:
         try:
             while (text := await self._receive(connection, ends_at)) is not None:
                 await self._answer(connection, text)
+                await connection.drain()  # else a client that reads nothing fills the memory with answers
                 if self._is_draining():
                     connection.close(GOING_AWAY, "the router is shutting down")
                     return
@@ -78,11 +77,11 @@ class Session:
             if message is None:
                 return
             fields, items = self._conversation.make_whole(message)
+            if not message.generates:
+                self._prepare(connection, message, items)
+                return
         except ApiError as error:
             _send_error(connection, error)
-            return
-        if not message.generates:
-            self._prepare(connection, message, items)
             return
         request = InnerRequest(connection, encode_request(fields))
         del fields
@@ -91,9 +90,7 @@ class Session:
             self._conversation.remember(request.final.id, items, bytes(request.final.output))
 
     def _prepare(self, connection: WebSocketConnection, message: CreateMessage, items: bytes) -> None:
-        response_id, messages = prepare_response(
-            f"resp_{new_request_id()}", message.fields.get("model", msgspec.Raw(b"null"))
-        )
+        response_id, messages = prepare_response(f"resp_{new_request_id()}", read_model(message))
         self._conversation.remember(response_id, items)
         connection.send(messages)
 

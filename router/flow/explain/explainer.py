@@ -141,7 +141,7 @@ class Explainer:
             "documents": list(parsed.parts.document_names()),
         }
         decision = decide_caching(parsed.request, NO_DIRECTIVES, own.store_policy, self._policy.remote_content)
-        bypass, _ = self._policy.restrict(decision, request.tenant, parsed.model.name)
+        bypass, _ = self._policy.restrict(decision, request.tenant, parsed.model.configured_name)
         if bypass is not None:
             return Explanation(result=CacheStatus.BYPASS, reason=bypass.reason.value, why=bypass.explanation, **common)
         state, common["entry"] = await self._key_state(parsed)

@@ -102,6 +102,7 @@ class WebSocketConnection(NextProtocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._has_ended = False  # nothing more is received
+        self._is_idle = False  # no message is being answered
         self._awaits_pong = False
         self._message_since: float | None = None  # when the message that is arriving has begun
         self._task: asyncio.Task[None] | None = None
@@ -115,7 +116,11 @@ class WebSocketConnection(NextProtocol):
             if self._has_ended or self.is_stopping:
                 return None
             self._arrived.clear()
-            await self._arrived.wait()
+            self._is_idle = True
+            try:
+                await self._arrived.wait()
+            finally:
+                self._is_idle = False
         return self._messages.popleft()
 
     @property
@@ -202,6 +207,10 @@ class WebSocketConnection(NextProtocol):
         elif self._message_since is None:
             self._message_since = self._loop.time()
 
+    def eof_received(self) -> None:
+        # The transport closes once it has sent what is left, which a client that does not read would prevent.
+        self._end()
+
     def pause_writing(self) -> None:
         self._writable.clear()
         # A client that reads nothing would hold its response in memory, and the generation that feeds it.
@@ -232,7 +241,7 @@ class WebSocketConnection(NextProtocol):
                 self._on_text(text)
 
     def _on_text(self, text: bytes) -> None:
-        if len(self._messages) >= MAX_WAITING:
+        if len(self._messages) - self._is_idle >= MAX_WAITING:  # one will be taken at once
             self.close(_POLICY_VIOLATION, "too many messages ahead")
             return
         try:

@@ -16,16 +16,21 @@ _LIMIT: Final = re.compile(
     r"maximum context length (?:is|of) (\d{1,12}) tokens"
     r"|the model's context length \((\d{1,12}) tokens\)"
     r"|the available context size \((\d{1,12}) tokens\)"
+    r"|the maximum model length of (\d{1,12})"
 )
 _PROMPT: Final = re.compile(
     r"(?:your prompt contains|your request has) (?:at least )?(\d{1,12}) input tokens"
     r"|\((\d{1,12}) in the [a-z ]{1,40}, \d{1,12} in the completion"
     r"|: (\d{1,12}) tokens from the input messages"
     r"|(?:input|request) \((\d{1,12}) tokens\)"
+    r"|prompt \(length (\d{1,12})\)"
 )
 _COMPLETION: Final = re.compile(
     r"(\d{1,12}) in the completion|(\d{1,12}) tokens for the completion|is too large: (\d{1,12})\."
 )
+
+# vLLM does not count the tokens of a text that has too many characters for any.
+_TEXT: Final = re.compile(r"your prompt contains \d{1,12} characters")
 
 
 class ContextOverflow(NamedTuple):
@@ -39,11 +44,10 @@ class ContextOverflow(NamedTuple):
 
 def find_context_overflow(message: str) -> ContextOverflow | None:
     """`message`: of an engine's error, bounded."""
-    limit = _number(_LIMIT, message)
-    if limit is None:
+    limit, prompt, completion = _number(_LIMIT, message), _number(_PROMPT, message), _number(_COMPLETION, message)
+    if limit is None or (prompt is completion is None and not _TEXT.search(message)):
         return None
-    is_exact = "at least" not in message
-    return ContextOverflow(limit, _number(_PROMPT, message), _number(_COMPLETION, message), is_exact)
+    return ContextOverflow(limit, prompt, completion, is_exact="at least" not in message)
 
 
 def anthropic_message(message: str) -> str:

@@ -19,9 +19,9 @@ def create(**fields: Any) -> CreateMessage:
     return message
 
 
-def conversation(limit: int = 1000) -> tuple[Conversation, BodyBudget]:
+def conversation(limit: int = 1000, max_body: int = 1000) -> tuple[Conversation, BodyBudget]:
     budget = BodyBudget()
-    return Conversation(lambda: BodyAllocation(budget, limit)), budget
+    return Conversation(lambda: BodyAllocation(budget, limit), max_body), budget
 
 
 def whole(conversation: Conversation, **fields: Any) -> tuple[dict[str, Any], bytes]:
@@ -61,8 +61,9 @@ def test_only_the_last_response_is_remembered_and_others_are_passed_on() -> None
     assert body == {"input": "x", "previous_response_id": "resp_1", "stream": True}
 
 
-def test_what_does_not_fit_is_forgotten_and_said_so() -> None:
-    subject, budget = conversation(limit=50)
+@pytest.mark.parametrize("bounds", [{"limit": 50}, {"max_body": 50}])
+def test_what_does_not_fit_is_forgotten_and_said_so(bounds: dict[str, int]) -> None:
+    subject, budget = conversation(**bounds)
     subject.remember("resp_1", b'"%b"' % (b"x" * 100))
     assert budget.allocated == 0
     with pytest.raises(ApiError) as caught:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.api.websocket.conversation import encode_request
-from router.api.websocket.create_message import CreateMessage, error_message, parse_message
+from router.api.websocket.create_message import CreateMessage, error_message, parse_message, read_model
 from router.errors import ApiError
 
 
@@ -37,6 +37,15 @@ def test_a_warm_up_and_a_turn_after_another_are_told_apart() -> None:
     assert create(generate=None).generates
     assert create(previous_response_id="resp_1").previous_id == "resp_1"
     assert create(previous_response_id=None).previous_id is None
+
+
+def test_the_model_of_a_warm_up_is_a_short_text() -> None:
+    assert read_model(create(model="m")) == "m"
+    assert read_model(create()) is None
+    for model in (7, ["m"], "m" * 2000):
+        with pytest.raises(ApiError) as caught:
+            read_model(create(model=model))
+        assert (caught.value.status, caught.value.param) == (400, "model")
 
 
 def test_an_acknowledgement_asks_for_nothing() -> None:

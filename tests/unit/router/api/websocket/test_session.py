@@ -26,6 +26,7 @@ class FakeConnection:
         self.sent: list[dict[str, Any]] = []
         self.closed: tuple[int, str] | None = None
         self.budget = BodyBudget()
+        self.drained_at: list[int] = []
         self._texts = deque(texts)
         self._ends = ends
 
@@ -45,6 +46,7 @@ class FakeConnection:
         self.sent += [json.loads(text) for text in texts]
 
     async def drain(self) -> None:
+        self.drained_at.append(len(self.sent))
         self.is_full = False
 
     def close(self, code: int, reason: str) -> None:
@@ -76,7 +78,7 @@ def create(**fields: Any) -> bytes:
 
 async def serve(connection: FakeConnection, application: FakeApplication, **options: Any) -> None:
     subject: Any = connection
-    conversation = Conversation(lambda: BodyAllocation(connection.budget, 1000))
+    conversation = Conversation(lambda: BodyAllocation(connection.budget, 1000), 1000)
     options.setdefault("is_draining", lambda: False)
     await Session(application, HANDSHAKE, conversation, **options).serve(subject)
     assert connection.budget.allocated == 0
@@ -109,6 +111,13 @@ async def test_a_stream_without_an_end_is_an_error_and_so_is_an_application_that
     assert [(event["type"], event.get("status")) for event in connection.sent] == [
         ("x", None), ("error", 500), ("error", 500), ("response.completed", None),
     ]  # fmt: skip
+
+
+async def test_no_message_is_taken_before_the_client_has_read_the_answer_to_the_last() -> None:
+    connection = FakeConnection(create(generate=False), b"no JSON", create(generate=False, model=7))
+    await serve(connection, FakeApplication())
+    assert [event.get("status") for event in connection.sent] == [None, None, 400, 400]
+    assert connection.drained_at == [2, 3, 4]
 
 
 async def test_an_idle_connection_closes() -> None:

@@ -36,6 +36,7 @@ SGLANG = (
     "tokens: 4000 tokens from the input messages and 500 tokens for the completion."
 )
 SGLANG_PROMPT = "The input (6000 tokens) is longer than the model's context length (4096 tokens)."
+MULTIMODAL = "The decoder prompt (length 5000) is longer than the maximum model length of 4096. Make sure that …"
 LLAMA_CPP = "request (5000 tokens) exceeds the available context size (4096 tokens), try increasing it"
 
 
@@ -49,8 +50,10 @@ LLAMA_CPP = "request (5000 tokens) exceeds the available context size (4096 toke
         (OPENAI, ContextOverflow(4097, 4000, 500, is_exact=True)),
         (SGLANG, ContextOverflow(4096, 4000, 500, is_exact=True)),
         (SGLANG_PROMPT, ContextOverflow(4096, 6000, None, is_exact=True)),
+        (MULTIMODAL, ContextOverflow(4096, 5000, None, is_exact=True)),
         (LLAMA_CPP, ContextOverflow(4096, 5000, None, is_exact=True)),
         ("max_tokens must be at least 1, got 0.", None),
+        ("Invalid rope_scaling: this model's maximum context length is 4096 tokens.", None),
         ("", None),
     ],
 )
