@@ -145,11 +145,25 @@ def _errors_are_clear(history: History) -> list[str]:
         for request in history.requests
         if is_poison(history, request.tenant, request.question)
         and request.ending == "failed"
-        and request.cache != "COALESCED"
+        and not _is_follower(history, request)
         and _engines(_lost_before(history, request)) >= MAX_LOSSES
         and error_code(request) != "engine_lost"
         and not (request.status == 503 and _none_was_left(history, request))
     ]
+
+
+def _is_follower(history: History, request: RequestRecord) -> bool:
+    """Whether it shared the generation of another router, also one that failed."""
+    if request.cache == "COALESCED":
+        return True
+    meanwhile = [
+        each
+        for each in history.generations
+        if (each.tenant, each.question) == (request.tenant, request.question)
+        and request.started <= each.ended <= request.ended
+    ]
+    has_own = any(each.router == request.router and request.started <= each.started for each in meanwhile)
+    return not has_own and any(each.router != request.router and each.outcome == "killed" for each in meanwhile)
 
 
 def _lost_before(history: History, request: RequestRecord) -> list[SimulatedGeneration]:

@@ -166,3 +166,14 @@ def test_it_may_be_lost_on_its_way_to_an_engine_when_its_client_has_left(history
     assert may_have_ended_engines(history, again)
     history.requests[0].ending = "failed"
     assert not may_have_ended_engines(history, again)
+
+
+def test_a_follower_gets_the_error_of_its_leader_whose_router_knew_of_fewer_losses(history: History) -> None:
+    asked(history, 0.0, 2.0)
+    killed(history, "e1", 0.0, 1.0)
+    killed(history, "e2", 1.001, 2.0)
+    asked(history, 3.0, 5.0, "engine_failed", status=502)
+    (wrong,) = engines_survive(history)
+    assert "engine_failed" in wrong
+    killed(history, "e3", 3.1, 4.9, router="r2")
+    assert engines_survive(history) == []
