@@ -86,7 +86,7 @@ class RequestResolver:
     def _assign_cohort(
         self, parsed: ParsedRequest, tenant: str, session: Session | None, shares: Mapping[str, int]
     ) -> None:
-        """Decides now which engines the request is for: the key must tell what kind of answer it stands for.
+        """Decides now which engines the request is for: the key depends on the revision of their model.
 
         `session`: only that of the headers. One of the body must not change the key.
         """

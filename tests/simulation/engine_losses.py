@@ -159,8 +159,7 @@ def _is_follower(history: History, request: RequestRecord) -> bool:
     meanwhile = [
         each
         for each in history.generations
-        if is_poison(history, each.tenant, each.question)
-        and request.started <= each.ended <= request.ended
+        if is_poison(history, each.tenant, each.question) and request.started <= each.ended <= request.ended
     ]
     has_own = any(each.router == request.router and request.started <= each.started for each in meanwhile)
     return not has_own and any(each.router != request.router and each.outcome == "killed" for each in meanwhile)

@@ -71,7 +71,7 @@ class InnerRequest:
             await asyncio.wait((self._task,))
         finally:
             self._connection.on_disconnect = None
-        # Over HTTP, the end of the body tells a client that nothing more comes. Here it would wait for ever.
+        # Over HTTP, a response ends with its body. Here a client waits for an event that ends it.
         if not self._events.has_ended:
             self._send_error()
         if not self._task.cancelled() and (error := self._task.exception()) is not None:

@@ -153,8 +153,9 @@ class ChainedPrompt:
             return chain, self._records.away_tokens(AWAY_TOKENS)
         if self._has_chosen_session:
             return session, self._records.away_tokens(SESSION_AWAY_TOKENS)
-        # Sub-agents send the session of their parent, and some clients one `prompt_cache_key` for all their users: so
-        # each conversation has a place of its own, and one too short to be told from others hardly a place.
+        # Sub-agents send the session of their parent, and some clients one `prompt_cache_key` for all their users. So
+        # each conversation has a home of its own. A prompt that is too short for a chain has the session's, with the
+        # smallest number of tokens.
         away_tokens = self._records.away_tokens(AWAY_TOKENS) if chain else AWAY_TOKENS
         return conversation_home(session, chain), away_tokens
 

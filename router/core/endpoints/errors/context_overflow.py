@@ -1,7 +1,7 @@
-"""A request that exceeds the model's context length: found in the words of engines, said in those of agents.
+"""A request that exceeds the model's context length: parsed from engines' messages, written as agents parse it.
 
-Agents shorten their history when they are told of this, and only then: most by the `code` of OpenAI, Claude Code by
-Anthropic's messages, from which it also takes the numbers.
+By this error, agents know that they have to shorten their history: most by OpenAI's `code`, Claude Code by the text of
+Anthropic's message, from which it also parses the numbers.
 
 Sources: vLLM's renderers and serving, SGLang's tokenizer manager, llama.cpp's server; the messages of Anthropic's API.
 """

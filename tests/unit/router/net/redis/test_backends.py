@@ -163,7 +163,7 @@ async def test_a_wrong_password_is_an_error_that_does_not_show_it(deployment: De
 
 
 async def test_a_listener_is_notified_of_a_change_of_every_key(backend: RedisBackend) -> None:
-    keys = [f"rh:1:told:{number}" for number in range(30)]
+    keys = [f"rh:1:changed:{number}" for number in range(30)]
     changed_keys: asyncio.Queue[bytes] = asyncio.Queue()
 
     def changed(push: list[Any]) -> None:
@@ -175,7 +175,7 @@ async def test_a_listener_is_notified_of_a_change_of_every_key(backend: RedisBac
         connection = RedisConnection(on_push=changed)
         await server.connect(connection, TEST_TIMEOUT)
         assert await connection.execute(
-            [("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:told:")], TEST_TIMEOUT
+            [("CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", "rh:1:changed:")], TEST_TIMEOUT
         ) == [b"OK"]
         listening.append(connection)
     await ask(backend, *(("SET", key, "x") for key in keys))

