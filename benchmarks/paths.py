@@ -15,7 +15,7 @@ import json
 
 from benchmarks.load import load
 from benchmarks.processes import cpu_seconds, running_routers
-from benchmarks.request_paths import PATHS, RequestPath, check, million_instructions
+from benchmarks.request_paths import PATHS, RequestPath, check, counted_router
 from tests.support.collector import Collector
 from tests.support.router_process import RouterProcess
 
@@ -53,8 +53,8 @@ async def measure(path: RequestPath, arguments: argparse.Namespace, rest: str) -
         row: dict[str, object] = {"path": path.name}
         row["cpu_ms"] = round(await cpu_ms(router, path, arguments.connections, arguments.requests), 4)
     if arguments.instructions:
-        counted = await million_instructions(path, arguments.connections, 400, rest)
-        row["million_instructions"] = round(counted, 3)
+        async with counted_router(path, rest) as counted:
+            row["million_instructions"] = round(await counted.million_instructions(path, arguments.connections), 3)
     print(json.dumps(row), flush=True)
 
 

@@ -6,12 +6,13 @@ differ by up to 2 %, since not the same number of requests arrive at once.
 """
 
 import asyncio
+import contextlib
 import re
 import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -40,6 +41,11 @@ class RequestPath(NamedTuple):
     vllm: bool = False
     rest: str = ""
 
+    @property
+    def setup(self) -> tuple[object, ...]:
+        """What a router and its engine are started with."""
+        return self.local, self.events, self.vllm, self.rest
+
     def bodies(self) -> Iterator[bytes]:
         return bodies(stream=self.stream, different=64 if self.hits else None, name=self.name)
 
@@ -67,33 +73,59 @@ def check(result: Load, path: RequestPath) -> None:
         raise RuntimeError(f"{path.name}: X-Cache was {dict(result.caches)}")
 
 
-async def million_instructions(
-    path: RequestPath, connections: int = 16, requests: int = 400, rest: str = "", *, rounds: int = 1
-) -> float:
-    """Of one request, the median of `rounds` with so many `requests` each. `rest`: as of RequestPath, in addition."""
+class CountedRouter:
+    """A router whose instructions are counted; see `counted_router`."""
+
+    def __init__(self, router: RouterProcess, outputs: Path) -> None:
+        self._router = router
+        self._outputs = outputs
+        self._idle_rate = 0.0  # instructions a second
+
+    async def start_counting(self) -> None:
+        await _control(self._router, "--instr=on")
+        await self._count(asyncio.sleep(0))
+        idle, seconds = await self._count(asyncio.sleep(_IDLE_SECONDS))
+        self._idle_rate = idle / seconds
+
+    async def million_instructions(
+        self, path: RequestPath, connections: int = 16, requests: int = 400, *, rounds: int = 1
+    ) -> float:
+        """Of one request, the median of `rounds` with so many `requests` each."""
+        different = path.bodies()
+        await self._count(load(self._router.port, different, connections=connections, requests=256))
+        of_requests = []
+        for _ in range(rounds):
+            total, seconds = await self._count(self._load(path, different, connections, requests))
+            of_requests.append(total - self._idle_rate * seconds)
+        return statistics.median(of_requests) / requests / 1e6
+
+    async def _load(self, path: RequestPath, different: Iterator[bytes], connections: int, requests: int) -> None:
+        check(await load(self._router.port, different, connections=connections, requests=requests), path)
+
+    async def _count(self, work: Awaitable[object]) -> tuple[int, float]:
+        """The instructions of the router and the seconds that have passed since the count before."""
+        started = time.perf_counter()
+        await work
+        await _control(self._router, "--dump=count")
+        seconds = time.perf_counter() - started
+        newest = max(self._outputs.glob("out.*"), key=lambda output: int(output.suffix[1:]))  # one for each dump
+        return total_of(newest), seconds
+
+
+@contextlib.asynccontextmanager
+async def counted_router(path: RequestPath, rest: str = "") -> AsyncIterator[CountedRouter]:
+    """A router for this path and others with the same `setup`: it needs most of a minute to start.
+
+    `rest`: as of RequestPath, in addition.
+    """
     with tempfile.TemporaryDirectory() as folder:
         command_prefix = (*CALLGRIND, f"--callgrind-out-file={folder}/out")
         async with running_routers(
             local=path.local, events=path.events, command_prefix=command_prefix, rest=rest + path.rest, vllm=path.vllm
         ) as (router,):
-            bodies = path.bodies()
-            await load(router.port, bodies, connections=connections, requests=256)
-            await _control(router, "--instr=on")
-            await _control(router, "--dump=begin")
-            seconds = []
-            for number in range(1 + rounds):
-                started = time.perf_counter()
-                if number == 0:
-                    await asyncio.sleep(_IDLE_SECONDS)
-                else:
-                    check(await load(router.port, bodies, connections=connections, requests=requests), path)
-                await _control(router, "--dump=round")
-                seconds.append(time.perf_counter() - started)
-        outputs = sorted(Path(folder).glob("out.*"), key=lambda output: int(output.suffix[1:]))  # one for each dump
-        idle, *totals = map(total_of, outputs[-len(seconds) :])
-        idle_rate = idle / seconds[0]
-        of_requests = [total - idle_rate * took for total, took in zip(totals, seconds[1:], strict=True)]
-        return statistics.median(of_requests) / requests / 1e6
+            counted = CountedRouter(router, Path(folder))
+            await counted.start_counting()
+            yield counted
 
 
 def total_of(output: Path) -> int:
