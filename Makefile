@@ -35,6 +35,10 @@ RUN_TESTS = -m tests.run --target $@ --started $(STARTED)
 # Of router/: those with modules that are compiled.
 COMPILED_FOLDERS := api core flow net shared store telemetry upstream
 
+# The targets of tests also depend on each other where one command names several of them, as .ci/run does with --jobs:
+# first what keeps both cores busy, the linters, the compiler and test-interpreted. Half of the time, the tests after it
+# wait for processes, and so do those of vLLM, which run beside them.
+
 # Filters pip's output: one line per step, and every error.
 PIP_FILTER := while IFS= read -r line; do case "$$line" in \
 	*Collecting*|*Installing*|*Successfully*|*rror*) echo "$${line:0:110}";; esac; done
@@ -91,7 +95,7 @@ test: $(VENV)/.developed $(REDIS_BINARY)
 test-interpreted: $(VENV)/.developed $(REDIS_BINARY)
 	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --hypothesis-profile=brief $(addprefix tests/unit/router/,$(COMPILED_FOLDERS)) tests/simulation
 
-test-more: $(VENV)/.developed $(REDIS_BINARY)
+test-more: $(VENV)/.developed $(REDIS_BINARY) $(filter test-compiled,$(MAKECMDGOALS))
 	$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --more $(if $(CHANGED),changed,all)
 
 # The package as a user installs it: pip builds it, with the tests beside it.
@@ -103,7 +107,6 @@ compiled: $(VENV)/.installed
 		--no-deps --target $(COMPILED)/built ./$(COMPILED) | $(PIP_FILTER)
 	@cp -r $(COMPILED)/built/* $(COMPILED) && rm -r $(COMPILED)/built
 
-# With `make --jobs=2 test-interpreted test-compiled`, the one runs while the compiler does, which uses one core.
 test-compiled: $(VENV)/.developed $(REDIS_BINARY) compiled $(filter test-interpreted,$(MAKECMDGOALS))
 	cd $(COMPILED) && ROUNDHOUSE_TESTS_COMPILED=1 $(CURDIR)/$(VENV)/bin/python $(RUN_TESTS) $(PARALLEL) --more none
 
@@ -119,7 +122,7 @@ test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CL
 # Only ALL=1 judges how good the models are.
 TEST_MODELS = $(MODELS)$(if $(ALL),,-for-tests)
 
-test-vllm: $(VENV)/.developed $(REDIS_BINARY) $(VLLM_VENV)/.installed
+test-vllm: $(VENV)/.developed $(REDIS_BINARY) $(VLLM_VENV)/.installed $(filter test-interpreted,$(MAKECMDGOALS))
 	@PYTHONPATH=. $(VLLM_VENV)/bin/python -m engines.tiny make --out $(TEST_MODELS) $(if $(ALL),,--part 0.1)
 	ROUNDHOUSE_MODELS=$(CURDIR)/$(TEST_MODELS) ROUNDHOUSE_VLLM_PYTHON=$(CURDIR)/$(VLLM_VENV)/bin/python \
 		$(VENV)/bin/python $(RUN_TESTS) -m 'vllm$(if $(ALL),, and not vllm_all)' tests/e2e
