@@ -44,7 +44,8 @@ async def test_a_stop_that_comes_during_a_reload_begins_when_the_reload_is_over(
     application: Any = SimpleNamespace(reload=reload, drain=lambda: events.append("draining"))
     server = DrainingServer(
         uvicorn.Config(application, log_config=None), application, drain_seconds=0.0, reloader=None,
-        on_ready=lambda _: None, heartbeat=lambda: None, on_reloaded=lambda problem: events.append(f"problem: {problem}"),
+        on_ready=lambda _: None, heartbeat=lambda: None,
+        on_reloaded=lambda problem: events.append(f"problem: {problem}"),
     )  # fmt: skip
     server.config.load()
     server.submit(parse(router_config("redis://127.0.0.1:1", {"a": ("llama", "any", "http://127.0.0.1:1")}), {}))
