@@ -11,7 +11,7 @@ it a replica. So the next command after a failure finds the new master
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
@@ -21,6 +21,8 @@ from router.net.redis.errors import REDIS_ERRORS, RedisBackendError, is_port
 from router.net.redis.handshake import Handshake
 from router.net.redis.replies import decode_reply
 from router.net.redis.standalone import StandaloneBackend
+
+_ASK_TIMEOUT: Final = 2.0  # seconds
 
 
 class SentinelBackend(StandaloneBackend):
@@ -34,6 +36,15 @@ class SentinelBackend(StandaloneBackend):
     @property
     def topology(self) -> object:
         return self._address
+
+    async def servers(self) -> list[StandaloneBackend]:
+        # Asks for the master before the topology is read: that of a listener that is the first to connect would change.
+        try:
+            async with asyncio.timeout(_ASK_TIMEOUT):
+                await self._resolve_address()
+        except REDIS_ERRORS as error:
+            raise RedisBackendError.from_exception(error) from error
+        return [self]
 
     async def aclose(self) -> None:
         await super().aclose()

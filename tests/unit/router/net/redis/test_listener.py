@@ -197,6 +197,17 @@ async def test_an_idle_redis_is_not_considered_lost(redis_server: RedisServer, r
 # -- new prefixes -----------------------------------------------------------------------------------------------------
 
 
+async def test_the_first_connection_of_a_listener_does_not_change_the_topology(deployment: Deployment) -> None:
+    async with aclosing(open_backend(deployment.url, timeout=TEST_TIMEOUT)) as link:
+        received = RecordingCallbacks()
+        servers = await link.servers()
+        topology = link.topology
+        task = asyncio.create_task(make(link, received).run())
+        await received.wait_for("listening")
+        assert (link.topology, len(servers)) == (topology, len(await link.servers()))
+        await cancel_and_wait(task)
+
+
 async def test_new_prefixes_are_tracked_on_each_server_and_nothing_is_missed(deployment: Deployment) -> None:
     keys = [f"rh:1:{tenant}:{number}" for tenant in ("acme", "gamma") for number in range(30)]
     async with aclosing(open_backend(deployment.url, timeout=2)) as link:
