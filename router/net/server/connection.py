@@ -382,7 +382,10 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 self.transport.abort()
             else:
                 self._close()
-        if not self.transport.is_closing():
+        if self.transport.is_closing():
+            # It closes once all is sent, which a client that does not read would prevent.
+            self._deadline_timer = self._loop.call_later(self._timeouts.send, self.transport.abort)
+        else:
             self._deadline_timer = self._loop.call_later(
                 min(max(0.0, due - now), self._check_interval), self._check_deadlines
             )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from router.api.protocol_messages import render
 from router.net.pending_replies import PendingReplies
 from router.net.server.client_connection import CLIENT_EXTENSION
 from router.net.server.connection import BoundedHttpProtocol, asgi_address
+from router.net.server.timeouts import ClientTimeouts
 from tests.support.raw_http import CHAT_HEAD, VERSION_REQUEST, connect, http_request
 from tests.support.waiting import TEST_TIMEOUT
 
@@ -391,6 +393,26 @@ async def test_a_response_may_start_with_preformatted_header_lines(length: int |
         answer = await connection.read_response()
         assert (answer.status, answer.body) == (203, b"hello")
         assert answer.head.split()[-4:] == [b"x-one:", b"a", *framing.split()]
+
+
+async def test_a_connection_that_closes_is_cut_off_if_its_client_does_not_read_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timers: list[tuple[float, Callable[[], object]]] = []
+    aborts: list[str] = []
+    transport: Any = SimpleNamespace(
+        is_closing=lambda: True, abort=lambda: aborts.append("aborted"), get_extra_info=lambda _: None
+    )
+    config = uvicorn.Config("none:none", interface="asgi3", proxy_headers=False, ws="none", log_config=None)
+    config.loaded_app = None
+    loop = asyncio.get_running_loop()
+    timeouts = ClientTimeouts(receive=30, send=60, keep_alive=75)
+    connection = BoundedHttpProtocol(config, ServerState(), {}, loop, timeouts=timeouts, render_error=render)
+    monkeypatch.setattr(loop, "call_later", lambda delay, callback: timers.append((delay, callback)))
+    connection.connection_made(transport)
+    ((delay, cut_off),) = timers
+    cut_off()
+    assert (delay, aborts) == (timeouts.send, ["aborted"])
 
 
 async def test_a_request_may_be_answered_before_it_is_complete_and_the_next_one_follows() -> None:
