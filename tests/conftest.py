@@ -11,11 +11,15 @@ from tests.simulation import clock
 # Before the router is imported, which keeps references to the clocks; they are real except in tests/world.
 clock.install(is_used=False)
 
+# As every server without an access log leaves it: see uvicorn.Config.
+logging.getLogger("uvicorn.access").propagate = False
+
 # The examples of `ci` are always the same ones, and `make test-compiled` has them all.
 settings.register_profile("brief", settings.get_profile("ci"), max_examples=20)
 
 pytest_plugins = [
     "tests.support.import_order",
+    "tests.support.process_state",
     "tests.support.redis_fixtures",
     "tests.support.router_fixtures",
     "tests.support.router_pair_fixtures",

@@ -15,6 +15,14 @@ from router.commands.top.screen import ScreenEvents, listen
 from tests.support.waiting import TEST_TIMEOUT
 
 
+@pytest.fixture(autouse=True)
+def restored_handlers() -> Iterator[None]:
+    """An event loop leaves SIGHUP with its default, also if the tests run under nohup."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileIO]:
     """The keys of the terminal that is standard input."""
