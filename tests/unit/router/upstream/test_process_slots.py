@@ -1,6 +1,7 @@
 """The slots that the configurations of one process share: of a router with one process, and of a worker."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,14 @@ Slots = ProcessSlots | SharedSlots
 
 
 @pytest.fixture(params=["process", "worker"])
-def slots(request: pytest.FixtureRequest, tmp_path: Path) -> Slots:
+def slots(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Slots]:
     if request.param == "process":
-        return ProcessSlots()
+        yield ProcessSlots()
+        return
     create_directory(tmp_path / "slots", 1)
-    return SharedSlots(WorkerPlace(tmp_path / "slots", 0, 1))
+    shared = SharedSlots(WorkerPlace(tmp_path / "slots", 0, 1))
+    yield shared
+    shared.close()
 
 
 class Configuration:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +73,35 @@ class Pair(list[Worker]):
             worker.slots.start()
 
 
+MakePair = Callable[[int | None], Pair]
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     return tmp_path / "slots"
+
+
+@pytest.fixture
+async def make_pair(directory: Path) -> AsyncIterator[MakePair]:
+    made: list[Worker] = []
+
+    def make(limit: int | None) -> Pair:
+        pair = Pair(directory, limit)
+        made.extend(pair)
+        return pair
+
+    yield make
+    for worker in made:
+        worker.slots.stop()
+        worker.slots.close()
 
 
 async def until_queued(worker: Worker, number: int) -> None:
     await eventually(lambda: worker.queued == number)
 
 
-async def test_a_request_gets_the_slot_that_another_worker_frees(directory: Path) -> None:
-    one, other = pair = Pair(directory, 1)
+async def test_a_request_gets_the_slot_that_another_worker_frees(make_pair: MakePair) -> None:
+    one, other = pair = make_pair(1)
     pair.start()
     held = await one.has()
     waiting = other.ask()
@@ -95,9 +114,9 @@ async def test_a_request_gets_the_slot_that_another_worker_frees(directory: Path
 
 
 async def test_a_freed_slot_goes_to_the_worker_whose_last_one_is_older_and_not_to_the_one_that_frees_it(
-    directory: Path,
+    make_pair: MakePair,
 ) -> None:
-    one, other = pair = Pair(directory, 1)
+    one, other = pair = make_pair(1)
     pair.start()
     held = await one.has()
     own, foreign = one.ask(), other.ask()
@@ -111,8 +130,8 @@ async def test_a_freed_slot_goes_to_the_worker_whose_last_one_is_older_and_not_t
     assert await asyncio.wait_for(own, 5) is not None
 
 
-async def test_a_worker_that_does_not_react_delays_the_others_but_does_not_stop_them(directory: Path) -> None:
-    one, frozen = Pair(directory, 1)
+async def test_a_worker_that_does_not_react_delays_the_others_but_does_not_stop_them(make_pair: MakePair) -> None:
+    one, frozen = make_pair(1)
     one.slots.start()
     held = await one.has()
     own, foreign = one.ask(), frozen.ask()
@@ -123,8 +142,8 @@ async def test_a_worker_that_does_not_react_delays_the_others_but_does_not_stop_
     foreign.cancel()
 
 
-async def test_a_worker_that_has_no_use_for_a_slot_any_more_leaves_it_to_the_others(directory: Path) -> None:
-    one, other = pair = Pair(directory, 1)
+async def test_a_worker_that_has_no_use_for_a_slot_any_more_leaves_it_to_the_others(make_pair: MakePair) -> None:
+    one, other = pair = make_pair(1)
     pair.start()
     held = await one.has()
     own, foreign = one.ask(), other.ask()
@@ -136,9 +155,9 @@ async def test_a_worker_that_has_no_use_for_a_slot_any_more_leaves_it_to_the_oth
 
 
 async def test_workers_that_wait_for_an_engine_that_takes_no_requests_do_not_wake_each_other_for_ever(
-    directory: Path,
+    make_pair: MakePair,
 ) -> None:
-    one, other = pair = Pair(directory, 1)
+    one, other = pair = make_pair(1)
     pair.start()
     held = await one.has()
     waiting = [one.ask(), other.ask()]
@@ -164,9 +183,10 @@ async def test_workers_that_wait_for_an_engine_that_takes_no_requests_do_not_wak
 
 
 async def test_requests_that_were_sent_before_there_was_a_limit_count_when_the_engine_is_throttled(
+    make_pair: MakePair,
     directory: Path,
 ) -> None:
-    one, other = Pair(directory, None)
+    one, other = make_pair(None)
     held = [await one.has() for _ in range(3)]
     for worker in (one, other):
         worker.engine.set_announced(replace(ANNOUNCED, capacity=3 / UNBOUNDED_IN_FLIGHT))
@@ -181,9 +201,9 @@ async def test_requests_that_were_sent_before_there_was_a_limit_count_when_the_e
 
 
 async def test_an_engine_is_throttled_although_the_disk_has_no_room_for_its_slots(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+    make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (worker, _) = Pair(directory, None)
+    (worker, _) = make_pair(None)
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -233,8 +253,8 @@ async def test_the_slots_of_a_configuration_that_cannot_be_built_are_closed(
     slots.close()
 
 
-async def test_the_newest_configuration_sets_the_limit_for_requests_of_earlier_ones(directory: Path) -> None:
-    (worker, _) = Pair(directory, 2)
+async def test_the_newest_configuration_sets_the_limit_for_requests_of_earlier_ones(make_pair: MakePair) -> None:
+    (worker, _) = make_pair(2)
     assert worker.admission.try_acquire("t", [worker.engine]) is not None
     newer = Engine(
         EngineConfig(name="a", model="m", task="any", url="http://127.0.0.1:1", served_model="m", max_in_flight=1),
@@ -246,8 +266,10 @@ async def test_the_newest_configuration_sets_the_limit_for_requests_of_earlier_o
     assert worker.admission.try_acquire("t", [worker.engine]) is not None
 
 
-async def test_the_supervisor_wakes_the_workers_that_wait_when_one_has_ended(directory: Path) -> None:
-    one, other = Pair(directory, 1)
+async def test_the_supervisor_wakes_the_workers_that_wait_when_one_has_ended(
+    make_pair: MakePair, directory: Path
+) -> None:
+    one, other = make_pair(1)
     one.slots.start()
     await other.has()
     waiting = one.ask()
