@@ -4,7 +4,7 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,14 @@ REST = f'[auth]\nadmin_keys = ["{hash_key(b"admin-key")}"]\nmode = "keys"\n[[ten
 
 def config_text(redis: RedisServer) -> str:
     return router_config(redis.url, NO_ENGINE, rest=REST)
+
+
+@pytest.fixture(autouse=True)
+def hangup_ends_commands() -> Iterator[None]:
+    """Also if the tests run under nohup: children inherit that a signal is ignored, and not that it is handled."""
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

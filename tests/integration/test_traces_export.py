@@ -137,6 +137,7 @@ async def test_a_collector_that_is_down_costs_one_warning_and_no_request(
     assert set(collector.paths) == {"/otlp/v1/traces"}
 
 
+@pytest.mark.usefixtures("traced_process")
 async def test_a_refusing_collector_does_not_hold_up_the_stop(
     redis: object, redis_server: RedisServer, engines: EngineSet
 ) -> None:
