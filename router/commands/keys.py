@@ -26,6 +26,7 @@ from router.commands.console import (
 from router.commands.local_key import new_key
 from router.commands.redis import record_change, with_redis
 from router.commands.suggestions import command_group
+from router.commands.termination import cancelled_by_signals
 from router.core.api_keys import KeyRecord, hash_key, key_id
 from router.core.plural import pluralize
 from router.errors import ApiError
@@ -92,13 +93,14 @@ def _create_in_redis(config: Path, tenant: str, name: str | None, expires: str |
         await record_change(settings, key_created(record))
 
     async def create(client: "RedisClient") -> "NewKey":
-        return await create_key(
-            client, settings, tenant=tenant, name=name, expires_in=expires_in, on_written=on_written
-        )
+        with cancelled_by_signals():
+            return await create_key(
+                client, settings, tenant=tenant, name=name, expires_in=expires_in, on_written=on_written
+            )
 
     try:
         created = with_redis(settings, config, create)
-    except (typer.Exit, KeyboardInterrupt):  # while the routers were to confirm it
+    except (typer.Exit, KeyboardInterrupt, SystemExit):  # while the routers were to confirm it
         for id_ in made:
             print_err(f"roundhouse: {_lost(id_, config)}")
         raise

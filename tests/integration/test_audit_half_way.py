@@ -170,18 +170,21 @@ async def test_a_command_that_a_replica_refuses_says_so_in_one_line(
     assert (refused.code, refused.stdout, refused.stderr) == (1, "", told)
 
 
-async def test_a_key_is_recorded_before_the_routers_confirm_it(client: Any, own_redis: RedisServer, file: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_key_is_recorded_before_the_routers_confirm_it(
+    client: Any, own_redis: RedisServer, file: Path, number: signal.Signals
+) -> None:
     """A router that does not confirm it is waited for, for seconds."""
     seconds, _ = await client.time()
     await client.hset(KEYS_APPLIED_KEY, "other:1", json.dumps({"host": "other", "pid": 1, "at": seconds, "version": 0}))
     async with running("keys", "new", "--tenant", "acme", "--name", "ci", "--config", file) as process:
         await eventually(lambda: client.exists(AUDIT_KEY))
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = await process.communicate()
     ((action, made, details),) = await audited(own_redis)
     undo = f"roundhouse keys revoke {made} --config {file}"
     told = f"roundhouse: the key {made} is made, and cannot be shown again; revoke it: {undo}\n"
-    assert (process.returncode, out, err.decode()) == (130, b"", told)
+    assert (process.returncode, out, err.decode()) == (128 + number, b"", told)
     assert (action, details) == ("key_created", {"name": "ci", "tenant": "acme"})
 
 
