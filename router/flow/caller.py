@@ -46,7 +46,8 @@ NO_HEARTBEAT: Final = RunningHeartbeat()
 
 
 class Caller:
-    """- `session`: that of its headers. `max_ttft`: its X-Max-TTFT in seconds.
+    """- `session`: that of its headers, else of the stored response that it continues.
+    - `max_ttft`: its X-Max-TTFT in seconds.
     - `form_type`: the request's Content-Type at an endpoint that takes a form; None at the others.
     - `request_id`: the router's own for the request, for engines; None if the client has chosen it, or one has got it.
     - `prefer`: its `Prefer`, empty without one and where no request waits for an engine to start.

@@ -91,7 +91,7 @@ class RequestResolver:
         `session`: only that of the headers. One of the body must not change the key.
         """
         model = parsed.model
-        session_id = session.id if session is not None else None
+        session_id = session.id if session is not None and session.is_of_header else None
         point = request_point(model.configured_name, tenant, session_id, parsed.key.text)
         parsed.cohort, parsed.engine_revision = pick_cohort(self._catalog.engines_for(model.name), shares, point)
         if parsed.engine_revision is not None:

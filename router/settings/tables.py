@@ -131,6 +131,14 @@ class CacheSettings(Strict, frozen=True):
     context_close: str = ContextMarkers().close
 
 
+class ResponsesSettings(Strict, frozen=True):
+    """What is kept for `previous_response_id`; `ttl` 0: nothing. `max_size`: of one; see router.flow.memory."""
+
+    ttl: Seconds = Seconds(86400)
+    max_per_tenant: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    max_size: Bytes = Bytes(1 << 20)
+
+
 class AuthSettings(Strict, frozen=True):
     """`mode`: None follows the keys, see Settings.auth_mode. `admin_keys` has the key of `admin_key_file`, too."""
 
@@ -321,6 +329,7 @@ class Settings(Strict, frozen=True):
 
     router: RouterSettings = RouterSettings()
     cache: CacheSettings = CacheSettings()
+    responses: ResponsesSettings = ResponsesSettings()
     auth: AuthSettings = AuthSettings()
     tenant: list[TenantSettings] = []
     model: list[ModelSettings] = []

@@ -118,6 +118,10 @@ _ROWS: Final = (
         "Entries read with a wrong checksum or invalid fields",
     ),
     MetricRow(
+        "roundhouse_kept_responses_total", "counter", ("result",), Source.EVENT,
+        "Responses of /v1/responses that were to be kept for later turns, by result",
+    ),
+    MetricRow(
         "llm_requests_rejected_total", "counter", ("reason", "tenant"), Source.REQUEST | Source.EVENT,
         "Requests rejected before an engine was selected",
     ),

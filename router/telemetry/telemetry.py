@@ -77,6 +77,7 @@ class Telemetry:
         self._cache = counters["llm_cache_requests_total"]
         self._writes = counters["llm_cache_writes_total"]
         self._damaged = counters["llm_cache_entries_damaged_total"]
+        self._kept_responses = counters["roundhouse_kept_responses_total"]
         self._rejected = counters["llm_requests_rejected_total"]
         self._retries = counters["llm_retries_total"]
         self._fallbacks = counters["llm_fallbacks_total"]
@@ -285,6 +286,9 @@ class Telemetry:
         if not series.pending:
             self._schedule_flush(series)
         series.pending += 1
+
+    def record_kept_response(self, result: str) -> None:
+        self._kept_responses.labels(result).inc()
 
     def record_damaged_entry(self) -> None:
         self._damaged.inc()

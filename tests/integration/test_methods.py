@@ -17,6 +17,8 @@ METHODS = {
     "/v1/models": READ,
     "/v1/models/llama": READ,
     "/v1/sessions/7f3a": "DELETE, OPTIONS",
+    "/v1/responses/resp_1": "DELETE, GET, HEAD, OPTIONS",
+    "/v1/responses/resp_1/input_items": READ,
     "/health": READ,
     "/healthz": READ,
     "/readyz": READ,

@@ -9,6 +9,7 @@ import pytest
 from router.api.access.auth import hash_key
 from router.checks.check import check_all
 from router.settings import parse
+from tests.support.conversations import PREVIOUS_NOT_FOUND, ask, id_of, texts_of
 from tests.support.redis_deployments import Cluster, Deployment, SentinelGroup, StartDeployment
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, RouterServer, router_config
@@ -73,6 +74,31 @@ async def test_an_administrator_sees_and_purges_entries_and_every_router_drops_t
         assert (await admin(first, "POST", "purge", tenant="default"))["entries"] >= len(keys)
         assert await cached(first, PROMPTS[0]) == "MISS"
         await eventually(lambda: _is_missed(second, PROMPTS[1]))
+
+
+async def test_a_conversation_goes_on_at_another_router_until_it_is_purged(
+    deployment: Deployment, engines: EngineSet
+) -> None:
+    text = router_config(deployment.url, engines.as_config(), rest=f"{ADMIN}[responses]\nmax_per_tenant = 6\n")
+    async with RouterServer(text) as first, RouterServer(text) as second:
+        ids: list[str] = []
+        for number in range(6):
+            router = (first, second)[number % 2]
+            ids.append(id_of(await ask(router, f"{number}?", ids[-1] if ids else None, stream=number % 3 == 0)))
+        listed = await first.http.get(f"/v1/responses/{ids[-1]}/input_items?order=asc")
+        assert texts_of(listed.json()["data"])[::2] == [f"{number}?" for number in range(6)]
+        await ask(second, "More?")
+        await eventually(lambda: _has_left(first, ids))
+        # How many there are depends on the tests before it.
+        assert (await admin(first, "POST", "purge", tenant="default"))["responses"] >= 1
+        answer = await ask(second, "And?", ids[-1])
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, PREVIOUS_NOT_FOUND)
+
+
+async def _has_left(router: RouterServer, ids: list[str]) -> bool:
+    """One of those that were used last before the last one; they were used at once."""
+    found = [(await router.http.get(f"/v1/responses/{id_}")).status_code for id_ in ids]
+    return sorted(found) == [200] * (len(ids) - 1) + [404]
 
 
 async def test_the_status_has_both_routers_their_traffic_and_the_latest_requests(

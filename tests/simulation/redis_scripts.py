@@ -20,10 +20,11 @@ from router.shared.inflight import claims
 from router.shared.prompts import recent_prompts
 from router.shared.quota import budgets
 from router.shared.quota import rate_limit_script as limits
+from router.shared.responses import response_records
 from router.store import entry_store as store
 from router.store.admin import answers, scan
 from tests.simulation.redis_data import RedisData
-from tests.simulation.redis_values import RedisError, RedisStream, write_id
+from tests.simulation.redis_values import RedisError, RedisStream, SortedSet, write_id
 
 ScriptFunction = Callable[[RedisData, bytes, list[bytes]], Any]
 _REFUSED: Final = {None: 0, "requests": 1, "tokens": 2, "concurrent requests": 3}
@@ -208,6 +209,31 @@ def _add_prompt(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes]:
     return others[most - 1 :]
 
 
+def _write_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    held = dict(data.get(key, dict) or {})
+    expires_at = data.clock() + int(words[0])
+    is_collision = held.get(b"digest", words[1]) != words[1]
+    if is_collision:
+        _put(data, key, {**held, b"ambiguous": b"1"})
+    elif not held or held[b"parent"]:
+        _put(data, key, {**held, **dict(zip(words[2::2], words[3::2], strict=True))})
+    data.expire_at(key, expires_at)
+    return int(not is_collision)
+
+
+def _use_response(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes]:
+    ttl, now, most, new, *others = words
+    scores = SortedSet(data.get(key, SortedSet) or SortedSet())
+    for id_ in (new, *[id_ for id_ in others if id_ in scores]):
+        scores[id_] = float(now)
+    ranked = scores.ranked()[::-1]
+    for id_ in ranked[int(most) :]:
+        del scores[id_]
+    _put(data, key, scores)
+    data.expire_at(key, data.clock() + int(ttl))
+    return ranked[int(most) :]
+
+
 _SHOWN_ONLY: Final = re.compile(rb',"(?:temperature_celsius|power_watts)":[^,}]*|,"restarts":{[^}]*}')
 
 
@@ -306,6 +332,8 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     key_records.USED_SCRIPT.encode(): _add_used_keys,
     recent_prompts._WRITE_SCRIPT.encode(): _write,
     recent_prompts._ADD_SCRIPT.encode(): _add_prompt,
+    response_records._WRITE_SCRIPT.encode(): _write_response,
+    response_records._USE_SCRIPT.encode(): _use_response,
     answers._BEGINNING_SCRIPT.encode(): _beginning,
     str(scan._TIME_COMMAND[1]).encode(): _read_time,
     budgets.UPDATE_SCRIPT.encode(): _budget,

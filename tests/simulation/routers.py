@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from router.api.inference.endpoint import InferenceEndpoint
+from router.flow.gateway import Gateway
 from router.net.client.transport import HTTPTransport
 from router.net.server.eager import EagerRunner
 from router.process.app import build
@@ -120,6 +121,7 @@ class SimulatedRouter:
         endpoint = next(iter(runtime.inference_endpoints.values()))
         assert isinstance(endpoint, InferenceEndpoint)
         gateway = endpoint._gateway
+        assert isinstance(gateway, Gateway)
         state = {
             "retiring": self.application._retiring,
             "requests": runtime.active_requests,

@@ -22,6 +22,7 @@ from router.shared.engines.announcements import (
 )
 from router.shared.quota import budgets
 from router.shared.quota.rate_limit_script import decode_status, update_command
+from router.shared.responses import response_records
 from router.shared.scripts import DELETE_IF_SAME, REPLACE_IF_SAME
 from tests.simulation.redis_scripts import SCRIPTS
 from tests.simulation.redis_test_clients import ClientFactory, ModelRedisClient, RealRedisClient
@@ -497,6 +498,57 @@ def test_a_script_takes_over_engines_whose_lease_has_ended_and_drops_old_ones(bo
     assert found.keys() == {b"engine/ended", b"engine/nonsense", b"changed"}
     assert {found[name].split(b" ")[1] for name in (b"engine/ended", b"engine/nonsense")} == {b"one"}
     assert found[b"changed"] != b"1"
+
+
+def keep_command(key: str, digest: str, parent: str = "", **fields: str) -> tuple[str | int, ...]:
+    words = [word for pair in {"digest": digest, "parent": parent, **fields}.items() for word in pair]
+    return ("EVAL", response_records._WRITE_SCRIPT, 1, key, LONG, digest, *words)
+
+
+def test_an_id_of_two_conversations_is_marked_and_keeps_its_response(both: ClientFactory) -> None:
+    client = both.connect()
+    first, other = keep_command("k", "d1", "p", input="[1]"), keep_command("k", "d2", input="[2]")
+    assert client.send_commands(first, other) == [1, 0]
+    fields, left = client.send_commands(("HGETALL", "k"), ("PTTL", "k"))
+    held = {b"digest": b"d1", b"parent": b"p", b"input": b"[1]", b"ambiguous": b"1"}
+    assert fields == held
+    assert 0 < left <= LONG
+    assert client.send_commands(first, ("HGETALL", "k")) == [1, held]
+    client.send_commands(("SET", "k", "mine"))
+    (reply,) = client.send_commands(first)
+    assert str(reply).startswith("WRONGTYPE")
+    assert client.send_commands(("GET", "k")) == [b"mine"]
+
+
+def test_of_one_conversation_the_response_without_a_parent_stays(both: ClientFactory) -> None:
+    client = both.connect()
+    assert client.send_commands(keep_command("k", "d", "p"), keep_command("k", "d", "q", input="[1]")) == [1, 1]
+    assert client.send_commands(("HGETALL", "k")) == [{b"digest": b"d", b"parent": b"q", b"input": b"[1]"}]
+    whole, turn = keep_command("k", "d", input="[0,1]"), keep_command("k", "d", "p", input="[1]")
+    assert client.send_commands(whole, turn) == [1, 1]
+    assert client.send_commands(("HGETALL", "k")) == [{b"digest": b"d", b"parent": b"", b"input": b"[0,1]"}]
+
+
+def test_the_responses_that_were_not_used_for_longest_leave(both: ClientFactory) -> None:
+    client = both.connect()
+
+    def use(now: int, *ids: str, most: int = 3) -> Any:
+        (gone,) = client.send_commands(("EVAL", response_records._USE_SCRIPT, 1, "k", LONG, now, most, *ids))
+        return gone
+
+    def kept() -> list[bytes]:
+        (members,) = client.send_commands(("ZREVRANGE", "k", 0, -1))
+        return members  # type: ignore[no-any-return]
+
+    at = 1_795_000_000_000
+    assert [use(at + number, id_) for number, id_ in enumerate("abc")] == [[], [], []]
+    assert kept() == [b"c", b"b", b"a"]
+    assert use(at + 10, "d", "a", "gone") == [b"b"]
+    assert kept() == [b"d", b"a", b"c"]
+    assert use(at + 20, "e", most=1) == [b"d", b"a", b"c"]
+    score, left = client.send_commands(("ZSCORE", "k", "e"), ("PTTL", "k"))
+    assert (float(score), kept()) == (at + 20, [b"e"])
+    assert 0 < left <= LONG
 
 
 # Instants around the ends of months and of leap years, and anywhere in two centuries.

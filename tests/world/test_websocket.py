@@ -10,6 +10,8 @@ from typing import Any
 from websockets.protocol import CLIENT, Protocol
 
 from router.net.server.websocket import PING_INTERVAL
+from tests.support.conversations import RepeatingEngine, ask, id_of, texts_of
+from tests.support.router_server import router_config
 from tests.support.typed_answers import RESPONSES, post_typed, typed_events
 from tests.world.defaults import default_router
 from tests.world.processes import WorldRouter
@@ -114,3 +116,29 @@ async def test_a_client_that_leaves_ends_its_generation(world: World) -> None:
         await socket.receive()
     await engines.chat.stats(in_flight=0)
     assert (await engines.chat.stats())["aborted"] == 1
+
+
+@scenario
+async def test_a_turn_continues_what_was_kept_over_http_and_http_what_was_said_here(world: World) -> None:
+    engine = await world.scripted_engine(script=RepeatingEngine())
+    router = await world.router(router_config(world.redis.url, {"one": ("llama", "any", engine.url)}))
+    first = id_of(await ask(router, "The sea?"))
+    async with opened(router) as socket:
+        second = (await socket.answer("The sky?", previous_response_id=first))[-1]["response"]["id"]
+        # The connection does not have what was said before it, so it has no turn of this conversation.
+        third = (await socket.answer("The land?", previous_response_id=second))[-1]["response"]["id"]
+        (event,) = await socket.answer("And?", previous_response_id=first, generate=False)
+        assert (event["status"], event["error"]["code"]) == (400, "previous_response_not_found")
+        own = (await socket.answer("The wind?"))[-1]["response"]["id"]
+        own = (await socket.answer("The rain?", previous_response_id=own))[-1]["response"]["id"]
+    for id_, texts in ((third, ["The sea?", "The sky?", "The land?"]), (own, ["The wind?", "The rain?"])):
+        await ask(router, "And?", id_)
+        assert texts_of(json.loads(engine.bodies[-1])["input"])[::2] == [*texts, "And?"]
+
+
+@scenario
+async def test_an_id_that_nobody_knows_is_an_error_message(world: World) -> None:
+    router, _ = await default_router(world)
+    async with opened(router) as socket:
+        (event,) = await socket.answer("And?", previous_response_id="resp_unknown")
+    assert (event["status"], event["error"]["code"]) == (404, "previous_response_not_found")

@@ -9,6 +9,7 @@ IN_NO_DASHBOARD: Final[Mapping[str, str]] = {
     "llm_cache_hit_ratio": "the dashboards show the ratio over five minutes, not since the start",
     "llm_engine_wake_seconds": "few fleets have engines that are started by demand",
     "roundhouse_problem": "it is for the texts of alerts; nothing has samples while all is well",
+    "roundhouse_kept_responses_total": "only clients that continue responses use it, and the log has what is wrong",
     "roundhouse_audit_lost_total": "a change while Redis is down is rare, and the log has it",
     "roundhouse_spans_dropped_total": "spans are dropped only with tracing on",
 }

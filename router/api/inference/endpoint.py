@@ -24,8 +24,8 @@ from router.errors import ENGINE_LOST, ApiError, internal_error, unavailable
 from router.flow.body_budget import BodyAllocation
 from router.flow.caller import NO_HEARTBEAT, Caller
 from router.flow.exchange import Exchange, new_request_id
-from router.flow.gateway import Gateway
-from router.flow.response_delivery import ResponseDelivery
+from router.flow.lookup import FullResponse
+from router.flow.request_handler import RequestHandler, StreamedResponse
 from router.net.server.client_connection import CLIENT_EXTENSION, AsgiReceive, ClientConnection
 from router.net.server.cycle import header_lines
 from router.shared.quota.rate_limits import TenantLimits
@@ -61,9 +61,9 @@ class InferenceEndpoint:
     """
 
     def __init__(
-        self, endpoint: Endpoint, gateway: Gateway, auth: Authenticator, limits: TenantLimits, telemetry: Telemetry,
-        new_allocation: Callable[[], BodyAllocation], *, max_body: int, server_timing: ServerTiming,
-        tracer: Tracer | None = None, waits_for_start: bool = False,
+        self, endpoint: Endpoint, gateway: RequestHandler, auth: Authenticator, limits: TenantLimits,
+        telemetry: Telemetry, new_allocation: Callable[[], BodyAllocation], *, max_body: int,
+        server_timing: ServerTiming, tracer: Tracer | None = None, waits_for_start: bool = False,
     ) -> None:  # fmt: skip
         """`waits_for_start`: whether a request may wait for an engine to start.
 
@@ -164,7 +164,7 @@ class InferenceEndpoint:
                 raise failure
             return
         exchange.status = 200
-        if isinstance(response, ResponseDelivery):
+        if not isinstance(response, FullResponse):
             await self._send_stream(exchange, response, caller, client)
         elif caller.has_begun:
             await send({"type": "http.response.body", "body": response.body})
@@ -215,7 +215,7 @@ class InferenceEndpoint:
             await send({"type": "http.response.body", "body": self._endpoint.errors.frame(error, stream)})
 
     async def _send_stream(
-        self, exchange: Exchange, delivery: ResponseDelivery, caller: Caller, client: ClientConnection
+        self, exchange: Exchange, delivery: StreamedResponse, caller: Caller, client: ClientConnection
     ) -> None:
         try:
             if not caller.has_begun:

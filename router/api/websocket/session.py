@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from router.api.inference.endpoint import AsgiScope
-from router.api.websocket.conversation import Conversation, encode_request
+from router.api.websocket.conversation import Conversation, encode_request, previous_not_found
 from router.api.websocket.create_message import CreateMessage, error_message, parse_message, read_model
 from router.api.websocket.event_messages import prepare_response
 from router.api.websocket.inner_request import Application, InnerRequest
@@ -89,7 +89,10 @@ class Session:
         if request.final is not None:
             self._conversation.remember(request.final.id, items, bytes(request.final.output))
 
-    def _prepare(self, connection: WebSocketConnection, message: CreateMessage, items: bytes) -> None:
+    def _prepare(self, connection: WebSocketConnection, message: CreateMessage, items: bytes | None) -> None:
+        """Raises ApiError (400)."""
+        if items is None:  # a later turn would be without what was said before
+            raise previous_not_found(message.previous_id or "")
         response_id, messages = prepare_response(f"resp_{new_request_id()}", read_model(message))
         self._conversation.remember(response_id, items)
         connection.send(messages)

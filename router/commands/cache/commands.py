@@ -183,7 +183,10 @@ def purge_command(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Purge entries, and generations in progress, in every router. Only what matches all of the options is purged."""
+    """Purge entries, and generations in progress, in every router. Only what matches all of the options is purged.
+
+    With --tenant alone, or --all, the kept responses of /v1/responses, too.
+    """
     from router.shared.audit.changes import entries_purged, purge_stopped
     from router.store.admin.purge import count_entries, purge
     from router.store.admin.scan import LastCount

@@ -16,7 +16,10 @@ FULL: Final = (
 
 def describe_purge(result: "PurgeResult") -> str:
     entries, generations = pluralize(result.entries, "entry", "entries"), pluralize(result.claims, "generation")
-    return f"purged {entries} and {generations} in progress{_describe_replicas(result.replicas)}"
+    purged = f"{entries} and {generations} in progress"
+    if result.responses:
+        purged = f"{entries}, {pluralize(result.responses, 'kept response')} and {generations} in progress"
+    return f"purged {purged}{_describe_replicas(result.replicas)}"
 
 
 def _describe_replicas(replicas: "ReplicaAcks | None") -> str:

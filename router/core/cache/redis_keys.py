@@ -24,6 +24,8 @@
     rh:1:router:snapshots                                      what each router process sees, a hash
     rh:1:router:starts:{model}                                 how long its engines' last starts took, a list
     rh:1:router:audit                                          what administrators changed, a stream
+    rh:1:response:{tenant}                                     when each kept response was last used, a sorted set
+    rh:1:response:{tenant}:{id}                                a kept response of /v1/responses, a hash
     rh:1:requests:recent                                       the last requests while someone watches, a sorted set
     rh:1:requests:notable                                      those of them that failed or were slow, a sorted set
     rh:1:session:secret                                        what signs the cookies of the dashboard
@@ -46,7 +48,7 @@ EMPTY_HASH: Final = "0" * 16
 
 RESERVED_TENANT_NAMES: Final = (
     "apikey", "breaker", "budget", "claim", "drain", "engine", "flight", "hits", "limit", "prompts", "purge",
-    "requests", "router", "savings", "session", "traffic", "usage", "watchdog", "watched",
+    "requests", "response", "router", "savings", "session", "traffic", "usage", "watchdog", "watched",
 )  # fmt: skip
 
 _ENTRY_PARTS: Final = 5
@@ -65,6 +67,7 @@ _LIMIT_PREFIX: Final = KEY_PREFIX + "limit:"
 _BUDGET_PREFIX: Final = KEY_PREFIX + "budget:"
 _USAGE_PREFIX: Final = KEY_PREFIX + "usage:"
 _PROMPTS_PREFIX: Final = KEY_PREFIX + "prompts:"
+_RESPONSE_PREFIX: Final = KEY_PREFIX + "response:"
 _SAVINGS_PREFIX: Final = KEY_PREFIX + "savings:"
 _BREAKER_PREFIX: Final = KEY_PREFIX + "breaker:"
 _PROBE_SUFFIX: Final = ":probe"
@@ -137,6 +140,14 @@ def prompt_key(model: str, id_: str) -> str:
     return f"{_PROMPTS_PREFIX}{model}:{id_}"
 
 
+def responses_key(tenant: str) -> str:
+    return _RESPONSE_PREFIX + tenant
+
+
+def response_key(tenant: str, id_: str) -> str:
+    return f"{_RESPONSE_PREFIX}{tenant}:{id_}"
+
+
 def savings_key(day: str) -> str:
     return _SAVINGS_PREFIX + day
 
@@ -186,12 +197,23 @@ CLAIMS_PATTERN: Final = _CLAIM_PREFIX + "*"
 FLIGHTS_PATTERN: Final = _FLIGHT_PREFIX + "*"
 HITS_PATTERN: Final = _HITS_PREFIX + "*"
 PROMPTS_PATTERN: Final = _PROMPTS_PREFIX + "*"
+RESPONSES_PATTERN: Final = _RESPONSE_PREFIX + "*"
 """Patterns for SCAN MATCH."""
 
 
 def is_prompt_key(key: str) -> bool:
     """Whether a key that matches PROMPTS_PATTERN is one request, and not the list of a model."""
     return ":" in key[len(_PROMPTS_PREFIX) :]
+
+
+def is_response_key(key: str) -> bool:
+    """Whether a key that matches RESPONSES_PATTERN is one response, and not the set of a tenant."""
+    return ":" in key[len(_RESPONSE_PREFIX) :]
+
+
+def response_tenant(key: str) -> str:
+    """The tenant of a key that matches RESPONSES_PATTERN."""
+    return key[len(_RESPONSE_PREFIX) :].partition(":")[0]
 
 
 def is_flight_key(key: str) -> bool:

@@ -7,9 +7,8 @@ The first of these that is well-formed:
   of Codex, `session_id` and `conversation_id` of its versions before 0.131;
 - `prompt_cache_key` in the body;
 - `metadata.user_id` in the body, where it has a session in it, as Claude Code writes it: a text that ends with
-  `_session_` and the session, or JSON with a `session_id`.
-
-`previous_response_id` is none of them: each turn has another one, and only who keeps the responses knows their root.
+  `_session_` and the session, or JSON with a `session_id`;
+- the first response of the conversation that `previous_response_id` continues, where the router keeps the responses.
 
 Sources: openai/codex, codex-rs/codex-api (pull requests 21757 and 22193); metadata of Claude Code 1 and 2.
 """
@@ -39,6 +38,7 @@ _RANKS: Final = {
     )
 }  # fmt: skip
 _BODY_RANK: Final = len(_RANKS)
+_ROOT_RANK: Final = _BODY_RANK + 1
 
 SESSION_HEADERS: Final = frozenset(_RANKS)
 
@@ -54,6 +54,10 @@ class Session(msgspec.Struct, frozen=True, gc=False):
         """Whether the client has chosen it for the router. All others say more than where a request should go."""
         return self.rank == 0
 
+    @property
+    def is_of_header(self) -> bool:
+        return self.rank < _BODY_RANK
+
 
 def session_of_header(name: bytes, value: bytes, found: Session | None) -> Session | None:
     """The session after one of SESSION_HEADERS. `found`: that of the headers before it."""
@@ -61,6 +65,21 @@ def session_of_header(name: bytes, value: bytes, found: Session | None) -> Sessi
     if (found is not None and found.rank < rank) or not SESSION_ID.fullmatch(value):
         return found
     return Session(value.decode("ascii"), rank)
+
+
+def session_of_root(response_id: str) -> Session:
+    """`response_id`: of the first response of a conversation, which has the form of a session."""
+    return Session(response_id, _ROOT_RANK)
+
+
+def session_of_request(found: Session | None, fields: Mapping[str, Any]) -> Session | None:
+    """`found`: that of the headers or, without one, of the root, which comes after one in the body.
+
+    `fields`: of the request's body, of whatever types.
+    """
+    if found is not None and found.is_of_header:
+        return found
+    return session_of_body(fields) or found
 
 
 def session_of_body(fields: Mapping[str, Any]) -> Session | None:

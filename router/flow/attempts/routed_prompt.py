@@ -28,7 +28,7 @@ from router.core.routing.prefix_cache.prompt_chain import (
 )
 from router.core.routing.prefix_tokens import compare_prefix
 from router.core.routing.ranking import EngineSnapshot, PromptCost
-from router.core.routing.session import Session, session_of_body
+from router.core.routing.session import Session, session_of_request
 from router.flow.exchange import NOT_PLACED, PromptPlacement
 from router.shared.prompts.prompt_records import PromptRecords
 from router.upstream.engine import Engine
@@ -101,13 +101,12 @@ class ChainedPrompt:
         self, prefills: Prefills, records: PromptRecords, request: InferenceRequest, seed: int, tenant: str,
         session: Session | None,
     ) -> None:  # fmt: skip
-        """`seed`: of its chain. `session`: that of its headers."""
+        """`seed`: of its chain. `session`: see Caller."""
         self._prefills = prefills
         self._records = records
         self._request = request
         self._seed = seed
-        if session is None:
-            session = session_of_body(request.fields)
+        session = session_of_request(session, request.fields)
         self._session_home = session_home(tenant, session.id) if session is not None else 0
         self._has_chosen_session = session is not None and session.is_chosen
         self._engine: EnginePrefill | None = None

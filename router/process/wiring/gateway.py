@@ -15,6 +15,7 @@ from router.flow.gateway import Gateway
 from router.flow.generation import build_generations, record_generation
 from router.flow.heartbeat import Heartbeats
 from router.flow.lookup import cache_policy
+from router.flow.request_handler import RequestHandler
 from router.flow.request_resolver import RequestResolver
 from router.flow.response_storage import ResponseStorage
 from router.flow.sharing.abandonment import abandon_limits
@@ -23,12 +24,16 @@ from router.flow.tenant_rules import TenantRules
 from router.process.process_state import ProcessState
 from router.process.wiring.engine_pool import EnginePool
 from router.process.wiring.redis_services import RedisServices
+from router.process.wiring.response_memory import with_memory
 from router.settings import Settings, groups
 from router.shared.prompts.recent_prompts import RecentPrompts
 
 
 class GatewayParts(NamedTuple):
-    gateway: Gateway
+    """`responses`: what stands before the gateway at /v1/responses."""
+
+    gateway: RequestHandler
+    responses: RequestHandler
     rules: GenerationRules
 
 
@@ -77,7 +82,7 @@ def build_gateway(
         waking=engines.waking,
         heartbeats=Heartbeats(ResponseHeaders().render, interval=timeouts.heartbeat, start_wait=timeouts.queue),
     )
-    return GatewayParts(gateway, generation_rules)
+    return GatewayParts(gateway, with_memory(settings, process_state, services, gateway), generation_rules)
 
 
 def _build_generation_rules(

@@ -16,14 +16,16 @@ from router.api.inference.prompt_log import AsgiEndpoint, with_prompt_log
 from router.api.inference.server_timing import ServerTiming
 from router.api.method_answers import AsgiApplication, OpenWebSocket
 from router.api.ops.routes import api_error, http_error, unhandled_error
+from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.table import ENDPOINTS, UPLOAD_ENDPOINTS
 from router.errors import ApiError
 from router.flow.body_budget import BodyAllocation
 from router.net.server.timeouts import ClientTimeouts
 from router.process.process_state import ProcessState
 from router.process.wiring.gateway import GatewayParts
+from router.process.wiring.redis_services import RedisServices
+from router.process.wiring.response_memory import kept_response_routes
 from router.settings import Settings
-from router.store.admin.scan import RedisClient
 from router.telemetry.tracing.tracer import Tracer
 
 
@@ -46,7 +48,7 @@ def build_http_endpoints(
     admin_authenticator: AdminAuthenticator,
     gateway: GatewayParts,
     routes: Sequence[Route],
-    admin_client: RedisClient,
+    services: RedisServices,
     tracer: Tracer | None,
     *,
     waits_for_start: bool,
@@ -59,7 +61,7 @@ def build_http_endpoints(
     inference = {
         endpoint.path: InferenceEndpoint(
             endpoint,
-            gateway.gateway,
+            gateway.responses if endpoint is RESPONSES else gateway.gateway,
             auth,
             process_state.tenant_limits,
             process_state.telemetry,
@@ -72,7 +74,11 @@ def build_http_endpoints(
         for endpoint in (*ENDPOINTS, *UPLOAD_ENDPOINTS)
     }
     starlette_app = Starlette(
-        routes=[*routes, tenant_usage_route(auth, process_state.tenant_limits, settings, admin_client)],
+        routes=[
+            *routes,
+            tenant_usage_route(auth, process_state.tenant_limits, settings, services.redis.admin_client),
+            *kept_response_routes(settings, services, auth),
+        ],
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unhandled_error},
     )
     starlette_app.router.redirect_slashes = False  # a redirect would contain the Host that the client sent

@@ -3,8 +3,8 @@
 The order matters. First comes a record in the purge log, a stream that every router process reads: from then on, no
 process stores a response whose generation began before. Then the leases are deleted, so that new requests start a new
 generation and do not attach to one that began before. The entries come last, but for the recent requests, which are a
-sample of those whose responses are stored. A process that was disconnected reads the log when it reconnects, so its
-generations in progress are covered too.
+sample of those whose responses are stored, and for the responses that are kept for later turns. A process that was
+disconnected reads the log when it reconnects, so its generations in progress are covered too.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,15 @@ from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key_parts import KeyParts
 from router.core.cache.redis_keys import (
     PROMPTS_PATTERN,
+    RESPONSES_PATTERN,
     claimed_entry_key,
     hits_key,
     is_prompt_key,
+    is_response_key,
     prompt_key,
     prompts_key,
+    response_tenant,
+    responses_key,
 )
 from router.net.redis.commands import Command
 from router.net.redis.errors import WritesRefusedError
@@ -41,6 +45,7 @@ from router.store.codec import decode_documents
 class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
     """How many `entries` were deleted, and how many `claims` (leases) of in-flight requests.
 
+    - `responses`: of /v1/responses, which are kept for later turns. Only a purge of a tenant or of all deletes them.
     - `replicas`: those that have the purge's record, so that a failover to one of them does not lose it; None is
       unknown.
     - `recorded`: False if Redis is full, and has no room for the record. Then generations in progress are not covered:
@@ -49,6 +54,7 @@ class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
 
     entries: int
     claims: int
+    responses: int = 0
     replicas: ReplicaAcks | None = NO_REPLICAS
     recorded: bool = True
 
@@ -74,8 +80,9 @@ async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = 
         progress(entries)
         await execute_commands(client, _hit_removals(keys))
     await _purge_recent_prompts(client, scope)
+    responses = await _purge_responses(client, scope)
     record = record or await _try_records(client, [scope])
-    return _result(entries, claims, record)
+    return _result(entries, claims, record, responses)
 
 
 async def purge_keys(client: RedisClient, keys: Sequence[str], progress: OnProgress = no_progress) -> PurgeResult:
@@ -119,9 +126,11 @@ class _Record(NamedTuple):
     replicas: ReplicaAcks | None
 
 
-def _result(entries: int, claims: int, record: _Record | None) -> PurgeResult:
+def _result(entries: int, claims: int, record: _Record | None, responses: int = 0) -> PurgeResult:
     replicas = record.replicas if record is not None else NO_REPLICAS
-    return PurgeResult(entries=entries, claims=claims, replicas=replicas, recorded=record is not None)
+    return PurgeResult(
+        entries=entries, claims=claims, responses=responses, replicas=replicas, recorded=record is not None
+    )
 
 
 async def _try_records(client: RedisClient, scopes: Sequence[EntryFilter]) -> _Record | None:
@@ -150,6 +159,22 @@ async def _purge_claims(client: RedisClient, scope: EntryFilter) -> int:
     async for batch in scan_keys(client, scope.claim_pattern):
         matching = [claim for claim in batch if scope.matches(claimed_entry_key(claim))]
         deleted += sum(await execute_commands(client, [("DEL", claim) for claim in matching]))
+    return deleted
+
+
+async def _purge_responses(client: RedisClient, scope: EntryFilter) -> int:
+    """How many it deleted. SCAN also finds those that the set of a tenant does not name any more."""
+    if scope.all:
+        pattern = RESPONSES_PATTERN
+    elif scope.tenant is not None and scope == EntryFilter(tenant=scope.tenant):
+        pattern = responses_key(scope.tenant) + "*"
+    else:
+        return 0
+    deleted = 0
+    async for batch in scan_keys(client, pattern):
+        keys = [key for key in batch if scope.all or response_tenant(key) == scope.tenant]
+        replies = await execute_commands(client, [("UNLINK", key) for key in keys])
+        deleted += sum(gone for key, gone in zip(keys, replies, strict=True) if is_response_key(key))
     return deleted
 
 

@@ -24,7 +24,7 @@ def conversation(limit: int = 1000, max_body: int = 1000) -> tuple[Conversation,
     return Conversation(lambda: BodyAllocation(budget, limit), max_body), budget
 
 
-def whole(conversation: Conversation, **fields: Any) -> tuple[dict[str, Any], bytes]:
+def whole(conversation: Conversation, **fields: Any) -> tuple[dict[str, Any], bytes | None]:
     fields, items = conversation.make_whole(create(**fields))
     return json.loads(encode_request(fields)), items
 
@@ -57,8 +57,11 @@ def test_only_the_last_response_is_remembered_and_others_are_passed_on() -> None
     subject, _ = conversation()
     subject.remember("resp_1", b"1", OUTPUT)
     subject.remember("resp_2", b"2", OUTPUT)
-    body, _ = whole(subject, input="x", previous_response_id="resp_1")
+    body, items = whole(subject, input="x", previous_response_id="resp_1")
     assert body == {"input": "x", "previous_response_id": "resp_1", "stream": True}
+    assert items is None, "what was said before is not known here"
+    subject.remember("resp_3", items, OUTPUT)
+    assert whole(subject, input="y", previous_response_id="resp_3")[1] is None
 
 
 @pytest.mark.parametrize("bounds", [{"limit": 50}, {"max_body": 50}])

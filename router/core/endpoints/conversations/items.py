@@ -1,0 +1,67 @@
+"""The items of a conversation at /v1/responses: JSON, without the brackets of their list.
+
+They stay as the client and the engine wrote them: they are parsed where any request is.
+"""
+
+import hashlib
+from typing import Any, Final
+
+import msgspec
+
+from router.errors import ApiError, bad_request
+
+NULL: Final = msgspec.Raw(b"null")
+
+_split = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode = msgspec.json.Decoder(Any).decode
+_encode_sorted = msgspec.json.Encoder(order="deterministic").encode
+_DIGEST_BYTES: Final = 16
+
+
+def items_of(value: msgspec.Raw) -> bytes:
+    """The items of an `input` or an `output`. Raises ApiError (400) for what is neither a text nor a list."""
+    text = bytes(value).strip()
+    if text.startswith(b'"'):
+        return b'{"type":"message","role":"user","content":%b}' % text
+    if text.startswith(b"["):
+        return text[1:-1].strip()
+    if text == b"null":
+        return b""
+    raise _invalid_input()
+
+
+def list_of(items: bytes) -> bytes:
+    return b"[%b]" % items
+
+
+def join_items(*parts: bytes) -> bytes:
+    return b",".join([part for part in parts if part])
+
+
+def split_items(items: bytes) -> list[msgspec.Raw]:
+    """Raises MALFORMED_RESPONSE_ERRORS."""
+    return _split(list_of(items))
+
+
+def extend_digest(digest: str, items: bytes) -> str:
+    """The digest of a conversation, after these items are added. `digest`: the one before them, empty at the beginning.
+
+    It depends on the sequence of items alone: not on the turns that they came in, nor on spaces and the order of
+    fields. Raises MALFORMED_RESPONSE_ERRORS.
+    """
+    for item in split_items(items):
+        # Its length is fixed, so no other sequence of items gives the same bytes.
+        content = hashlib.sha256(_canonical(bytes(item))).digest()
+        digest = hashlib.sha256(digest.encode("ascii") + content).digest()[:_DIGEST_BYTES].hex()
+    return digest
+
+
+def _canonical(item: bytes) -> bytes:
+    try:
+        return _encode_sorted(_decode(item))
+    except UnicodeEncodeError:  # half of a pair of surrogates, which JSON may have
+        return item
+
+
+def _invalid_input() -> ApiError:
+    return bad_request("`input` must be a string or a list.", param="input")

@@ -1,0 +1,200 @@
+"""The memory of /v1/responses: `store` and `previous_response_id`, at any router and any engine.
+
+Theory of operation. It stands before the gateway of this endpoint. A request that names a stored response is made whole
+with what was said before, and passed on as one that depends on nothing: so it is looked up, shared, routed and retried
+as any other. When its response is complete, from wherever it came, the turn is stored before the client gets the end of
+it, so that the next turn finds it at any router.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from router.core.cache.cache_control import CacheControl
+from router.core.cache.redis_keys import entry_key
+from router.core.endpoints.conversations.final_response import FinalResponse, find_final_response
+from router.core.endpoints.conversations.items import extend_digest, join_items
+from router.core.endpoints.conversations.turn import PREVIOUS_ID, Turn, is_response_id, parse_turn, whole_body
+from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
+from router.core.routing.session import session_of_root
+from router.errors import ApiError, bad_request, unavailable
+from router.flow.caller import Caller
+from router.flow.exchange import Exchange
+from router.flow.lookup import FullResponse
+from router.flow.memory.remembered_stream import RememberedStream
+from router.flow.request_handler import RequestHandler, StreamedResponse
+from router.net.redis.pipeline import RedisDownError
+from router.net.repeated_warning import RepeatedWarning
+from router.shared.cache.purges import BEGINNING, PurgePosition, Purges
+from router.shared.responses.response_records import (
+    MAX_TURNS,
+    Conversation,
+    KeptResponse,
+    ResponseNotFoundError,
+    ResponseRecords,
+)
+
+log = logging.getLogger("roundhouse.responses")
+
+_SHOWN_ID: Final = 128  # characters of an id in a message
+
+
+class Place(NamedTuple):
+    """Where a turn is in its conversation. `digest`, `size`: of what was said before; for the others see KeptResponse.
+
+    Without the items, which a stream would hold to its end.
+    """
+
+    parent: str = ""
+    root: str = ""
+    ancestors: tuple[str, ...] = ()
+    digest: str = ""
+    size: int = 0
+
+
+_FIRST: Final = Place()
+
+
+class ConversationGateway:
+    """- A turn that names a stored response gets the items of all turns before it, or an error; never less.
+    - A complete response is stored before its client gets the end of it, unless the request has `store: false`.
+    - The client gets its response also where it cannot be stored; that is logged and counted.
+    - What was purged during a request is not stored after it.
+    """
+
+    def __init__(
+        self, gateway: RequestHandler, records: ResponseRecords, purges: Purges, *, max_body: int, max_size: int,
+        record_result: Callable[[str], None], clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        """`max_body`: bytes of a conversation; `max_size`: of what is stored for a turn. `clock`: see CacheLookup."""
+        self._gateway = gateway
+        self._records = records
+        self._purges = purges
+        self._max_body = max_body
+        self._max_size = max_size
+        self._record_result = record_result
+        self._clock = clock
+        self._warning = RepeatedWarning(log)
+
+    async def handle(
+        self, exchange: Exchange, control: CacheControl, body: bytes, caller: Caller
+    ) -> FullResponse | StreamedResponse:
+        turn = parse_turn(body)
+        if turn is None:
+            return await self._gateway.handle(exchange, control, body, caller)
+        since, place = self._purges.last_position, _FIRST
+        if turn.previous_id:
+            said = await self._said_before(exchange.tenant, turn, caller)
+            body, place = whole_body(body, join_items(said.items, turn.items)), _place_after(said)
+            del said
+        response = await self._gateway.handle(exchange, control, body, caller)
+        if not turn.is_stored:
+            return response
+        remember = partial(self._remember, exchange.tenant, turn, place, since)
+        if not isinstance(response, FullResponse):
+            return RememberedStream(response, partial(remember, is_stream=True))
+        await remember(response.body, is_stream=response.stream)
+        return response
+
+    # -- before -------------------------------------------------------------------------------------------------------
+
+    async def _said_before(self, tenant: str, turn: Turn, caller: Caller) -> Conversation:
+        """Raises ApiError."""
+        if not is_response_id(turn.previous_id):
+            raise previous_not_found(turn.previous_id)
+        try:
+            last = await self._records.find(tenant, turn.previous_id)
+            self._check_bounds(last, turn)
+            caller.body_allocation.allocate(last.size)  # of the whole body, beside the client's
+            said = await self._records.conversation(tenant, last)
+        except ResponseNotFoundError:
+            raise previous_not_found(turn.previous_id) from None
+        except RedisDownError:
+            raise responses_unavailable() from None
+        if caller.session is None:
+            caller.session = session_of_root(last.root)
+        return said
+
+    def _check_bounds(self, last: KeptResponse, turn: Turn) -> None:
+        if len(last.ancestors) + 2 > MAX_TURNS:
+            raise bad_request(
+                f"The conversation has more than {MAX_TURNS} turns.", param=PREVIOUS_ID, code="conversation_too_long"
+            )
+        if last.size + len(turn.items) > self._max_body:
+            raise ApiError(
+                413, f"The conversation has more than {self._max_body} bytes.", param=PREVIOUS_ID, code="body_too_large"
+            )
+
+    # -- after --------------------------------------------------------------------------------------------------------
+
+    async def _remember(
+        self, tenant: str, turn: Turn, place: Place, since: PurgePosition, data: bytes, *, is_stream: bool
+    ) -> None:
+        final = find_final_response(data, is_stream=is_stream)
+        if final is None:
+            return
+        result = "invalid"
+        if not is_response_id(final.id):
+            self._warning.log("a response cannot be stored: its engine gave it the id %.200r", final.id)
+        elif len(turn.items) + len(final.items) + len(final.body) > self._max_size:
+            result = "too-large"
+        elif self._purges.covers(_any_entry_of(tenant), (), since):
+            # Without any position, the log could not be read then, as in EntryStore.
+            result = "failed" if since == BEGINNING else "purged"
+        else:
+            result = await self._store(tenant, turn, place, final)
+        self._record_result(result)
+
+    async def _store(self, tenant: str, turn: Turn, place: Place, final: FinalResponse) -> str:
+        """The result, as a word for the metric."""
+        items = join_items(turn.items, final.items)
+        try:
+            stored = KeptResponse(
+                id=final.id,
+                parent=place.parent,
+                root=place.root or final.id,
+                ancestors=place.ancestors,
+                before=place.digest,
+                digest=extend_digest(place.digest, items),
+                size=place.size + len(items) + 1,
+                input=turn.items,
+                output=final.items,
+                response=final.body,
+            )
+            result = await self._records.store(tenant, stored, self._clock())
+        except MALFORMED_RESPONSE_ERRORS:
+            return "invalid"
+        except RedisDownError:
+            result = "failed"
+        if result == "failed":
+            self._warning.log("a response could not be stored: Redis does not answer, or takes no writes")
+        elif result == "collision":
+            self._warning.log(
+                "a response could not be stored: its engine has given its id to another one before; "
+                "neither can be continued"
+            )
+        return result
+
+
+def _place_after(said: Conversation) -> Place:
+    last = said.turns[-1]
+    return Place(last.id, last.root, tuple([turn.id for turn in said.turns]), last.digest, last.size)
+
+
+def previous_not_found(id_: str) -> ApiError:
+    return ApiError(
+        404,
+        f"Previous response with id '{id_[:_SHOWN_ID]}' not found.",
+        param=PREVIOUS_ID,
+        code="previous_response_not_found",
+    )
+
+
+def responses_unavailable() -> ApiError:
+    return unavailable("The kept responses cannot be read: Redis does not answer.", code="redis_down")
+
+
+def _any_entry_of(tenant: str) -> str:
+    """The key of an entry that a purge of the tenant covers, or one of all, and no other purge."""
+    return entry_key(tenant, "-", "-", "-", "-")

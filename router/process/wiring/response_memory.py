@@ -1,0 +1,43 @@
+"""The memory of /v1/responses, if the configuration has one."""
+
+from starlette.routing import Route
+
+from router.api.access.auth import Authenticator
+from router.api.inference.kept_responses import KeptResponses
+from router.flow.memory.conversation_gateway import ConversationGateway
+from router.flow.request_handler import RequestHandler
+from router.process.process_state import ProcessState
+from router.process.wiring.redis_services import RedisServices
+from router.settings import Settings
+from router.shared.responses.response_records import ResponseRecords
+
+
+def with_memory(
+    settings: Settings, process_state: ProcessState, services: RedisServices, gateway: RequestHandler
+) -> RequestHandler:
+    """What /v1/responses passes its requests to."""
+    if not settings.responses.ttl:
+        return gateway
+    return ConversationGateway(
+        gateway,
+        _records(settings, services),
+        services.cache.purges,
+        max_body=settings.router.max_body,
+        max_size=settings.responses.max_size,
+        record_result=process_state.telemetry.record_kept_response,
+        clock=services.redis.clock.now,
+    )
+
+
+def kept_response_routes(settings: Settings, services: RedisServices, auth: Authenticator) -> list[Route]:
+    return KeptResponses(auth, _records(settings, services)).routes() if settings.responses.ttl else []
+
+
+def _records(settings: Settings, services: RedisServices) -> ResponseRecords:
+    return ResponseRecords(
+        services.redis.pipeline,
+        ttl=settings.responses.ttl,
+        max_per_tenant=settings.responses.max_per_tenant,
+        clock=services.redis.clock.now,
+        on_refused=services.redis.writes.on_refused,
+    )

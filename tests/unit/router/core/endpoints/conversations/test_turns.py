@@ -1,0 +1,226 @@
+"""Turns of a conversation: what is read of a request and of a response, and how items are joined and compared."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.endpoints.conversations.final_response import find_final_response
+from router.core.endpoints.conversations.input_list import PageQuery, page_of_items, parse_page_query
+from router.core.endpoints.conversations.items import extend_digest, items_of, join_items, list_of, split_items
+from router.core.endpoints.conversations.turn import (
+    is_response_id,
+    parse_turn,
+    whole_body,
+    with_previous_id,
+)
+from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
+from router.errors import ApiError
+
+RESPONSE = {"id": "resp_1", "status": "completed", "output": [{"type": "message", "content": "Blue."}]}
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}\n\n".encode()
+
+
+# -- items ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "items"),
+    [
+        (b'"Sea?"', b'{"type":"message","role":"user","content":"Sea?"}'),
+        (b' [ {"a": 1}, {"b": 2} ] ', b'{"a": 1}, {"b": 2}'),
+        (b"[]", b""),
+        (b"null", b""),
+    ],
+)
+def test_a_text_is_an_item_and_a_list_is_its_items(value: bytes, items: bytes) -> None:
+    assert items_of(msgspec.Raw(value)) == items
+
+
+@pytest.mark.parametrize("value", [b"7", b"true", b'{"role": "user"}'])
+def test_anything_else_has_no_items(value: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        items_of(msgspec.Raw(value))
+    assert (caught.value.status, caught.value.param) == (400, "input")
+
+
+item_texts = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+items = st.lists(st.dictionaries(st.text(max_size=4), item_texts, max_size=3), max_size=6)
+
+
+@given(items, st.integers(0, 6))
+def test_joined_items_are_the_list_of_both(all_items: list[Any], cut: int) -> None:
+    parts = [items_of(msgspec.Raw(json.dumps(part).encode())) for part in (all_items[:cut], all_items[cut:])]
+    joined = join_items(*parts)
+    assert json.loads(list_of(joined)) == all_items
+    assert [json.loads(bytes(item)) for item in split_items(joined)] == all_items
+
+
+@given(items, st.integers(0, 6), st.integers(0, 6))
+def test_the_digest_does_not_depend_on_turns_spaces_and_the_order_of_fields(
+    all_items: list[Any], first: int, second: int
+) -> None:
+    whole = extend_digest("", json.dumps(all_items)[1:-1].encode())
+    reordered = [dict(reversed(item.items())) for item in all_items]
+    digest = ""
+    for part in (reordered[: min(first, second)], reordered[min(first, second) : max(first, second)],
+                 reordered[max(first, second) :]):  # fmt: skip
+        digest = extend_digest(digest, json.dumps(part, separators=(",", ":"))[1:-1].encode())
+    assert digest == whole
+
+
+@given(items, items)
+def test_other_items_have_another_digest(one: list[Any], other: list[Any]) -> None:
+    digests = [extend_digest("", json.dumps(each)[1:-1].encode()) for each in (one, other)]
+    assert (digests[0] == digests[1]) is (json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True))
+
+
+def test_a_digest_of_what_is_no_json_is_refused() -> None:
+    with pytest.raises(MALFORMED_RESPONSE_ERRORS):
+        extend_digest("", b'{"a": 1} {"b": 2}')
+
+
+# -- a request --------------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_has_its_items_and_says_whether_it_is_stored() -> None:
+    turn = parse_turn(b'{"model": "m", "input": [{"a": 1}], "previous_response_id": "resp_1", "store": false}')
+    assert turn == (b'{"a": 1}', "resp_1", False)
+    for store in (b"", b', "store": true', b', "store": null'):
+        assert parse_turn(b'{"input": [], "previous_response_id": null%b}' % store) == (b"", "", True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"input": 7}',
+        b'{"input": "x", "previous_response_id": 7}',
+        b'{"input": "x", "background": true}',
+        b'{"input": "x", "conversation": "conv_1"}',
+        b'{"input": "x", "conversation": {"id": "conv_1"}}',
+        b'{"input": ' + b"[" * 100_000,
+    ],
+)
+def test_what_is_invalid_or_the_engines_is_no_turn(body: bytes) -> None:
+    assert parse_turn(body) is None
+
+
+def test_a_whole_body_names_no_other_response_and_keeps_all_other_bytes() -> None:
+    body = b'{"input": "And?", "previous_response_id": "resp_1", "model": "m", "temperature": 1.50, "x": {"y": [1e2]}}'
+    whole = whole_body(body, b'{"a": 1},{"b": 2}')
+    assert whole == b'{"input":[{"a": 1},{"b": 2}],"model":"m","temperature":1.50,"x":{"y": [1e2]}}'
+
+
+@pytest.mark.parametrize("id_", ["", "a b", "a:b", "*", "a/b", "é", "x" * 129, "resp_1\n"])
+def test_an_id_is_a_part_of_a_key(id_: str) -> None:
+    assert not is_response_id(id_)
+    assert is_response_id("resp_0aB-" + "x" * 119)
+
+
+# -- a response -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["response.completed", "response.incomplete"])
+def test_the_last_event_of_a_stream_has_the_response(kind: str) -> None:
+    body = json.dumps({**RESPONSE, "status": kind.partition(".")[2]})
+    stream = b": a comment\n\n" + event("response.created", response={}) + event(kind, response=json.loads(body))
+    for rest in (b"", b": a comment\n\n"):
+        found = find_final_response(stream + rest, is_stream=True)
+        assert found is not None
+        assert (found.id, json.loads(found.body)) == ("resp_1", json.loads(body))
+    json_found = find_final_response(body.encode(), is_stream=False)
+    assert json_found is not None
+    assert json_found == ("resp_1", b'{"type": "message", "content": "Blue."}', body.encode())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        event("response.created", response=RESPONSE),
+        event("response.failed", response={**RESPONSE, "status": "failed"}),
+        event("error", error={"message": "x"}),
+        event("response.completed", response=RESPONSE) + event("error", message="x"),
+        b"event: response.completed\ndata: {\n\n",
+        event("response.completed"),
+    ],
+)
+def test_a_stream_that_failed_has_none(data: bytes) -> None:
+    assert find_final_response(data, is_stream=True) is None
+
+
+@pytest.mark.parametrize(
+    "fields", [{"status": "failed"}, {"status": "queued"}, {"error": {"code": "x"}}, {"output": 7}, {"id": 7}]
+)
+def test_a_json_response_that_failed_has_none(fields: dict[str, Any]) -> None:
+    assert find_final_response(json.dumps({**RESPONSE, **fields}).encode(), is_stream=False) is None
+
+
+def test_a_response_names_the_one_before_it() -> None:
+    body = b'{"id": "resp_2", "previous_response_id": null, "x": 1.50}'
+    assert with_previous_id(body, "") == body
+    assert with_previous_id(body, "resp_1") == b'{"id":"resp_2","previous_response_id":"resp_1","x":1.50}'
+
+
+# -- a list of items --------------------------------------------------------------------------------------------------
+
+
+def page(texts: list[dict[str, Any]], **query: Any) -> dict[str, Any]:
+    raw = [msgspec.Raw(json.dumps(text).encode()) for text in texts]
+    return page_of_items(raw, PageQuery(**{"order": "asc", **query}))
+
+
+def test_items_are_listed_as_openai_does() -> None:
+    call = {"type": "function_call", "name": "look", "call_id": "c", "arguments": "{}"}
+    given: list[dict[str, Any]] = [
+        {"role": "user", "content": "Sea?"},
+        {"role": "assistant", "content": "Blue."},
+        call,
+        {"id": "i", "type": 7},
+    ]
+    data = page(given)["data"]
+    assert [each["type"] for each in data] == ["message", "message", "function_call", 7]
+    assert data[0]["content"] == [{"type": "input_text", "text": "Sea?"}]
+    assert data[1]["content"] == [{"type": "output_text", "text": "Blue.", "annotations": []}]
+    assert [each["id"].partition("_")[0] for each in data] == ["msg", "msg", "fc", "i"]
+    assert {**data[2], "id": ""} == {**call, "id": ""}
+    assert [each["id"] for each in page([*given, {"role": "user"}])["data"]][:4] == [each["id"] for each in data]
+
+
+def test_an_empty_list_has_no_first_item() -> None:
+    assert page([]) == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+
+
+@given(st.integers(0, 12), st.integers(1, 5), st.sampled_from(["asc", "desc"]))
+def test_the_pages_are_the_list(count: int, limit: int, order: str) -> None:
+    texts = [{"role": "user", "content": f"{number}"} for number in range(count)]
+    seen: list[str] = []
+    after = None
+    while True:
+        found = page(texts, limit=limit, order=order, after=after)
+        seen += [each["content"][0]["text"] for each in found["data"]]
+        after = found["last_id"]
+        if not found["has_more"]:
+            break
+    expected = [f"{number}" for number in range(count)]
+    assert seen == (expected if order == "asc" else expected[::-1])
+
+
+def test_a_query_has_bounds() -> None:
+    assert parse_page_query({}) == (20, "desc", None)
+    assert parse_page_query({"limit": "100", "order": "asc", "after": "x", "include": "y"}) == (100, "asc", "x")
+    for wrong in ({"limit": "0"}, {"limit": "101"}, {"limit": "٣"}, {"limit": "1000"}, {"order": ""}):
+        with pytest.raises(ApiError):
+            parse_page_query(wrong)
