@@ -24,7 +24,7 @@ MAX_AGE: Final = 7200
 _MAX_REQUESTED: Final = 2048  # bytes of Access-Control-Request-Headers
 _HEADER_NAMES: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+( ?, ?[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 
-ALLOWED_METHODS: Final = b"GET, HEAD, POST, OPTIONS"
+ALLOWED_METHODS: Final = b"GET, HEAD, POST, DELETE, OPTIONS"
 ALLOWED_HEADERS: Final = (
     b"authorization", b"cache-control", b"content-type", b"traceparent", b"tracestate", b"x-api-key", b"x-cache-ttl",
     b"x-max-ttft", b"x-request-id", b"x-session-id",

@@ -142,10 +142,10 @@ async def test_the_same_turns_are_hits_and_a_hit_can_be_continued(world: World) 
 async def test_the_same_conversation_may_come_in_one_piece(world: World) -> None:
     setting = await start(world)
     first = await ask(setting.one, "The sea?")
-    second = await ask(setting.one, "The sky?", id_of(first))
+    second = await ask(setting.one, "The sky?", id_of(first), store=True)
     third = await ask(setting.one, "The land?", id_of(second))
     whole = [user("The sea?"), said("The sea?", 1), user("The sky?")]
-    again = await ask(setting.one, whole)  # type: ignore[arg-type] # a list is an input, too
+    again = await ask(setting.one, whole, store=True)  # type: ignore[arg-type] # a list is an input, too
     assert (id_of(again), again.headers["x-cache"]) == (id_of(second), "HIT")
     await ask(setting.other, "The wind?", id_of(third))
     assert texts_of(setting.last_input)[::2] == ["The sea?", "The sky?", "The land?", "The wind?"]
@@ -155,7 +155,7 @@ async def test_the_same_conversation_may_come_in_one_piece(world: World) -> None
     assert texts_of(setting.last_input)[::2] == ["The sea?", "The sky?", "The land?", "The wind!"]
     # The turns of before come back: what needs no other stays.
     await ask(setting.one, "The sea?")
-    assert id_of(await ask(setting.one, "The sky?", id_of(first))) == id_of(second)
+    assert id_of(await ask(setting.one, "The sky?", id_of(first), store=True)) == id_of(second)
     await setting.one.http.delete(f"{RESPONSES}/{id_of(first)}")
     assert (await ask(setting.other, "The moon?", id_of(second))).status_code == 200
 

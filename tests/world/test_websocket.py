@@ -130,7 +130,7 @@ async def test_a_turn_continues_what_was_kept_over_http_and_http_what_was_said_h
         (event,) = await socket.answer("And?", previous_response_id=first, generate=False)
         assert (event["status"], event["error"]["code"]) == (400, "previous_response_not_found")
         own = (await socket.answer("The wind?"))[-1]["response"]["id"]
-        own = (await socket.answer("The rain?", previous_response_id=own))[-1]["response"]["id"]
+        own = (await socket.answer("The rain?", previous_response_id=own, store=True))[-1]["response"]["id"]
     for id_, texts in ((third, ["The sea?", "The sky?", "The land?"]), (own, ["The wind?", "The rain?"])):
         await ask(router, "And?", id_)
         assert texts_of(json.loads(engine.bodies[-1])["input"])[::2] == [*texts, "And?"]

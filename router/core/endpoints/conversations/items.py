@@ -8,11 +8,23 @@ from typing import Any, Final
 
 import msgspec
 
+from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 from router.errors import ApiError, bad_request
 
 NULL: Final = msgspec.Raw(b"null")
 
+
+class _Item(msgspec.Struct):
+    type: Any = None
+    role: Any = None
+
+    @property
+    def is_output(self) -> bool:
+        return self.role == "assistant" or self.type in ("function_call", "custom_tool_call", "reasoning")
+
+
 _split = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_items = msgspec.json.Decoder(list[_Item]).decode
 _decode = msgspec.json.Decoder(Any).decode
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 _DIGEST_BYTES: Final = 16
@@ -41,6 +53,14 @@ def join_items(*parts: bytes) -> bytes:
 def split_items(items: bytes) -> list[msgspec.Raw]:
     """Raises MALFORMED_RESPONSE_ERRORS."""
     return _split(list_of(items))
+
+
+def has_output(items: bytes) -> bool:
+    """Whether something that a model has said is among them. False if they are not valid."""
+    try:
+        return any(item.is_output for item in _decode_items(list_of(items)))
+    except MALFORMED_RESPONSE_ERRORS:
+        return False
 
 
 def extend_digest(digest: str, items: bytes) -> str:

@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from router.core.endpoints.conversations.items import NULL, items_of, list_of
+from router.core.endpoints.conversations.items import NULL, has_output, items_of, list_of
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 from router.errors import ApiError
 
@@ -29,7 +29,7 @@ _decode_body = msgspec.json.Decoder(_Body).decode
 
 
 class Turn(NamedTuple):
-    """`items`: of its input. `previous_id`: empty in the first turn. `is_stored`: if the client does not refuse it."""
+    """`items`: of its input. `previous_id`: empty in the first turn. `is_stored`: see docs/wire.md."""
 
     items: bytes
     previous_id: str
@@ -51,7 +51,9 @@ def parse_turn(body: bytes) -> Turn | None:
     previous_id = fields.previous_response_id or ""
     if fields.background or fields.conversation or not isinstance(previous_id, str):
         return None
-    return Turn(items, previous_id, fields.store is not False)
+    # A client that sends its history keeps it itself. All of it would be stored again with each turn.
+    is_stored = bool(previous_id) or not has_output(items) if fields.store is None else fields.store is not False
+    return Turn(items, previous_id, is_stored)
 
 
 def whole_body(body: bytes, items: bytes) -> bytes:

@@ -101,6 +101,34 @@ def test_a_turn_has_its_items_and_says_whether_it_is_stored() -> None:
 
 
 @pytest.mark.parametrize(
+    "item",
+    [
+        b'{"role": "assistant", "content": "The sea."}',
+        b'{"type": "function_call", "name": "f"}',
+        b'{"type": "reasoning"}',
+    ],
+)
+def test_a_client_that_sends_what_was_said_before_keeps_it_itself_unless_it_says_otherwise(item: bytes) -> None:
+    items = b'{"role": "user", "content": "The sea?"}, %b' % item
+
+    def is_stored(rest: bytes) -> bool:
+        turn = parse_turn(b'{"input": [%b]%b}' % (items, rest))
+        assert turn is not None
+        return turn.is_stored
+
+    assert not is_stored(b"")
+    assert not is_stored(b', "store": null')
+    assert is_stored(b', "store": true')
+    assert is_stored(b', "previous_response_id": "resp_1"')
+
+
+def test_results_of_tools_are_no_output_of_a_model() -> None:
+    turn = parse_turn(b'{"input": [{"type": "function_call_output", "output": "4"}, 5]}')
+    assert turn is not None
+    assert turn.is_stored
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",
