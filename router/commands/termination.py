@@ -54,7 +54,10 @@ class _Interruption:
         loop = self._task.get_loop()
         if asyncio.current_task(loop) is self._task:
             sys.exit(self.code)
-        loop.call_soon_threadsafe(self._cancel)  # not at once: the loop may stand in a wait, which this ends
+        # At once, since the task's next step may be a read of standard input; the loop may stand in a wait, which the
+        # second line ends.
+        self._task.cancel()
+        loop.call_soon_threadsafe(loop.call_later, _CANCEL_INTERVAL, self._cancel)
 
     def _cancel(self) -> None:
         if not self.is_over:

@@ -40,3 +40,19 @@ def test_a_task_that_swallows_a_cancellation_is_cancelled_again() -> None:
     with pytest.raises(SystemExit) as caught:
         asyncio.run(asyncio.wait_for(command(), 30))
     assert caught.value.code == 143
+
+
+def test_a_signal_just_before_the_tasks_turn_ends_its_wait_and_not_the_next_one() -> None:
+    """After this wait, the task could stand in a read of standard input, which no later cancellation would end."""
+    went_on: list[bool] = []
+
+    async def command() -> None:
+        with cancelled_by_signals():
+            handler: Callable[..., Any] = signal.getsignal(signal.SIGTERM)  # type: ignore[assignment]
+            asyncio.get_running_loop().call_soon(handler, signal.SIGTERM, None)
+            await asyncio.sleep(0)
+            went_on.append(True)
+
+    with pytest.raises(SystemExit) as caught:
+        asyncio.run(command())
+    assert (caught.value.code, went_on) == (143, [])
