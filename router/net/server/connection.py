@@ -112,6 +112,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
         self._queue: RequestQueue = deque()
         self._runner = EagerRunner(self._loop)
         self._active_cycle: Cycle | None = None  # whose response is not complete
+        self._waits_for_start = False
         self._read_closed = False
         self._pipelined_bytes = 0  # bytes received while another request was being answered
         self._writable = asyncio.Event()
@@ -163,15 +164,16 @@ class BoundedHttpProtocol(asyncio.Protocol):
         if self._read_closed:
             return
         parser, queue = self._parser, self._queue
-        # The body of the active request has its own limits; anything else is sent ahead.
-        if queue or (self._active_cycle is not None and self._active_cycle is not parser.receiving_cycle):
+        # The body of the current request has its own limits; anything else is sent ahead.
+        current = self._current_cycle()
+        if current is not None and current is not parser.receiving_cycle:
             self._pipelined_bytes += len(data)
         try:
             parser.feed(data)
         except ProtocolError as error:
             self._reject(error)
         else:
-            if self._reading_paused and self._active_cycle is not parser.receiving_cycle:
+            if self._reading_paused and self._current_cycle() is not parser.receiving_cycle:
                 self.resume_reading()  # the body is complete, and only reading shows a disconnect
             if self._pipelined_bytes > MAX_PIPELINED_BYTES and queue:
                 self._close_after_responses()
@@ -180,12 +182,20 @@ class BoundedHttpProtocol(asyncio.Protocol):
                 if parser.in_message:
                     # A new message has begun: its time to arrive starts now.
                     self._waiting_since = self._loop.time()
-        if queue:
+        if queue and self._active_cycle is None and not self._waits_for_start:
+            self._waits_for_start = True
             self._start_limiter.start(self._start_next, self._loop)
+
+    def _current_cycle(self) -> Cycle | None:
+        """The active request, or the one that starts next, whose body may be arriving already."""
+        if self._active_cycle is None and self._queue:
+            return self._queue[0][0]
+        return self._active_cycle
 
     # -- responses --------------------------------------------------------------------------------------------------
 
     def _start_next(self) -> None:
+        self._waits_for_start = False
         if self._active_cycle is not None or not self._queue:
             return
         self._active_cycle, scope = cycle, _ = self._queue.popleft()
@@ -331,7 +341,7 @@ class BoundedHttpProtocol(asyncio.Protocol):
     # -- flow control -----------------------------------------------------------------------------------------------
 
     def pause_reading(self, cycle: Cycle) -> None:
-        if cycle is self._active_cycle and not self._reading_paused:
+        if cycle is self._current_cycle() and not self._reading_paused:
             self._reading_paused = True
             self.transport.pause_reading()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +14,11 @@ from uvicorn.server import ServerState
 from router.api.protocol_messages import render
 from router.net.pending_replies import PendingReplies
 from router.net.server.client_connection import CLIENT_EXTENSION
-from router.net.server.connection import BoundedHttpProtocol, asgi_address
+from router.net.server.connection import MAX_PIPELINED_BYTES, BoundedHttpProtocol, asgi_address
+from router.net.server.start_limiter import StartLimiter
 from router.net.server.timeouts import ClientTimeouts
 from tests.support.raw_http import CHAT_HEAD, VERSION_REQUEST, connect, http_request
-from tests.support.waiting import TEST_TIMEOUT
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -48,7 +49,9 @@ class Served(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def serving(app: App, lost: asyncio.Event | None = None) -> Any:
+async def serving(
+    app: App, lost: asyncio.Event | None = None, *, start_limiter: StartLimiter | None = None
+) -> AsyncIterator[tuple[int, list[bytes]]]:
     """The port and the recorded writes; `lost` is set when a connection is closed."""
     config = uvicorn.Config(app, interface="asgi3", proxy_headers=False, ws="none", log_config=None)
     config.load()
@@ -58,7 +61,9 @@ async def serving(app: App, lost: asyncio.Event | None = None) -> Any:
 
     def make() -> Served:
         return Served(
-            BoundedHttpProtocol(config, state, {}, loop, render_error=render), pieces, lost or asyncio.Event()
+            BoundedHttpProtocol(config, state, {}, loop, start_limiter=start_limiter, render_error=render),
+            pieces,
+            lost or asyncio.Event(),
         )
 
     server = await loop.create_server(make, "127.0.0.1", 0)
@@ -393,6 +398,49 @@ async def test_a_response_may_start_with_preformatted_header_lines(length: int |
         answer = await connection.read_response()
         assert (answer.status, answer.body) == (203, b"hello")
         assert answer.head.split()[-4:] == [b"x-one:", b"a", *framing.split()]
+
+
+class HeldStarts(StartLimiter):
+    """Starts nothing until `release`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[Callable[[], None]] = []
+
+    def start(self, callback: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
+        self.held.append(callback)
+
+    def release(self) -> None:
+        (callback,) = self.held  # a request waits once, however often its body arrives meanwhile
+        callback()
+
+
+async def test_the_body_of_a_request_that_waits_for_its_start_is_not_sent_ahead() -> None:
+    size = 12 * MAX_PIPELINED_BYTES
+    arrived = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        more = True
+        while more:
+            message = await receive()
+            arrived.append(len(message["body"]))
+            more = message["more_body"]
+        await send(start((b"content-length", b"0")))
+        await send(body(b""))
+
+    starts = HeldStarts()
+    async with serving(app, start_limiter=starts) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CHAT_HEAD + b"content-length: %d\r\n\r\n" % size + b"x" * size)
+        await eventually(lambda: starts.held)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        starts.release()
+        await writer.drain()
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        assert sum(arrived) == size
+        assert arrived[0] <= MAX_PIPELINED_BYTES  # until then, reading was paused
+        writer.close()
 
 
 async def test_a_connection_that_closes_is_cut_off_if_its_client_does_not_read_the_rest(
