@@ -259,7 +259,7 @@ async def test_a_response_over_its_size_is_not_stored(world: World) -> None:
 # -- not found --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("id_", ["resp_unknown", "a b", "x" * 129, "../resp_1", "resp_1:x", "*"])
+@pytest.mark.parametrize("id_", ["", "resp_unknown", "a b", "x" * 129, "../resp_1", "resp_1:x", "*"])
 @scenario
 async def test_an_unknown_id_is_404_and_reaches_no_engine(world: World, id_: str) -> None:
     setting = await start(world)

@@ -53,7 +53,7 @@ class KeptResponses:
                 raise _not_found(id_) from None
             except RedisDownError:
                 raise responses_unavailable() from None
-            return Response(body, media_type="application/json")
+            return Response(body, headers={"cache-control": "no-store"}, media_type="application/json")
 
         return handler
 

@@ -37,6 +37,13 @@ from router.shared.responses.response_records import (
 
 log = logging.getLogger("roundhouse.responses")
 
+_PROBLEMS: Final = {
+    "failed": "Redis does not answer, or takes no writes",
+    "collision": "its engine has given its id to another one before; neither can be continued",
+    "too-large": "with its input, it has more than responses.max_size",
+}
+"""What is logged, by the result."""
+
 _SHOWN_ID: Final = 128  # characters of an id in a message
 
 
@@ -84,8 +91,8 @@ class ConversationGateway:
         if turn is None:
             return await self._gateway.handle(exchange, control, body, caller)
         since, place = self._purges.last_position, _FIRST
-        if turn.previous_id:
-            said = await self._said_before(exchange.tenant, turn, caller)
+        if turn.previous_id is not None:
+            said = await self._said_before(exchange.tenant, turn, turn.previous_id, caller)
             body, place = whole_body(body, join_items(said.items, turn.items)), _place_after(said)
             del said
         response = await self._gateway.handle(exchange, control, body, caller)
@@ -99,17 +106,17 @@ class ConversationGateway:
 
     # -- before -------------------------------------------------------------------------------------------------------
 
-    async def _said_before(self, tenant: str, turn: Turn, caller: Caller) -> Conversation:
+    async def _said_before(self, tenant: str, turn: Turn, previous_id: str, caller: Caller) -> Conversation:
         """Raises ApiError."""
-        if not is_response_id(turn.previous_id):
-            raise previous_not_found(turn.previous_id)
+        if not is_response_id(previous_id):
+            raise previous_not_found(previous_id)
         try:
-            last = await self._records.find(tenant, turn.previous_id)
+            last = await self._records.find(tenant, previous_id)
             self._check_bounds(last, turn)
             caller.body_allocation.allocate(last.size)  # of the whole body, beside the client's
             said = await self._records.conversation(tenant, last)
         except ResponseNotFoundError:
-            raise previous_not_found(turn.previous_id) from None
+            raise previous_not_found(previous_id) from None
         except RedisDownError:
             raise responses_unavailable() from None
         if caller.session is None:
@@ -136,7 +143,7 @@ class ConversationGateway:
             return
         result = "invalid"
         if not is_response_id(final.id):
-            self._warning.log("a response cannot be stored: its engine gave it the id %.200r", final.id)
+            self._warning.log("a response cannot be kept: its engine gave it the id %.200r", final.id)
         elif len(turn.items) + len(final.items) + len(final.body) > self._max_size:
             result = "too-large"
         elif self._purges.covers(_any_entry_of(tenant), (), since):
@@ -144,6 +151,8 @@ class ConversationGateway:
             result = "failed" if since == BEGINNING else "purged"
         else:
             result = await self._store(tenant, turn, place, final)
+        if result in _PROBLEMS:
+            self._warning.log("a response cannot be kept: %s", _PROBLEMS[result])
         self._record_result(result)
 
     async def _store(self, tenant: str, turn: Turn, place: Place, final: FinalResponse) -> str:
@@ -162,19 +171,11 @@ class ConversationGateway:
                 output=final.items,
                 response=final.body,
             )
-            result = await self._records.store(tenant, stored, self._clock())
+            return await self._records.store(tenant, stored, self._clock())
         except MALFORMED_RESPONSE_ERRORS:
             return "invalid"
         except RedisDownError:
-            result = "failed"
-        if result == "failed":
-            self._warning.log("a response could not be stored: Redis does not answer, or takes no writes")
-        elif result == "collision":
-            self._warning.log(
-                "a response could not be stored: its engine has given its id to another one before; "
-                "neither can be continued"
-            )
-        return result
+            return "failed"
 
 
 def _place_after(said: Conversation) -> Place:

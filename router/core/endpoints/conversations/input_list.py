@@ -42,14 +42,18 @@ def parse_page_query(fields: Mapping[str, str]) -> PageQuery:
 
 def page_of_items(items: list[msgspec.Raw], query: PageQuery) -> dict[str, Any]:
     """Raises ApiError (400) if `after` is no item, and MALFORMED_RESPONSE_ERRORS."""
-    listed = [_listed(number, bytes(item)) for number, item in enumerate(items) if bytes(item).startswith(b"{")]
+    listed: list[dict[str, Any]] = []
+    ids: set[str] = set()
+    for number, item in enumerate(items):
+        if bytes(item).startswith(b"{"):
+            listed.append(_listed(number, bytes(item), ids))
+            ids.add(listed[-1]["id"])
     if query.order == "desc":
         listed.reverse()
     if query.after is not None:
-        ids = [item["id"] for item in listed]
         if query.after not in ids:
             raise bad_request("`after` is the id of no item.", param="after")
-        listed = listed[ids.index(query.after) + 1 :]
+        listed = listed[[item["id"] for item in listed].index(query.after) + 1 :]
     page = listed[: query.limit]
     return {
         "object": "list",
@@ -60,11 +64,11 @@ def page_of_items(items: list[msgspec.Raw], query: PageQuery) -> dict[str, Any]:
     }
 
 
-def _listed(number: int, text: bytes) -> dict[str, Any]:
-    """An item as OpenAI lists it. One without an id gets one that it has in each later turn, too."""
+def _listed(number: int, text: bytes, taken: set[str]) -> dict[str, Any]:
+    """An item as OpenAI lists it. One without an id, or with a `taken` one, gets one that later turns have, too."""
     item = msgspec.json.decode(text, type=dict[str, Any])
     kind, id_ = item.get("type") or "message", item.get("id")
-    if not isinstance(id_, str) or not id_:
+    if not isinstance(id_, str) or not id_ or id_ in taken:
         digest = hashlib.sha256(b"%d:%b" % (number, text)).hexdigest()[:24]
         id_ = f"{_PREFIXES.get(kind, 'item') if isinstance(kind, str) else 'item'}_{digest}"
     listed = {**item, "type": kind, "id": id_}

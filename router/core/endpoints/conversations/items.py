@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
+from router.core.json_values import normalize_numbers
 from router.errors import ApiError, bad_request
 
 NULL: Final = msgspec.Raw(b"null")
@@ -66,8 +67,8 @@ def has_output(items: bytes) -> bool:
 def extend_digest(digest: str, items: bytes) -> str:
     """The digest of a conversation, after these items are added. `digest`: the one before them, empty at the beginning.
 
-    It depends on the sequence of items alone: not on the turns that they came in, nor on spaces and the order of
-    fields. Raises MALFORMED_RESPONSE_ERRORS.
+    It depends on the sequence of items alone: not on the turns that they came in, nor on spaces, the order of fields
+    and the form of numbers, on which no cache key depends either. Raises MALFORMED_RESPONSE_ERRORS.
     """
     for item in split_items(items):
         # Its length is fixed, so no other sequence of items gives the same bytes.
@@ -77,8 +78,10 @@ def extend_digest(digest: str, items: bytes) -> str:
 
 
 def _canonical(item: bytes) -> bytes:
+    value = [_decode(item)]
+    normalize_numbers(value, len(item))
     try:
-        return _encode_sorted(_decode(item))
+        return _encode_sorted(value)
     except UnicodeEncodeError:  # half of a pair of surrogates, which JSON may have
         return item
 

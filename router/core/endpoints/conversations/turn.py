@@ -29,10 +29,10 @@ _decode_body = msgspec.json.Decoder(_Body).decode
 
 
 class Turn(NamedTuple):
-    """`items`: of its input. `previous_id`: empty in the first turn. `is_stored`: see docs/wire.md."""
+    """`items`: of its input. `previous_id`: None in the first turn. `is_stored`: see docs/wire.md."""
 
     items: bytes
-    previous_id: str
+    previous_id: str | None
     is_stored: bool
 
 
@@ -48,11 +48,11 @@ def parse_turn(body: bytes) -> Turn | None:
         items = items_of(fields.input)
     except (*MALFORMED_RESPONSE_ERRORS, ApiError):
         return None
-    previous_id = fields.previous_response_id or ""
-    if fields.background or fields.conversation or not isinstance(previous_id, str):
+    previous_id = fields.previous_response_id
+    if fields.background or fields.conversation or not isinstance(previous_id, str | None):
         return None
     # A client that sends its history keeps it itself. All of it would be stored again with each turn.
-    is_stored = bool(previous_id) or not has_output(items) if fields.store is None else fields.store is not False
+    is_stored = previous_id is not None or not has_output(items) if fields.store is None else fields.store is not False
     return Turn(items, previous_id, is_stored)
 
 

@@ -85,6 +85,11 @@ def test_other_items_have_another_digest(one: list[Any], other: list[Any]) -> No
     assert (digests[0] == digests[1]) is (json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True))
 
 
+@pytest.mark.parametrize("form", [b"1", b"1.0", b"1e0", b"10e-1"])
+def test_a_digest_does_not_depend_on_the_form_of_a_number(form: bytes) -> None:
+    assert extend_digest("", b'{"a": [%b]}' % form) == extend_digest("", b'{"a": [1]}')
+
+
 def test_a_digest_of_what_is_no_json_is_refused() -> None:
     with pytest.raises(MALFORMED_RESPONSE_ERRORS):
         extend_digest("", b'{"a": 1} {"b": 2}')
@@ -97,7 +102,7 @@ def test_a_turn_has_its_items_and_says_whether_it_is_stored() -> None:
     turn = parse_turn(b'{"model": "m", "input": [{"a": 1}], "previous_response_id": "resp_1", "store": false}')
     assert turn == (b'{"a": 1}', "resp_1", False)
     for store in (b"", b', "store": true', b', "store": null'):
-        assert parse_turn(b'{"input": [], "previous_response_id": null%b}' % store) == (b"", "", True)
+        assert parse_turn(b'{"input": [], "previous_response_id": null%b}' % store) == (b"", None, True)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +230,17 @@ def test_items_are_listed_as_openai_does() -> None:
     assert [each["id"].partition("_")[0] for each in data] == ["msg", "msg", "fc", "i"]
     assert {**data[2], "id": ""} == {**call, "id": ""}
     assert [each["id"] for each in page([*given, {"role": "user"}])["data"]][:4] == [each["id"] for each in data]
+
+
+def test_pages_end_if_items_have_the_same_id() -> None:
+    items = [b'{"type": "message", "role": "user", "content": "%d", "id": "msg_0"}' % number for number in range(5)]
+    raw = [msgspec.Raw(item) for item in items]
+    contents, after, has_more = [], None, True
+    while has_more:
+        page = page_of_items(raw, PageQuery(limit=2, order="asc", after=after))
+        contents += [item["content"][0]["text"] for item in page["data"]]
+        after, has_more = page["last_id"], page["has_more"]
+    assert contents == ["0", "1", "2", "3", "4"]
 
 
 def test_an_empty_list_has_no_first_item() -> None:
