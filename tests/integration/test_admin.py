@@ -147,7 +147,7 @@ async def test_a_damaged_entry_can_be_listed_shown_and_deleted(guarded: RouterSe
     assert len((await get(guarded, "entries"))["entries"]) == 2
     assert (await get(guarded, f"entries/{entry_key(2)}"))["problem"] is not None
     answer = await guarded.http.delete(f"/admin/cache/entries/{entry_key(2)}", headers=ADMIN)
-    assert answer.json() == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS, "recorded": True}
+    assert answer.json() == {"entries": 1, "claims": 0, "responses": 0, "replicas": NO_REPLICAS, "recorded": True}
     assert await client.exists(entry_key(1))
     assert not await client.exists(entry_key(2))
 
@@ -172,6 +172,7 @@ async def test_a_purged_entry_is_generated_again(guarded: RouterServer) -> None:
         "entries": 1,
         "claims": 0,
         "replicas": NO_REPLICAS,
+        "responses": 0,
         "recorded": True,
     }
     again = await guarded.chat("Tell me about the sea.", headers=acme)
@@ -185,12 +186,14 @@ async def test_a_purge_reaches_every_router_and_deletes_the_claims(guarded: Rout
         "entries": 1,
         "claims": 0,
         "replicas": NO_REPLICAS,
+        "responses": 0,
         "recorded": True,
     }
     assert await post(guarded, "purge", {"all": True}) == {
         "entries": 0,
         "claims": 1,
         "replicas": NO_REPLICAS,
+        "responses": 0,
         "recorded": True,
     }
     assert [(scope.document, scope.all) for scope in await logged_scopes(client)] == [("handbook", False), (None, True)]
@@ -237,7 +240,7 @@ async def test_a_bad_answer_is_found_and_purged_by_its_words(
     assert (found["matches"], found["looked_at"], found["everything"], found["purge"]) == (1, 2, True, None)
     with caplog.at_level("INFO", "roundhouse.admin"):
         purged = await post(guarded, "grep", {"text": words, "purge": True})
-    assert purged["purge"] == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS, "recorded": True}
+    assert purged["purge"] == {"entries": 1, "claims": 0, "responses": 0, "replicas": NO_REPLICAS, "recorded": True}
     assert "purged by text among all: 1 entry" in caplog.text
     assert words not in caplog.text
     assert (await guarded.chat("Tell me about the sea.", headers=acme)).headers["x-cache"] == "MISS"

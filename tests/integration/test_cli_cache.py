@@ -216,7 +216,7 @@ async def test_purge_deletes_what_is_named_without_confirmation_if_there_is_no_t
 ) -> None:
     mine, others = await store_entry(client, entry_key(1)), await store_entry(client, entry_key(2, tenant="other"))
     purged = (await cache(file, "purge", "--tenant", "acme", "--json")).json()
-    assert purged == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS, "recorded": True}
+    assert purged == {"entries": 1, "claims": 0, "responses": 0, "replicas": NO_REPLICAS, "recorded": True}
     assert (await client.exists(mine), await client.exists(others)) == (0, 1)
     assert (await cache(file, "purge", "--all")).stdout == "purged 1 entry and 0 generations in progress\n"
     assert await logged_scopes(client) == [EntryFilter(tenant="acme"), EntryFilter(all=True)]
@@ -296,7 +296,7 @@ async def test_grep_purges_what_it_finds_and_nothing_else(client: Any, file: Pat
     assert (await client.exists(bad), await client.exists(good)) == (0, 1)
     assert await logged_scopes(client) == [EntryFilter(key=bad)]
     purged = (await cache(file, "grep", "is wet", "--purge", "--json")).json()["purge"]
-    assert purged == {"entries": 1, "claims": 0, "replicas": NO_REPLICAS, "recorded": True}
+    assert purged == {"entries": 1, "claims": 0, "responses": 0, "replicas": NO_REPLICAS, "recorded": True}
 
 
 async def test_grep_that_could_not_search_everything_says_so(client: Any, file: Path) -> None:
