@@ -234,7 +234,11 @@ async def test_purge_accepts_every_part_of_the_key(client: Any, file: Path, part
 
 async def test_a_dry_run_only_counts(client: Any, file: Path) -> None:
     await store_entry(client, entry_key())
-    assert (await cache(file, "purge", "--all", "--dry-run")).stdout == "1 entry would be purged\n"
+    assert (
+        await cache(file, "purge", "--all", "--dry-run")
+    ).stdout == "1 entry and the kept responses would be purged\n"
+    by_model = await cache(file, "purge", "--model", "llama", "--tenant", "acme", "--dry-run")
+    assert by_model.stdout == "1 entry would be purged\n"
     assert (await cache(file, "purge", "--all", "--dry-run", "--json")).json() == {"entries": 1}
     assert await client.exists(entry_key())
     assert not await logged_scopes(client)

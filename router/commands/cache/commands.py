@@ -11,7 +11,7 @@ from router.commands.cache.grep import grep
 from router.commands.cache.guessed_names import clear, delete
 from router.commands.cache.listing import ls
 from router.commands.cache.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
-from router.commands.cache.purge_words import FULL, describe_purge
+from router.commands.cache.purge_words import FULL, describe_matches, describe_purge
 from router.commands.cache.savings import savings
 from router.commands.cache.transfer import export_, import_from
 from router.commands.console import (
@@ -201,10 +201,10 @@ def purge_command(
             matching = with_redis(settings, config, lambda client: count_entries(client, entry_filter, on_count))
         if dry_run:
             write_json({"entries": matching}) if as_json else typer.echo(
-                f"{pluralize(matching, 'entry', 'entries')} would be purged"
+                f"{describe_matches(matching, entry_filter)} would be purged"
             )
             return
-        question = f"Purge {pluralize(matching, 'entry', 'entries')}, and matching generations in progress?"
+        question = f"Purge {describe_matches(matching, entry_filter)}, and matching generations in progress?"
         if not confirm(question):
             fail("nothing was purged")
     with progress("entries purged") as on_purge:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from router.commands.cache.options import TenantOption
+from router.commands.cache.purge_words import describe_matches
 from router.commands.console import EXIT_USAGE, ConfigOption, fail, load_settings, progress
 from router.commands.redis import parse_filter, with_redis
-from router.core.plural import pluralize
 from router.settings import DEFAULT_PATH
 
 if TYPE_CHECKING:
@@ -41,5 +41,5 @@ def _show(config: Path, entry_filter: "EntryFilter", options: list[str]) -> None
     # The line is to be copied, so it has what makes it purge in the same Redis.
     if config != Path(DEFAULT_PATH):
         options = [*options, "--config", str(config)]
-    typer.echo(f"{pluralize(matching, 'entry', 'entries')} would be purged")
+    typer.echo(f"{describe_matches(matching, entry_filter)} would be purged")
     fail(f"nothing was purged; to purge: roundhouse cache purge {shlex.join(options)}", EXIT_USAGE)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Final
 from router.core.plural import pluralize
 
 if TYPE_CHECKING:
+    from router.core.cache.entry_filter import EntryFilter
     from router.store.admin.purge import PurgeResult
     from router.store.admin.purge_record import ReplicaAcks
 
@@ -20,6 +21,14 @@ def describe_purge(result: "PurgeResult") -> str:
     if result.responses:
         purged = f"{entries}, {pluralize(result.responses, 'kept response')} and {generations} in progress"
     return f"purged {purged}{_describe_replicas(result.replicas)}"
+
+
+def describe_matches(entries: int, scope: "EntryFilter") -> str:
+    """What a purge of this scope would delete."""
+    from router.store.admin.purge import covers_responses
+
+    counted = pluralize(entries, "entry", "entries")
+    return f"{counted} and the kept responses" if covers_responses(scope) else counted
 
 
 def _describe_replicas(replicas: "ReplicaAcks | None") -> str:

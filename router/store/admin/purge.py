@@ -162,14 +162,16 @@ async def _purge_claims(client: RedisClient, scope: EntryFilter) -> int:
     return deleted
 
 
+def covers_responses(scope: EntryFilter) -> bool:
+    """Whether a purge deletes kept responses: they have no model, system prompt or documents of their own."""
+    return scope.all or (scope.tenant is not None and scope == EntryFilter(tenant=scope.tenant))
+
+
 async def _purge_responses(client: RedisClient, scope: EntryFilter) -> int:
     """How many it deleted. SCAN also finds those that the set of a tenant does not name any more."""
-    if scope.all:
-        pattern = RESPONSES_PATTERN
-    elif scope.tenant is not None and scope == EntryFilter(tenant=scope.tenant):
-        pattern = responses_key(scope.tenant) + "*"
-    else:
+    if not covers_responses(scope):
         return 0
+    pattern = RESPONSES_PATTERN if scope.tenant is None else responses_key(scope.tenant) + "*"
     deleted = 0
     async for batch in scan_keys(client, pattern):
         keys = [key for key in batch if scope.all or response_tenant(key) == scope.tenant]
