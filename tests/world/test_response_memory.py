@@ -328,6 +328,7 @@ async def test_a_tenant_keeps_those_that_it_used_last(world: World) -> None:
         await asyncio.sleep(1)
     ids.append(id_of(await ask(setting.one, "And?", ids[0])))
     await eventually(lambda: _is_gone(world, ids[1]))
+    assert await kept_results(setting.one) == {"stored": 4, "removed": 1}
     statuses = [(await ask(setting.other, "Well?", id_, store=False)).status_code for id_ in ids]
     assert statuses == [200, 404, 200, 200]
 

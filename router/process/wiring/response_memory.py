@@ -1,5 +1,7 @@
 """The memory of /v1/responses, if the configuration has one."""
 
+from collections.abc import Callable
+
 from starlette.routing import Route
 
 from router.api.access.auth import Authenticator
@@ -18,13 +20,14 @@ def with_memory(
     """What /v1/responses passes its requests to."""
     if not settings.responses.ttl:
         return gateway
+    record_result = process_state.telemetry.record_kept_response
     return ConversationGateway(
         gateway,
-        _records(settings, services),
+        _records(settings, services, on_removed=lambda: record_result("removed")),
         services.cache.purges,
         max_body=settings.router.max_body,
         max_size=settings.responses.max_size,
-        record_result=process_state.telemetry.record_kept_response,
+        record_result=record_result,
         clock=services.redis.clock.now,
     )
 
@@ -33,11 +36,14 @@ def kept_response_routes(settings: Settings, services: RedisServices, auth: Auth
     return KeptResponses(auth, _records(settings, services)).routes() if settings.responses.ttl else []
 
 
-def _records(settings: Settings, services: RedisServices) -> ResponseRecords:
+def _records(
+    settings: Settings, services: RedisServices, on_removed: Callable[[], None] = lambda: None
+) -> ResponseRecords:
     return ResponseRecords(
         services.redis.pipeline,
         ttl=settings.responses.ttl,
         max_per_tenant=settings.responses.max_per_tenant,
         clock=services.redis.clock.now,
         on_refused=services.redis.writes.on_refused,
+        on_removed=on_removed,
     )

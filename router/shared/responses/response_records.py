@@ -116,14 +116,18 @@ class ResponseRecords:
 
     def __init__(
         self, pipeline: RedisPipeline, *, ttl: float, max_per_tenant: int, clock: Callable[[], float],
-        on_refused: Callable[[Exception], None] = lambda _: None,
+        on_refused: Callable[[Exception], None] = lambda _: None, on_removed: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`ttl`: seconds. `clock`: see CacheLookup. `on_refused`: see EntryStore."""
+        """`ttl`: seconds. `clock`: see CacheLookup. `on_refused`: see EntryStore.
+
+        `on_removed`: a response leaves, since its tenant has too many.
+        """
         self._pipeline = pipeline
         self._ttl_ms = max(1, int(1000 * ttl))
         self._max_per_tenant = max_per_tenant
         self._clock = clock
         self._on_refused = on_refused
+        self._on_removed = on_removed
 
     async def find(self, tenant: str, id_: str, *, with_object: bool = False) -> KeptResponse:
         """`with_object`: whether its `response` is read, too. Raises ResponseNotFoundError and RedisDownError."""
@@ -168,6 +172,8 @@ class ResponseRecords:
             self._on_refused(gone)
         if isinstance(gone, list) and gone:
             keys = [response_key(tenant, id_.decode("ascii", "replace")) for id_ in gone if type(id_) is bytes]
+            for _ in keys:
+                self._on_removed()
             with contextlib.suppress(RedisDownError):
                 self._pipeline.send(*(("DEL", key) for key in keys))
         return "stored" if written == 1 else "collision"
