@@ -400,21 +400,6 @@ async def test_a_response_may_start_with_preformatted_header_lines(length: int |
         assert answer.head.split()[-4:] == [b"x-one:", b"a", *framing.split()]
 
 
-class HeldStarts(StartLimiter):
-    """Starts nothing until `release`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held: list[Callable[[], None]] = []
-
-    def start(self, callback: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-        self.held.append(callback)
-
-    def release(self) -> None:
-        (callback,) = self.held  # a request waits once, however often its body arrives meanwhile
-        callback()
-
-
 async def test_the_body_of_a_request_that_waits_for_its_start_is_not_sent_ahead() -> None:
     size = 12 * MAX_PIPELINED_BYTES
     arrived = []
@@ -428,14 +413,15 @@ async def test_the_body_of_a_request_that_waits_for_its_start_is_not_sent_ahead(
         await send(start((b"content-length", b"0")))
         await send(body(b""))
 
-    starts = HeldStarts()
-    async with serving(app, start_limiter=starts) as (port, _):
+    limiter = StartLimiter(limit=0)
+    async with serving(app, start_limiter=limiter) as (port, _):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(CHAT_HEAD + b"content-length: %d\r\n\r\n" % size + b"x" * size)
-        await eventually(lambda: starts.held)
+        await eventually(lambda: limiter._waiting)
         for _ in range(20):
             await asyncio.sleep(0)
-        starts.release()
+        (start_request,) = limiter._waiting  # it waits once, however often its body arrives meanwhile
+        start_request()
         await writer.drain()
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         assert sum(arrived) == size
