@@ -75,9 +75,14 @@ class RouterProcess:
     def worker_pids(self) -> set[int]:
         """The process ids of its workers; empty with a single worker, or on a machine without /proc."""
         pids = set()
-        for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+        # Not /proc/PID/task/TID/children: while a child exits, that may lack others.
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            pid = stat.parent.name
             try:
-                pids |= {int(pid) for pid in task.read_text().split() if b"spawn_main" in _command_line(pid)}
+                # The fields after the name, which may have any character: state, parent.
+                parent = int(stat.read_text().rpartition(")")[2].split()[1])
+                if parent == self.process.pid and b"spawn_main" in _command_line(pid):
+                    pids.add(int(pid))
             except OSError:  # it has exited meanwhile
                 continue
         return pids
