@@ -1,11 +1,11 @@
 """Kept responses with a real Redis and real processes: 50 turns over two routers, a restart, and an emptied Redis."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -17,6 +17,7 @@ from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import RouterClient, router_config
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -100,12 +101,14 @@ class TestKeptResponses:
 
     async def ask_once_up(self, router: RouterClient, text: str, previous: str | None) -> Any:
         """Asks again while Redis is loading its data, and what is answered could not be kept."""
-        while True:
+
+        async def kept_answer() -> httpx.Response | None:
             answer = await ask(router, text, previous)
-            if answer.status_code == 200 and (await self.is_kept(router, id_of(answer))):
-                return answer
             assert answer.status_code in (200, 503), answer.text
-            await asyncio.sleep(0.05)
+            is_kept = answer.status_code == 200 and await self.is_kept(router, id_of(answer))
+            return answer if is_kept else None
+
+        return await eventually(kept_answer)
 
     async def is_kept(self, router: RouterClient, id_: str) -> bool:
         return bool((await router.http.get(f"/v1/responses/{id_}")).status_code == 200)
