@@ -221,6 +221,15 @@ def _write_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
     return int(not is_collision)
 
 
+def _prolong_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    held = data.get(key, dict)
+    if held is None:
+        return 0
+    data.expire_at(key, data.clock() + int(words[0]))
+    _put(data, key, {**held, b"alive_until": words[1]}, keep_expiry=True)
+    return 1
+
+
 def _use_response(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes]:
     ttl, now, most, new, *others = words
     scores = SortedSet(data.get(key, SortedSet) or SortedSet())
@@ -334,6 +343,7 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     recent_prompts._ADD_SCRIPT.encode(): _add_prompt,
     response_records._WRITE_SCRIPT.encode(): _write_response,
     response_records._USE_SCRIPT.encode(): _use_response,
+    response_records._PROLONG_SCRIPT.encode(): _prolong_response,
     answers._BEGINNING_SCRIPT.encode(): _beginning,
     str(scan._TIME_COMMAND[1]).encode(): _read_time,
     budgets.UPDATE_SCRIPT.encode(): _budget,

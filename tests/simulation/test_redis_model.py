@@ -529,6 +529,19 @@ def test_of_one_conversation_the_response_without_a_parent_stays(both: ClientFac
     assert client.send_commands(("HGETALL", "k")) == [{b"digest": b"d", b"parent": b"", b"input": b"[0,1]"}]
 
 
+def test_a_response_that_is_prolonged_says_so(both: ClientFactory) -> None:
+    client = both.connect()
+    prolong = ("EVAL", response_records._PROLONG_SCRIPT, 1, "k", LONG, 17)
+    assert client.send_commands(prolong, ("EXISTS", "k")) == [0, 0]
+    client.send_commands(("HSET", "k", "digest", "d"))
+    assert client.send_commands(prolong, ("HGETALL", "k")) == [1, {b"digest": b"d", b"alive_until": b"17"}]
+    (left,) = client.send_commands(("PTTL", "k"))
+    assert 0 < left <= LONG
+    client.send_commands(("SET", "k", "mine"))
+    (reply,) = client.send_commands(prolong)
+    assert str(reply).startswith("WRONGTYPE")
+
+
 def test_the_responses_that_were_not_used_for_longest_leave(both: ClientFactory) -> None:
     client = both.connect()
 

@@ -319,6 +319,78 @@ async def test_a_turn_prolongs_the_life_of_the_turns_before_it(world: World) -> 
     assert await kept_keys(world) == []
 
 
+async def left_of(world: World, id_: str) -> float:
+    """How long a response is kept, in seconds."""
+    milliseconds: int = await world.redis.client.pttl(response_key("default", id_))
+    return round(milliseconds / 1000, 1)
+
+
+@scenario
+async def test_the_turns_before_are_prolonged_once_a_tenth_of_their_time_has_passed(world: World) -> None:
+    setting = await start(world, '[responses]\nttl = "100s"\n')
+    first = last = id_of(await ask(setting.one, "0?"))
+    for number in range(1, 5):
+        await asyncio.sleep(4)
+        last = id_of(await ask(setting.one, f"{number}?", last))
+        assert await left_of(world, last) == pytest.approx(100, abs=0.5)
+        assert await left_of(world, first) == pytest.approx({1: 96, 2: 92, 3: 100, 4: 96}[number], abs=0.5)
+
+
+@pytest.mark.parametrize("ttls", [("100s", "1h"), ("1h", "100s")])
+@scenario
+async def test_a_turn_with_another_ttl_prolongs_the_turns_before_at_once(world: World, ttls: tuple[str, str]) -> None:
+    first = id_of(await ask((await start(world, f'[responses]\nttl = "{ttls[0]}"\n')).one, "The sea?"))
+    ids = iter(["resp_2"])
+    await ask((await start(world, f'[responses]\nttl = "{ttls[1]}"\n', ids=ids)).one, "The sky?", first)
+    assert await left_of(world, first) == pytest.approx({"1h": 3600, "100s": 100}[ttls[1]], abs=0.5)
+
+
+@scenario
+async def test_an_equal_turn_does_not_prolong_again(world: World) -> None:
+    setting = await start(world, '[responses]\nttl = "100s"\n')
+    first = id_of(await ask(setting.one, "The sea?"))
+    await asyncio.sleep(20)
+    for cache, left in (("MISS", 100), ("HIT", 96)):
+        assert (await ask(setting.one, "The sky?", first)).headers["x-cache"] == cache
+        assert await left_of(world, first) == pytest.approx(left, abs=0.5)
+        await asyncio.sleep(4)
+
+
+@scenario
+async def test_turns_before_that_could_not_be_prolonged_are_prolonged_by_the_next_turn(world: World) -> None:
+    setting = await start(world, '[responses]\nttl = "100s"\n')
+    first = id_of(await ask(setting.one, "0?"))
+    second = id_of(await ask(setting.one, "1?", first))
+    await asyncio.sleep(20)
+    setting.script.may_end.clear()
+    asked = asyncio.ensure_future(ask(setting.one, "2?", second, stream=True))
+    await eventually(lambda: _is(len(setting.engine.bodies) == 3))
+    key = response_key("default", second)
+    record = await world.redis.client.hgetall(key)
+    await world.redis.client.set(key, "of another type")
+    setting.script.may_end.set()
+    third = id_of(await asked)
+    await world.redis.client.delete(key)
+    await world.redis.client.hset(key, mapping=record)
+    await asyncio.sleep(4)
+    assert await left_of(world, first) == pytest.approx(96, abs=0.5)
+    await ask(setting.one, "3?", third)
+    for id_ in (first, second, third):
+        assert await left_of(world, id_) == pytest.approx(100, abs=0.5)
+
+
+@scenario
+async def test_a_conversation_stays_while_others_come(world: World) -> None:
+    setting = await start(world, "[responses]\nmax_per_tenant = 30\n")
+    last = id_of(await ask(setting.one, "0?"))
+    for number in range(1, 6):
+        for other in range(20):
+            await ask(setting.one, f"other {number} {other}?")
+        last = id_of(await ask(setting.one, f"{number}?", last))
+    assert (await ask(setting.other, "And?", last)).status_code == 200
+    assert texts_of(setting.last_input)[::2] == [*[f"{number}?" for number in range(6)], "And?"]
+
+
 @scenario
 async def test_a_tenant_keeps_those_that_it_used_last(world: World) -> None:
     setting = await start(world, "[responses]\nmax_per_tenant = 3\n")

@@ -27,13 +27,8 @@ from router.flow.request_handler import RequestHandler, StreamedResponse
 from router.net.redis.pipeline import RedisDownError
 from router.net.repeated_warning import RepeatedWarning
 from router.shared.cache.purges import BEGINNING, PurgePosition, Purges
-from router.shared.responses.response_records import (
-    MAX_TURNS,
-    Conversation,
-    KeptResponse,
-    ResponseNotFoundError,
-    ResponseRecords,
-)
+from router.shared.responses.kept_response import Conversation, KeptResponse
+from router.shared.responses.response_records import MAX_TURNS, ResponseNotFoundError, ResponseRecords
 
 log = logging.getLogger("roundhouse.responses")
 
@@ -58,6 +53,7 @@ class Place(NamedTuple):
     ancestors: tuple[str, ...] = ()
     digest: str = ""
     size: int = 0
+    alive_until: int = 0
 
 
 _FIRST: Final = Place()
@@ -167,6 +163,7 @@ class ConversationGateway:
                 before=place.digest,
                 digest=extend_digest(place.digest, items),
                 size=place.size + len(items) + 1,
+                alive_until=place.alive_until,
                 input=turn.items,
                 output=final.items,
                 response=final.body,
@@ -179,8 +176,8 @@ class ConversationGateway:
 
 
 def _place_after(said: Conversation) -> Place:
-    last = said.turns[-1]
-    return Place(last.id, last.root, tuple([turn.id for turn in said.turns]), last.digest, last.size)
+    last = said.last
+    return Place(last.id, last.root, said.turn_ids, last.digest, last.size, last.alive_until)
 
 
 def previous_not_found(id_: str) -> ApiError:

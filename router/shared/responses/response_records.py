@@ -4,8 +4,11 @@
     rh:1:response:{tenant}         a sorted set: the ids of a tenant's, by when each was last used, in ms
 
 Theory of operation. A response is stored with the items of its own turn, and with the ids of those before it. So a
-conversation grows by what is new, and all of it is read at once. The set bounds how many a tenant has: the ones that
-were not used for longest leave. A turn counts as a use of all turns before it, and prolongs their lives.
+conversation grows by what is new. The set bounds how many a tenant has: the ones that were not used for longest leave.
+
+A turn counts as a use of all turns before it, and prolongs their lives. In a long conversation these are many commands,
+so each record says until when all of them are kept, and they are prolonged only once a tenth of that time has passed,
+or a tenth of the responses that a tenant may have were used since.
 
 An id is the engine's, so that two responses may have the same. Each record has a digest of its whole conversation. One
 with the same id and another conversation is not stored, and marks the record that is there: from then on nobody knows
@@ -18,16 +21,24 @@ read.
 """
 
 import contextlib
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from router.core.cache.redis_keys import response_key, responses_key
-from router.core.endpoints.conversations.items import join_items
-from router.net.redis.commands import Command
+from router.net.redis.commands import Command, EncodedCommand, command_template
 from router.net.redis.errors import RedisBackendError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
+from router.shared.responses.kept_response import (
+    EARLIER_FIELDS,
+    TURN_FIELDS,
+    Conversation,
+    EarlierTurn,
+    KeptResponse,
+    decode_earlier_turns,
+    decode_turn,
+    encode_fields,
+)
 
 MAX_TURNS: Final = 1000
 """Of a conversation. Each record has the ids of all turns before it."""
@@ -61,46 +72,17 @@ redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - ARGV[3])
 return gone
 """
 
-_OWN_FIELDS: Final = ("parent", "before", "digest", "size", "input", "output", "ambiguous")
-_TURN_FIELDS: Final = (*_OWN_FIELDS, "root", "ancestors")
+_PROLONG_SCRIPT: Final = """
+if redis.call('PEXPIRE', KEYS[1], ARGV[1]) == 0 then return 0 end
+redis.call('HSET', KEYS[1], 'alive_until', ARGV[2])
+return 1
+"""
+"""Of the last turn before the new one, whose record says so to other turns that continue it."""
 
+_BATCH: Final = 100
+"""Turns that are read at once, so that commands of other requests come between."""
 
-class KeptResponse(NamedTuple):
-    """A turn of a conversation.
-
-    - `parent`: the id of the turn before; empty in the first one. `root`: that of the first one.
-    - `ancestors`: the ids of all turns before, the first one first, as they were when it was stored.
-    - `before`, `digest`: of the conversation, without and with this turn; see items.extend_digest.
-    - `size`: bytes of the items of the conversation.
-    - `input`, `output`: the items of this turn. `response`: the object as it was sent.
-    """
-
-    id: str
-    parent: str
-    root: str
-    ancestors: tuple[str, ...]
-    before: str
-    digest: str
-    size: int
-    input: bytes
-    output: bytes
-    response: bytes = b""
-
-
-class Conversation(NamedTuple):
-    """`turns`: the first one first, at least one."""
-
-    turns: tuple[KeptResponse, ...]
-
-    @property
-    def input(self) -> bytes:
-        """The items that the last response was made from."""
-        *before, last = self.turns
-        return join_items(*[join_items(turn.input, turn.output) for turn in before], last.input)
-
-    @property
-    def items(self) -> bytes:
-        return join_items(self.input, self.turns[-1].output)
+_READ_TURN: Final = command_template("HMGET", None, *EARLIER_FIELDS)
 
 
 class ResponseNotFoundError(Exception):
@@ -111,6 +93,7 @@ class ResponseRecords:
     """- Each tenant finds its own responses alone.
     - What was stored is found by every process that asks after `store` has returned.
     - A conversation is read as it was stored, or not found.
+    - The turns before one that is stored are kept for another nine tenths of `ttl` at least.
     - Raises RedisDownError where Redis does not answer, and also where it refuses the command.
     """
 
@@ -130,40 +113,61 @@ class ResponseRecords:
         self._on_removed = on_removed
 
     async def find(self, tenant: str, id_: str, *, with_object: bool = False) -> KeptResponse:
-        """`with_object`: whether its `response` is read, too. Raises ResponseNotFoundError and RedisDownError."""
-        (found,) = await self._read(tenant, [id_], (*_TURN_FIELDS, "response") if with_object else _TURN_FIELDS)
-        if found is None or found[1]:
+        """`with_object`: whether its `response` is read, too. Raises ResponseNotFoundError and RedisDownError.
+
+        Its `alive_until` is 0 if so many others were used since that its conversation may soon have to leave.
+        """
+        fields = (*TURN_FIELDS, "response") if with_object else TURN_FIELDS
+        place = self._max_per_tenant // 10
+        reply, newer = await self._pipeline.execute(
+            ("HMGET", response_key(tenant, id_), *fields),
+            ("ZREVRANGE", responses_key(tenant), place, place, "WITHSCORES"),
+        )
+        if isinstance(reply, Exception):
+            raise RedisDownError
+        found = self._pipeline.decode(partial(decode_turn, id_), reply)
+        if found is None:
             raise ResponseNotFoundError
-        return found[0]
+        used_at = found.alive_until - self._ttl_ms
+        if isinstance(newer, Exception) or self._pipeline.decode(_score, newer) > used_at:
+            return found._replace(alive_until=0)
+        return found
 
     async def conversation(self, tenant: str, last: KeptResponse) -> Conversation:
         """Raises ResponseNotFoundError and RedisDownError."""
-        known = await self._known(tenant, last.ancestors, last.size)
-        turn, turns = last, [last]
+        known = await self._earlier_turns(tenant, last.ancestors, last.size)
+        turn: KeptResponse | EarlierTurn = last
+        earlier: list[EarlierTurn] = []
         while turn.parent:
-            if len(turns) >= MAX_TURNS:
+            if len(earlier) + 1 >= MAX_TURNS:
                 raise ResponseNotFoundError
             parent = known.get(turn.parent)
             if parent is None and turn.parent not in last.ancestors:  # a turn before was replaced by an equal one
-                parent = (await self._known(tenant, [turn.parent], last.size)).get(turn.parent)
+                parent = (await self._earlier_turns(tenant, [turn.parent], last.size)).get(turn.parent)
             if parent is None or parent.digest != turn.before:
                 raise ResponseNotFoundError
+            earlier.append(parent)
             turn = parent
-            turns.append(turn)
-        return Conversation(tuple(reversed(turns)))
+        return Conversation(tuple(reversed(earlier)), last)
 
     async def store(self, tenant: str, response: KeptResponse, created: float) -> StoreResult:
         """`created`: seconds since the epoch. Raises RedisDownError."""
-        ids = response.ancestors
-        replies = await self._pipeline.execute(
+        now = int(1000 * self._clock())
+        prolonged: tuple[str, ...] = ()
+        if not 0.9 * self._ttl_ms <= response.alive_until - now <= self._ttl_ms:  # longer: `ttl` was changed
+            response, prolonged = response._replace(alive_until=now + self._ttl_ms), response.ancestors
+        written, gone, *others = await self._pipeline.execute(
             ("EVAL", _WRITE_SCRIPT, 1, response_key(tenant, response.id), self._ttl_ms, response.digest,
-             *_encode(response, created)),
-            ("EVAL", _USE_SCRIPT, 1, responses_key(tenant), self._ttl_ms, int(1000 * self._clock()),
-             self._max_per_tenant, response.id, *ids),
-            *(("PEXPIRE", response_key(tenant, id_), self._ttl_ms) for id_ in ids),
+             *encode_fields(response, created)),
+            ("EVAL", _USE_SCRIPT, 1, responses_key(tenant), self._ttl_ms, now, self._max_per_tenant, response.id,
+             *prolonged),
+            *[("PEXPIRE", response_key(tenant, id_), self._ttl_ms) for id_ in prolonged[:-1]],
+            *[self._prolong(tenant, id_, response.alive_until) for id_ in prolonged[-1:]],
             size=len(response.input) + len(response.output) + len(response.response),
         )  # fmt: skip
-        written, gone = replies[:2]
+        if any(isinstance(reply, Exception) for reply in others):  # a server of a cluster is down
+            with contextlib.suppress(RedisDownError):  # the next turn has to prolong them
+                self._pipeline.send(*[self._prolong(tenant, id_, 0) for id_ in (prolonged[-1], response.id)])
         if isinstance(written, Exception):
             if not isinstance(written, RedisBackendError):  # a server of a cluster that is down
                 self._on_refused(written)
@@ -183,65 +187,27 @@ class ResponseRecords:
         deleted, _ = await self._execute(("DEL", response_key(tenant, id_)), ("ZREM", responses_key(tenant), id_))
         return bool(deleted)
 
-    async def _known(self, tenant: str, ids: Sequence[str], size: int) -> dict[str, KeptResponse]:
-        """Of these turns the ones that are there, without `root`, `ancestors` and `response`."""
-        found = await self._read(tenant, ids, _OWN_FIELDS, size)
-        return {each[0].id: each[0] for each in found if each is not None}
+    def _prolong(self, tenant: str, id_: str, alive_until: int) -> Command:
+        return ("EVAL", _PROLONG_SCRIPT, 1, response_key(tenant, id_), self._ttl_ms, alive_until)
 
-    async def _read(
-        self, tenant: str, ids: Sequence[str], fields: Sequence[str], size: int = 0
-    ) -> list[tuple[KeptResponse, bool] | None]:
-        """For each id its response, and whether it is ambiguous. `size`: about how many bytes they have."""
-        if not ids:
-            return []
-        commands: list[Command] = [("HMGET", response_key(tenant, id_), *fields) for id_ in ids]
-        replies = await self._execute(*commands, size=size)
-        return [
-            self._pipeline.decode(partial(_decode, id_, fields), reply) for id_, reply in zip(ids, replies, strict=True)
-        ]
+    async def _earlier_turns(self, tenant: str, ids: Sequence[str], size: int) -> dict[str, EarlierTurn]:
+        """Of these turns the ones that are there. `size`: how many bytes they have at most."""
+        found: dict[str, EarlierTurn] = {}
+        for start in range(0, len(ids), _BATCH):
+            batch = ids[start : start + _BATCH]
+            keys = [response_key(tenant, id_).encode("ascii") for id_ in batch]
+            replies = await self._execute(*[_READ_TURN % (len(key), key) for key in keys], size=size)
+            found |= self._pipeline.decode(partial(decode_earlier_turns, batch), replies)
+        return found
 
-    async def _execute(self, *commands: Command, size: int = 0) -> list[Any]:
+    async def _execute(self, *commands: Command | EncodedCommand, size: int = 0) -> list[Any]:
         replies = await self._pipeline.execute(*commands, size=size)
         if any(isinstance(reply, Exception) for reply in replies):
             raise RedisDownError
         return replies
 
 
-def _encode(response: KeptResponse, created: float) -> list[str | bytes | int]:
-    fields: dict[str, str | bytes | int] = {
-        "parent": response.parent,
-        "root": response.root,
-        "ancestors": " ".join(response.ancestors),
-        "before": response.before,
-        "digest": response.digest,
-        "size": response.size,
-        "input": b"[%b]" % response.input,
-        "output": b"[%b]" % response.output,
-        "response": response.response,
-        "created": f"{created:.3f}",
-    }
-    return [word for field in fields.items() for word in field]
-
-
-def _decode(id_: str, names: Sequence[str], reply: Any) -> tuple[KeptResponse, bool] | None:
-    """Raises any exception for a reply that HMGET cannot have."""
-    values: dict[str, bytes | None] = dict(zip(names, reply, strict=True))
-    if not values["digest"] or _NUMBER.fullmatch(values["size"] or b"") is None:
-        return None  # it is not there, or no record of ours
-    text = {name: (value or b"").decode("ascii", "replace") for name, value in values.items() if name in _TEXTS}
-    return KeptResponse(
-        id=id_,
-        parent=text["parent"],
-        root=text.get("root", ""),
-        ancestors=tuple(text.get("ancestors", "").split()),
-        before=text["before"],
-        digest=text["digest"],
-        size=int(values["size"] or b""),
-        input=(values["input"] or b"[]")[1:-1],
-        output=(values["output"] or b"[]")[1:-1],
-        response=values.get("response") or b"",
-    ), bool(values["ambiguous"])
-
-
-_NUMBER: Final = re.compile(rb"[0-9]{1,15}")
-_TEXTS: Final = ("parent", "root", "ancestors", "before", "digest")
+def _score(reply: Any) -> float:
+    """The score of the member in a reply to ZREVRANGE, 0 without one. Its form depends on the protocol's version."""
+    pair = reply[0] if reply and isinstance(reply[0], list) else reply
+    return float(pair[1]) if pair else 0.0

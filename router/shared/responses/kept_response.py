@@ -1,0 +1,128 @@
+"""A kept response and its conversation, and the fields of its hash in Redis."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from router.core.endpoints.conversations.items import join_items
+
+
+class KeptResponse(NamedTuple):
+    """A turn of a conversation.
+
+    - `parent`: the id of the turn before; empty in the first one. `root`: that of the first one.
+    - `ancestors`: the ids of all turns before, the first one first, as they were when it was stored.
+    - `before`, `digest`: of the conversation, without and with this turn; see items.extend_digest.
+    - `size`: bytes of the items of the conversation.
+    - `alive_until`: until then at least, in ms, the turns before it and itself are kept; 0 if that is not known.
+    - `input`, `output`: the items of this turn. `response`: the object as it was sent.
+    """
+
+    id: str
+    parent: str
+    root: str
+    ancestors: tuple[str, ...]
+    before: str
+    digest: str
+    size: int
+    alive_until: int
+    input: bytes
+    output: bytes
+    response: bytes = b""
+
+
+class EarlierTurn(NamedTuple):
+    """What the turns after it need of a kept response."""
+
+    id: str
+    parent: str
+    before: str
+    digest: str
+    input: bytes
+    output: bytes
+
+
+class Conversation(NamedTuple):
+    """`earlier`: the turns before the last one, the first one first."""
+
+    earlier: tuple[EarlierTurn, ...]
+    last: KeptResponse
+
+    @property
+    def turn_ids(self) -> tuple[str, ...]:
+        return (*[turn.id for turn in self.earlier], self.last.id)
+
+    @property
+    def input(self) -> bytes:
+        """The items that the last response was made from."""
+        return join_items(*[part for turn in self.earlier for part in (turn.input, turn.output)], self.last.input)
+
+    @property
+    def items(self) -> bytes:
+        return join_items(self.input, self.last.output)
+
+
+EARLIER_FIELDS: Final = ("parent", "before", "digest", "input", "output")
+TURN_FIELDS: Final = (*EARLIER_FIELDS, "size", "root", "ancestors", "alive_until", "ambiguous")
+_NUMBER: Final = re.compile(rb"[0-9]{1,15}")
+
+
+def encode_fields(response: KeptResponse, created: float) -> list[str | bytes | int]:
+    """`created`: seconds since the epoch."""
+    fields: dict[str, str | bytes | int] = {
+        "parent": response.parent,
+        "root": response.root,
+        "ancestors": " ".join(response.ancestors),
+        "before": response.before,
+        "digest": response.digest,
+        "size": response.size,
+        "alive_until": response.alive_until,
+        "input": b"[%b]" % response.input,
+        "output": b"[%b]" % response.output,
+        "response": response.response,
+        "created": f"{created:.3f}",
+    }
+    return [word for field in fields.items() for word in field]
+
+
+def decode_turn(id_: str, reply: Any) -> KeptResponse | None:
+    """`reply`: to HMGET with TURN_FIELDS and perhaps `response`. None if it is not there, or ambiguous.
+
+    Raises any exception for a reply that HMGET cannot have.
+    """
+    earlier = _decode_earlier(id_, reply[: len(EARLIER_FIELDS)])
+    size, root, ancestors, alive_until, ambiguous, *response = reply[len(EARLIER_FIELDS) :]
+    if earlier is None or ambiguous or _NUMBER.fullmatch(size or b"") is None:
+        return None
+    return KeptResponse(
+        id=id_,
+        parent=earlier.parent,
+        root=_text(root),
+        ancestors=tuple(_text(ancestors).split()),
+        before=earlier.before,
+        digest=earlier.digest,
+        size=int(size),
+        alive_until=int(alive_until) if _NUMBER.fullmatch(alive_until or b"") else 0,
+        input=earlier.input,
+        output=earlier.output,
+        response=(response[0] or b"") if response else b"",
+    )
+
+
+def decode_earlier_turns(ids: Sequence[str], replies: Sequence[Any]) -> dict[str, EarlierTurn]:
+    """Those that are there. `replies`: to HMGET with EARLIER_FIELDS, for each id. Raises as decode_turn does."""
+    turns = [_decode_earlier(id_, reply) for id_, reply in zip(ids, replies, strict=True)]
+    return {turn.id: turn for turn in turns if turn is not None}
+
+
+def _decode_earlier(id_: str, reply: Any) -> EarlierTurn | None:
+    parent, before, digest, input_, output = reply
+    if not digest:
+        return None  # it is not there, or no record of ours
+    return EarlierTurn(
+        id_, _text(parent), _text(before), _text(digest), (input_ or b"[]")[1:-1], (output or b"[]")[1:-1]
+    )
+
+
+def _text(value: bytes | None) -> str:
+    return value.decode("ascii", "replace") if value else ""
