@@ -84,11 +84,14 @@ def _asks_for_websocket(scope: AsgiScope) -> bool:
 
 
 def with_request_id(scope: AsgiScope, send: AsgiSend) -> AsgiSend:
+    """Adds `x-request-id` to a response that has none."""
     header = (b"x-request-id", choose_request_id(scope["headers"]).encode("ascii"))
 
     async def send_with_id(message: Any) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [*message.get("headers", ()), header]
+            headers = message.get("headers", ())
+            if not any(name == header[0] for name, _ in headers):
+                message["headers"] = [*headers, header]
         await send(message)
 
     return send_with_id

@@ -185,7 +185,7 @@ class InferenceEndpoint:
             return
         body = self._endpoint.errors.body(error, exchange.request_id)
         client.start_response(
-            error.status, self._header_lines(exchange, caller) + header_lines(_error_headers(error)), len(body)
+            error.status, self._header_lines(exchange, caller) + header_lines(error_headers(error)), len(body)
         )
         caller.has_begun = True
         await caller.send({"type": "http.response.body", "body": body})
@@ -271,12 +271,12 @@ async def read_body(
 
 async def send_error(error: ApiError, send: AsgiSend, headers: RawHeaders, body: bytes) -> None:
     """Sends an error that no InferenceEndpoint has to do with. `body`: in the form of the endpoint's errors."""
-    headers = [*headers, JSON_CONTENT_TYPE, (b"content-length", b"%d" % len(body)), *_error_headers(error)]
+    headers = [*headers, JSON_CONTENT_TYPE, (b"content-length", b"%d" % len(body)), *error_headers(error)]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def _error_headers(error: ApiError) -> RawHeaders:
+def error_headers(error: ApiError) -> RawHeaders:
     headers: RawHeaders = []
     if error.retry_after is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after))

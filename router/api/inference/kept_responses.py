@@ -7,11 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
-from router.api.access.auth import Authenticator
+from router.api.inference.tenant_requests import Answer, TenantRequest, TenantRequests
 from router.core.endpoints.conversations.input_list import page_of_items, parse_page_query
 from router.core.endpoints.conversations.items import split_items
 from router.core.endpoints.conversations.turn import is_response_id, with_previous_id
@@ -21,57 +19,65 @@ from router.flow.memory.conversation_gateway import responses_unavailable
 from router.net.redis.pipeline import RedisDownError
 from router.shared.responses.response_records import ResponseNotFoundError, ResponseRecords
 
-Answer = Callable[[Request, str, str], Awaitable[bytes]]
-"""The JSON for a tenant and an id. Raises ResponseNotFoundError, RedisDownError and ApiError."""
-
 _PATH: Final = RESPONSES.path + "/{id}"
+_ITEMS_PATH: Final = f"{_PATH}/input_items"
 _SHOWN_ID: Final = 128  # characters of an id in a message
 
 
 class KeptResponses:
     """What is kept for a tenant, with any of its keys: 404 for all else, 503 while Redis does not answer."""
 
-    def __init__(self, auth: Authenticator, records: ResponseRecords) -> None:
-        self._auth = auth
+    def __init__(self, requests: TenantRequests, records: ResponseRecords) -> None:
+        self._requests = requests
         self._records = records
 
     def routes(self) -> list[Route]:
         return [
-            Route(_PATH, self._answered(self._get), methods=["GET"]),
-            Route(_PATH, self._answered(self._delete), methods=["DELETE"]),
-            Route(f"{_PATH}/input_items", self._answered(self._input_items), methods=["GET"]),
+            self._route("GET", _PATH, self._get),
+            self._route("DELETE", _PATH, self._delete),
+            self._route("GET", _ITEMS_PATH, self._input_items),
         ]
 
-    def _answered(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-        async def handler(request: Request) -> Response:
-            tenant, id_ = self._auth.authenticate(request.scope["headers"]).tenant, request.path_params["id"]
-            if not is_response_id(id_):
-                raise _not_found(id_)
-            try:
-                body = await answer(request, tenant, id_)
-            except ResponseNotFoundError:
-                raise _not_found(id_) from None
-            except RedisDownError:
-                raise responses_unavailable() from None
-            return Response(body, headers={"cache-control": "no-store"}, media_type="application/json")
+    def _route(self, method: str, path: str, find: Callable[[TenantRequest, str], Awaitable[bytes]]) -> Route:
+        # The log has no method of its own, since all other requests are POSTs.
+        handler = self._requests.handler(RESPONSES.at(f"{method} {path}"), _with_errors(find))
+        return Route(path, handler, methods=[method])
 
-        return handler
-
-    async def _get(self, request: Request, tenant: str, id_: str) -> bytes:
-        if request.query_params.get("stream") == "true":
+    async def _get(self, request: TenantRequest, id_: str) -> bytes:
+        if request.http.query_params.get("stream") == "true":
             raise bad_request("A kept response cannot be streamed.", param="stream")
-        found = await self._records.find(tenant, id_, with_object=True)
+        found = await self._records.find(request.tenant, id_, with_object=True)
+        request.memory.allocate(len(found.response))
         return with_previous_id(found.response, found.parent)
 
-    async def _input_items(self, request: Request, tenant: str, id_: str) -> bytes:
-        query = parse_page_query(request.query_params)
-        conversation = await self._records.conversation(tenant, await self._records.find(tenant, id_))
+    async def _input_items(self, request: TenantRequest, id_: str) -> bytes:
+        query = parse_page_query(request.http.query_params)
+        last = await self._records.find(request.tenant, id_)
+        request.memory.allocate(last.size)
+        conversation = await self._records.conversation(request.tenant, last)
         return msgspec.json.encode(page_of_items(split_items(conversation.input), query))
 
-    async def _delete(self, _: Request, tenant: str, id_: str) -> bytes:
-        if not await self._records.delete(tenant, id_):
+    async def _delete(self, request: TenantRequest, id_: str) -> bytes:
+        if not await self._records.delete(request.tenant, id_):
             raise ResponseNotFoundError
         return msgspec.json.encode({"id": id_, "object": "response", "deleted": True})
+
+
+def _with_errors(find: Callable[[TenantRequest, str], Awaitable[bytes]]) -> Answer:
+    """`find` gets the id. It raises ResponseNotFoundError, RedisDownError and ApiError."""
+
+    async def answer(request: TenantRequest) -> bytes:
+        id_ = request.http.path_params["id"]
+        if not is_response_id(id_):
+            raise _not_found(id_)
+        try:
+            return await find(request, id_)
+        except ResponseNotFoundError:
+            raise _not_found(id_) from None
+        except RedisDownError:
+            raise responses_unavailable() from None
+
+    return answer
 
 
 def _not_found(id_: str) -> ApiError:

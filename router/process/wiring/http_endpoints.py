@@ -77,7 +77,7 @@ def build_http_endpoints(
         routes=[
             *routes,
             tenant_usage_route(auth, process_state.tenant_limits, settings, services.redis.admin_client),
-            *kept_response_routes(settings, services, auth),
+            *kept_response_routes(settings, process_state, services, auth),
         ],
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unhandled_error},
     )

@@ -1,11 +1,14 @@
 """The memory of /v1/responses, if the configuration has one."""
 
 from collections.abc import Callable
+from functools import partial
 
 from starlette.routing import Route
 
 from router.api.access.auth import Authenticator
 from router.api.inference.kept_responses import KeptResponses
+from router.api.inference.tenant_requests import TenantRequests
+from router.flow.body_budget import BodyAllocation
 from router.flow.memory.conversation_gateway import ConversationGateway
 from router.flow.request_handler import RequestHandler
 from router.process.process_state import ProcessState
@@ -32,8 +35,18 @@ def with_memory(
     )
 
 
-def kept_response_routes(settings: Settings, services: RedisServices, auth: Authenticator) -> list[Route]:
-    return KeptResponses(auth, _records(settings, services)).routes() if settings.responses.ttl else []
+def kept_response_routes(
+    settings: Settings, process_state: ProcessState, services: RedisServices, auth: Authenticator
+) -> list[Route]:
+    if not settings.responses.ttl:
+        return []
+    requests = TenantRequests(
+        auth,
+        process_state.tenant_limits,
+        process_state.telemetry,
+        partial(BodyAllocation, process_state.body_budget, settings.router.max_bodies),
+    )
+    return KeptResponses(requests, _records(settings, services)).routes()
 
 
 def _records(
