@@ -3,15 +3,15 @@
 Source: https://platform.openai.com/docs/api-reference/responses
 """
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
 from typing import Final
 
 import msgspec
 from starlette.routing import Route
 
 from router.api.inference.tenant_requests import Answer, TenantRequest, TenantRequests
-from router.core.endpoints.conversations.input_list import page_of_items, parse_page_query
-from router.core.endpoints.conversations.items import split_items
+from router.core.endpoints.conversations.input_list import list_page, parse_page_query
 from router.core.endpoints.conversations.turn import is_response_id, with_previous_id
 from router.core.endpoints.responses import RESPONSES
 from router.errors import ApiError, bad_request
@@ -55,7 +55,7 @@ class KeptResponses:
         last = await self._records.find(request.tenant, id_)
         request.memory.allocate(last.size)
         conversation = await self._records.conversation(request.tenant, last)
-        return msgspec.json.encode(page_of_items(split_items(conversation.input), query))
+        return await _in_steps(list_page(conversation.input_parts, query))
 
     async def _delete(self, request: TenantRequest, id_: str) -> bytes:
         if not await self._records.delete(request.tenant, id_):
@@ -78,6 +78,17 @@ def _with_errors(find: Callable[[TenantRequest, str], Awaitable[bytes]]) -> Answ
             raise responses_unavailable() from None
 
     return answer
+
+
+async def _in_steps(steps: Generator[None, None, bytes]) -> bytes:
+    """What the steps return. Other requests are served between them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: bytes = end.value
+            return found
+        await asyncio.sleep(0)
 
 
 def _not_found(id_: str) -> ApiError:

@@ -53,13 +53,13 @@ class Conversation(NamedTuple):
         return (*[turn.id for turn in self.earlier], self.last.id)
 
     @property
-    def input(self) -> bytes:
+    def input_parts(self) -> list[bytes]:
         """The items that the last response was made from."""
-        return join_items(*[part for turn in self.earlier for part in (turn.input, turn.output)], self.last.input)
+        return [*[part for turn in self.earlier for part in (turn.input, turn.output)], self.last.input]
 
     @property
     def items(self) -> bytes:
-        return join_items(self.input, self.last.output)
+        return join_items(*self.input_parts, self.last.output)
 
 
 EARLIER_FIELDS: Final = ("parent", "before", "digest", "input", "output")

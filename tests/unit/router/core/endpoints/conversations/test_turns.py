@@ -1,6 +1,8 @@
 """Turns of a conversation: what is read of a request and of a response, and how items are joined and compared."""
 
 import json
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.endpoints.conversations.final_response import find_final_response
-from router.core.endpoints.conversations.input_list import PageQuery, page_of_items, parse_page_query
+from router.core.endpoints.conversations.input_list import PageQuery, list_page, parse_page_query
 from router.core.endpoints.conversations.items import extend_digest, items_of, join_items, list_of, split_items
 from router.core.endpoints.conversations.turn import (
     is_response_id,
@@ -210,9 +212,26 @@ def test_a_response_names_the_one_before_it() -> None:
 # -- a list of items --------------------------------------------------------------------------------------------------
 
 
-def page(texts: list[dict[str, Any]], **query: Any) -> dict[str, Any]:
-    raw = [msgspec.Raw(json.dumps(text).encode()) for text in texts]
-    return page_of_items(raw, PageQuery(**{"order": "asc", **query}))
+def page(items: list[Any], *, cuts: Sequence[int] = (), **query: Any) -> dict[str, Any]:
+    """`cuts`: where the list is cut into parts."""
+    bounds = [0, *sorted(cuts), len(items)]
+    parts = [list_text(items[first:last]) for first, last in pairwise(bounds)]
+    found: dict[str, Any] = json.loads(page_text(parts, PageQuery(**{"order": "asc", **query})))
+    return found
+
+
+def page_text(parts: list[bytes], query: PageQuery) -> bytes:
+    steps = list_page(parts, query)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            text: bytes = end.value
+            return text
+
+
+def list_text(items: list[Any]) -> bytes:
+    return json.dumps(items).encode()[1:-1]
 
 
 def test_items_are_listed_as_openai_does() -> None:
@@ -233,27 +252,55 @@ def test_items_are_listed_as_openai_does() -> None:
 
 
 def test_pages_end_if_items_have_the_same_id() -> None:
-    items = [b'{"type": "message", "role": "user", "content": "%d", "id": "msg_0"}' % number for number in range(5)]
-    raw = [msgspec.Raw(item) for item in items]
+    items = [{"type": "message", "role": "user", "content": str(number), "id": "msg_0"} for number in range(5)]
     contents, after, has_more = [], None, True
     while has_more:
-        page = page_of_items(raw, PageQuery(limit=2, order="asc", after=after))
-        contents += [item["content"][0]["text"] for item in page["data"]]
-        after, has_more = page["last_id"], page["has_more"]
+        found = page(items, limit=2, after=after, cuts=[3])
+        contents += [item["content"][0]["text"] for item in found["data"]]
+        after, has_more = found["last_id"], found["has_more"]
     assert contents == ["0", "1", "2", "3", "4"]
+    assert page(items)["data"][0]["id"] == "msg_0"
+
+
+def test_what_is_no_item_is_not_listed_and_an_id_that_is_no_text_is_replaced() -> None:
+    odd: list[Any] = [{"content": "a", "id": ["x"]}, 7, {"content": "b", "id": ""}, "text", {"content": "c", "id": "x"}]
+    data = page(odd)["data"]
+    assert [each["content"][0]["text"] for each in data] == ["a", "b", "c"]
+    assert len({each["id"] for each in data}) == 3
+    assert all(isinstance(each["id"], str) and each["id"] for each in data)
+
+
+def test_an_item_is_listed_as_it_was_sent() -> None:
+    text = page_text([b'{"id":"a","type":"x","n":1.50, "more":{"z":1, "a":2}}'], PageQuery())
+    assert b'"n":1.50,"more":{"z":1, "a":2}' in text
+
+
+@pytest.mark.parametrize(
+    "after", ["", "msg_1", "msg_" + "0" * 24, "msg_" + "0" * 16 + "ffffffff", "msg_" + "0" * 16 + "00000001"]
+)
+def test_after_what_is_no_item_there_is_no_page(after: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        page([{"role": "user", "content": "Sea?", "id": "msg_0"}, {"role": "user", "content": "Sky?"}], after=after)
+    assert (caught.value.status, caught.value.param) == (400, "after")
 
 
 def test_an_empty_list_has_no_first_item() -> None:
     assert page([]) == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
 
 
-@given(st.integers(0, 12), st.integers(1, 5), st.sampled_from(["asc", "desc"]))
-def test_the_pages_are_the_list(count: int, limit: int, order: str) -> None:
-    texts = [{"role": "user", "content": f"{number}"} for number in range(count)]
+@given(
+    st.integers(0, 12), st.integers(1, 5), st.sampled_from(["asc", "desc"]), st.sets(st.integers(0, 12)),
+    st.lists(st.integers(0, 12), max_size=3),
+)  # fmt: skip
+def test_the_pages_are_the_list(count: int, limit: int, order: str, named: set[int], cuts: list[int]) -> None:
+    texts = [
+        {"role": "user", "content": f"{number}", **({"id": f"id_{number}"} if number in named else {})}
+        for number in range(count)
+    ]
     seen: list[str] = []
     after = None
     while True:
-        found = page(texts, limit=limit, order=order, after=after)
+        found = page(texts, cuts=[min(cut, count) for cut in cuts], limit=limit, order=order, after=after)
         seen += [each["content"][0]["text"] for each in found["data"]]
         after = found["last_id"]
         if not found["has_more"]:
