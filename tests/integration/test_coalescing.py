@@ -9,9 +9,9 @@ import pytest
 from router.flow.sharing import inflight as flight_module
 from tests.support.router_server import ScriptedRouter, chat_body
 from tests.support.scripted_engine import ScriptedEngine
-from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text
+from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
 from tests.support.streaming_client import open_stream
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -33,11 +33,11 @@ async def test_a_client_that_does_not_read_slows_no_other(scripted: ScriptedRout
         slow_socket.connect(("127.0.0.1", router.port))
         slow_socket.sendall(HEAD + REQUEST)
         await eventually(lambda: len(engine.bodies) == 1)
-        reading = asyncio.ensure_future(router.chat("x", stream=True))
-        go(engine, 200)
-        answer = await reading
-        assert len(chat_text(answer)) == 800_000
-        assert answer.headers["x-cache"] == "COALESCED"
+        async with open_stream(router, "x") as other:  # it has joined before the engine goes on
+            assert other.headers["x-cache"] == "COALESCED"
+            go(engine, 200)
+            assert (await other.read_to_end()).endswith(DONE_FRAME)
+            assert len(other.text) == 800_000
 
 
 async def test_a_client_that_falls_behind_a_long_response_gets_an_error(
@@ -62,7 +62,7 @@ async def test_a_client_that_falls_behind_a_long_response_gets_an_error(
 
 async def read_all(reader: asyncio.StreamReader, mark: bytes) -> bytes:
     received = b""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(TEST_TIMEOUT):
         while mark not in received[-4096:]:
             piece = await reader.read(65536)
             assert piece, "the stream ended without an error event"
