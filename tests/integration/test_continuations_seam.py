@@ -13,6 +13,7 @@ from tests.support.router_server import chat_body, router_config
 from tests.support.sse_answers import DONE_FRAME
 from tests.support.toy_model import ToyModel
 from tests.support.toy_script import Break, ToyScript, toy_engines
+from tests.support.waiting import TEST_TIMEOUT
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -42,7 +43,7 @@ async def test_a_router_that_stops_at_the_seam_ends_in_time(tmp_path: Path, redi
                 except httpx.RemoteProtocolError:  # cut off
                     pass
             await second.engine.client_disconnected.wait()
-            assert await asyncio.to_thread(served.process.wait, 20) == 0
+            assert await asyncio.to_thread(served.process.wait, TEST_TIMEOUT) == 0
         finally:
             served.kill()
     assert DONE_FRAME not in received

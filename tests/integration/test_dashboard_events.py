@@ -19,7 +19,7 @@ from router.settings import parse
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, router_config
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -45,14 +45,14 @@ class Events:
 
     async def next(self, kind: str) -> Any:
         """The next event of this kind."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(TEST_TIMEOUT):
             while await anext(self._lines) != f"event: {kind}":
                 pass
             return json.loads((await anext(self._lines)).removeprefix("data: "))
 
     async def wait_for_end(self) -> None:
         """Fails if the stream is broken off."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(TEST_TIMEOUT):
             async for _ in self._lines:
                 pass
 
