@@ -1,9 +1,14 @@
 """TCP ports for servers that tests start."""
 
+import fcntl
 import itertools
 import os
 import random
 import socket
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 # The kernel takes the ports of outgoing connections, and those for port 0, from 32768 up (ip_local_port_range). It
@@ -11,21 +16,37 @@ from typing import Final
 # ports of their cluster buses, which are 10,000 higher, are below; and above 10,002 to 19,999, which Ray gives to its
 # workers.
 _PORTS: Final = range(20_000, 22_768)
+_SHARES: Final = 32
+_LOCKS: Final = Path(tempfile.gettempdir()) / f"roundhouse-test-ports-{os.getuid()}"
 
 
-def _own_ports() -> list[int]:
-    """Those of this process: pytest-xdist runs tests in several, which must not choose the same one."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    own = _PORTS[worker :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
-    return random.sample(own, len(own))
+@cache
+def _candidates() -> Iterator[int]:
+    """Those of this process: others on this machine, of this run of tests or of another, must not choose the same one
+    before its server has bound it.
+    """
+    number = _own_share()
+    own = _PORTS[number::_SHARES]
+    return itertools.cycle(random.sample(own, len(own)))
 
 
-_candidates: Final = itertools.cycle(_own_ports())
+def _own_share() -> int:
+    """One that no other process has, if there is one; it stays locked until this process ends."""
+    _LOCKS.mkdir(exist_ok=True)
+    for number in random.sample(range(_SHARES), _SHARES):
+        lock = os.open(_LOCKS / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+        else:
+            return number
+    return random.randrange(_SHARES)
 
 
 def free_port() -> int:
     """A port of the loopback address that nothing listens on; the next calls in this process give others."""
-    return next(port for port in _candidates if is_free(port))
+    return next(port for port in _candidates() if is_free(port))
 
 
 def is_free(port: int) -> bool:
