@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -13,6 +14,7 @@ from tests.support.purge_log import NO_REPLICAS, logged_scopes
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, chat_body, router_config
 from tests.support.sse_answers import DONE_FRAME, chat_text
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -45,6 +47,15 @@ async def post(router: RouterServer, path: str, body: Any) -> Any:
     answer = await router.http.post(f"/admin/cache/{path}", json=body, headers=ADMIN)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+async def stored_chat(router: RouterServer, client: Any, prompt: str, **fields: Any) -> httpx.Response:
+    """The response to a request of acme, once its entry is in Redis. The client gets it before: the router writes and
+    an administrator reads over connections of their own.
+    """
+    answer = await router.chat(prompt, headers={"authorization": "Bearer acme-key"}, **fields)
+    await eventually(lambda: client.exists(answer.headers["x-cache-key"]))
+    return answer
 
 
 # -- authentication ---------------------------------------------------------------------------------------------------
@@ -96,8 +107,10 @@ async def test_a_wrong_method_is_405_with_a_key(guarded: RouterServer) -> None:
 # -- read -------------------------------------------------------------------------------------------------------------
 
 
-async def test_an_entry_appears_in_the_counts_and_the_listing_and_under_its_key(guarded: RouterServer) -> None:
-    sent = await guarded.chat("Tell me about the sea.", headers={"authorization": "Bearer acme-key"})
+async def test_an_entry_appears_in_the_counts_and_the_listing_and_under_its_key(
+    guarded: RouterServer, client: Any
+) -> None:
+    sent = await stored_chat(guarded, client, "Tell me about the sea.")
     at = sent.headers["x-cache-key"]
     amount = (await get(guarded, "stats"))["tenants"]["acme"]["llama"]
     assert (amount["entries"], amount["tokens"]) == (1, sent.json()["usage"]["completion_tokens"])
@@ -110,8 +123,8 @@ async def test_an_entry_appears_in_the_counts_and_the_listing_and_under_its_key(
     assert details["text"] == sent.json()["choices"][0]["message"]["content"]
 
 
-async def test_an_entry_from_a_stream_shows_the_text_and_the_json_form(guarded: RouterServer) -> None:
-    sent = await guarded.chat("The sea?", headers={"authorization": "Bearer acme-key"}, stream=True)
+async def test_an_entry_from_a_stream_shows_the_text_and_the_json_form(guarded: RouterServer, client: Any) -> None:
+    sent = await stored_chat(guarded, client, "The sea?", stream=True)
     details = await get(guarded, f"entries/{sent.headers['x-cache-key']}")
     assert (details["text"], details["problem"]) == (chat_text(sent), None)
     assert details["stream"]["bytes"] == len(details["fields"]["stream"])
@@ -232,7 +245,7 @@ async def test_a_bad_answer_is_found_and_purged_by_its_words(
     guarded: RouterServer, client: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     acme = {"authorization": "Bearer acme-key"}
-    sent = await guarded.chat("Tell me about the sea.", headers=acme)
+    sent = await stored_chat(guarded, client, "Tell me about the sea.")
     words = sent.json()["choices"][0]["message"]["content"].upper()[10:60]
     other = await store_entry(client, entry_key(), make_streamed_entry("Another answer."))
     found = await post(guarded, "grep", {"text": words, "tenant": "acme"})
@@ -272,11 +285,13 @@ async def test_a_search_that_is_invalid_is_refused(guarded: RouterServer, questi
 # -- explain ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_is_explained_before_and_after_its_response_is_stored(guarded: RouterServer) -> None:
+async def test_a_request_is_explained_before_and_after_its_response_is_stored(
+    guarded: RouterServer, client: Any
+) -> None:
     body = chat_body("Tell me about the sea.")
     before = await post(guarded, "explain", {"tenant": "acme", "body": body})
     assert (before["result"], before["reason"]) == ("MISS", "new")
-    sent = await guarded.chat("Tell me about the sea.", headers={"authorization": "Bearer acme-key"})
+    sent = await stored_chat(guarded, client, "Tell me about the sea.")
     after = await post(guarded, "explain", {"tenant": "acme", "path": "/v1/chat/completions", "body": body})
     assert (after["result"], after["key"]) == ("HIT", sent.headers["x-cache-key"])
     other = await post(guarded, "explain", {"tenant": "acme", "body": {**body, "model": "mistral"}})

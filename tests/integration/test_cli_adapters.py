@@ -51,6 +51,8 @@ async def test_an_adapter_is_loaded_listed_and_unloaded_and_routers_learn_of_it(
         return (await router.chat("The sea?", model="sql")).status_code == 200
 
     await eventually(is_served, timeout=8)
+    hit = await router.chat("The sea?", model="sql")
+    assert hit.headers["x-cache"] == "HIT", "so Redis has the entry, which a replacement purges"
     (row,) = (await adapters(config, "list", "--json")).json_lines()
     assert row == {
         "adapter": "sql", "model": "llama", "engine": "one", "name": adapter_name("llama", "sql"),

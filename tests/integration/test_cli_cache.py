@@ -15,6 +15,7 @@ from tests.support.entry_factory import entry_key, make_entry, make_streamed_ent
 from tests.support.purge_log import NO_REPLICAS, logged_scopes
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import RouterServer, chat_body, router_config
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -334,6 +335,8 @@ async def test_explain_tells_a_hit_from_a_miss(router: RouterServer, redis: Any,
     file.write_text(config)
     body.write_text(json.dumps(chat_body("Tell me about the sea.")))
     sent = await router.chat("Tell me about the sea.")
+    # The router writes the entry while it replies, and the command reads over a connection of its own.
+    await eventually(lambda: redis.exists(sent.headers["x-cache-key"]))
     explanation = (await cache(file, "explain", body, "--json")).json()
     assert (explanation["result"], explanation["key"]) == ("HIT", sent.headers["x-cache-key"])
     other = json.dumps(chat_body("Tell me about the sea.", model="mistral")).encode()
