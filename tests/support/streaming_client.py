@@ -27,6 +27,9 @@ class LiveStream:
             [event for event in parse_events(self.received[: self.received.rfind(b"\n\n") + 2]) if "choices" in event]
         )
 
+    async def read_until(self, part: bytes) -> None:
+        self.received += await read_until(self._chunks, lambda new: part in self.received + new)
+
     async def read_until_text(self, text: str) -> None:
         self.received += await read_until(self._chunks, lambda new: text in self._text_with(new))
 
