@@ -34,7 +34,7 @@ async def served(tmp_path: Path, redis: Any, config: str) -> AsyncIterator[Route
         served.kill()
 
 
-async def test_its_counters_are_what_was_sent(served: RouterProcess, tmp_path: Path) -> None:
+async def test_its_counters_are_what_was_sent(served: RouterProcess, redis: Any, tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     async with PrometheusServer(tmp_path, [served.url]) as prometheus:
@@ -45,6 +45,8 @@ async def test_its_counters_are_what_was_sent(served: RouterProcess, tmp_path: P
                 seen[answer.headers.get("x-cache", "NONE")] += 1
                 if answer.status_code == 200:
                     tokens[answer.headers["x-cache"]] += answer.json()["usage"]["completion_tokens"]
+                    # A worker stores it while its client already has it.
+                    await eventually(partial(redis.exists, answer.headers["x-cache-key"]))
         assert seen == {"MISS": 8, "HIT": 14, "NONE": 2}
 
         expected = {
