@@ -218,7 +218,7 @@ async def _gives_without_redis(router: RouterServer, deployment: Deployment, pro
 
 async def _hits(server: RedisServer) -> int:
     stats: dict[str, Any] = await server.command("INFO", "commandstats")
-    return int(stats.get("cmdstat_hgetall", {}).get("calls", 0))
+    return int(stats.get("cmdstat_hmget", {}).get("calls", 0))
 
 
 async def _is_missed(router: RouterServer, prompt: str) -> bool:
