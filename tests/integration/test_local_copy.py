@@ -66,12 +66,13 @@ async def test_redis_counts_hits_of_the_local_copy_as_a_use_of_the_entry(
     # Each use counts one.
     for name, value in (("maxmemory-policy", "allkeys-lfu"), ("lfu-log-factor", 0), ("lfu-decay-time", 1000)):
         await own_redis.command("CONFIG", "SET", name, value)
-    router = await make_router(router_config(own_redis.url, engines.as_config()))
-    key = (await router.chat(PROMPT)).headers["x-cache-key"]
+    router, other = await make_router(router_config(own_redis.url, engines.as_config())), "The moon?"
+    await held(router)  # from now on, what it gets from Redis is held: each request to Redis counts, and 255 at most
+    key = (await router.chat(other)).headers["x-cache-key"]
     await eventually(lambda: own_redis.command("EXISTS", key))
     written = int(await own_redis.command("OBJECT", "FREQ", key))
     hits_of_redis = 0
-    while not (answer := await stored(router)).headers["cache-status"].endswith(LOCAL):
+    while not (answer := await stored(router, other)).headers["cache-status"].endswith(LOCAL):
         assert answer.headers["x-cache"] == "HIT"
         hits_of_redis += 1
 

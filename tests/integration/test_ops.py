@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, LLAMA_ALIAS, EngineSet, MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine
@@ -108,7 +109,7 @@ async def test_with_a_model_without_an_engine_it_is_not_ready(
 async def test_with_no_engine_at_all_it_is_unhealthy_until_one_is_back(
     make_router: MakeRouter, redis_server: RedisServer
 ) -> None:
-    engine = SimulatedEngine(LLAMA)
+    engine = SimulatedEngine(LLAMA, port=free_port())  # which stays free while it is down
     await engine.start()
     await engine.kill()
     router = await make_router(router_config(redis_server.url, {"one": ("llama", "any", engine.url)}))
