@@ -98,10 +98,10 @@ async def test_an_engine_that_stays_busy_leaves_the_others_their_time(
     await engines.chat.set_faults({"fault": "stall", "after": 2})
     body = chat_body("The sea?", stream=True)
     async with guarded.http.stream("POST", "/v1/chat/completions", json=body):
-        result = await command(file, "drain", "llama-chat", "llama-code", "--wait", "--timeout", 2, "--json")
+        result = await command(file, "drain", "llama-chat", "llama-code", "--wait", "--timeout", 3, "--json")
     idle = {row["engine"]: row["idle"] for row in result.json_lines()}
     assert idle == {"llama-chat": False, "llama-code": True}
-    assert "engine llama-chat did not become idle within 2s; it stays drained" in result.stderr
+    assert "engine llama-chat did not become idle within 3s; it stays drained" in result.stderr
     resumed = await command(file, "resume", "llama-chat", "llama-code")
     assert resumed.stdout == "llama-chat is back in service\nllama-code is back in service\n"
 
