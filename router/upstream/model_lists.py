@@ -96,6 +96,9 @@ class ModelListReader:
             if error.reason != "too-large" or not is_first:  # it would be at the next check, too
                 return False
             status, page = _OK, b""
+        latest = self._last_reads.get(engine.name)
+        if latest is not None and latest.at > now and latest.is_answered:
+            return True  # a later read was faster, and tells a newer state
         engine.access.on_models(status, has_key=engine.has_key)
         is_known |= is_first or status == _OK
         self._last_reads[engine.name] = _LastRead(now, is_answered=status < 500, is_known=is_known)

@@ -15,7 +15,7 @@ from router.upstream.engine import Engine
 from router.upstream.engine_config import EngineConfig
 from router.upstream.model_lists import AdapterRefresh, ModelListReader
 from router.upstream.probe import EngineProbe
-from tests.support.scripted_engine import Request, Response, ScriptedEngine
+from tests.support.scripted_engine import Request, Response, ScriptedEngine, json_response, served
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.waiting import TEST_TIMEOUT, eventually
 
@@ -118,6 +118,30 @@ async def test_the_checks_that_follow_a_slow_read_start_no_second_one(client: En
     answer.set()
     await probe.aclose()
     await scripted.stop()
+
+
+async def test_a_slow_answer_does_not_replace_what_a_later_read_has_told(client: EngineClient) -> None:
+    may_answer = asyncio.Event()
+    asked = 0
+
+    async def script(_: Request) -> Response:
+        nonlocal asked
+        asked += 1
+        adapters = [{"id": SQL.id, "root": SQL.root, "parent": "m"}] if asked == 2 else []
+        if asked == 1:
+            await may_answer.wait()
+        return json_response({"data": [{"id": "m", "owned_by": "vllm", "root": "m", "parent": None}, *adapters]})
+
+    async with served(script) as url:
+        engine = Engine(EngineConfig(name="a", model="m", task="any", url=url, served_model="m"))
+        reader = ModelListReader(catalog_of(engine), client, timeout=TEST_TIMEOUT)
+        slow = asyncio.ensure_future(reader.reread(engine))
+        await eventually(lambda: asked == 1)
+        assert await reader.reread(engine)
+        assert engine.adapters == (SQL,)
+        may_answer.set()
+        assert await slow
+        assert engine.adapters == (SQL,)
 
 
 async def test_a_catalog_learns_what_the_reader_of_another_catalog_has_read_for_the_same_engine(
