@@ -94,8 +94,7 @@ async def test_a_switch_that_fails_or_is_interrupted_leaves_the_old_engines(tree
     assert (await interrupted.stderr.readline()).startswith(b"start: e0 at ")
     interrupted.send_signal(signal.SIGINT)
     await interrupted.wait()
-    await eventually(lambda: len(tree.engines()) == 2)
-    assert all(b"--model\0old\0" in command for command in tree.engines())
+    await eventually(lambda: len(tree.engines()) == 2 and all(b"--model\0old\0" in each for each in tree.engines()))
     assert (await tree.ask(SEA)).status_code == 200
 
     interrupted = await tree.start_command("engines", "switch", "e0", "--target", "new", "--after")

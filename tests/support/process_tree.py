@@ -1,7 +1,6 @@
 """A running `roundhouse up` with simulated engines, and requests in a steady flow."""
 
 import asyncio
-import contextlib
 import itertools
 import os
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 
 from tests.support.ports import free_port
+from tests.support.processes import children
 from tests.support.waiting import eventually
 
 _ENGINE = """
@@ -41,7 +41,8 @@ class ProcessTree:
         self.url = f"http://127.0.0.1:{free_port()}"
         self.config = folder / "roundhouse.toml"
         text = f'[router]\nport = {self.url.rpartition(":")[2]}\nstate = "state"\nexplore = 0\n'
-        text += '[[model]]\nname = "llama"\nrevision = "r1"\n'
+        # A busy machine can be silent for longer than by default, and the answer would not come from the cache.
+        text += '[cache]\ntimeout = "2500ms"\n[[model]]\nname = "llama"\nrevision = "r1"\n'
         self.config.write_text(text + "".join(_ENGINE.format(name=name, port=free_port()) for name in ("e0", "e1")))
         self._log = folder / "up.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,12 +73,7 @@ class ProcessTree:
     def engines(self) -> list[bytes]:
         """The command lines of the engines that run, with a NUL after each argument."""
         assert self._process is not None
-        commands = []
-        for task in Path(f"/proc/{self._process.pid}/task").glob("*/children"):
-            for pid in task.read_text().split():
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has exited since it was listed
-                    commands.append(Path(f"/proc/{pid}/cmdline").read_bytes())
-        return [command for command in commands if b"engines.simulator" in command]
+        return [command for command in children(self._process.pid).values() if b"engines.simulator" in command]
 
     async def start_command(self, *command: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(

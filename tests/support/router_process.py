@@ -12,6 +12,7 @@ import httpx
 
 from tests.support.http_limits import LIMITS
 from tests.support.ports import free_port
+from tests.support.processes import children
 from tests.support.waiting import TEST_TIMEOUT, eventually
 
 START_TIMEOUT = 60.0
@@ -74,18 +75,7 @@ class RouterProcess:
 
     def worker_pids(self) -> set[int]:
         """The process ids of its workers; empty with a single worker, or on a machine without /proc."""
-        pids = set()
-        # Not /proc/PID/task/TID/children: while a child exits, that may lack others.
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            pid = stat.parent.name
-            try:
-                # The fields after the name, which may have any character: state, parent.
-                parent = int(stat.read_text().rpartition(")")[2].split()[1])
-                if parent == self.process.pid and b"spawn_main" in _command_line(pid):
-                    pids.add(int(pid))
-            except OSError:  # it has exited meanwhile
-                continue
-        return pids
+        return {pid for pid, command in children(self.process.pid).items() if b"spawn_main" in command}
 
     def send_signal(self, number: signal.Signals) -> None:
         os.killpg(self.process.pid, number)
@@ -100,7 +90,3 @@ class RouterProcess:
             self.send_signal(signal.SIGKILL)
         # Reaps it, so that its port is free afterwards.
         self.process.wait()
-
-
-def _command_line(pid: str) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -26,6 +26,7 @@ from engines.up import ProcessTree, UpError
 from router.core.listen_failure import explain_listen_failure
 from tests.support.cli_helpers import run_cli
 from tests.support.ports import free_port
+from tests.support.processes import children
 from tests.support.waiting import TEST_TIMEOUT, eventually
 
 ENGINE = """
@@ -85,16 +86,12 @@ class Up:
     def children(self) -> dict[str, int]:
         """Its running processes by name; the processes of all calls are remembered in `seen`."""
         collected = {}
-        for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
-            for pid in map(int, task.read_text().split()):
-                try:
-                    command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-                except (FileNotFoundError, ProcessLookupError):
-                    continue  # it has exited since it was listed
-                name = next((str(p) for p in self.engine_ports if f"--port {p}" in command), None)
-                name = name or ("redis" if "redis-server" in command else "router" if " serve " in command else "?")
-                collected[name] = pid
-                self.seen[pid] = command
+        for pid, line in children(self.process.pid).items():
+            command = line.replace(b"\0", b" ").decode()
+            name = next((str(p) for p in self.engine_ports if f"--port {p}" in command), None)
+            name = name or ("redis" if "redis-server" in command else "router" if " serve " in command else "?")
+            collected[name] = pid
+            self.seen[pid] = command
         return collected
 
     def all_gone(self) -> bool:
