@@ -224,7 +224,9 @@ async def test_a_tenant_sees_its_own_usage_limits_and_what_is_left_of_its_budget
     tokens, gpu_seconds = found["budgets"]
     assert (tokens["budget"], tokens["limit"], tokens["remaining"]) == ("tokens_per_day", 5000, 5000 - used)
     assert tokens["resets_at"].endswith("T00:00:00Z")
-    assert 99 < gpu_seconds["remaining"] < 100
+    spent = (await router.metrics())['llm_gpu_seconds_total{kind="spent",model="llama",tenant="acme"}']
+    assert spent > 0
+    assert gpu_seconds["remaining"] == pytest.approx(100 - spent, abs=0.002)
     other = (await router.http.get("/v1/usage?days=2&by=key", headers=bearer(BETA))).json()
     assert (requests_by(other, "key"), other["limits"], other["budgets"]) == ({"k3": 5}, {}, [])
     refused = await router.http.get("/v1/usage?tenant=beta", headers=bearer(ACME))
