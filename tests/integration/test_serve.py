@@ -17,6 +17,7 @@ from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import EngineSet, chat_body, router_config
+from tests.support.waiting import TEST_TIMEOUT
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -52,7 +53,7 @@ async def test_serve_answers_refuses_a_head_over_the_limit_and_exits_cleanly_on_
     assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
     writer.close()
     served.process.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(served.process.wait, 20) in (0, -signal.SIGTERM)
+    assert await asyncio.to_thread(served.process.wait, TEST_TIMEOUT) in (0, -signal.SIGTERM)
     lines = [json.loads(line) for line in served.log.read_text().splitlines()]
     assert [line["cache"] for line in lines if "cache" in line] == ["MISS", "HIT"]
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 LARGE = 900 << 10  # bytes of text in a response
 RATE = 45e6  # bytes per second
 DEFAULT_TIMEOUT = '"50ms"'
-TIMEOUT = 0.5
+TIMEOUT = 1.0
 """Seconds. A Redis on a busy machine may be silent for longer than by default."""
 COMPLETION = {
     "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m",
@@ -72,7 +72,7 @@ async def test_a_redis_that_replies_one_byte_at_a_time_is_down_after_a_second(ow
     async with TcpProxy(own_redis.socket) as proxy:
         line = open_pipeline(open_backend(proxy.url, timeout=TIMEOUT), timeout=TIMEOUT, retry=60)
         await line.start()
-        await line.execute(("SET", "k", "x" * 1000))
+        await own_redis.command("SET", "k", "x" * 1000)
         proxy.reply_rate = ReplyRate(50, piece_size=1)  # which takes twenty seconds
         started = clock()
         with pytest.raises(RedisDownError):
@@ -90,7 +90,7 @@ async def test_a_redis_that_stops_within_a_reply_is_down_after_the_timeout(own_r
         proxy.reply_rate = ReplyRate(RATE, piece_size=1000, stall_after=100_000)
         line = open_pipeline(open_backend(proxy.url, timeout=TIMEOUT), timeout=TIMEOUT, retry=60)
         await line.start()
-        await line.execute(("SET", "k", "x" * 200_000))
+        await own_redis.command("SET", "k", "x" * 200_000)
         started = clock()
         with pytest.raises(RedisDownError):
             await line.execute(("GET", "k"))

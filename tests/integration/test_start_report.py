@@ -11,9 +11,9 @@ import pytest
 
 from router.api.access.auth import hash_key
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import RouterProcess, http_client
+from tests.support.router_process import START_TIMEOUT, RouterProcess, http_client
 from tests.support.router_server import EngineSet, router_config
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -49,14 +49,14 @@ def messages(served: RouterProcess) -> list[str]:
 
 async def stopped(served: RouterProcess) -> int:
     served.process.send_signal(signal.SIGTERM)
-    return await asyncio.to_thread(served.process.wait, 20)
+    return await asyncio.to_thread(served.process.wait, TEST_TIMEOUT)
 
 
 async def test_three_lines_at_the_start_one_when_ready_and_one_at_the_end(
     serve: Any, redis_server: RedisServer, engines: EngineSet
 ) -> None:
     served = serve(router_config(redis_server.url, engines.as_config(), rest=TENANTS))
-    await eventually(lambda: "ready: " in served.log.read_text())
+    await eventually(lambda: "ready: " in served.log.read_text(), START_TIMEOUT)
     async with http_client(served.url) as http:  # at once, without a second attempt
         assert (await http.get("/readyz")).status_code == 200
     assert await stopped(served) == 0
@@ -78,7 +78,7 @@ async def test_the_lines_of_several_workers_are_json_where_the_others_are(
 ) -> None:
     tables = {**engines.as_config(), "dead": ("mistral", "any", "http://127.0.0.1:1")}
     served = serve(router_config(redis_server.url, tables, router='log_format = "json"\nworkers = 2'))
-    await eventually(lambda: '"event":"ready"' in served.log.read_text())
+    await eventually(lambda: '"event":"ready"' in served.log.read_text(), START_TIMEOUT)
     async with http_client(served.url) as http:
         assert (await http.get("/readyz")).status_code == 200
     assert await stopped(served) == 0

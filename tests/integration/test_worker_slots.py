@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import RouterProcess, http_client
+from tests.support.router_process import START_TIMEOUT, RouterProcess, http_client
 from tests.support.router_server import chat_body, router_config
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
@@ -44,7 +44,11 @@ class LimitedRouter:
         done = self.router.log.read_text().count("the new configuration is in effect")
         self.router.write_config(self.text(limit))
         self.router.process.send_signal(signal.SIGHUP)
-        await eventually(lambda: self.router.log.read_text().count("the new configuration is in effect") == done + 3)
+
+        def all_have_it() -> bool:
+            return self.router.log.read_text().count("the new configuration is in effect") == done + 3
+
+        await eventually(all_have_it, START_TIMEOUT)  # one that replaces a killed worker may still be starting
 
     def ask(self, number: int) -> list["asyncio.Task[int]"]:
         """Different requests, each over a connection of its own; each ends with the last status."""

@@ -13,14 +13,16 @@ import pytest_asyncio
 
 from router.api.access.auth import hash_key
 from tests.support.redis_process import RedisServer
-from tests.support.router_process import RouterProcess, http_client
+from tests.support.router_process import RouterProcess
 from tests.support.router_server import chat_body, router_config
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame, chat_text
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+FOREVER = httpx.Limits(keepalive_expiry=None)
+KEPT = 'workers = 2\nkeep_alive = "1h"'
 WORKERS = 2
 PROMPTS = 100
 ANSWER = (ROLE_FRAME + chat_frame(content="one "), chat_frame(content="two", finish="stop") + DONE_FRAME)
@@ -86,7 +88,8 @@ async def connections(router: RouterProcess, stack: AsyncExitStack) -> list[http
 
 async def connect(router: RouterProcess, stack: AsyncExitStack) -> tuple[int, httpx.AsyncClient]:
     """A client with a connection, and the worker that has accepted it."""
-    client = http_client(router.url)
+    # It keeps its connection for as long as the router does.
+    client = httpx.AsyncClient(base_url=router.url, timeout=TEST_TIMEOUT, trust_env=False, verify=False, limits=FOREVER)
     stack.push_async_callback(client.aclose)
     async with client.stream("GET", "/healthz") as answer:
         await answer.aread()
@@ -117,7 +120,7 @@ async def started(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFa
     async with AsyncExitStack() as stack:
         await engine.start()
         stack.push_async_callback(engine.stop)
-        text = router_config(redis_server.url, {"one": ("llama", "any", engine.url)}, router="workers = 2", rest=REST)
+        text = router_config(redis_server.url, {"one": ("llama", "any", engine.url)}, router=KEPT, rest=REST)
         router = RouterProcess(tmp_path_factory.mktemp("workers"), text)
         router.start()
         stack.callback(router.kill)
@@ -218,7 +221,7 @@ async def test_a_worker_that_is_started_again_learns_from_the_other_what_the_eng
             await engine.start()
             stack.push_async_callback(engine.stop)
         table = {name: ("llama", "any", engine.url) for name, engine in zip("ab", engines, strict=True)}
-        router = RouterProcess(tmp_path, router_config("redis://127.0.0.1:1", table, router="workers = 2"))
+        router = RouterProcess(tmp_path, router_config("redis://127.0.0.1:1", table, router=KEPT))
         router.start()
         stack.callback(router.kill)
         await router.wait_until_ready()
@@ -241,6 +244,7 @@ async def test_a_worker_that_is_started_again_learns_from_the_other_what_the_eng
 
         async def knows_a_prompt() -> bool:
             """Each is asked once: the worker knows its own in any case."""
+            await asyncio.sleep(TEST_TIMEOUT / PROMPTS)  # so that they last until then
             body = chat_body(f"{next(numbers)} {text}", stream=True, max_tokens=7)
             answer = await client.post("/v1/chat/completions", json=body)
             return not answer.headers["x-engine-reason"].startswith("prefix 0 ")
