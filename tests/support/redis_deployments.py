@@ -166,7 +166,7 @@ class Cluster(Deployment):
         acl_options = ("--user", "roundhouse", *MINIMAL_ACL)
         ports: set[int] = set()
         while len(ports) < primaries + replicas:
-            ports.add(_free_cluster_port())
+            ports.add(free_cluster_port())
         self._port_of = {announced(port): port for port in ports}
         servers = [
             RedisServer(*cluster_options, *acl_options, "--cluster-announce-port", str(announced(port)), port=port)
@@ -320,7 +320,7 @@ class TLSCluster(Deployment):
 
     def __init__(self) -> None:
         self.tls = TlsCertificate()
-        port = _free_cluster_port()
+        port = free_cluster_port()
         server = RedisServer(*self.tls.options(port), "--cluster-enabled", "yes", "--tls-cluster", "yes")
         super().__init__(f"rediss+cluster://127.0.0.1:{port}?{self.tls.query}", [server])
 
@@ -409,7 +409,7 @@ def _pairs(reply: Any) -> dict[str, Any]:
     return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
 
 
-def _free_cluster_port() -> int:
+def free_cluster_port() -> int:
     """A free port p for which p + 10000, the port of the cluster bus, is free too."""
     while not is_free((port := free_port()) + 10_000):
         pass

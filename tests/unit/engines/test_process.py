@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from engines.process import ManagedProcess, StartError, describe_exit
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 PARENT = """
 import subprocess, sys, time
@@ -101,7 +101,7 @@ async def test_it_is_ready_when_the_check_succeeds(started: Started) -> None:
         check_count += 1
         return "ready" in child.log.read_text()
 
-    await child.wait_until_ready(ready, timeout=10, interval=0.01)
+    await child.wait_until_ready(ready, timeout=TEST_TIMEOUT, interval=0.01)
     assert check_count >= 1
 
 
@@ -112,7 +112,7 @@ async def is_never_ready() -> bool:
 async def test_a_process_that_ends_before_it_is_ready_reports_its_last_line(started: Started) -> None:
     child = await started.run("import sys; print('one'); print('the reason'); print(); sys.exit(3)")
     with pytest.raises(StartError) as raised:
-        await child.wait_until_ready(is_never_ready, timeout=10)
+        await child.wait_until_ready(is_never_ready, timeout=TEST_TIMEOUT)
     assert str(raised.value) == (
         f"it: ended with code 3 before it was ready; its last line: the reason (full log: {child.log})"
     )

@@ -61,7 +61,9 @@ class Up:
         engines = [ENGINE.format(name=f"e{n}", port=p, more=more) for n, p in enumerate(self.engine_ports)]
         self.config = config = folder / f"roundhouse-{self.port}.toml"
         config.write_text(
-            f'[router]\nport = {self.port}\nstate = "state"\n[[model]]\nname = "llama"\n{"".join(engines)}'
+            # A busy machine can be silent for longer than by default, and the answer would not come from the cache.
+            f'[router]\nport = {self.port}\nstate = "state"\n[cache]\ntimeout = "2500ms"\n'
+            f'[[model]]\nname = "llama"\n{"".join(engines)}'
         )
         argv = [sys.executable, "-m", "router", "up", "-c", str(config), "--engines", "simulator"]
         with self._output.open("wb") as output:
@@ -137,7 +139,7 @@ async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Up]
 
 
 def client(tree: Up) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=tree.url, timeout=15, verify=False, trust_env=False)
+    return httpx.AsyncClient(base_url=tree.url, timeout=TEST_TIMEOUT, verify=False, trust_env=False)
 
 
 async def test_ctrl_c_and_sigkill_end_all_its_processes_and_stored_entries_survive(up: Callable[..., Up]) -> None:
@@ -313,7 +315,9 @@ async def test_a_killed_engine_is_started_again_while_the_others_serve(running: 
     await tree.wait_for_output("roundhouse: e0 was ended by SIGKILL")
     async with client(tree) as http:
         response = await http.post("/v1/chat/completions", json=hello("The engine?"))
-        assert (response.status_code, response.headers["x-engine"]) == (200, "e1")
+        assert response.status_code == 200
+        # On a busy machine, it may have started again meanwhile.
+        assert response.headers["x-engine"] == "e1" or tree.children()[str(tree.engine_ports[0])] != killed
     await tree.wait_for_output("roundhouse: e0 is ready again")
     assert tree.children()[str(tree.engine_ports[0])] != killed
     async with httpx.AsyncClient(trust_env=False, timeout=TEST_TIMEOUT) as http:

@@ -112,7 +112,7 @@ async def test_held_data_is_forwarded_when_the_time_is_over(setup: ProxySetup) -
 
 async def test_a_reply_can_be_lost_although_the_command_is_executed(setup: ProxySetup) -> None:
     client = await connect(setup, "commands")
-    assert await setup.proxy.inject(ConnectionFault("lose", seconds=0.1)) == 1
+    assert await setup.proxy.inject(ConnectionFault("lose", seconds=1.0)) == 1
     with pytest.raises(ConnectionError):
         await client.ask("SET k v")
     assert await setup.redis.command("GET", "k") == "v"

@@ -55,7 +55,8 @@ async def test_a_follower_of_a_process_that_is_gone_is_served_nevertheless(
 ) -> None:
     before = await router.chat("The sea?")
     key = before.headers["x-cache-key"]
-    claim = f"0123456789ab:1:{await redis.hget(key, 'digest')}:0-0"
+    digest = await eventually(lambda: redis.hget(key, "digest"))
+    claim = f"0123456789ab:1:{digest}:0-0"
     await redis.delete(key)
     await redis.set(claim_key(key), claim, px=200)
     answer = await router.http.post("/v1/chat/completions", json=chat_body("The sea?", stream=stream))

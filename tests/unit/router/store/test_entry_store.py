@@ -194,14 +194,14 @@ async def test_an_exception_while_connecting_does_not_end_reconnecting(
 
 async def test_a_frozen_redis_costs_one_timeout_and_then_nothing(own_redis: RedisServer, open_store: OpenStore) -> None:
     await own_redis.start()
-    store = await open_store(own_redis, timeout=0.5)
+    store = await open_store(own_redis, timeout=1.0)
     await store.put("k", ENTRY)
     own_redis.freeze()
     started = time.perf_counter()
     failed = await asyncio.gather(*(store.get("k") for _ in range(100)), return_exceptions=True)
     took = time.perf_counter() - started
     assert all(isinstance(error, RedisDownError) for error in failed)
-    assert 0.4 < took < 5, "one timeout in total, and not one for each; a busy machine may pause for seconds"
+    assert 0.9 < took < 6, "one timeout in total, and not one for each; a busy machine may pause for seconds"
     assert not store.is_up
     started = time.perf_counter()
     for _ in range(100):
@@ -254,7 +254,7 @@ async def test_a_write_that_redis_loses_fails_without_an_exception(
     own_redis: RedisServer, open_store: OpenStore
 ) -> None:
     await own_redis.start()
-    store = await open_store(own_redis, timeout=0.5)
+    store = await open_store(own_redis, timeout=1.0)
     own_redis.freeze()
     assert await store.put("k", ENTRY) == "failed"
     own_redis.thaw()

@@ -12,6 +12,7 @@ import pytest
 from engines.preflight.gather.ports import read_port
 from engines.preflight.gather.processes import describe, listeners
 from engines.preflight.observations import Process
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 
@@ -88,8 +89,7 @@ async def test_a_server_that_answers_health_is_healthy() -> None:
 
 
 def test_a_free_port_is_left_free() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        number = listening.getsockname()[1]
+    number = free_port()
     assert read_port("e", "127.0.0.1", number).failure is None
     assert read_port("e", "127.0.0.1", number).failure is None
 

@@ -274,8 +274,8 @@ async def _freeze_one(cluster: Cluster, backend: RedisBackend) -> None:
         replies = await backend.execute([("GET", key) for key in KEYS], 0.5)
         took.append(time.perf_counter() - started)
         for key, reply in zip(KEYS, replies, strict=True):
-            # On a busy machine the replica may already have taken over.
-            failed = key in mine and isinstance(reply, RedisBackendError)
+            # On a busy machine the replica may already have taken over, and another server may be silent, too.
+            failed = (key in mine or took[-1] > 0.4) and isinstance(reply, RedisBackendError)
             assert failed if key in mine and len(took) == 1 else failed or reply == key.encode()
     assert took[0] > 0.4
     # A busy machine may stall some of them for as long.

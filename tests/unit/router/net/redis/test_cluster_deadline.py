@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HOST = ("here", 1)
 SLOTS = [[0, 16383, [b"here", 1]]]
-TIMEOUT = 0.05
+TIMEOUT = 0.2
 
 
 class Server:
@@ -46,6 +46,6 @@ async def test_a_later_command_has_its_full_timeout_after_a_large_one() -> None:
     (silence, more), (silence_later, more_later) = timeouts
     assert 0 < silence <= TIMEOUT
     assert more == pytest.approx(MAX_EXTRA_TIME)
-    assert 0.9 * TIMEOUT < silence_later <= TIMEOUT
+    assert 0.5 * TIMEOUT < silence_later <= TIMEOUT
     assert silence_later + more_later <= MAX_EXTRA_TIME, "all of it has one cap"
     await link.aclose()

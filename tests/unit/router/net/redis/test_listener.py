@@ -128,7 +128,7 @@ async def test_every_change_of_a_tracked_key_is_reported(callbacks: RecordingCal
 
 
 async def test_an_expiry_is_reported(callbacks: RecordingCallbacks, redis: Any) -> None:
-    await redis.set("rh:1:acme:k", "x", px=20)
+    await redis.set("rh:1:acme:k", "x", px=200)
     await callbacks.wait_for("rh:1:acme:k")
     await callbacks.wait_for("rh:1:acme:k")
 

@@ -71,7 +71,7 @@ class Process:
 @pytest_asyncio.fixture(loop_scope="session")
 async def processes(own_redis: RedisServer) -> AsyncIterator[tuple[Process, Process]]:
     await own_redis.start()
-    pipelines = [open_pipeline(open_backend(own_redis.url, timeout=1), timeout=1, retry=0.02) for _ in range(2)]
+    pipelines = [open_pipeline(open_backend(own_redis.url, timeout=5), timeout=5, retry=0.02) for _ in range(2)]
     for pipeline in pipelines:
         await pipeline.start()
     yield Process(pipelines[0]), Process(pipelines[1])

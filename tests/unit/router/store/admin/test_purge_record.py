@@ -37,6 +37,15 @@ class Replicated:
         await asyncio.gather(self.primary.start(), self.replica.start())
         await eventually(self._is_online)
 
+    async def thaw_replica(self) -> None:
+        """Returns when it has what the primary has."""
+        self.replica.thaw()
+        await eventually(self._has_all)
+
+    async def _has_all(self) -> bool:
+        logs = [await server.command("XLEN", PURGE_LOG_KEY) for server in (self.primary, self.replica)]
+        return logs[0] == logs[1]
+
     async def _is_online(self) -> bool:
         reply = await self.primary.command("INFO", "replication")
         return bool(reply.get("slave0", {}).get("state") == "online")
@@ -75,7 +84,7 @@ async def test_a_frozen_replica_has_not_acknowledged_and_delays_no_purge(tmp_pat
         assert (
             result.stdout == "purged 0 entries and 0 generations in progress; 0 of 1 replica has received the purge\n"
         )
-        servers.replica.thaw()
+        await servers.thaw_replica()
         result = await run_cli("cache", "purge", "--all", "--json", "--config", path)
         assert result.json()["replicas"] == {"connected": 1, "acknowledged": 1}
         assert await servers.replica.command("XLEN", PURGE_LOG_KEY) == 3
@@ -96,7 +105,7 @@ async def test_a_purge_of_many_keys_waits_for_a_frozen_replica_once_for_all_of_t
             result = await purge_keys(client, keys)
         assert (result.entries, result.recorded, result.replicas) == (30, True, ReplicaAcks(1, 0))
         assert {scope.key for scope in await logged_scopes(client)} == set(keys)
-        servers.replica.thaw()
+        await servers.thaw_replica()
         assert (await purge_keys(client, keys)).replicas == ReplicaAcks(1, 1)
     finally:
         await client.aclose()

@@ -20,7 +20,7 @@ from router.store.admin.purge import PurgeResult, count_entries, purge
 from router.store.admin.scan import execute_commands
 from router.store.admin.stats import collect_stats, top_entries
 from tests.support.entry_factory import entry_key, make_entry, make_streamed_entry, store_entry
-from tests.support.ports import free_port
+from tests.support.redis_deployments import free_cluster_port
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
 
@@ -33,8 +33,7 @@ ALL = EntryFilter(all=True)
 @pytest_asyncio.fixture(loop_scope="session")
 async def cluster() -> AsyncIterator[Any]:
     """A client of a cluster of two servers with half of the slots each."""
-    # The servers use their ports + 10,000 for the cluster bus.
-    ports = list({port for port in (free_port() for _ in range(200)) if port < 55_000})[:2]
+    ports = [free_cluster_port(), free_cluster_port()]
     servers = [RedisServer("--port", str(port), "--cluster-enabled", "yes") for port in ports]
     try:
         for server, half in zip(servers, (range(SLOTS // 2), range(SLOTS // 2, SLOTS)), strict=True):
