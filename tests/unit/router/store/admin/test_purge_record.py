@@ -44,7 +44,7 @@ class Replicated:
 
     async def _has_all(self) -> bool:
         logs = [await server.command("XLEN", PURGE_LOG_KEY) for server in (self.primary, self.replica)]
-        return logs[0] == logs[1]
+        return bool(logs[0] == logs[1])
 
     async def _is_online(self) -> bool:
         reply = await self.primary.command("INFO", "replication")

@@ -11,7 +11,7 @@ import pytest
 
 from router.telemetry.tracing import export_queue
 from router.telemetry.tracing.export_queue import ExportQueue
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 
 class Exports:
@@ -53,7 +53,7 @@ OpenQueue = Callable[[Exports], ExportQueue]
 
 @pytest.fixture
 def open_queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenQueue]:
-    monkeypatch.setattr(export_queue, "CLOSE_TIMEOUT", 0.5)
+    monkeypatch.setattr(export_queue, "CLOSE_TIMEOUT", TEST_TIMEOUT)
     opened: list[tuple[ExportQueue, Exports]] = []
 
     def make(exports: Exports) -> ExportQueue:
@@ -130,7 +130,10 @@ async def test_close_exports_what_is_left_and_later_items_are_dropped(open_queue
     assert exports.dropped == {"queue_full": 1}
 
 
-async def test_close_gives_up_on_a_collector_that_does_not_answer(open_queue: OpenQueue) -> None:
+async def test_close_gives_up_on_a_collector_that_does_not_answer(
+    open_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_queue, "CLOSE_TIMEOUT", 0.5)
     exports = Exports()
     exports.may_run.clear()
     queue = open_queue(exports)
