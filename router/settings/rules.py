@@ -50,6 +50,9 @@ def broken(settings: Settings) -> Iterator[Mistake]:
     yield from _router(settings.router)
     yield from _default_model(settings.router.default_model, settings.model)
     yield from _cache(settings.cache)
+    if settings.responses.max_bytes_per_tenant < settings.responses.max_size:
+        one: Place = ("responses", "max_size")
+        yield Mistake(("responses", "max_bytes_per_tenant"), "must be at least responses.max_size", reads=(one,))
     yield from _auth(settings.auth, settings.tenant)
     yield from _tenants(settings.tenant)
     yield from _models(settings.model, {engine.model for engine in settings.engine})

@@ -136,6 +136,7 @@ class ResponsesSettings(Strict, frozen=True):
 
     ttl: Seconds = Seconds(86400)
     max_per_tenant: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    max_bytes_per_tenant: Bytes = Bytes(1 << 30)
     max_size: Bytes = Bytes(1 << 20)
 
 

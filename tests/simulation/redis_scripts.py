@@ -20,7 +20,7 @@ from router.shared.inflight import claims
 from router.shared.prompts import recent_prompts
 from router.shared.quota import budgets
 from router.shared.quota import rate_limit_script as limits
-from router.shared.responses import response_records
+from router.shared.responses import response_index, response_records
 from router.store import entry_store as store
 from router.store.admin import answers, scan
 from tests.simulation.redis_data import RedisData
@@ -230,17 +230,74 @@ def _prolong_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
     return 1
 
 
+def _forget_response(sizes: dict[bytes, bytes], id_: bytes) -> None:
+    if id_ in sizes:
+        _add_sizes(sizes, -1, -int(sizes.pop(id_)))
+
+
+def _add_sizes(sizes: dict[bytes, bytes], count: int, size: int) -> None:
+    for name, more in ((b":count", count), (b":bytes", size)):
+        sizes[name] = b"%d" % (int(sizes.get(name, b"0")) + more)
+
+
 def _use_response(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes]:
-    ttl, now, most, new, *others = words
+    sizes_key, ttl, now, most, most_bytes, size, new, *others = words
     scores = SortedSet(data.get(key, SortedSet) or SortedSet())
+    sizes = dict(data.get(sizes_key, dict) or {})
     for id_ in (new, *[id_ for id_ in others if id_ in scores]):
         scores[id_] = float(now)
-    ranked = scores.ranked()[::-1]
-    for id_ in ranked[int(most) :]:
+    if int(sizes.get(new, b"-1")) < int(size):
+        _forget_response(sizes, new)
+        sizes[new] = size
+        _add_sizes(sizes, 1, int(size))
+    gone = scores.ranked()[::-1][int(most) :]
+    for id_ in gone:
         del scores[id_]
-    _put(data, key, scores)
-    data.expire_at(key, data.clock() + int(ttl))
-    return ranked[int(most) :]
+        _forget_response(sizes, id_)
+    expired = 0
+    while len(scores) > 1:
+        oldest = scores.ranked()[0]
+        has_expired = expired < 100 and scores[oldest] <= int(now) - int(ttl)
+        if not has_expired and int(sizes[b":bytes"]) <= int(most_bytes):
+            break
+        del scores[oldest]
+        _forget_response(sizes, oldest)
+        expired += has_expired
+        gone += [] if has_expired else [oldest]
+    if len(scores) == 1 and int(sizes[b":bytes"]) > int(most_bytes):
+        sizes = {next(iter(scores)): size, b":count": b"1", b":bytes": size}
+    for place, value in ((key, scores), (sizes_key, sizes)):
+        _put(data, place, value)
+        data.expire_at(place, data.clock() + int(ttl))
+    return gone
+
+
+def _remove_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    sizes_key, id_ = words
+    scores, sizes = data.get(key, SortedSet), data.get(sizes_key, dict)
+    if scores is not None and id_ in scores:
+        others = SortedSet({each: score for each, score in scores.items() if each != id_})
+        if others:
+            data.put(key, others, keep_expiry=True)
+        else:
+            data.remove(key)
+    if sizes is not None:
+        left = dict(sizes)
+        _forget_response(left, id_)
+        data.put(sizes_key, left, keep_expiry=True)
+    return 1
+
+
+def _response_crowding(data: RedisData, key: bytes, words: list[bytes]) -> bytes:
+    sizes_key, most, most_bytes = words
+    sizes = data.get(sizes_key, dict) or {}
+    fit = float(most)
+    if int(sizes.get(b":bytes", b"0")) > 0:
+        fit = min(fit, int(most_bytes) * int(sizes[b":count"]) / int(sizes[b":bytes"]))
+    scores = data.get(key, SortedSet) or SortedSet()
+    ranked = scores.ranked()[::-1]
+    place = int(fit / 10)
+    return b"%.17g" % scores[ranked[place]] if place < len(ranked) else b"0"
 
 
 _SHOWN_ONLY: Final = re.compile(rb',"(?:temperature_celsius|power_watts)":[^,}]*|,"restarts":{[^}]*}')
@@ -342,7 +399,9 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     recent_prompts._WRITE_SCRIPT.encode(): _write,
     recent_prompts._ADD_SCRIPT.encode(): _add_prompt,
     response_records._WRITE_SCRIPT.encode(): _write_response,
-    response_records._USE_SCRIPT.encode(): _use_response,
+    response_index.USE_SCRIPT.encode(): _use_response,
+    response_index.REMOVE_SCRIPT.encode(): _remove_response,
+    response_index.CROWDING_SCRIPT.encode(): _response_crowding,
     response_records._PROLONG_SCRIPT.encode(): _prolong_response,
     answers._BEGINNING_SCRIPT.encode(): _beginning,
     str(scan._TIME_COMMAND[1]).encode(): _read_time,
@@ -356,10 +415,10 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
 
 
 def run_script(data: RedisData, words: list[bytes]) -> Any:
-    """EVAL with the script's text, 1, the key, and the arguments."""
+    """EVAL with the script's text, 1, the key, and the arguments; with 2, the second key is the first of these."""
     script = SCRIPTS.get(words[0])
     if script is None:
         raise RedisError(f"ERR the model of Redis does not know this script: {words[0].decode()}")
-    if words[1] != b"1":
-        raise RedisError("ERR the model of Redis runs scripts with one key")
+    if words[1] not in (b"1", b"2"):
+        raise RedisError("ERR the model of Redis runs scripts with one key or two")
     return script(data, words[2], words[3:])

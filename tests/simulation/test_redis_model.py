@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.core.cache.redis_keys import ANNOUNCEMENTS_KEY, PURGE_LOG_KEY
+from router.core.cache.redis_keys import ANNOUNCEMENTS_KEY, PURGE_LOG_KEY, response_sizes_key, responses_key
 from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, UsageUpdate
 from router.shared.engines.announcements import (
@@ -22,7 +22,7 @@ from router.shared.engines.announcements import (
 )
 from router.shared.quota import budgets
 from router.shared.quota.rate_limit_script import decode_status, update_command
-from router.shared.responses import response_records
+from router.shared.responses import response_index, response_records
 from router.shared.scripts import DELETE_IF_SAME, REPLACE_IF_SAME
 from tests.simulation.redis_scripts import SCRIPTS
 from tests.simulation.redis_test_clients import ClientFactory, ModelRedisClient, RealRedisClient
@@ -542,26 +542,110 @@ def test_a_response_that_is_prolonged_says_so(both: ClientFactory) -> None:
     assert str(reply).startswith("WRONGTYPE")
 
 
+class Index:
+    """The index of a tenant's responses, of `most` ids and `most_bytes` bytes."""
+
+    AT = 1_795_000_000_000
+
+    def __init__(self, client: ModelRedisClient | RealRedisClient, most: int = 3, most_bytes: int = 10**6) -> None:
+        self.client = client
+        self.index = response_index.ResponseIndex(LONG, most, most_bytes)
+
+    def use(self, now: int, *ids: str, size: int = 10) -> Any:
+        (gone,) = self.client.send_commands(self.index.use("acme", self.AT + now, ids[0], size, ids[1:]))
+        return [id_.decode() for id_ in gone]
+
+    def kept(self) -> list[str]:
+        (members,) = self.client.send_commands(("ZREVRANGE", responses_key("acme"), 0, -1))
+        return [member.decode() for member in members]
+
+    def sizes(self) -> dict[str, int]:
+        (sizes,) = self.client.send_commands(("HGETALL", response_sizes_key("acme")))
+        return {name.decode(): int(value) for name, value in sorted(sizes.items())}
+
+    def crowding(self) -> float:
+        """In ms after AT."""
+        (reply,) = self.client.send_commands(self.index.crowding("acme"))
+        return float(reply) - self.AT if float(reply) else 0
+
+
 def test_the_responses_that_were_not_used_for_longest_leave(both: ClientFactory) -> None:
     client = both.connect()
+    index = Index(client)
+    assert [index.use(number, id_) for number, id_ in enumerate("abc")] == [[], [], []]
+    assert index.kept() == ["c", "b", "a"]
+    assert index.use(10, "d", "a", "gone") == ["b"]
+    assert index.kept() == ["d", "a", "c"]
+    assert index.sizes() == {":bytes": 30, ":count": 3, "a": 10, "c": 10, "d": 10}
+    assert Index(client, most=1).use(20, "e") == ["d", "a", "c"]
+    score, *left = client.send_commands(
+        ("ZSCORE", responses_key("acme"), "e"), ("PTTL", responses_key("acme")), ("PTTL", response_sizes_key("acme"))
+    )
+    assert (float(score), index.kept()) == (Index.AT + 20, ["e"])
+    assert all(0 < each <= LONG for each in left)
 
-    def use(now: int, *ids: str, most: int = 3) -> Any:
-        (gone,) = client.send_commands(("EVAL", response_records._USE_SCRIPT, 1, "k", LONG, now, most, *ids))
-        return gone
 
-    def kept() -> list[bytes]:
-        (members,) = client.send_commands(("ZREVRANGE", "k", 0, -1))
-        return members  # type: ignore[no-any-return]
+def test_the_responses_of_a_tenant_have_at_most_so_many_bytes(both: ClientFactory) -> None:
+    index = Index(both.connect(), most=100, most_bytes=100)
+    assert [index.use(number, id_, size=30) for number, id_ in enumerate("abc")] == [[], [], []]
+    assert index.use(10, "d", "a", size=11) == ["b"]
+    assert index.sizes() == {":bytes": 71, ":count": 3, "a": 30, "c": 30, "d": 11}
+    assert index.use(11, "d", size=5) == []
+    assert index.sizes()["d"] == 11, "the larger of both"
+    assert index.use(12, "d", size=40) == []
+    assert index.sizes() == {":bytes": 100, ":count": 3, "a": 30, "c": 30, "d": 40}
+    assert index.use(13, "e", size=100) == ["c", "a", "d"]
+    assert index.use(14, "e", size=150) == [], "what is alone stays"
+    assert index.sizes() == {":bytes": 150, ":count": 1, "e": 150}
 
-    at = 1_795_000_000_000
-    assert [use(at + number, id_) for number, id_ in enumerate("abc")] == [[], [], []]
-    assert kept() == [b"c", b"b", b"a"]
-    assert use(at + 10, "d", "a", "gone") == [b"b"]
-    assert kept() == [b"d", b"a", b"c"]
-    assert use(at + 20, "e", most=1) == [b"d", b"a", b"c"]
-    score, left = client.send_commands(("ZSCORE", "k", "e"), ("PTTL", "k"))
-    assert (float(score), kept()) == (at + 20, [b"e"])
-    assert 0 < left <= LONG
+
+def test_bytes_of_responses_that_an_index_does_not_name_count_no_more(both: ClientFactory) -> None:
+    client = both.connect()
+    index = Index(client, most=100, most_bytes=100)
+    for number, id_ in enumerate("abc"):
+        index.use(number, id_, size=30)
+    client.send_commands(("DEL", responses_key("acme")))
+    assert index.use(10, "d", size=11) == []
+    assert index.sizes() == {":bytes": 11, ":count": 1, "d": 11}
+    client.send_commands(("DEL", response_sizes_key("acme")))
+    assert index.use(11, "e", size=7) == []
+    assert (index.kept(), index.sizes()) == (["e", "d"], {":bytes": 7, ":count": 1, "e": 7})
+
+
+def test_a_response_that_has_expired_leaves_the_index_without_a_word(both: ClientFactory) -> None:
+    index = Index(both.connect())
+    index.use(0, "a")
+    index.use(1, "b")
+    assert index.use(LONG, "c") == []
+    assert (index.kept(), index.sizes()) == (["c", "b"], {":bytes": 20, ":count": 2, "b": 10, "c": 10})
+
+
+def test_a_deleted_response_leaves_the_index(both: ClientFactory) -> None:
+    client = both.connect()
+    index = Index(client)
+    removed = response_index.remove_command("acme", "a")
+    assert client.send_commands(removed, ("EXISTS", response_sizes_key("acme"))) == [1, 0]
+    index.use(0, "a")
+    index.use(1, "b", size=7)
+    assert client.send_commands(removed, removed) == [1, 1]
+    assert (index.kept(), index.sizes()) == (["b"], {":bytes": 7, ":count": 1, "b": 7})
+    client.send_commands(response_index.remove_command("acme", "b"))
+    assert client.send_commands(("EXISTS", responses_key("acme"))) == [0]
+    assert index.sizes() == {":bytes": 0, ":count": 0}
+
+
+def test_a_tenth_of_what_has_room_was_used_since(both: ClientFactory) -> None:
+    client = both.connect()
+    index = Index(client, most=30)
+    assert index.crowding() == 0
+    for number in range(3):
+        index.use(number, f"r{number}")
+    assert index.crowding() == 0
+    index.use(3, "r3")
+    index.use(4, "r4")
+    assert index.crowding() == 1
+    # With room for 20 of them, by their bytes.
+    assert Index(client, most=30, most_bytes=200).crowding() == 2
 
 
 # Instants around the ends of months and of leap years, and anywhere in two centuries.

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from router.core.api_keys import hash_key
-from router.core.cache.redis_keys import RESPONSES_PATTERN, response_key, responses_key
+from router.core.cache.redis_keys import RESPONSES_PATTERN, response_key, response_sizes_key, responses_key
 from router.shared.responses import response_records
 from tests.support.conversations import (
     PREVIOUS_NOT_FOUND,
@@ -405,6 +405,27 @@ async def test_a_tenant_keeps_those_that_it_used_last(world: World) -> None:
     assert statuses == [200, 404, 200, 200]
 
 
+@scenario
+async def test_a_tenant_keeps_at_most_so_many_bytes(world: World) -> None:
+    setting = await start(world, '[responses]\nmax_bytes_per_tenant = "24KiB"\nmax_size = "10KiB"\n')
+    ids = []
+    for number in range(3):
+        ids.append(id_of(await ask(setting.one, f"{number}?" + "x" * 2000)))  # three times in its record
+        await asyncio.sleep(1)
+    ids.append(id_of(await ask(setting.one, "And?", ids[0])))
+    ids.append(id_of(await ask(setting.one, "x" * 2000)))
+    await eventually(lambda: _is_gone(world, ids[1]))
+    assert await kept_results(setting.one) == {"stored": 5, "removed": 1}
+    statuses = [(await setting.other.http.get(f"{RESPONSES}/{id_}")).status_code for id_ in ids]
+    assert statuses == [200, 404, 200, 200, 200]
+    sizes = await world.redis.client.hgetall(response_sizes_key("default"))
+    assert set(sizes) == {*ids, ":bytes", ":count"} - {ids[1]}
+    assert sum(int(sizes[id_]) for id_ in ids if id_ in sizes) == int(sizes[":bytes"]) <= 24 << 10
+    for id_ in ids:
+        await setting.other.http.delete(f"{RESPONSES}/{id_}")
+    assert await world.redis.client.hgetall(response_sizes_key("default")) == {":bytes": "0", ":count": "0"}
+
+
 async def _is_gone(world: World, id_: str) -> bool:
     return not await world.redis.client.exists(response_key("default", id_))
 
@@ -593,7 +614,9 @@ async def test_a_purge_of_a_tenant_or_of_all_deletes_its_responses(
     for name, id_ in ids.items():
         answer = await ask(setting.one, "And?", id_, key=f"sk-{name}", store=False)
         assert answer.status_code == (200 if name in left else 404)
-    kept = {key for name in left for key in (responses_key(name), response_key(name, ids[name]))}
+    kept = {
+        key for name in left for key in (responses_key(name), response_sizes_key(name), response_key(name, ids[name]))
+    }
     assert set(await kept_keys(world)) == kept
 
 
@@ -620,6 +643,8 @@ async def test_a_record_of_another_form_is_not_found(world: World) -> None:
     await world.redis.client.set(response_key("default", "resp_1"), "mine")
     assert (await ask(setting.one, "The sea?")).status_code == 200
     assert await kept_results(setting.one) == {"failed": 1}
+    await asyncio.sleep(0.1)
+    assert await world.redis.client.exists(responses_key("default")) == 0, "what could not be written is not counted"
 
 
 def test_all_turns_of_a_conversation_can_be_read() -> None:

@@ -25,6 +25,7 @@
     rh:1:router:starts:{model}                                 how long its engines' last starts took, a list
     rh:1:router:audit                                          what administrators changed, a stream
     rh:1:response:{tenant}                                     when each kept response was last used, a sorted set
+    rh:1:response:{tenant}:{{rh:1:response:{tenant}}}          the bytes of each, a hash; see `response_sizes_key`
     rh:1:response:{tenant}:{id}                                a kept response of /v1/responses, a hash
     rh:1:requests:recent                                       the last requests while someone watches, a sorted set
     rh:1:requests:notable                                      those of them that failed or were slow, a sorted set
@@ -144,6 +145,12 @@ def responses_key(tenant: str) -> str:
     return _RESPONSE_PREFIX + tenant
 
 
+def response_sizes_key(tenant: str) -> str:
+    """In a cluster, what is between braces determines the slot: it is that of `responses_key`."""
+    key = responses_key(tenant)
+    return f"{key}:{{{key}}}"
+
+
 def response_key(tenant: str, id_: str) -> str:
     return f"{_RESPONSE_PREFIX}{tenant}:{id_}"
 
@@ -207,8 +214,8 @@ def is_prompt_key(key: str) -> bool:
 
 
 def is_response_key(key: str) -> bool:
-    """Whether a key that matches RESPONSES_PATTERN is one response, and not the set of a tenant."""
-    return ":" in key[len(_RESPONSE_PREFIX) :]
+    """Whether a key that matches RESPONSES_PATTERN is one response, and not the index of a tenant."""
+    return ":" in key[len(_RESPONSE_PREFIX) :] and "{" not in key
 
 
 def response_tenant(key: str) -> str:

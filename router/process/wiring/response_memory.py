@@ -56,6 +56,7 @@ def _records(
         services.redis.pipeline,
         ttl=settings.responses.ttl,
         max_per_tenant=settings.responses.max_per_tenant,
+        max_bytes_per_tenant=int(settings.responses.max_bytes_per_tenant),
         clock=services.redis.clock.now,
         on_refused=services.redis.writes.on_refused,
         on_removed=on_removed,

@@ -67,16 +67,16 @@ TURN_FIELDS: Final = (*EARLIER_FIELDS, "size", "root", "ancestors", "alive_until
 _NUMBER: Final = re.compile(rb"[0-9]{1,15}")
 
 
-def encode_fields(response: KeptResponse, created: float) -> list[str | bytes | int]:
-    """`created`: seconds since the epoch."""
-    fields: dict[str, str | bytes | int] = {
+def encode_fields(response: KeptResponse, created: float) -> list[str | bytes]:
+    """Names and values. `created`: seconds since the epoch."""
+    fields: dict[str, str | bytes] = {
         "parent": response.parent,
         "root": response.root,
         "ancestors": " ".join(response.ancestors),
         "before": response.before,
         "digest": response.digest,
-        "size": response.size,
-        "alive_until": response.alive_until,
+        "size": str(response.size),
+        "alive_until": str(response.alive_until),
         "input": b"[%b]" % response.input,
         "output": b"[%b]" % response.output,
         "response": response.response,

@@ -1,10 +1,10 @@
 """The responses of /v1/responses that later requests may continue, in Redis.
 
     rh:1:response:{tenant}:{id}    one of them, a hash; see KeptResponse
-    rh:1:response:{tenant}         a sorted set: the ids of a tenant's, by when each was last used, in ms
+    rh:1:response:{tenant}         those of a tenant; see response_index
 
 Theory of operation. A response is stored with the items of its own turn, and with the ids of those before it. So a
-conversation grows by what is new. The set bounds how many a tenant has: the ones that were not used for longest leave.
+conversation grows by what is new. An index bounds what a tenant has: the ones that were not used for longest leave.
 
 A turn counts as a use of all turns before it, and prolongs their lives. In a long conversation these are many commands,
 so each record says until when all of them are kept, and they are prolonged only once a tenth of that time has passed,
@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
-from router.core.cache.redis_keys import response_key, responses_key
+from router.core.cache.redis_keys import response_key
 from router.net.redis.commands import Command, EncodedCommand, command_template
 from router.net.redis.errors import RedisBackendError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
@@ -39,6 +39,7 @@ from router.shared.responses.kept_response import (
     decode_turn,
     encode_fields,
 )
+from router.shared.responses.response_index import ResponseIndex, left_ids, remove_command
 
 MAX_TURNS: Final = 1000
 """Of a conversation. Each record has the ids of all turns before it."""
@@ -57,19 +58,6 @@ end
 if not held[1] or held[2] ~= '' then redis.call('HSET', KEYS[1], unpack(ARGV, 3)) end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
-"""
-
-# ARGV: the time to live in ms, the time in ms, how many ids stay, the id that is new, and those before it. Returns the
-# ids that have left. ZINCRBY and ZREVRANGE rather than ZADD and ZRANGE: the router's ACL has them.
-_USE_SCRIPT: Final = """
-for at = 4, #ARGV do
-  local used = redis.call('ZSCORE', KEYS[1], ARGV[at])
-  if used or at == 4 then redis.call('ZINCRBY', KEYS[1], ARGV[2] - (used or 0), ARGV[at]) end
-end
-redis.call('PEXPIRE', KEYS[1], ARGV[1])
-local gone = redis.call('ZREVRANGE', KEYS[1], ARGV[3], -1)
-redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - ARGV[3])
-return gone
 """
 
 _PROLONG_SCRIPT: Final = """
@@ -98,8 +86,9 @@ class ResponseRecords:
     """
 
     def __init__(
-        self, pipeline: RedisPipeline, *, ttl: float, max_per_tenant: int, clock: Callable[[], float],
-        on_refused: Callable[[Exception], None] = lambda _: None, on_removed: Callable[[], None] = lambda: None,
+        self, pipeline: RedisPipeline, *, ttl: float, max_per_tenant: int, max_bytes_per_tenant: int,
+        clock: Callable[[], float], on_refused: Callable[[Exception], None] = lambda _: None,
+        on_removed: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """`ttl`: seconds. `clock`: see CacheLookup. `on_refused`: see EntryStore.
 
@@ -107,7 +96,7 @@ class ResponseRecords:
         """
         self._pipeline = pipeline
         self._ttl_ms = max(1, int(1000 * ttl))
-        self._max_per_tenant = max_per_tenant
+        self._index = ResponseIndex(self._ttl_ms, max_per_tenant, max_bytes_per_tenant)
         self._clock = clock
         self._on_refused = on_refused
         self._on_removed = on_removed
@@ -118,10 +107,8 @@ class ResponseRecords:
         Its `alive_until` is 0 if so many others were used since that its conversation may soon have to leave.
         """
         fields = (*TURN_FIELDS, "response") if with_object else TURN_FIELDS
-        place = self._max_per_tenant // 10
-        reply, newer = await self._pipeline.execute(
-            ("HMGET", response_key(tenant, id_), *fields),
-            ("ZREVRANGE", responses_key(tenant), place, place, "WITHSCORES"),
+        reply, crowding = await self._pipeline.execute(
+            ("HMGET", response_key(tenant, id_), *fields), self._index.crowding(tenant)
         )
         if isinstance(reply, Exception):
             raise RedisDownError
@@ -129,7 +116,7 @@ class ResponseRecords:
         if found is None:
             raise ResponseNotFoundError
         used_at = found.alive_until - self._ttl_ms
-        if isinstance(newer, Exception) or self._pipeline.decode(_score, newer) > used_at:
+        if isinstance(crowding, Exception) or self._pipeline.decode(float, crowding) > used_at:
             return found._replace(alive_until=0)
         return found
 
@@ -156,35 +143,43 @@ class ResponseRecords:
         prolonged: tuple[str, ...] = ()
         if not 0.9 * self._ttl_ms <= response.alive_until - now <= self._ttl_ms:  # longer: `ttl` was changed
             response, prolonged = response._replace(alive_until=now + self._ttl_ms), response.ancestors
-        written, gone, *others = await self._pipeline.execute(
-            ("EVAL", _WRITE_SCRIPT, 1, response_key(tenant, response.id), self._ttl_ms, response.digest,
-             *encode_fields(response, created)),
-            ("EVAL", _USE_SCRIPT, 1, responses_key(tenant), self._ttl_ms, now, self._max_per_tenant, response.id,
-             *prolonged),
+        fields = encode_fields(response, created)
+        size = sum([len(word) for word in fields[1::2]])
+        written, left, *others = await self._pipeline.execute(
+            ("EVAL", _WRITE_SCRIPT, 1, response_key(tenant, response.id), self._ttl_ms, response.digest, *fields),
+            self._index.use(tenant, now, response.id, size, prolonged),
             *[("PEXPIRE", response_key(tenant, id_), self._ttl_ms) for id_ in prolonged[:-1]],
             *[self._prolong(tenant, id_, response.alive_until) for id_ in prolonged[-1:]],
-            size=len(response.input) + len(response.output) + len(response.response),
-        )  # fmt: skip
+            size=size,
+        )
         if any(isinstance(reply, Exception) for reply in others):  # a server of a cluster is down
             with contextlib.suppress(RedisDownError):  # the next turn has to prolong them
                 self._pipeline.send(*[self._prolong(tenant, id_, 0) for id_ in (prolonged[-1], response.id)])
-        if isinstance(written, Exception):
-            if not isinstance(written, RedisBackendError):  # a server of a cluster that is down
-                self._on_refused(written)
-            return "failed"
-        if isinstance(gone, Exception):  # stored, and not counted
-            self._on_refused(gone)
-        if isinstance(gone, list) and gone:
-            keys = [response_key(tenant, id_.decode("ascii", "replace")) for id_ in gone if type(id_) is bytes]
-            for _ in keys:
+        for error in (written, left):
+            # A RedisBackendError: a server of a cluster that is down.
+            if isinstance(error, Exception) and not isinstance(error, RedisBackendError):
+                self._on_refused(error)
+        if gone := left_ids(left):
+            for _ in gone:
                 self._on_removed()
             with contextlib.suppress(RedisDownError):
-                self._pipeline.send(*(("DEL", key) for key in keys))
+                self._pipeline.send(*[("DEL", response_key(tenant, id_)) for id_ in gone])
+        if isinstance(written, Exception):
+            if not isinstance(left, Exception):
+                await self._remove_absent(tenant, response.id)
+            return "failed"
         return "stored" if written == 1 else "collision"
+
+    async def _remove_absent(self, tenant: str, id_: str) -> None:
+        """Takes a response out of the index that could not be written. It may have been stored before."""
+        with contextlib.suppress(RedisDownError):
+            (digest,) = await self._pipeline.execute(("HGET", response_key(tenant, id_), "digest"))
+            if not digest or (isinstance(digest, Exception) and not isinstance(digest, RedisBackendError)):
+                self._pipeline.send(remove_command(tenant, id_))
 
     async def delete(self, tenant: str, id_: str) -> bool:
         """Whether it was there. Raises RedisDownError."""
-        deleted, _ = await self._execute(("DEL", response_key(tenant, id_)), ("ZREM", responses_key(tenant), id_))
+        deleted, _ = await self._execute(("DEL", response_key(tenant, id_)), remove_command(tenant, id_))
         return bool(deleted)
 
     def _prolong(self, tenant: str, id_: str, alive_until: int) -> Command:
@@ -205,9 +200,3 @@ class ResponseRecords:
         if any(isinstance(reply, Exception) for reply in replies):
             raise RedisDownError
         return replies
-
-
-def _score(reply: Any) -> float:
-    """The score of the member in a reply to ZREVRANGE, 0 without one. Its form depends on the protocol's version."""
-    pair = reply[0] if reply and isinstance(reply[0], list) else reply
-    return float(pair[1]) if pair else 0.0

@@ -23,6 +23,7 @@ from router.core.cache.redis_keys import (
     is_response_key,
     prompt_key,
     prompts_key,
+    response_sizes_key,
     response_tenant,
     responses_key,
 )
@@ -173,10 +174,13 @@ async def _purge_responses(client: RedisClient, scope: EntryFilter) -> int:
         return 0
     pattern = RESPONSES_PATTERN if scope.tenant is None else responses_key(scope.tenant) + "*"
     deleted = 0
+    tenants: set[str] = set()
     async for batch in scan_keys(client, pattern):
         keys = [key for key in batch if scope.all or response_tenant(key) == scope.tenant]
-        replies = await execute_commands(client, [("UNLINK", key) for key in keys])
-        deleted += sum(gone for key, gone in zip(keys, replies, strict=True) if is_response_key(key))
+        tenants |= {response_tenant(key) for key in keys if not is_response_key(key)}
+        deleted += sum(await execute_commands(client, [("UNLINK", key) for key in keys if is_response_key(key)]))
+    for key_of in (responses_key, response_sizes_key):  # in this order: no size stays without its id
+        await execute_commands(client, [("UNLINK", key_of(tenant)) for tenant in sorted(tenants)])
     return deleted
 
 

@@ -295,6 +295,11 @@ def test_input_that_is_too_much_for_a_parser_is_reported_too(text: str) -> None:
         parse_config(text)
 
 
+def test_a_tenant_has_room_for_one_response_at_least() -> None:
+    text = f'[responses]\nmax_size = "2MiB"\nmax_bytes_per_tenant = "1MiB"\n{MINIMAL}'
+    assert config_error(text) == "responses.max_bytes_per_tenant: '1MiB' must be at least responses.max_size"
+
+
 def test_a_number_of_any_length_is_refused() -> None:
     assert config_error(f"[router]\nport = 0x{'f' * 10_000}\n{MINIMAL}") == (
         "router.port: a number this large is not an integer from 1 to 65535"
