@@ -10,6 +10,7 @@ import pytest
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.redis_keys import hits_key
 from router.core.endpoints.recording.stream_encoding import decode_stream
+from router.shared.responses.response_index import ResponseIndex
 from tests.support.cli_helpers import CommandResult, run_cli, run_cli_in_terminal, run_cli_process
 from tests.support.entry_factory import entry_key, make_entry, make_streamed_entry, redis_fields_format_1, store_entry
 from tests.support.purge_log import NO_REPLICAS, logged_scopes
@@ -66,6 +67,16 @@ async def test_stats_counts_the_entries(client: Any, file: Path) -> None:
     ]
     assert "old, the newest 0s" in result.stdout
     assert result.stderr == "", "there is no terminal, so no progress is shown"
+
+
+async def test_stats_has_the_kept_responses_if_there_are_any(client: Any, file: Path) -> None:
+    assert "kept" not in (await cache(file, "stats")).stdout
+    for tenant in ("acme", "other"):
+        index = ResponseIndex(ttl_ms=60_000, max_count=10, max_bytes=10_000)
+        await client.execute_command(*index.use(tenant, 1000, "resp_1", 1024, ()))
+    assert "\nkept for /v1/responses: 2 responses of 2 tenants, 2.0 KiB\n" in (await cache(file, "stats")).stdout
+    found = (await cache(file, "stats", "--json")).json()["responses"]
+    assert found == {"acme": {"count": 1, "bytes": 1024}, "other": {"count": 1, "bytes": 1024}}
 
 
 async def test_without_tokens_there_are_no_bytes_per_token(client: Any, file: Path) -> None:

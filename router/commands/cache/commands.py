@@ -79,6 +79,10 @@ def _write_stats(stats: "CacheStats", now: float) -> None:
             f"the oldest is {format_duration(now - stats.oldest)} old, the newest {format_duration(now - stats.newest)}"
         )
     typer.echo(f"in progress: {pluralize(stats.claims, 'generation')}, {pluralize(stats.flights, 'shared stream')}")
+    if kept := stats.responses.values():
+        count, size = sum(each.count for each in kept), sum(each.bytes for each in kept)
+        tenants = pluralize(len(kept), "tenant")
+        typer.echo(f"kept for /v1/responses: {pluralize(count, 'response')} of {tenants}, {format_bytes(size)}")
     for server in stats.redis:
         limit = (
             f"of {format_bytes(server['max_memory'])}, {server['policy']}"

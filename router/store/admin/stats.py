@@ -10,7 +10,15 @@ import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key_parts import KeyParts
-from router.core.cache.redis_keys import CLAIMS_PATTERN, FLIGHTS_PATTERN, HITS_PATTERN, hits_key
+from router.core.cache.redis_keys import (
+    CLAIMS_PATTERN,
+    FLIGHTS_PATTERN,
+    HITS_PATTERN,
+    RESPONSE_SIZES_PATTERN,
+    hits_key,
+    response_tenant,
+)
+from router.shared.responses.response_index import BYTES_FIELD, COUNT_FIELD
 from router.store.admin.field_values import decode_text, parse_number
 from router.store.admin.listing import EntrySummary, fetch_summaries, memory_command
 from router.store.admin.scan import (
@@ -47,8 +55,17 @@ class EntryCounts(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_token: float | None
 
 
+class KeptCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Kept responses of /v1/responses: how many, and their bytes without what Redis takes beside them."""
+
+    count: int
+    bytes: int
+
+
 class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     """`tenants`: by tenant and model. `oldest`, `newest` in seconds since the epoch; None where there is no entry.
+
+    `responses`: those that are kept, by tenant. One that has expired counts until its tenant keeps another one.
 
     `redis`: for each server, its used memory and limit in bytes (None for no limit), its eviction policy, and how many
     keys it has evicted since it started.
@@ -60,6 +77,7 @@ class CacheStats(msgspec.Struct, frozen=True, kw_only=True):
     newest: float | None
     claims: int
     flights: int
+    responses: dict[str, KeptCounts]
     redis: list[dict[str, Any]]
 
 
@@ -146,6 +164,7 @@ async def collect_stats(client: RedisClient, progress: OnProgress = no_progress)
         newest=newest,
         claims=await _count_keys(client, CLAIMS_PATTERN),
         flights=await _count_keys(client, FLIGHTS_PATTERN),
+        responses=await _kept_responses(client),
         redis=await _server_info(client),
     )
 
@@ -166,6 +185,18 @@ async def _measure_memory(client: RedisClient, entries: list[tuple[str, _CountsB
 
 async def _count_keys(client: RedisClient, pattern: str) -> int:
     return sum([len(batch) async for batch in scan_keys(client, pattern)])
+
+
+async def _kept_responses(client: RedisClient) -> dict[str, KeptCounts]:
+    """From what the index of each tenant counts: there may be many thousands."""
+    found: dict[str, KeptCounts] = {}
+    async for keys in scan_keys(client, RESPONSE_SIZES_PATTERN):
+        replies = await execute_commands(client, [("HMGET", key, COUNT_FIELD, BYTES_FIELD) for key in keys])
+        for key, values in zip(keys, replies, strict=True):
+            count, size = map(parse_number, values or (None, None))
+            if count and size is not None:
+                found[response_tenant(key)] = KeptCounts(count=int(count), bytes=int(size))
+    return dict(sorted(found.items()))
 
 
 async def _server_info(client: RedisClient) -> list[dict[str, Any]]:

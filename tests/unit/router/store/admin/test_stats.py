@@ -9,14 +9,15 @@ import pytest
 
 from router.core.cache.entry_filter import EntryFilter, text_document_name
 from router.core.cache.key_parts import KeyParts
-from router.core.cache.redis_keys import claim_key, flight_key, hits_key
+from router.core.cache.redis_keys import claim_key, flight_key, hits_key, response_key, response_sizes_key
 from router.core.endpoints.recording.stream_encoding import decode_stream
 from router.net.redis.connect import open_client
 from router.net.redis.errors import RedisBackendError
 from router.shared.cache.hit_counter import HitCounter
+from router.shared.responses.response_index import COUNT_FIELD, ResponseIndex, remove_command
 from router.store.admin import stats as survey
 from router.store.admin.listing import StreamDetail, fetch_detail, list_entries
-from router.store.admin.stats import collect_stats, top_entries
+from router.store.admin.stats import KeptCounts, collect_stats, top_entries
 from tests.support.entry_factory import entry_key, make_entry, make_streamed_entry, redis_fields_format_1, store_entry
 from tests.support.redis_process import RedisServer
 
@@ -115,6 +116,21 @@ async def test_an_empty_cache_has_no_oldest_entry(client: Any) -> None:
     stats = await collect_stats(client)
     assert (stats.total.entries, stats.total.bytes, stats.oldest, stats.tenants) == (0, 0, None, {})
     assert (stats.total.tokens, stats.total.bytes_per_token) == (0, None)
+
+
+async def test_kept_responses_are_counted_by_tenant(client: Any) -> None:
+    assert (await collect_stats(client)).responses == {}
+    index = ResponseIndex(ttl_ms=60_000, max_count=10, max_bytes=10_000)
+    kept = [("b", "resp_1", 700), ("a", "resp_1", 30), ("a", "resp_2", 40), ("c", "resp_1", 1)]
+    for tenant, id_, size in kept:
+        await client.execute_command(*index.use(tenant, 1000, id_, size, ()))
+    await client.execute_command(*remove_command("c", "resp_1"))
+    await client.hset(response_key("a", "resp_3"), "digest", "not in the index")
+    await client.hset(response_sizes_key("d"), COUNT_FIELD, "many")
+    await client.set(response_sizes_key("e"), "of another type")
+    stats = await collect_stats(client)
+    assert stats.responses == {"a": KeptCounts(count=2, bytes=70), "b": KeptCounts(count=1, bytes=700)}
+    assert stats.total.entries == 0
 
 
 async def test_progress_is_reported_up_to_the_total(client: Any) -> None:
