@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from router.api.inference.tenant_requests import Answer, TenantRequest, TenantRequests
 from router.core.endpoints.conversations.input_list import list_page, parse_page_query
-from router.core.endpoints.conversations.turn import is_response_id, with_previous_id
+from router.core.endpoints.conversations.turn import is_response_id, shown_id, with_previous_id
 from router.core.endpoints.responses import RESPONSES
 from router.errors import ApiError, bad_request
 from router.flow.memory.conversation_gateway import responses_unavailable
@@ -21,7 +21,6 @@ from router.shared.responses.response_records import ResponseNotFoundError, Resp
 
 _PATH: Final = RESPONSES.path + "/{id}"
 _ITEMS_PATH: Final = f"{_PATH}/input_items"
-_SHOWN_ID: Final = 128  # characters of an id in a message
 
 
 class KeptResponses:
@@ -92,4 +91,4 @@ async def _in_steps(steps: Generator[None, None, bytes]) -> bytes:
 
 
 def _not_found(id_: str) -> ApiError:
-    return ApiError(404, f"Response with id '{id_[:_SHOWN_ID]}' not found.", param="id", code="response_not_found")
+    return ApiError(404, f"Response with id '{shown_id(id_)}' not found.", param="id", code="response_not_found")

@@ -15,7 +15,14 @@ from router.core.cache.cache_control import CacheControl
 from router.core.cache.redis_keys import entry_key
 from router.core.endpoints.conversations.final_response import FinalResponse, find_final_response
 from router.core.endpoints.conversations.items import extend_digest, join_items
-from router.core.endpoints.conversations.turn import PREVIOUS_ID, Turn, is_response_id, parse_turn, whole_body
+from router.core.endpoints.conversations.turn import (
+    PREVIOUS_ID,
+    Turn,
+    is_response_id,
+    parse_turn,
+    shown_id,
+    whole_body,
+)
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.routing.session import session_of_root
 from router.errors import ApiError, bad_request, unavailable
@@ -38,8 +45,6 @@ _PROBLEMS: Final = {
     "too-large": "with its input, it has more than responses.max_size",
 }
 """What is logged, by the result."""
-
-_SHOWN_ID: Final = 128  # characters of an id in a message
 
 
 class Place(NamedTuple):
@@ -183,7 +188,7 @@ def _place_after(said: Conversation) -> Place:
 def previous_not_found(id_: str) -> ApiError:
     return ApiError(
         404,
-        f"Previous response with id '{id_[:_SHOWN_ID]}' not found.",
+        f"Previous response with id '{shown_id(id_)}' not found.",
         param=PREVIOUS_ID,
         code="previous_response_not_found",
     )

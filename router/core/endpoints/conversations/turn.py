@@ -11,7 +11,8 @@ from router.errors import ApiError
 
 PREVIOUS_ID: Final = "previous_response_id"
 
-_RESPONSE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_MAX_ID: Final = 128  # characters
+_RESPONSE_ID: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{_MAX_ID}}}")
 
 _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -39,6 +40,11 @@ class Turn(NamedTuple):
 def is_response_id(text: str) -> bool:
     """Whether a response with this id can be stored: an engine may give any, and it is a part of a key."""
     return _RESPONSE_ID.fullmatch(text) is not None
+
+
+def shown_id(text: str) -> str:
+    """What a message shows of an id that a client has sent."""
+    return text[:_MAX_ID]
 
 
 def parse_turn(body: bytes) -> Turn | None:
