@@ -84,7 +84,6 @@ def _asks_for_websocket(scope: AsgiScope) -> bool:
 
 
 def with_request_id(scope: AsgiScope, send: AsgiSend) -> AsgiSend:
-    """Adds `x-request-id` to a response that has none."""
     header = (b"x-request-id", choose_request_id(scope["headers"]).encode("ascii"))
 
     async def send_with_id(message: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from router.core.api_keys import hash_key
 from router.core.cache.redis_keys import RESPONSES_PATTERN, response_key, response_sizes_key, responses_key
-from router.shared.responses import response_records
+from router.shared.responses import kept_response
 from tests.support.conversations import (
     PREVIOUS_NOT_FOUND,
     RepeatingEngine,
@@ -648,4 +648,4 @@ async def test_a_record_of_another_form_is_not_found(world: World) -> None:
 
 
 def test_all_turns_of_a_conversation_can_be_read() -> None:
-    assert response_records.MAX_TURNS >= 1000
+    assert kept_response.MAX_TURNS >= 1000

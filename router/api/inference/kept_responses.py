@@ -17,7 +17,8 @@ from router.core.endpoints.responses import RESPONSES
 from router.errors import ApiError, bad_request
 from router.flow.memory.conversation_gateway import responses_unavailable
 from router.net.redis.pipeline import RedisDownError
-from router.shared.responses.response_records import ResponseNotFoundError, ResponseRecords
+from router.shared.responses.kept_response import ResponseNotFoundError
+from router.shared.responses.response_records import ResponseRecords
 
 _PATH: Final = RESPONSES.path + "/{id}"
 _ITEMS_PATH: Final = f"{_PATH}/input_items"

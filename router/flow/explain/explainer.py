@@ -11,9 +11,11 @@ from router.core.cache.policy import decide_caching
 from router.core.cache.redis_keys import EMPTY_HASH
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.recording.replay import replay
+from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.core.types import DEFAULT_TENANT, CacheStatus, Task
 from router.errors import bad_request
+from router.flow.explain.whole_turn import whole_turn
 from router.flow.lookup import CachePolicy
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
@@ -117,11 +119,13 @@ class Explainer:
 
     def __init__(
         self, *, resolver: RequestResolver, client: RedisClient, policy: CachePolicy,
-        max_compared: int = MAX_COMPARED_ENTRIES,
+        max_conversation: int | None = None, max_compared: int = MAX_COMPARED_ENTRIES,
     ) -> None:  # fmt: skip
+        """`max_conversation`: bytes of a conversation at /v1/responses; None if no responses are kept."""
         self._resolver = resolver
         self._client = client
         self._policy = policy
+        self._max_conversation = max_conversation
         self._max_compared = max_compared
 
     async def explain(self, request: ExplainRequest) -> Explanation:
@@ -132,7 +136,10 @@ class Explainer:
         endpoint = ENDPOINT_BY_PATH.get(request.path)
         if endpoint is None:
             raise bad_request(f"`path` must be one of {', '.join(ENDPOINT_BY_PATH)}.", param="path")
-        parsed = self._resolver.resolve(endpoint, request.tenant, bytes(request.body))
+        body = bytes(request.body)
+        if endpoint is RESPONSES and self._max_conversation is not None:
+            body = await whole_turn(self._client, request.tenant, body, self._max_conversation)
+        parsed = self._resolver.resolve(endpoint, request.tenant, body)
         common: dict[str, Any] = {
             "key": parsed.key.text,
             "parts": _key_parts(parsed),

@@ -34,8 +34,8 @@ from router.flow.request_handler import RequestHandler, StreamedResponse
 from router.net.redis.pipeline import RedisDownError
 from router.net.repeated_warning import RepeatedWarning
 from router.shared.cache.purges import BEGINNING, PurgePosition, Purges
-from router.shared.responses.kept_response import Conversation, KeptResponse
-from router.shared.responses.response_records import MAX_TURNS, ResponseNotFoundError, ResponseRecords
+from router.shared.responses.kept_response import MAX_TURNS, Conversation, KeptResponse, ResponseNotFoundError
+from router.shared.responses.response_records import ResponseRecords
 
 log = logging.getLogger("roundhouse.responses")
 
@@ -113,7 +113,7 @@ class ConversationGateway:
             raise previous_not_found(previous_id)
         try:
             last = await self._records.find(tenant, previous_id)
-            self._check_bounds(last, turn)
+            check_bounds(last, turn, self._max_body)
             caller.body_allocation.allocate(last.size)  # of the whole body, beside the client's
             said = await self._records.conversation(tenant, last)
         except ResponseNotFoundError:
@@ -123,16 +123,6 @@ class ConversationGateway:
         if caller.session is None:
             caller.session = session_of_root(last.root)
         return said
-
-    def _check_bounds(self, last: KeptResponse, turn: Turn) -> None:
-        if len(last.ancestors) + 2 > MAX_TURNS:
-            raise bad_request(
-                f"The conversation has more than {MAX_TURNS} turns.", param=PREVIOUS_ID, code="conversation_too_long"
-            )
-        if last.size + len(turn.items) > self._max_body:
-            raise ApiError(
-                413, f"The conversation has more than {self._max_body} bytes.", param=PREVIOUS_ID, code="body_too_large"
-            )
 
     # -- after --------------------------------------------------------------------------------------------------------
 
@@ -183,6 +173,18 @@ class ConversationGateway:
 def _place_after(said: Conversation) -> Place:
     last = said.last
     return Place(last.id, last.root, said.turn_ids, last.digest, last.size, last.alive_until)
+
+
+def check_bounds(last: KeptResponse, turn: Turn, max_body: int) -> None:
+    """Raises ApiError for a turn after `last` that is one too many, or too large."""
+    if len(last.ancestors) + 2 > MAX_TURNS:
+        raise bad_request(
+            f"The conversation has more than {MAX_TURNS} turns.", param=PREVIOUS_ID, code="conversation_too_long"
+        )
+    if last.size + len(turn.items) > max_body:
+        raise ApiError(
+            413, f"The conversation has more than {max_body} bytes.", param=PREVIOUS_ID, code="body_too_large"
+        )
 
 
 def previous_not_found(id_: str) -> ApiError:

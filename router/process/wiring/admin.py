@@ -91,4 +91,5 @@ def build_admin_routes(
 
 
 def build_explainer(settings: Settings, resolver: RequestResolver, client: RedisClient) -> Explainer:
-    return Explainer(resolver=resolver, client=client, policy=cache_policy(settings))
+    max_conversation = settings.router.max_body if settings.responses.ttl else None
+    return Explainer(resolver=resolver, client=client, policy=cache_policy(settings), max_conversation=max_conversation)

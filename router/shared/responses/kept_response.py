@@ -1,10 +1,13 @@
 """A kept response and its conversation, and the fields of its hash in Redis."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from router.core.endpoints.conversations.items import join_items
+
+MAX_TURNS: Final = 1000
+"""Of a conversation. Each record has the ids of all turns before it."""
 
 
 class KeptResponse(NamedTuple):
@@ -54,12 +57,35 @@ class Conversation(NamedTuple):
 
     @property
     def input_parts(self) -> list[bytes]:
-        """The items that the last response was made from."""
         return [*[part for turn in self.earlier for part in (turn.input, turn.output)], self.last.input]
 
     @property
     def items(self) -> bytes:
         return join_items(*self.input_parts, self.last.output)
+
+
+class ResponseNotFoundError(Exception):
+    """There is no such response, or a turn before it is gone, or nobody knows which one is meant."""
+
+
+def assemble(last: KeptResponse, known: Mapping[str, EarlierTurn]) -> Conversation | str:
+    """The conversation, or the id of another turn that has to be known. Raises ResponseNotFoundError.
+
+    `known`: of the turns before, by their ids, at first those of `last.ancestors` that are there.
+    """
+    turn: KeptResponse | EarlierTurn = last
+    earlier: list[EarlierTurn] = []
+    while turn.parent:
+        if len(earlier) + 1 >= MAX_TURNS:
+            raise ResponseNotFoundError
+        parent = known.get(turn.parent)
+        if parent is None and turn.parent not in last.ancestors:  # a turn before was replaced by an equal one
+            return turn.parent
+        if parent is None or parent.digest != turn.before:
+            raise ResponseNotFoundError
+        earlier.append(parent)
+        turn = parent
+    return Conversation(tuple(reversed(earlier)), last)
 
 
 EARLIER_FIELDS: Final = ("parent", "before", "digest", "input", "output")
@@ -68,7 +94,6 @@ _NUMBER: Final = re.compile(rb"[0-9]{1,15}")
 
 
 def encode_fields(response: KeptResponse, created: float) -> list[str | bytes]:
-    """Names and values. `created`: seconds since the epoch."""
     fields: dict[str, str | bytes] = {
         "parent": response.parent,
         "root": response.root,

@@ -35,14 +35,13 @@ from router.shared.responses.kept_response import (
     Conversation,
     EarlierTurn,
     KeptResponse,
+    ResponseNotFoundError,
+    assemble,
     decode_earlier_turns,
     decode_turn,
     encode_fields,
 )
 from router.shared.responses.response_index import ResponseIndex, left_ids, remove_command
-
-MAX_TURNS: Final = 1000
-"""Of a conversation. Each record has the ids of all turns before it."""
 
 StoreResult = Literal["stored", "collision", "failed"]
 
@@ -71,10 +70,6 @@ _BATCH: Final = 100
 """Turns that are read at once, so that commands of other requests come between."""
 
 _READ_TURN: Final = command_template("HMGET", None, *EARLIER_FIELDS)
-
-
-class ResponseNotFoundError(Exception):
-    """There is no such response, or a turn before it is gone, or nobody knows which one is meant."""
 
 
 class ResponseRecords:
@@ -123,19 +118,12 @@ class ResponseRecords:
     async def conversation(self, tenant: str, last: KeptResponse) -> Conversation:
         """Raises ResponseNotFoundError and RedisDownError."""
         known = await self._earlier_turns(tenant, last.ancestors, last.size)
-        turn: KeptResponse | EarlierTurn = last
-        earlier: list[EarlierTurn] = []
-        while turn.parent:
-            if len(earlier) + 1 >= MAX_TURNS:
+        while isinstance(found := assemble(last, known), str):
+            other = await self._earlier_turns(tenant, [found], last.size)
+            if not other:
                 raise ResponseNotFoundError
-            parent = known.get(turn.parent)
-            if parent is None and turn.parent not in last.ancestors:  # a turn before was replaced by an equal one
-                parent = (await self._earlier_turns(tenant, [turn.parent], last.size)).get(turn.parent)
-            if parent is None or parent.digest != turn.before:
-                raise ResponseNotFoundError
-            earlier.append(parent)
-            turn = parent
-        return Conversation(tuple(reversed(earlier)), last)
+            known |= other
+        return found
 
     async def store(self, tenant: str, response: KeptResponse, created: float) -> StoreResult:
         """`created`: seconds since the epoch. Raises RedisDownError."""

@@ -261,7 +261,7 @@ async def test_without_redis_it_reports_that(own_redis: RedisServer) -> None:
 @pytest.mark.parametrize(
     ("endpoint", "fields", "message"),
     [
-        (RESPONSES, {"input": "x", "previous_response_id": "resp_1"}, "`previous_response_id`"),
+        (RESPONSES, {"input": "x", "conversation": "conv_1"}, "`conversation`"),
         (RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}, "`web_search`"),
         (RESPONSES, {"input": [{"type": "item_reference", "id": "a"}]}, "`input`"),
         (
