@@ -20,10 +20,11 @@ COUNT_FIELD: Final = ":count"
 _FORGET: Final = """
 local function forget(id)
   local size = redis.call('HGET', KEYS[2], id)
-  if not size then return end
+  if not size then return 0 end
   redis.call('HDEL', KEYS[2], id)
   redis.call('HINCRBY', KEYS[2], ':count', -1)
   redis.call('HINCRBY', KEYS[2], ':bytes', -size)
+  return tonumber(size)
 end
 """
 
@@ -36,20 +37,21 @@ for at = 6, #ARGV do
   local used = redis.call('ZSCORE', KEYS[1], ARGV[at])
   if used or at == 6 then redis.call('ZINCRBY', KEYS[1], now - (used or 0), ARGV[at]) end
 end
-local held = redis.call('HGET', KEYS[2], new)
-if not held or tonumber(held) < size then
-  forget(new)
+local sums = redis.call('HMGET', KEYS[2], new, ':bytes')
+local total = tonumber(sums[2] or 0)
+if tonumber(sums[1] or -1) < size then
+  total = total + size - forget(new)
   redis.call('HSET', KEYS[2], new, size)
   redis.call('HINCRBY', KEYS[2], ':count', 1)
   redis.call('HINCRBY', KEYS[2], ':bytes', size)
 end
 local gone = redis.call('ZREVRANGE', KEYS[1], ARGV[3], -1)
-redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - ARGV[3])
-for _, id in ipairs(gone) do forget(id) end
+if #gone > 0 then redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - ARGV[3]) end
+for _, id in ipairs(gone) do total = total - forget(id) end
 local expired = 0
 while true do
   local oldest = redis.call('ZREVRANGE', KEYS[1], -1, -1, 'WITHSCORES')
-  local is_over = tonumber(redis.call('HGET', KEYS[2], ':bytes') or 0) > most
+  local is_over = total > most
   local has_expired = expired < 100 and #oldest > 0 and tonumber(oldest[2]) <= now - ARGV[1]
   if #oldest == 0 or not (is_over or has_expired) then break end
   if #redis.call('ZREVRANGE', KEYS[1], 0, 1) == 1 then
@@ -60,7 +62,7 @@ while true do
     break
   end
   redis.call('ZREM', KEYS[1], oldest[1])
-  forget(oldest[1])
+  total = total - forget(oldest[1])
   if has_expired then expired = expired + 1 else gone[#gone + 1] = oldest[1] end
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
