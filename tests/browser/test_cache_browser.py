@@ -1,19 +1,41 @@
 """The cache browser: search, an entry, deletion, purge, explanation."""
 
 import json
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
+import pytest_asyncio
+import redis.asyncio as aioredis
 from playwright.async_api import expect
 
 from tests.support.browser import Viewer
 from tests.support.router_server import RouterServer, chat_body
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
+Store = Callable[..., Awaitable[str]]
 
-async def test_an_entry_is_found_by_its_model_read_and_deleted(viewer: Viewer, router: RouterServer) -> None:
-    answer = (await router.chat("What is a boiler?", model="mistral")).json()["choices"][0]["message"]["content"]
-    await router.chat("What is a boiler?")
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def store(router: RouterServer, redis: "aioredis.Redis") -> Store:
+    """Sends a chat. Returns the text of its response, once the page can find the entry: it is written meanwhile."""
+
+    async def send(prompt: str, **fields: Any) -> str:
+        response = await router.chat(prompt, **fields)
+        await eventually(lambda: redis.exists(response.headers["x-cache-key"]))
+        text: str = response.json()["choices"][0]["message"]["content"]
+        return text
+
+    return send
+
+
+async def test_an_entry_is_found_by_its_model_read_and_deleted(
+    viewer: Viewer, router: RouterServer, store: Store
+) -> None:
+    answer = await store("What is a boiler?", model="mistral")
+    await store("What is a boiler?")
     page = await viewer.show("#cache")
     rows = page.locator("#entries tbody tr")
     await expect(rows).to_have_count(2)
@@ -31,9 +53,11 @@ async def test_an_entry_is_found_by_its_model_read_and_deleted(viewer: Viewer, r
     assert (await router.chat("What is a boiler?", model="mistral")).headers["x-cache"] == "MISS"
 
 
-async def test_a_bad_answer_is_found_by_its_words_and_purged(viewer: Viewer, router: RouterServer) -> None:
-    answer = (await router.chat("What is a boiler?")).json()["choices"][0]["message"]["content"]
-    await router.chat("What is a valve?", model="mistral")
+async def test_a_bad_answer_is_found_by_its_words_and_purged(
+    viewer: Viewer, router: RouterServer, store: Store
+) -> None:
+    answer = await store("What is a boiler?")
+    await store("What is a valve?", model="mistral")
     page = await viewer.show("#cache")
     rows = page.locator("#entries tbody tr")
     await expect(rows).to_have_count(2)
@@ -51,9 +75,9 @@ async def test_a_bad_answer_is_found_by_its_words_and_purged(viewer: Viewer, rou
     assert (await router.chat("What is a valve?", model="mistral")).headers["x-cache"] == "HIT"
 
 
-async def test_entries_can_be_put_in_order(viewer: Viewer, router: RouterServer) -> None:
-    await router.chat("What is a boiler?", max_tokens=3)
-    await router.chat("What is a boiler?", max_tokens=30)
+async def test_entries_can_be_put_in_order(viewer: Viewer, router: RouterServer, store: Store) -> None:
+    await store("What is a boiler?", max_tokens=3)
+    await store("What is a boiler?", max_tokens=30)
     page = await viewer.show("#cache")
     await page.get_by_label("Order").select_option("Most tokens")
     await page.get_by_role("button", name="Search").click()
@@ -61,9 +85,9 @@ async def test_entries_can_be_put_in_order(viewer: Viewer, router: RouterServer)
     await expect(page.locator("#entries tbody tr").first.locator("[data-label=Tokens]")).to_have_text("30")
 
 
-async def test_pages_of_entries_follow_each_other(viewer: Viewer, router: RouterServer) -> None:
+async def test_pages_of_entries_follow_each_other(viewer: Viewer, store: Store) -> None:
     for number in range(27):
-        await router.chat(f"Question {number}", max_tokens=1)
+        await store(f"Question {number}", max_tokens=1)
     page = await viewer.show("#cache")
     rows, following = page.locator("#entries tbody tr"), page.get_by_role("button", name="Next page")
     await expect(rows).to_have_count(25)
@@ -77,10 +101,10 @@ async def test_pages_of_entries_follow_each_other(viewer: Viewer, router: Router
 
 
 async def test_a_purge_shows_how_many_entries_match_and_needs_a_typed_word(
-    viewer: Viewer, router: RouterServer
+    viewer: Viewer, router: RouterServer, store: Store
 ) -> None:
-    await router.chat("What is a piston?", model="mistral")
-    await router.chat("What is a piston?")
+    await store("What is a piston?", model="mistral")
+    await store("What is a piston?")
     page = await viewer.show("#cache/purge")
     form, dialog = page.locator("#purge-form"), page.get_by_role("dialog")
     await form.get_by_label("Model", exact=True).fill("mistral")
@@ -103,9 +127,9 @@ async def test_a_purge_without_a_filter_is_not_offered(viewer: Viewer) -> None:
 
 
 async def test_explain_says_in_which_part_a_request_differs_and_links_the_nearest_entry(
-    viewer: Viewer, router: RouterServer
+    viewer: Viewer, store: Store
 ) -> None:
-    await router.chat("What is a valve?", temperature=0)
+    await store("What is a valve?", temperature=0)
     page = await viewer.show("#cache/explain")
     body, result = page.get_by_label("Body (JSON)"), page.locator("#explain-result")
     await body.fill(json.dumps(chat_body("What is a valve?", temperature=0)))

@@ -5,10 +5,12 @@ import time
 from typing import Any
 
 import pytest
+import redis.asyncio as aioredis
 from playwright.async_api import Page, expect
 
 from tests.support.browser import Viewer
 from tests.support.router_server import EngineSet, RouterServer
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
@@ -127,7 +129,7 @@ async def test_hostile_words_of_the_audit_are_text(viewer: Viewer) -> None:
 
 
 async def test_a_hostile_response_is_text_in_the_playground_and_in_its_entry(
-    viewer: Viewer, engines: EngineSet
+    viewer: Viewer, engines: EngineSet, redis: "aioredis.Redis"
 ) -> None:
     await engines.mistral.set_faults({"fault": "say", "text": HOSTILE})
     page = await viewer.show("#playground")
@@ -136,6 +138,7 @@ async def test_a_hostile_response_is_text_in_the_playground_and_in_its_entry(
     await page.get_by_role("button", name="Send").click()
     answer = page.get_by_label("First answer")
     await expect(answer.locator("pre")).to_have_text(HOSTILE)
+    await eventually(lambda: redis.keys("rh:1:default:mistral:*"))  # the entry is written meanwhile
     await answer.get_by_role("link").click()
     await expect(page.locator("#entry-content pre.answer")).to_have_text(HOSTILE)
     await assert_harmless(page, "main")
