@@ -1,6 +1,7 @@
 """The processes of the chaos test: two routers, one with two workers, four engines, and Redis behind a proxy."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from tests.support.waiting import eventually
 _WORKER_COUNTS: Final = (1, 2)
 _RESTART_DELAY: Final = 3.0  # seconds from an engine's end by a request to its start; vLLM takes longer
 _LOOK_INTERVAL: Final = 0.1
+_EXIT_TIMEOUT: Final = 10.0  # seconds from the end of an engine's connections to its exit, on a busy machine
 _STOP_TIMEOUT: Final = 60.0  # seconds; `drain` and `grace` are 5 s and 30 s by default
 _START_TIMEOUT: Final = 45.0  # seconds; Redis may be unavailable and the machine busy
 _ERROR_MARKERS: Final = ("Traceback", "never retrieved", "never awaited", "was destroyed", "CRITICAL")
@@ -93,12 +95,14 @@ class Testbed:
         async with self._engine_locks[name]:
             if not engine.is_running:
                 return
-            engine.freeze()
-            try:
-                await asyncio.sleep(seconds)
-            finally:
-                if engine.is_running:  # else a request had just ended it
-                    engine.thaw()
+            # A request may end it at any time, and asyncio tells of an exit one turn of its loop late.
+            with contextlib.suppress(ProcessLookupError):
+                engine.freeze()
+                try:
+                    await asyncio.sleep(seconds)
+                finally:
+                    if engine.is_running:
+                        engine.thaw()
 
     async def set_engine_fault(self, name: str, fault: dict[str, object]) -> None:
         engine = self.engines[name]
@@ -106,8 +110,8 @@ class Testbed:
             try:
                 await engine.set_faults(fault)
             except httpx.TransportError:
-                if engine.is_running:
-                    await asyncio.sleep(_LOOK_INTERVAL)  # it may just have ended
+                with contextlib.suppress(TimeoutError):  # it may be ending
+                    await eventually(lambda: not engine.is_running, timeout=_EXIT_TIMEOUT)
                 if engine.exit_code != POISON_EXIT_CODE:
                     raise
 

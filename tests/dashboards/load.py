@@ -8,6 +8,7 @@ import httpx
 
 from tests.dashboards.testbed import KEYS, Testbed
 from tests.support.router_server import chat_body
+from tests.support.waiting import eventually
 
 _FALLBACK = "please fall back"
 _FAIL_ONCE = "please fail once"
@@ -68,8 +69,17 @@ class Load:
             return
 
     async def damage_an_entry(self) -> None:
-        """Overwrites an entry in Redis, and asks for it again."""
+        """Overwrites an entry in Redis and asks for it, until the router has found it damaged.
+
+        It may not be there yet, and the router may have a copy of it for a moment.
+        """
         prompt = "Which entry will be damaged?"
-        await self._ask(prompt, "acme")
-        await self._testbed.damage_entries()
-        await self._ask(prompt, "acme")
+
+        async def is_found() -> bool:
+            await self._ask(prompt, "acme")
+            await self._testbed.damage_entries()
+            await self._ask(prompt, "acme")
+            page = (await self._http.get("/metrics")).raise_for_status().text
+            return "\nllm_cache_entries_damaged_total 0.0\n" not in page
+
+        await eventually(is_found)

@@ -1,5 +1,6 @@
 """Real vLLM engines with real drafts, behind the router, behind the command line that a user types."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -114,7 +115,8 @@ def test_responses_and_messages_serve_both_forms_from_either_form(
 
 def test_redis_cli_shows_an_entry_under_its_tenant_with_an_expiry(tree: VllmProcessTree) -> None:
     key = ask(tree, body(CHAT, seed=3)).headers["x-cache-key"]
-    assert key in tree.redis("--scan", "--pattern", "rh:1:default:*")
+    # The entry may be written when the response has been read.
+    asyncio.run(eventually(lambda: key in tree.redis("--scan", "--pattern", "rh:1:default:*")))
     fields = tree.redis("HGETALL", key)
     entry = dict(zip(fields[::2], fields[1::2], strict=True))
     assert entry["model"] == "llama"

@@ -63,6 +63,16 @@ class Up:
     def engine_log(self) -> str:
         return self._engine_log.read_text() if self._engine_log.exists() else ""
 
+    async def served_at(self) -> str:
+        """The address that the engine has printed. The driver passes its output on, some time after it is ready."""
+        prefix = "simulator ready at "
+
+        def lines() -> list[str]:
+            return [line for line in self.engine_log.splitlines() if line.startswith(prefix)]
+
+        (line,) = await eventually(lines)
+        return str(line).removeprefix(prefix)
+
     async def answer(self, prompt: str) -> httpx.Response:
         body = {"model": "llama", "messages": [{"role": "user", "content": prompt}]}
         async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
@@ -84,13 +94,13 @@ async def test_an_engine_whose_node_dies_serves_on_another_one(nodes: RayNodes, 
     up = Up(tmp_path, nodes.address)
     try:
         await up.wait_for_output("stop: Ctrl-C")
-        first = served_at(up.engine_log)
+        first = await up.served_at()
         assert (await up.answer("The sea?")).headers["x-engine"] == "llama-any"
         assert "running on the Ray node" in up.engine_log
         await nodes.add("second")
         nodes.kill("first")
         await up.wait_for_output("llama-any is ready again")
-        second = served_at(up.engine_log)
+        second = await up.served_at()
         assert second != first
         assert f"llama-any is announced at {second}" in up.output
 
@@ -106,8 +116,3 @@ async def test_an_engine_whose_node_dies_serves_on_another_one(nodes: RayNodes, 
     finally:
         up.process.kill()
         up.process.wait()
-
-
-def served_at(log: str) -> str:
-    (line,) = [line for line in log.splitlines() if line.startswith("simulator ready at ")]
-    return line.rpartition(" ")[2]
