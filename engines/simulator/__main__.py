@@ -6,13 +6,17 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple, get_args
+
+import msgspec
 
 from engines.simulator.endpoints.adapters import parse_module
 from engines.simulator.kv_cache.kv_events import KvEndpointError
 from engines.simulator.kv_cache.kv_events_config import parse_kv_events_config
 from engines.simulator.server import run
 from engines.simulator.settings import PoolingTask, SimulatorSettings, SpecDecodeMetricsLevel
+from engines.simulator.text.tool_script import ToolScript
 
 
 class Arguments(NamedTuple):
@@ -94,6 +98,9 @@ def _add_endpoint_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-labels", type=int, default=1, help="classes of a model for classification")
     parser.add_argument("--speech", action="store_true", help="a model for speech: the audio endpoints")
     parser.add_argument("--enable-auto-tool-choice", action="store_true")
+    parser.add_argument(
+        "--tool-script", type=_tool_script, help='a JSON file: what "auto" calls; see docs/simulator.md'
+    )
     parser.add_argument("--generations", help="a log file, one line per generation; see docs/simulator.md")
     parser.add_argument(
         "--enable-prompt-tokens-details", action="store_true", help="usage says how many prompt tokens were cached"
@@ -134,7 +141,8 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
         kv_blocks=options.kv_blocks,
         max_num_seqs=options.max_num_seqs,
         data_parallel_size=options.data_parallel_size,
-        auto_tool_choice=options.enable_auto_tool_choice,
+        auto_tool_choice=options.enable_auto_tool_choice or options.tool_script is not None,
+        tool_script=options.tool_script,
         pooling=options.runner == "pooling",
         pooling_task=options.pooling_task,
         num_labels=options.num_labels,
@@ -162,6 +170,13 @@ def _amount(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number from 0, got {text!r}")
     return value
+
+
+def _tool_script(path: str) -> ToolScript:
+    try:
+        return ToolScript.parse(Path(path).read_bytes())
+    except (OSError, msgspec.MsgspecError) as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error}") from None
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Literal
 from xxhash import xxh32_hexdigest
 
 from engines.simulator.kv_cache.kv_events_config import KvEventsConfig
+from engines.simulator.text.tool_script import ToolScript
 
 VLLM_VERSION = "0.32.0"
 BLOCK_SIZE = 16
@@ -56,6 +57,8 @@ class SimulatorSettings:
     data_parallel_size: int = 1
     """Ranks, with `kv_blocks` and `max_num_seqs` each."""
     auto_tool_choice: bool = False
+    tool_script: ToolScript | None = None
+    """What "auto" calls; None: always the first tool."""
     pooling: bool = False
     """Serves a pooling model (vLLM's `--runner pooling`), which generates nothing."""
     pooling_task: PoolingTask = "embed"

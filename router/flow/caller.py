@@ -20,6 +20,9 @@ class ClientOfRequest(Protocol):
     def start_response(self, status: int, header_bytes: bytes, content_length: int | None) -> None:
         """Starts the response; see ClientConnection."""
 
+    def can_break_off(self) -> bool:
+        """Whether its client can tell a stream that is broken off from a complete one; see ClientConnection."""
+
     def try_send(self, data: bytes) -> bool:
         """Sends a part of a started response; False if it cannot be sent now. See ClientConnection."""
 
@@ -43,6 +46,8 @@ class RunningHeartbeat:
 
 
 NO_HEARTBEAT: Final = RunningHeartbeat()
+
+_CLAUDE_CODE: Final = b"claude-cli/"
 
 
 class Caller:
@@ -78,3 +83,12 @@ class Caller:
         self.heartbeat = NO_HEARTBEAT
         self.reservation: Reservation | None = None
         self.has_begun = False
+
+    def retries_after_break(self) -> bool:
+        """Whether its client repeats a request if the connection breaks during a stream, but not after an error event.
+
+        So does Claude Code 2.1, which gives up at an error event after the first thought of its model.
+        """
+        headers = self.scope.get("headers", ())
+        is_claude_code = any(name == b"user-agent" and value.startswith(_CLAUDE_CODE) for name, value in headers)
+        return is_claude_code and self.connection.can_break_off()

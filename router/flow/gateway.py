@@ -169,7 +169,7 @@ class Gateway:
             delivery = ResponseDelivery(
                 inflight, parsed.request, exchange, is_initiator=is_new,
                 queue_time=self._queue_time(started_at, retry_after, must_wait=must_wait), retry_after=retry_after or 1,
-                pass_comments=caller.heartbeat.pass_comments,
+                pass_comments=caller.heartbeat.pass_comments, retries_after_break=caller.retries_after_break,
             )  # fmt: skip
             model_start.show_in(caller.heartbeat, inflight, must_wait=must_wait)
             try:

@@ -15,6 +15,10 @@ class StreamedResponse(Protocol):
     @property
     def finished(self) -> bool: ...
 
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether it is finished without an end, which the client is to see: its connection must close."""
+
     async def read(self, try_send: TrySend | None = None) -> bytes: ...
 
     def position(self) -> int: ...

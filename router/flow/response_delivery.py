@@ -43,24 +43,27 @@ class ResponseDelivery:
     - `start` waits for the first token, or for the end where the client wants JSON. It returns the full response if
       there is one. Raises the ApiError with which the generation ended, or RetryRequest; then it is closed.
     - `read` then returns the stream piece by piece; with the last piece, `finished` is set. A generation that fails
-      after its first token ends with one error event and no `[DONE]`. For `try_send`, see Subscriber.
+      after its first token ends with one error event and no `[DONE]`, or without an end (`is_broken_off`) for a client
+      that repeats its request only then. For `try_send`, see Subscriber.
     - `close` must be called when the client needs nothing more; when the last client leaves, the engine is freed.
     """
 
     __slots__ = (
-        "_exchange", "_inflight", "_is_initiator", "_queue_time", "_request", "_retry_after", "_subscriber", "finished",
+        "_exchange", "_inflight", "_is_initiator", "_queue_time", "_request", "_retries_after_break", "_retry_after",
+        "_subscriber", "finished", "is_broken_off",
     )  # fmt: skip
 
     def __init__(
         self, inflight: InFlightRequest, request: InferenceRequest, exchange: Exchange, *, is_initiator: bool = False,
         queue_time: float | None = None, retry_after: int = 1, pass_comments: Callable[[bytes], None] | None = None,
+        retries_after_break: Callable[[], bool] = bool,
     ) -> None:  # fmt: skip
         """`is_initiator`: the in-flight request was started for this client, so it gets the leader's error as it is.
 
         `queue_time`: seconds that are left of the client's time in queues; then `start` raises `queue_timeout`, unless
         an engine has the request. None: the queue sees to that. `retry_after`: of that error, in seconds.
 
-        `pass_comments` gets the comments of the engine before its first token.
+        `pass_comments` gets the comments of the engine before its first token. `retries_after_break`: see Caller.
         """
         self._inflight = inflight
         self._request = request
@@ -69,9 +72,10 @@ class ResponseDelivery:
         self._is_initiator = is_initiator
         self._queue_time = queue_time
         self._retry_after = retry_after
+        self._retries_after_break = retries_after_break
         self._subscriber = inflight.subscribe()
         self._subscriber.on_comments = pass_comments
-        self.finished = False
+        self.finished = self.is_broken_off = False
 
     async def start(self) -> bytes | None:
         try:
@@ -182,6 +186,9 @@ class ResponseDelivery:
         if not is_refusal(error.status):
             code = ENGINE_LOST if error.code == ENGINE_LOST else ENGINE_FAILED
             error = ApiError(502, error.message, kind=UPSTREAM, code=code)
+            if code == ENGINE_FAILED and self._retries_after_break():
+                self.is_broken_off = True
+                return b""
         return self._request.endpoint.errors.frame(error, self._broken_stream())
 
     def _broken_stream(self) -> BrokenStream:

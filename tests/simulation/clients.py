@@ -133,6 +133,13 @@ class SimulatedRequest:
             if name == b"x-cache":
                 self.record.cache = value.decode().upper()
 
+    def can_break_off(self) -> bool:
+        return True
+
+    def break_off(self) -> None:
+        self._complete = True
+        self._end()
+
     def try_send(self, data: bytes) -> bool:
         if self._is_full or self._client_left or self._complete or not self._begun:
             return False

@@ -27,15 +27,20 @@ def python_command(code: str) -> list[str]:
     return [CLIENTS_PYTHON or sys.executable, "-W", "ignore", "-c", code]
 
 
-async def run_client(command: list[str], folder: Path) -> str:
+def node_command(program: str) -> str:
+    """The path of a program that npm has installed."""
+    return str(Path(CLIENTS_NODE or ROOT, "node_modules", ".bin", program))
+
+
+async def run_client(command: list[str], folder: Path, **variables: str) -> str:
     """Its output. `folder`: the home folder. Skips the test if a program or a package is missing."""
     if shutil.which(command[0]) is None:
         _leave_out(f"{command[0]} is not installed")
     # No proxy of this machine, no settings of a user, nothing sent to anybody else.
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "NO_PROXY": "*", "AI_SDK_LOG_WARNINGS": "false"}
-    pipe = asyncio.subprocess.PIPE
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
-        *command, cwd=CLIENTS_NODE or ROOT, env=environment, stdout=pipe, stderr=pipe
+        *command, cwd=CLIENTS_NODE or ROOT, env=environment | variables, stdin=null, stdout=pipe, stderr=pipe
     )
     try:
         async with asyncio.timeout(TIMEOUT):

@@ -1,6 +1,7 @@
 """Streams of each endpoint that has them: no part of a broken one is stored, and what fails early is replaced."""
 
 import asyncio
+import contextlib
 import json
 from typing import Any, Final
 
@@ -101,6 +102,25 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_stored(
     assert case.last_event not in answer.content
     await engine.clear_faults()
     assert (await case.ask(router, stream=True)).headers["x-cache"] == "MISS"
+
+
+@scenario
+async def test_claude_code_gets_a_broken_connection_in_place_of_an_error_event(world: World) -> None:
+    case = next(case for case in STREAMING_CASES if case.path == MESSAGES)
+    router, engine = await start(world, case)
+    await engine.set_faults({"fault": "drop", "after": 3}, SLOWLY)
+    body = typed_body(MESSAGES, "The sea?", stream=True)
+    received = b""
+    headers = {"user-agent": "claude-cli/2.1.197 (external, sdk-cli)"}
+    async with router.http.stream("POST", MESSAGES, json=body, headers=headers) as answer:
+        pieces = aiter(answer.aiter_raw())
+        with contextlib.suppress(httpx.RemoteProtocolError):
+            while True:
+                received += await anext(pieces)
+    events = typed_events(received)
+    assert typed_delta_text(events)
+    assert "error" not in [event["type"] for event in events]
+    assert any(name.startswith("llm_requests_total") for name in await router.metrics() if 'status="broken"' in name)
 
 
 @pytest.mark.parametrize("stream", [False, True])

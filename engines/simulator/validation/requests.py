@@ -219,6 +219,8 @@ def _tools_to_call(body: fields.Body, settings: SimulatorSettings) -> tuple[tupl
             f'Invalid value for `tool_choice`: {choice}! Only named tools, "none", "auto" or "required" are supported.'
         )
         raise bad_request(message, "tool_choice")
+    if choice == "auto" and settings.tool_script is not None:
+        return settings.tool_script.next_call(body["messages"], functions), False
     return (next(iter(functions.items())),), False
 
 

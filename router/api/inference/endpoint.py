@@ -203,7 +203,10 @@ class InferenceEndpoint:
             async with asyncio.timeout(_SHUTDOWN_SEND_TIMEOUT):
                 if caller.has_begun:
                     exchange.outcome, exchange.error_reason = "failed", error.reason
-                    await self._send_error_event(exchange, error, caller.send)
+                    if exchange.stream and caller.retries_after_break():
+                        client.break_off()
+                    else:
+                        await self._send_error_event(exchange, error, caller.send)
                 else:
                     await self._send_api_error(exchange, error, caller, client)
 
@@ -222,9 +225,13 @@ class InferenceEndpoint:
                 client.start_response(200, self._header_lines(exchange, caller), None)
                 caller.has_begun = True
             caller.heartbeat.follow(delivery.position)
+            data = await delivery.read(client.try_send)
             while not delivery.finished:
+                await caller.send({"type": "http.response.body", "body": data, "more_body": True})
                 data = await delivery.read(client.try_send)
-                await caller.send({"type": "http.response.body", "body": data, "more_body": not delivery.finished})
+            await caller.send({"type": "http.response.body", "body": data, "more_body": delivery.is_broken_off})
+            if delivery.is_broken_off:
+                client.break_off()
         finally:
             # Also after a cancellation: a generation without subscribers is abandoned, not orphaned.
             delivery.close()

@@ -192,6 +192,8 @@ class _NotingClient:
         self.status = 0
         self.cancel_on_disconnect = client.cancel_on_disconnect
         self.ignore_disconnect = client.ignore_disconnect
+        self.can_break_off = client.can_break_off
+        self.break_off = client.break_off
 
     @property
     def cancelled_by_disconnect(self) -> bool:

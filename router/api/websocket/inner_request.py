@@ -129,6 +129,12 @@ class InnerRequest:
             name, _, value = line.partition(": ")
             self._headers[name.lower()] = value
 
+    def can_break_off(self) -> bool:
+        return False  # the connection is for other requests, too
+
+    def break_off(self) -> None:
+        pass
+
     def try_send(self, data: bytes) -> bool:
         if self._connection.is_full or self._status is None or self._disconnected.is_set():
             return False

@@ -49,6 +49,7 @@ IGNORED_FIELDS: Final = {
     "stream_options": "usage is added on replay; options that change the stored events are added by _event_options",
     "user": "identifies the end user for abuse detection; engines ignore it",
     "safety_identifier": "the newer name of `user`",
+    "client_metadata": "labels of Codex, such as its turn; engines ignore it",
     "metadata": "labels for the provider's dashboard; engines ignore it",
     "store": "asks the provider to store the response for its dashboard; engines ignore it",
     "service_tier": "affects latency, not the content",
@@ -100,6 +101,8 @@ def split_parts(request: InferenceRequest, markers: ContextMarkers) -> RequestPa
         if isinstance(messages, str):
             rest, question = _split_content(messages, markers, None, rag)
         else:
+            if layout.has_item_ids:
+                messages = [_without_id(item) for item in messages]
             rest, question, texts_only = _split_messages(messages, markers, system, rag)
     elif isinstance(layout, Prompt):
         prompt = fields.get(layout.field)
@@ -185,6 +188,13 @@ def _split_messages(
         else:
             rest.append([role, content, other_fields])
     return rest, question, texts_only
+
+
+def _without_id(item: dict[str, Any]) -> dict[str, Any]:
+    """An item of /v1/responses as the model sees it. Codex gives its messages ids of their own in each run."""
+    if "id" not in item or item.keys() == {"id"} or item.get("type") == "item_reference":
+        return item
+    return {name: value for name, value in item.items() if name != "id"}
 
 
 def _check_part_count(count: int) -> None:

@@ -22,6 +22,10 @@ class RememberedStream:
     def finished(self) -> bool:
         return self._stream.finished
 
+    @property
+    def is_broken_off(self) -> bool:
+        return self._stream.is_broken_off
+
     async def read(self, try_send: TrySend | None = None) -> bytes:
         data = await self._stream.read(try_send)
         if self._stream.finished:

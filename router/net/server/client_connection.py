@@ -61,5 +61,11 @@ class ClientConnection(Protocol):
         `connection` and the framing headers. `content_length`: bytes of the body; None if unknown.
         """
 
+    def can_break_off(self) -> bool:
+        """Whether its client can tell a response without a length that is broken off from a complete one."""
+
+    def break_off(self) -> None:
+        """Ends a started response before it is complete: closes the connection after what was sent."""
+
     def try_send(self, data: bytes) -> bool:
         """Sends a part of a started response. False: nothing was sent, and `send` has to be awaited instead."""

@@ -249,6 +249,14 @@ class Cycle:
             connection.on_response_complete(self)
         return connection.completed_future
 
+    def can_break_off(self) -> bool:
+        return self._supports_chunked
+
+    def break_off(self) -> None:
+        if not self.disconnected and not self.response_complete:
+            self.disconnected = True
+            self._connection.close()
+
     def try_send(self, data: bytes) -> bool:
         if self._writer.is_full or self.disconnected or self.response_complete or not self.response_started:
             # Without `response_started` the head is still held, and only `send` writes it.

@@ -1,5 +1,7 @@
 """The command line of the simulator."""
 
+from pathlib import Path
+
 import pytest
 
 from engines.simulator.__main__ import parse_arguments
@@ -48,3 +50,15 @@ def test_a_budget_that_vllm_refuses_is_refused_with_its_words(capsys: pytest.Cap
         parse_arguments(["--model", "m", "--max-num-batched-tokens=8"])
     said = "max_num_batched_tokens (8) must be greater than or equal to max_num_seqs (256)"
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("text", [None, "[]", '{"calls": 1, "tools": {}, "more": 1}'])
+def test_a_tool_script_that_cannot_be_read_is_named(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "script.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit):
+        parse_arguments(["--model=m", f"--tool-script={path}"])
+    assert f"argument --tool-script: {path}: " in " ".join(capsys.readouterr().err.split())

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -177,6 +178,36 @@ async def test_auto_tool_choice_needs_its_option_as_with_vllm(engine: SimulatedE
     async with SimulatedEngine(enable_auto_tool_choice=True) as with_tool_choice:
         answer = await chat(with_tool_choice, "Sunny?", tools=[TOOL])
     assert answer["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("path", "conversation", "result"),
+    [
+        ("/v1/chat/completions", "messages", {"role": "tool", "tool_call_id": "c", "content": "dry"}),
+        ("/v1/messages", "messages", {"role": "user", "content": [{"type": "tool_result", "content": "dry"}]}),
+        ("/v1/responses", "input", {"type": "function_call_output", "call_id": "c", "output": "dry"}),
+    ],
+)
+async def test_a_tool_script_calls_its_tool_until_the_conversation_has_enough_results(
+    tmp_path: Path, path: str, conversation: str, result: dict[str, Any]
+) -> None:
+    script = tmp_path / "script.json"
+    script.write_text('{"calls": 2, "tools": {"rain": {}, "weather": {"city": ["day {step}"]}}}')
+    forms: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": TOOL,
+        "/v1/messages": {"name": "weather", "input_schema": {}},
+        "/v1/responses": {"type": "function", "name": "weather", "parameters": {}},
+    }
+    tool = forms[path]
+    async with SimulatedEngine(tool_script=script) as engine, httpx.AsyncClient(timeout=TEST_TIMEOUT) as http:
+
+        async def answer_after(results: int, *tools: object) -> str:
+            said = [{"role": "user", "content": "Sunny?"}, *[result] * results]
+            body = {"model": engine.model, "max_tokens": 200, conversation: said, "tools": tools}
+            return (await http.post(engine.url + path, json=body)).text
+
+        assert [f"day {step}" in await answer_after(step - 1, tool) for step in (1, 2, 3)] == [True, True, False]
+        assert "day 1" not in await answer_after(0, json.loads(json.dumps(tool).replace("weather", "sea")))
 
 
 async def test_thinking_is_sent_as_reasoning_before_the_content(engine: SimulatedEngine) -> None:

@@ -39,6 +39,9 @@ class Client:
         self.started = True
         self._note(message["body"].decode())
 
+    def can_break_off(self) -> bool:
+        return True
+
     def try_send(self, data: bytes) -> bool:
         if self.started:
             self._note(data.decode())

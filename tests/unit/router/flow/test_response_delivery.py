@@ -155,6 +155,30 @@ async def test_a_client_that_has_received_nothing_of_a_stream_retries_it_unless_
         await delivery.start()
 
 
+@pytest.mark.parametrize(
+    ("error", "is_broken_off"),
+    [
+        (ApiError(502, "no", code="engine_failed"), True),
+        (ApiError(502, "no", code="engine_lost"), False),
+        (ApiError(400, "no"), False),
+    ],
+)
+async def test_a_client_that_repeats_broken_requests_gets_no_error_event_where_another_engine_may_help(
+    error: ApiError, is_broken_off: bool
+) -> None:
+    inflight = in_flight_request()
+    request, exchange = chat(stream=True), new_exchange()
+    delivery = ResponseDelivery(inflight, request, exchange, retries_after_break=lambda: True)
+    inflight.publish(b"one ")
+    assert await delivery.start() is None
+    inflight.finish(GenerationResult(complete=False, error=error, error_reason="reset", had_data=True))
+    sent = await delivery.read()
+    assert delivery.finished
+    assert (delivery.is_broken_off, b'"error"' not in sent) == (is_broken_off, is_broken_off)
+    assert sent.startswith(b"one ")
+    assert (exchange.outcome, exchange.error_reason) == ("failed", "reset")
+
+
 async def test_a_client_that_has_received_nothing_retries_a_generation_that_was_lost() -> None:
     inflight = in_flight_request()
     delivery, _ = deliver(inflight, chat())

@@ -142,8 +142,9 @@ def plain(value: Any) -> Any:
 
 LEFT_OUT: Final[dict[str, Any]] = {
     "stream": True, "stream_options": {"include_usage": True}, "user": "u", "safety_identifier": "u",
-    "metadata": {"a": "b"}, "store": True, "service_tier": "flex", "prompt_cache_key": "k",
-    "prompt_cache_retention": "24h", "priority": 3, "request_id": "r", "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "metadata": {"a": "b"}, "client_metadata": {"turn": "7"}, "store": True, "service_tier": "flex",
+    "prompt_cache_key": "k", "prompt_cache_retention": "24h", "priority": 3, "request_id": "r",
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
 }  # fmt: skip
 
 

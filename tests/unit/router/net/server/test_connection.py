@@ -151,6 +151,27 @@ async def test_data_sent_before_an_application_raises_reaches_the_client() -> No
         assert (await connection.read_to_end()).endswith(b"3\r\none\r\n")
 
 
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_response_that_is_broken_off_has_no_end_and_is_not_logged(
+    version: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    can_break_off = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        client = scope["extensions"][CLIENT_EXTENSION]
+        client.start_response(200, b"", None)
+        await send({"type": "http.response.body", "body": b"abc", "more_body": True})
+        can_break_off.append(client.can_break_off())
+        client.break_off()
+
+    async with serving(app) as (port, _), connect(port) as connection:
+        connection.write(VERSION_REQUEST.replace(b"HTTP/1.1", f"HTTP/{version}".encode()))
+        received = await connection.read_to_end()
+    assert received.endswith(b"3\r\nabc\r\n" if version == "1.1" else b"\r\n\r\nabc")
+    assert can_break_off == [version == "1.1"]
+    assert caplog.messages == []
+
+
 async def test_pipelined_requests_run_one_after_the_other() -> None:
     seen: list[str] = []
 
