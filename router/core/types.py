@@ -47,6 +47,7 @@ class BypassReason(StrEnum):
     OFF = "off"
     REDIS_DOWN = "redis-down"
     UNCACHEABLE = "uncacheable"
+    SESSION = "session"
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):

@@ -1,19 +1,26 @@
 """Looks a request up in the cache: first in this process's memory, then in Redis."""
 
+import time
 from collections.abc import Callable
+from typing import Final
 
 from router.core.cache.cache_control import CacheControl
 from router.core.cache.miss_reason import SeenKeys
-from router.core.cache.policy import REDIS_DOWN, Freshness, decide_caching, evaluate_freshness
+from router.core.cache.policy import REDIS_DOWN, SESSION_HAS_ALL, Freshness, decide_caching, evaluate_freshness
+from router.core.routing.session import Session
+from router.flow.exchange import Exchange
 from router.flow.lookup import Bypass, CachePolicy, Hit, Lookup, Miss, Stale
 from router.flow.parsed_request import ParsedRequest
 from router.flow.sharing.coalescer import Coalescer
 from router.flow.trace.request_trace import RequestTrace
 from router.net.redis.pipeline import RedisDownError
 from router.shared.cache.purges import BEGINNING, PurgePosition, Purges
+from router.shared.cache.sample_order import SampleOrder
 from router.store.cached_entry import CachedEntry
 from router.store.entry_store import EntryStore
 from router.store.local_cache import LocalCache
+
+_OF_SAMPLE: Final = ("expired", "purged", "not-stored")  # reasons that concern the request's own sample
 
 
 class CacheLookup:
@@ -21,15 +28,17 @@ class CacheLookup:
 
     def __init__(
         self, store: EntryStore, local_cache: LocalCache, coalescer: Coalescer, seen_keys: SeenKeys, purges: Purges,
-        policy: CachePolicy, *, clock: Callable[[], float],
+        policy: CachePolicy, sample_order: SampleOrder, *, clock: Callable[[], float],
     ) -> None:  # fmt: skip
         """`clock` returns seconds since the epoch, the same in every process."""
+        self.has_samples = policy.has_samples
         self._store = store
         self._local_cache = local_cache
         self._coalescer = coalescer
         self._seen_keys = seen_keys
         self._purges = purges
         self._policy = policy
+        self._sample_order = sample_order
         self._is_restricted = policy.is_restricted
         self._clock = clock
 
@@ -43,6 +52,37 @@ class CacheLookup:
             return decision
         # An adapter has no settings of its own.
         return self._policy.restrict(decision, tenant, parsed.model.configured_name)
+
+    async def choose_sample(self, exchange: Exchange, parsed: ParsedRequest, session: Session | None) -> Bypass | None:
+        """Makes the key that of the sample which is next. Returns why there is to be no lookup, if so.
+
+        `session`: not that of the body, which clients may give to many conversations.
+        """
+        count = self._policy.samples(exchange.tenant, parsed.model.configured_name)
+        if count == 1 or parsed.request.deterministic:
+            return None
+        asked_at, seconds = time.perf_counter(), self._policy.entry_seconds(exchange.tenant)
+        try:
+            found = await self._sample_order.next(parsed.key.text, count, session, seconds)
+        except RedisDownError:  # the lookup says so
+            return None
+        exchange.lookup_seconds = time.perf_counter() - asked_at
+        parsed.use_sample(found.sample)
+        return SESSION_HAS_ALL if found.has_all else None
+
+    async def any_sample(self, parsed: ParsedRequest) -> Hit | Stale | None:
+        """Any sample that is kept, for a request that gets no answer otherwise; None if it has only one."""
+        if parsed.sample.count == 1 or parsed.control.no_cache:
+            return None
+        stale: Stale | None = None
+        for sample in parsed.sample.in_order():
+            parsed.use_sample(sample)
+            lookup = self.in_memory(parsed) or await self.stored(parsed)
+            if isinstance(lookup, Hit):
+                return lookup
+            if isinstance(lookup, Stale):
+                stale = lookup
+        return stale
 
     def in_memory(self, parsed: ParsedRequest) -> Hit | Stale | Miss | None:
         """None if this process has no entry; Redis may have one."""
@@ -88,6 +128,8 @@ class CacheLookup:
             since = seen_keys.purged_since(hashes)
             if since is not None and self._is_purged(parsed, since):
                 reason = "purged"
+        if not parsed.sample.is_first and reason not in _OF_SAMPLE:
+            reason = "sample"
         return Miss(reason)
 
     def _is_purged(self, parsed: ParsedRequest, since: PurgePosition) -> bool:

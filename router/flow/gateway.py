@@ -76,6 +76,9 @@ class Gateway:
         )
         exchange.stream, exchange.model = parsed.request.stream, parsed.model.reported_name
         bypass, may_store = self._cache.decide(parsed, control, exchange.tenant)
+        if self._cache.has_samples and (bypass is None or may_store):
+            has_all = await self._cache.choose_sample(exchange, parsed, caller.session)
+            bypass = bypass or has_all
         lookup: Lookup | None = bypass
         if lookup is None:
             exchange.trace.start_lookup()
@@ -84,13 +87,13 @@ class Gateway:
             if lookup is None:
                 asked_at = time.perf_counter()
                 lookup = await self._cache.in_redis(parsed)
-                exchange.lookup_seconds = time.perf_counter() - asked_at
+                exchange.lookup_seconds += time.perf_counter() - asked_at
             exchange.trace.end_lookup(lookup)
         if isinstance(lookup, Hit) or (isinstance(lookup, Stale) and self._is_servable(exchange, lookup, parsed)):
             return self._serve_cached(exchange, lookup, parsed)
         self._record_lookup(exchange, lookup, parsed)
         if control.only_if_cached:
-            raise not_cached()
+            return await self._serve_any_sample(exchange, parsed, not_cached())
         caller.connection.cancel_on_disconnect()  # from here on, an engine may work for this client
         caller.heartbeat = self._heartbeats.start(exchange, caller)
         try:
@@ -102,7 +105,7 @@ class Gateway:
             failure = error
         entry = await self._cache.after_failure(parsed, lookup, exchange.trace)
         if entry is None:
-            raise failure
+            return await self._serve_any_sample(exchange, parsed, failure)
         return self._serve_cached(exchange, entry, parsed)
 
     # -- the cache ----------------------------------------------------------------------------------------------------
@@ -139,6 +142,13 @@ class Gateway:
         exchange.generation_ms = entry.generation_ms
         self._record_hit(parsed.key.text)
         return FullResponse(lookup.body, parsed.request.stream)
+
+    async def _serve_any_sample(self, exchange: Exchange, parsed: ParsedRequest, error: ApiError) -> FullResponse:
+        """Serves any kept sample in place of an error, which is raised if there is none."""
+        entry = await self._cache.any_sample(parsed)
+        if entry is None:
+            raise error
+        return self._serve_cached(exchange, entry, parsed)
 
     # -- generations --------------------------------------------------------------------------------------------------
 

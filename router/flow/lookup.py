@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from itertools import chain
+from types import MappingProxyType
 
 import msgspec
 
@@ -14,25 +15,41 @@ from router.settings import Settings, TenantSettings, tenants
 
 
 class TenantCachePolicy(msgspec.Struct, frozen=True):
-    """`ttl` in seconds; `store_policy`: which of the tenant's responses are stored. See settings.CacheSettings."""
+    """`ttl` in seconds; `store_policy`: which of the tenant's responses are stored. See settings.CacheSettings.
+
+    `samples`: None for those of the model.
+    """
 
     ttl: float
     store_policy: StorePolicy
     use: CacheUse = "on"
+    samples: int | None = None
 
 
 class CachePolicy(msgspec.Struct, frozen=True):
-    """`tenants` and `models` by name; `stale_if_error` in seconds. See settings.CacheSettings."""
+    """`tenants`, `models` and `model_samples` by name; `stale_if_error` in seconds. See settings.CacheSettings."""
 
     tenants: Mapping[str, TenantCachePolicy]
     models: Mapping[str, CacheUse]
     stale_if_error: float
     remote_content: RemoteContentPolicy
+    model_samples: Mapping[str, int] = MappingProxyType({})
 
     @property
     def is_restricted(self) -> bool:
         """Whether some model or tenant does not use the cache, or only reads."""
         return any(use != "on" for use in chain(self.models.values(), (own.use for own in self.tenants.values())))
+
+    @property
+    def has_samples(self) -> bool:
+        counts = chain(self.model_samples.values(), (own.samples or 1 for own in self.tenants.values()))
+        return any(count > 1 for count in counts)
+
+    def samples(self, tenant: str, model: str) -> int:
+        return self.tenants[tenant].samples or self.model_samples.get(model, 1)
+
+    def entry_seconds(self, tenant: str) -> float:
+        return self.tenants[tenant].ttl + self.stale_if_error
 
     def restrict(self, decision: CacheDecision, tenant: str, model: str) -> CacheDecision:
         return restrict(decision, self.tenants[tenant].use, self.models.get(model, "on"))
@@ -48,9 +65,11 @@ def cache_policy(settings: Settings) -> CachePolicy:
             cache.ttl if tenant.ttl is None else tenant.ttl,
             cache.store if tenant.store is None else tenant.store,
             tenant.cache,
+            tenant.samples,
         )
     models = {model.name: model.cache for model in settings.model}
-    return CachePolicy(policies, models, cache.stale_if_error, cache.remote_content)
+    samples = {model.name: cache.samples if model.samples is None else model.samples for model in settings.model}
+    return CachePolicy(policies, models, cache.stale_if_error, cache.remote_content, samples)
 
 
 class FullResponse(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from router.core.cache.cache_key import CacheKey
 from router.core.cache.fingerprint import Fingerprint
 from router.core.cache.key import RequestParts
 from router.core.cache.miss_reason import PartHashes, fingerprint_request, hash_parts
+from router.core.cache.sample import ONLY_SAMPLE, Sample
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.routing.classify import task_for
 from router.core.types import Task
@@ -20,6 +21,7 @@ class ParsedRequest:
     - `cohort`: the engines that it is for, see core.routing.traffic_share; None where the model's engines have no
       shares.
     - `engine_revision`: the own revision of these engines, which the key stands for; None for the model's.
+    - `sample`: which sample the key stands for.
     """
 
     __slots__ = (
@@ -34,6 +36,7 @@ class ParsedRequest:
         "model",
         "parts",
         "request",
+        "sample",
     )
 
     def __init__(
@@ -48,10 +51,16 @@ class ParsedRequest:
         self.control = control
         self.cohort: str | None = None
         self.engine_revision: str | None = None
+        self.sample = ONLY_SAMPLE
         self._log_odds_of = log_odds_of
         self._log_odds = log_odds
         self._fingerprint: Fingerprint | None = None
         self._part_hashes: PartHashes | None = None
+
+    def use_sample(self, sample: Sample) -> None:
+        self.sample = sample
+        self.key = self.key.sample(sample.number)
+        self._fingerprint = self._part_hashes = None
 
     @property
     def log_odds(self) -> float:

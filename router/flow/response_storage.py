@@ -74,8 +74,8 @@ class ResponseStorage:
                 params=parsed.fingerprint.params,
             )
             sample: PromptSample | None = None
-            # A new engine of the model is warmed up with these requests, and it need not have the adapter.
-            if record.origin.adapter is None:
+            # A new engine of the model is warmed up with these requests, each once, and it need not have the adapter.
+            if record.origin.adapter is None and parsed.sample.number == 0:
                 sample = self._recent_prompts.sample(
                     parsed.request, record, key=parsed.key.text, documents=documents, position=purge_position,
                     lifetime=lifetime,

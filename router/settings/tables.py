@@ -17,6 +17,7 @@ from msgspec import Meta
 from router.core.cache.key import ContextMarkers
 from router.core.cache.policy import CacheUse, RemoteContentPolicy, StorePolicy
 from router.core.cache.retention import Retention
+from router.core.cache.sample import MAX_SAMPLES
 from router.core.quota.priority import MAX_PRIORITY, MIN_PRIORITY
 from router.core.types import DEFAULT_TENANT, EngineTask, Task
 from router.settings.addresses import base_url
@@ -66,6 +67,7 @@ KvEndpoint = Annotated[
 NonEmpty = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=1)]
 Amount = Annotated[int, Meta(ge=1, le=10**12)]  # Redis' scripts calculate in doubles, which are exact up to 2^53
+Samples = Annotated[int, Meta(ge=1, le=MAX_SAMPLES)]
 ModelPattern = Annotated[str, Meta(min_length=1, max_length=256)]
 Priority = Annotated[int, Meta(ge=MIN_PRIORITY, le=MAX_PRIORITY)]
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -121,6 +123,7 @@ class CacheSettings(Strict, frozen=True):
     max_entry: Bytes = Bytes(1 << 20)
     local: Bytes = Bytes(64 << 20)
     store: StorePolicy = "all"
+    samples: Samples = 1
     remote_content: RemoteContentPolicy = "uncacheable"
     on_abandon: Literal["cancel", "finish"] = "cancel"
     abandon: Seconds = Seconds(2)
@@ -171,6 +174,7 @@ class TenantSettings(Strict, frozen=True):
     max_ttft: Seconds | None = None
     ttl: Seconds | None = None
     store: StorePolicy | None = None
+    samples: Samples | None = None
     cache: CacheUse = "on"
     log_prompts: bool = True
     kv_transfer: bool = False
@@ -188,6 +192,7 @@ class ModelSettings(Strict, frozen=True):
     resume: bool = True
     default_max_tokens: Count | None = None
     cache: CacheUse = "on"
+    samples: Samples | None = None
 
 
 class LaunchSettings(Strict, frozen=True):

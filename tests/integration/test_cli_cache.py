@@ -167,6 +167,22 @@ async def test_show_json_has_the_text_and_all_fields(client: Any, file: Path) ->
     assert details["stream"]["bytes"] == len(entry.stream)
 
 
+async def test_show_lists_all_answers_that_are_kept_for_the_request(client: Any, file: Path) -> None:
+    keys = [await store_entry(client, entry_key(1) + end, make_streamed_entry()) for end in ("", ".1", ".15")]
+    await store_entry(client, entry_key(2), make_streamed_entry())
+    for at in keys:
+        head, *_ = (await cache(file, "show", at)).stdout.split("\n\n")
+        first, _, count, _, *rows = head.splitlines()
+        assert (first, count) == (at, "one of 3 samples:")
+        assert [row.split()[-1] for row in rows] == keys
+    details = (await cache(file, "show", keys[1], "--json")).json()
+    assert [sample["key"] for sample in details["samples"]] == keys
+    assert (await cache(file, "purge", "--key", keys[1], "--json")).json()["entries"] == 1
+    details = (await cache(file, "show", keys[0], "--json")).json()
+    assert [sample["key"] for sample in details["samples"]] == [keys[0], keys[2]]
+    assert "samples" not in (await cache(file, "show", entry_key(2))).stdout
+
+
 async def test_show_prints_a_body_of_unknown_form_unchanged(client: Any, file: Path) -> None:
     at = await store_entry(client, entry_key(), make_entry(body='{"a": "für"}'.encode(), stream=b"=nonsense"))
     output = (await cache(file, "show", at)).stdout

@@ -13,7 +13,7 @@ from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
 from router.shared import scripts
 from router.shared.accounting import daily_sums
 from router.shared.audit import audit_stream
-from router.shared.cache import retention
+from router.shared.cache import retention, sample_order
 from router.shared.credentials import key_records
 from router.shared.engines import announcements, drains
 from router.shared.inflight import claims
@@ -300,6 +300,21 @@ def _response_crowding(data: RedisData, key: bytes, words: list[bytes]) -> bytes
     return b"%.17g" % scores[ranked[place]] if place < len(ranked) else b"0"
 
 
+def _next_sample(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
+    count, session = int(words[0]), words[1]
+    scores = SortedSet(data.get(key, SortedSet) or SortedSet())
+    place = int(max(scores.values(), default=-1)) + 1
+    numbers = [(place + step) % count for step in range(count)]
+    free = [number for number in numbers if not session or b"%b:%d" % (session, number) not in scores]
+    number = (free or numbers)[0]
+    scores[b"%b:%d" % (session, number)] = float(place)
+    for member in scores.ranked()[: -sample_order.MAX_REMEMBERED]:
+        del scores[member]
+    _put(data, key, scores)
+    data.expire_at(key, data.clock() + int(words[2]))
+    return [place, number, int(not free)]
+
+
 _SHOWN_ONLY: Final = re.compile(rb',"(?:temperature_celsius|power_watts)":[^,}]*|,"restarts":{[^}]*}')
 
 
@@ -392,6 +407,7 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     store._WRITE_SCRIPT.encode(): _write,
     store._DELETE_IF_UNCHANGED_SCRIPT.encode(): _delete_if_unchanged,
     retention.RENEW_SCRIPT.encode(): _end_probation,
+    sample_order.NEXT_SCRIPT.encode(): _next_sample,
     limits.UPDATE_SCRIPT.encode(): _limit,
     daily_sums.ADD_SCRIPT.encode(): _add_savings,
     key_records.MERGE_SCRIPT.encode(): _merge_keys,

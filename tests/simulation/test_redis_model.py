@@ -9,9 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.core.cache.redis_keys import ANNOUNCEMENTS_KEY, PURGE_LOG_KEY, response_sizes_key, responses_key
+from router.core.cache.redis_keys import (
+    ANNOUNCEMENTS_KEY,
+    PURGE_LOG_KEY,
+    response_sizes_key,
+    responses_key,
+    samples_key,
+)
 from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, UsageUpdate
+from router.core.routing.session import Session
+from router.shared.cache.sample_order import MAX_REMEMBERED, next_command
 from router.shared.engines.announcements import (
     AnnouncedEngine,
     ModelRevision,
@@ -318,6 +326,50 @@ def test_a_script_gives_an_entry_its_full_lifetime_and_never_shortens_it(both: C
     left = client.send_commands(*[("PTTL", entry) for entry in "hij"])
     assert 3_590_000 < left[0] <= 3_601_000
     assert all(590_000 < each <= 600_000 for each in left[1:])
+
+
+sample_requests = st.lists(st.tuples(st.sampled_from(["", "a", "b", "c"]), st.integers(1, 4)), max_size=20)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(requests=sample_requests)
+def test_samples_are_handed_out_as_in_redis(requests: list[tuple[str, int]], real: str) -> None:
+    found = []
+    for one in (ClientFactory(real), ClientFactory(None)):
+        client = one.connect()
+        client.send_commands(("FLUSHALL",))
+        commands = [
+            next_command("rh:1:t:m:s:r:q", count, Session(name) if name else None, 60.0) for name, count in requests
+        ]
+        found.append(client.send_commands(*commands))
+        one.close()
+    assert found[0] == found[1]
+    got: dict[str, list[int]] = {}
+    for (name, count), (_, number, has_all) in zip(requests, found[0], strict=True):
+        before = got.setdefault(name, [])
+        assert (number in before) == (has_all == 1) or not name
+        assert not has_all or set(range(count)) <= set(before)
+        before.append(number)
+
+
+def test_the_samples_of_the_last_sessions_are_remembered_and_expire(both: ClientFactory) -> None:
+    client = both.connect()
+    key = samples_key("rh:1:t:m:s:r:q")
+    replies = client.send_commands(
+        *[next_command("rh:1:t:m:s:r:q", 1, Session(str(number)), 60.0) for number in range(MAX_REMEMBERED + 2)],
+        *[next_command("rh:1:t:m:s:r:q", 1, Session(str(number)), 60.0) for number in (MAX_REMEMBERED, 0)],
+    )
+    assert [has_all for _, _, has_all in replies[-2:]] == [1, 0]
+    count, left = client.send_commands(("ZCARD", key), ("PTTL", key))
+    assert count == MAX_REMEMBERED
+    assert 0 < left <= 60_000
+
+
+def test_a_foreign_value_in_place_of_the_samples_is_an_error(both: ClientFactory) -> None:
+    client = both.connect()
+    client.send_commands(("SET", samples_key("rh:1:t:m:s:r:q"), "foreign"))
+    (reply,) = client.send_commands(next_command("rh:1:t:m:s:r:q", 2, None, 60.0))
+    assert "WRONGTYPE" in reply
 
 
 def test_a_script_adds_to_the_fields_of_a_hash(both: ClientFactory) -> None:

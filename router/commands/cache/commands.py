@@ -9,7 +9,7 @@ import typer
 from router.commands.cache.explain import explain
 from router.commands.cache.grep import grep
 from router.commands.cache.guessed_names import clear, delete
-from router.commands.cache.listing import ls
+from router.commands.cache.listing import ls, write_entries
 from router.commands.cache.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
 from router.commands.cache.purge_words import FULL, describe_matches, describe_purge
 from router.commands.cache.savings import savings
@@ -131,6 +131,9 @@ def _write_entry(detail: "EntryDetail", *, as_fields: bool) -> None:
     typer.echo(
         f"{format_duration(entry.age)} old, {left}; expires from Redis {dropped}; {format_bytes(entry.bytes)} of memory"
     )
+    if len(detail.samples) > 1:
+        typer.echo(f"one of {len(detail.samples)} samples:")
+        write_entries(detail.samples)
     if as_fields or detail.problem is not None:
         for name, value in detail.fields.items():
             shown = printable(value)

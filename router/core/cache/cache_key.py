@@ -1,16 +1,20 @@
 """The key of a request; see router.core.cache.key_derivation."""
 
 import hashlib
+from typing import Final
 
 from router.core.cache.key_parts import KeyParts
-from router.core.cache.redis_keys import split_entry_key
+from router.core.cache.redis_keys import sample_key, split_entry_key
+
+_REQUEST_PARTS: Final = 5
 
 
 class CacheKey:
     """The key of a request.
 
     - `text`: the Redis key.
-    - `canonical_parts`: what it is a hash of: tenant, model, and the canonical JSON of the system, rag and query part.
+    - `canonical_parts`: what it is a hash of: tenant, model, and the canonical JSON of the system, rag and query part;
+      then the number of the sample, except of the first one.
     - `parts`: the parts of `text`.
     - `digest`: hex SHA-256 of the canonical parts, which an entry under this key must have.
     """
@@ -40,6 +44,10 @@ class CacheKey:
                 digest.update(b"%d:%b" % (len(data), data))
             self._digest = digest.hexdigest()
         return self._digest
+
+    def sample(self, number: int) -> "CacheKey":
+        parts = self.canonical_parts[:_REQUEST_PARTS]
+        return CacheKey(sample_key(self.text, number), (*parts, str(number)) if number else parts)
 
     @property
     def size(self) -> int:

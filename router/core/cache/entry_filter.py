@@ -21,7 +21,8 @@ MAX_PAGE_SIZE: Final = 1000
 KeyName = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}\Z")]
 HexHash = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
 EntryKey = Annotated[
-    str, Meta(pattern=r"^rh:1:[a-z0-9._-]{1,64}:[a-z0-9._-]{1,64}:[0-9a-f]{16}:[0-9a-f]{16}:[0-9a-f]{32}\Z")
+    str,
+    Meta(pattern=r"^rh:1:[a-z0-9._-]{1,64}:[a-z0-9._-]{1,64}:[0-9a-f]{16}:[0-9a-f]{16}:[0-9a-f]{32}(\.[1-9][0-9]?)?\Z"),
 ]
 
 _NAME: Final = "must be 1 to 64 of the characters a-z, 0-9, `.`, `_` and `-`"

@@ -5,8 +5,9 @@ from typing import Literal
 import msgspec
 
 from router.core.cache.key_parts import KeyParts
+from router.core.cache.redis_keys import split_query
 
-MissReason = Literal["new", "expired", "purged", "not-stored", "system", "rag", "query", "params", "model"]
+MissReason = Literal["new", "expired", "purged", "sample", "not-stored", "system", "rag", "query", "params", "model"]
 
 
 class Fingerprint(msgspec.Struct, frozen=True, gc=False):
@@ -26,18 +27,19 @@ class Fingerprint(msgspec.Struct, frozen=True, gc=False):
         """The parts in which another fingerprint of the same tenant differs.
 
         Another revision of the model counts as `model`. Without `question` and `params`, a difference in either counts
-        as `query`.
+        as `query`. Samples of one request do not differ.
         """
         key, other_key = self.key, other.key
+        queries_differ = split_query(key.query)[0] != split_query(other_key.query)[0]
         has_halves = bool(self.question and other.question)
         question_differs, params_differ = self.question != other.question, self.params != other.params
         # The query part covers the question, the params and the revision. If the first two are equal, it is the third.
-        revision_differs = has_halves and not question_differs and not params_differ and key.query != other_key.query
+        revision_differs = has_halves and not question_differs and not params_differ and queries_differ
         parts: list[tuple[MissReason, bool]] = [
             ("model", key.model != other_key.model or revision_differs),
             ("system", key.system != other_key.system),
             ("rag", key.rag != other_key.rag),
-            ("query", question_differs if has_halves else key.query != other_key.query),
+            ("query", question_differs if has_halves else queries_differ),
             ("params", has_halves and params_differ),
         ]
         return [name for name, differs in parts if differs]

@@ -6,7 +6,10 @@ from router.core.cache.redis_keys import entry_key, split_entry_key
 
 
 class KeyParts(msgspec.Struct, frozen=True, gc=False):
-    """`tenant` and `model` are names; `system`, `rag` and `query` are hashes in hex (see key_derivation)."""
+    """`tenant` and `model` are names; `system`, `rag` and `query` are hashes in hex (see key_derivation).
+
+    `query` also has the number of a further sample; see redis_keys.split_query.
+    """
 
     tenant: str
     model: str

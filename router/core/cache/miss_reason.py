@@ -13,7 +13,7 @@ from router.core.cache.cache_key import CacheKey
 from router.core.cache.fingerprint import Fingerprint, MissReason
 from router.core.cache.key import RequestParts, encode_canonical
 from router.core.cache.purge_index import BEGINNING, PurgePosition
-from router.core.cache.redis_keys import split_entry_key
+from router.core.cache.redis_keys import split_entry_key, split_query
 
 MAX_REMEMBERED_ENTRIES: Final = 4096
 """Entries whose keys a process remembers; about 3 MB."""
@@ -35,7 +35,8 @@ def hash_parts(fingerprint: Fingerprint) -> PartHashes:
     # Each tuple begins with a tag, so that hashes of different parts cannot be mistaken for each other.
     key = fingerprint.key
     tenant, model, system, rag = key.tenant, key.model, key.system, key.rag
-    question, params = fingerprint.question, fingerprint.params
+    sample = split_query(key.query)[1]  # else two samples of a request would look like two revisions of its model
+    question, params = fingerprint.question + sample, fingerprint.params + sample
     return (
         *_hash_key_parts(tenant, model, system, rag, key.query),
         # No query part: if the question and the params are the same, only the model's revision can differ there.

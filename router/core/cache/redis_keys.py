@@ -1,6 +1,7 @@
 """The names of all Redis keys of Roundhouse.
 
     rh:1:{tenant}:{model}:{system}:{rag}:{query}               an entry; see router.core.cache.key_derivation
+    rh:1:{tenant}:{model}:{system}:{rag}:{query}.{number}      a further sample, see router.core.cache.sample
     rh:1:claim:{tenant}:{model}:{system}:{rag}:{query}         the lease of the leader that generates that entry
     rh:1:flight:{tenant}:{model}:{system}:{rag}:{query}:{id}   what an in-flight request has published, a stream
     rh:1:purge:log                                             the purge log, a stream
@@ -31,6 +32,8 @@
     rh:1:requests:notable                                      those of them that failed or were slow, a sorted set
     rh:1:session:secret                                        what signs the cookies of the dashboard
     rh:1:session:link:{id}                                     a sign-in link that was not used yet
+    rh:1:session:samples:{tenant}:{model}:{system}:{rag}:{query}
+                                                               which samples of a request were handed out, a sorted set
     rh:1:apikey:records                                        the API keys that live in Redis, a hash
     rh:1:apikey:applied                                        which version of them each router process applies
     rh:1:apikey:used                                           when each API key was last used, a hash
@@ -83,6 +86,8 @@ RECENT_REQUESTS_KEY: Final = KEY_PREFIX + "requests:recent"
 NOTABLE_REQUESTS_KEY: Final = KEY_PREFIX + "requests:notable"
 SESSION_SECRET_KEY: Final = KEY_PREFIX + "session:secret"
 _SESSION_LINK_PREFIX: Final = KEY_PREFIX + "session:link:"
+_SAMPLES_PREFIX: Final = KEY_PREFIX + "session:samples:"
+_SAMPLE_SEPARATOR: Final = "."
 _KEYS_PREFIX: Final = KEY_PREFIX + "apikey:"
 KEYS_RECORDS_KEY: Final = _KEYS_PREFIX + "records"
 KEYS_APPLIED_KEY: Final = _KEYS_PREFIX + "applied"
@@ -99,6 +104,26 @@ def split_entry_key(key: str) -> list[str] | None:
         return None
     parts = key[len(KEY_PREFIX) :].split(":")
     return parts if len(parts) == _ENTRY_PARTS else None
+
+
+def sample_key(key: str, number: int) -> str:
+    first = first_sample_key(key)
+    return f"{first}{_SAMPLE_SEPARATOR}{number}" if number else first
+
+
+def first_sample_key(key: str) -> str:
+    path, _, query = key.rpartition(":")
+    return f"{path}:{split_query(query)[0]}"
+
+
+def split_query(query: str) -> tuple[str, str]:
+    """The hash of a key's query part, and the number of the sample; empty for the first sample."""
+    query_hash, _, number = query.partition(_SAMPLE_SEPARATOR)
+    return query_hash, number
+
+
+def samples_key(key: str) -> str:
+    return _SAMPLES_PREFIX + first_sample_key(key)[len(KEY_PREFIX) :]
 
 
 def entry_prefix(tenant: str) -> str:

@@ -6,6 +6,7 @@ const REASONS = {
   new: "No similar request is known.",
   expired: "An entry existed: it is past its time to live, was deleted or evicted, or does not fit the requested format.",
   purged: "An entry existed, and a purge has deleted it.",
+  sample: "Fewer answers to the request were kept than cache.samples says: another one was added.",
   "not-stored": "A response to this request was generated before, but could not be stored.",
   params: "The same messages were answered with other parameters, such as temperature or max_tokens.",
   model: "The same request was answered by another model, or another revision of it.",
@@ -17,6 +18,7 @@ const REASONS = {
   off: "The model or the tenant has cache = “off”.",
   "no-store": "The client sent Cache-Control: no-store.",
   "no-cache": "The client sent Cache-Control: no-cache.",
+  session: "The session has had all kept answers to the request.",
   uncacheable: "The response depends on more than the request.",
 };
 

@@ -9,6 +9,7 @@ from router.core.cache.fingerprint import Fingerprint, MissReason
 from router.core.cache.key_parts import KeyParts
 from router.core.cache.policy import decide_caching
 from router.core.cache.redis_keys import EMPTY_HASH
+from router.core.cache.sample import Sample
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.recording.replay import replay
 from router.core.endpoints.responses import RESPONSES
@@ -151,9 +152,12 @@ class Explainer:
         bypass, _ = self._policy.restrict(decision, request.tenant, parsed.model.configured_name)
         if bypass is not None:
             return Explanation(result=CacheStatus.BYPASS, reason=bypass.reason.value, why=bypass.explanation, **common)
-        state, common["entry"] = await self._key_state(parsed)
+        state, common["entry"] = await self._find_state(parsed, request.tenant)
+        common["key"] = parsed.key.text
         if state == "fresh":
-            return Explanation(result=CacheStatus.HIT, reason=None, why="An entry is stored.", state=state, **common)
+            count = parsed.sample.count
+            why = "An entry is stored." if count == 1 else f"All {count} samples are stored, and handed out in turn."
+            return Explanation(result=CacheStatus.HIT, reason=None, why=why, state=state, **common)
         nearest_entry = await find_nearest(self._client, parsed.fingerprint, parsed.key.text, self._max_compared)
         reason, why = _explain_miss(state, nearest_entry)
         return Explanation(
@@ -186,6 +190,16 @@ class Explainer:
             why = f"Nothing is stored at the key now. {_explain_absence(nearest)[1]}"
         differs = [_PART_DESCRIPTIONS[part] for part in nearest.differs]
         return SentExplanation(why=why, entry=entry, nearest=nearest, differs=differs, **sent)
+
+    async def _find_state(self, parsed: ParsedRequest, tenant: str) -> tuple[KeyState, EntrySummary | None]:
+        """Of the first sample that is not fresh, else of the last one; the request has its key then."""
+        count = self._policy.samples(tenant, parsed.model.configured_name)
+        for sample in Sample(0, 1 if parsed.request.deterministic else count).in_order():
+            parsed.use_sample(sample)
+            state, entry = await self._key_state(parsed)
+            if state != "fresh":
+                break
+        return state, entry
 
     async def _key_state(self, parsed: ParsedRequest) -> tuple[KeyState, EntrySummary | None]:
         key = parsed.key
@@ -228,6 +242,8 @@ def _explain_miss(state: MissState, nearest: NearestEntry) -> tuple[str | None, 
 def _explain_absence(nearest: NearestEntry) -> tuple[MissReason, str]:
     if nearest.key is None:
         return "new", "The tenant has no stored responses."
+    if not nearest.differs:
+        return "sample", "Another sample of the request is stored; this one is added when it is next."
     if len(nearest.differs) == 1:
         part = nearest.differs[0]
         return part, f"A response is stored for a request that differs in one part: {part}."

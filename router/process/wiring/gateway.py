@@ -26,6 +26,7 @@ from router.process.wiring.engine_pool import EnginePool
 from router.process.wiring.redis_services import RedisServices
 from router.process.wiring.response_memory import with_memory
 from router.settings import Settings, groups
+from router.shared.cache.sample_order import SampleOrder
 from router.shared.prompts.recent_prompts import RecentPrompts
 
 
@@ -69,7 +70,14 @@ def build_gateway(
     gateway = Gateway(
         resolver=resolver,
         cache=CacheLookup(
-            cache.store, cache.local, cache.coalescer, cache.seen_keys, cache.purges, policy, clock=redis.clock.now
+            cache.store,
+            cache.local,
+            cache.coalescer,
+            cache.seen_keys,
+            cache.purges,
+            policy,
+            SampleOrder(redis.pipeline),
+            clock=redis.clock.now,
         ),
         candidates=build_candidates(
             engines.selector, engines.catalog, engines.breakers, engines.health, engines.admission, rules

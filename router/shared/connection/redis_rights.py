@@ -158,6 +158,7 @@ def sample_keys(tenants: Iterable[str]) -> list[tuple[str, str]]:
         redis_keys.NOTABLE_REQUESTS_KEY,
         redis_keys.SESSION_SECRET_KEY,
         redis_keys.session_link_key(nonce),
+        redis_keys.samples_key(some_entry),
     ]
     return [(key.partition(nonce)[0] + "*" if nonce in key else key, key) for key in keys]
 

@@ -15,6 +15,7 @@ _CACHE: Final[Mapping[str, str]] = {
     "new": "no similar request was known",
     "expired": "an entry existed: it was past its time to live, was evicted or deleted, or did not fit the format",
     "purged": "an entry existed, and a purge has deleted it",
+    "sample": "fewer answers to the request were kept than cache.samples says, so another one was added",
     "not-stored": "a response was generated before, but could not be stored",
     "params": "the same messages were answered with other parameters",
     "model": "the same request was answered by another model, or another revision of it",
@@ -26,6 +27,7 @@ _CACHE: Final[Mapping[str, str]] = {
     "off": 'the model or the tenant has cache = "off"',
     "no-store": "the client sent Cache-Control: no-store",
     "no-cache": "the client sent Cache-Control: no-cache",
+    "session": "the session has had all kept answers to the request",
     "uncacheable": "the response depends on more than the request",
 }
 """By the cache's result where that says it all, else by the reason."""

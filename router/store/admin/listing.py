@@ -11,6 +11,8 @@ import msgspec
 
 from router.core.cache.entry_filter import EntryFilter
 from router.core.cache.key_parts import KeyParts
+from router.core.cache.redis_keys import sample_key
+from router.core.cache.sample import MAX_SAMPLES
 from router.core.endpoints.recording.answer_text import answer_text
 from router.core.endpoints.recording.stream_encoding import STREAM_DECODE_ERRORS, decode_stream, is_lossless
 from router.net.redis.commands import Command
@@ -79,7 +81,8 @@ class EntryDetail(msgspec.Struct, frozen=True, kw_only=True):
 
     `type` is the Redis type; `problem` is why the router would not use the entry. `text` is that of the response; it
     and `stream` are None if there is a problem or they are absent. `hits` is None if none are counted; see hit_counter.
-    In `fields`, a value that is not UTF-8 is `base64:` and its encoding.
+    In `fields`, a value that is not UTF-8 is `base64:` and its encoding. `samples`: all stored answers to the request,
+    this one included; see router.core.cache.sample.
     """
 
     entry: EntrySummary
@@ -89,6 +92,7 @@ class EntryDetail(msgspec.Struct, frozen=True, kw_only=True):
     stream: StreamDetail | None
     hits: int | None
     fields: dict[str, str]
+    samples: list[EntrySummary]
 
 
 async def list_entries(
@@ -172,7 +176,9 @@ def memory_command(key: str) -> Command:
 async def fetch_detail(client: RedisClient, key: str) -> EntryDetail | None:
     """The value at an entry's key, whether or not it is an entry; None if there is none. Raises RedisBackendError."""
     fields, kind = await execute_commands(client, [("HGETALL", key), ("TYPE", key)])
-    (entry,) = await fetch_summaries(client, [key])
+    samples = [sample_key(key, number) for number in range(MAX_SAMPLES)]
+    stored_samples = [entry for entry in await fetch_summaries(client, samples) if entry is not None]
+    entry = next((entry for entry in stored_samples if entry.key == key), None)
     if entry is None:
         return None
     fields = fields or {}  # None if the value is not a hash
@@ -190,6 +196,7 @@ async def fetch_detail(client: RedisClient, key: str) -> EntryDetail | None:
         stream=_stream_detail(stored.stream, stored.body) if stored is not None and stored.stream is not None else None,
         hits=entry.hits,
         fields={decode_text(name) or "": decode_text(value) or "" for name, value in sorted(fields.items())},
+        samples=stored_samples,
     )
 
 

@@ -113,6 +113,27 @@ async def test_a_request_served_before_would_hit_and_its_key_is_the_one_in_its_h
         assert explanation.task == sent.headers["x-task"]
 
 
+async def test_of_several_samples_all_must_be_stored_for_a_hit(client: Any, redis_server: RedisServer) -> None:
+    one = explainer(redis_server.url, client, cache="samples = 2")
+
+    async def ask(**fields: Any) -> Explanation:
+        return await one.explain(ExplainRequest(msgspec.Raw(json.dumps({**BODY, **fields}).encode())))
+
+    first = await store_response(client, BODY)
+    explanation = await ask()
+    key = read(BODY).key
+    assert (explanation.result, explanation.reason, explanation.state) == ("MISS", "sample", "absent")
+    assert explanation.key == key.sample(1).text
+    assert explanation.nearest is not None
+    assert explanation.nearest.key == key.text
+    await store_entry(client, key.sample(1).text, msgspec.structs.replace(first, digest=key.sample(1).digest))
+    explanation = await ask()
+    assert (explanation.result, explanation.why) == ("HIT", "All 2 samples are stored, and handed out in turn.")
+    assert (await ask(seed=1)).reason == "params"
+    await client.delete(key.text)
+    assert ((await ask()).reason, (await ask()).key) == ("sample", key.text)
+
+
 async def test_the_key_is_shown_part_by_part(explain: Explain) -> None:
     explanation = await explain({**BODY, "documents": [{"doc_id": "handbook", "text": "t"}]}, tenant="acme")
     parts = {part.part: part.value for part in explanation.parts}

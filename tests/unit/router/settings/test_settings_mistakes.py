@@ -49,6 +49,8 @@ SCHEMES: Final = (
         ('[router]\nlog_format = "xml"\n', "router.log_format: 'xml' is none of text, json"),
         ("[router]\nhost = 1979-05-27\n", "router.host: 1979-05-27 is not a string; write it in quotes"),
         ('[cache]\nstore = "some"\n', "cache.store: 'some' is none of all, deterministic"),
+        ("[cache]\nsamples = 0\n", "cache.samples: 0 is not an integer from 1 to 16"),
+        ('[[tenant]]\nname = "a"\nsamples = 17\n', "tenant[0].samples: 17 is not an integer from 1 to 16"),
         (
             '[cache]\nurl = "memcached://x"\n',
             f"cache.url: {SCHEMES}",
