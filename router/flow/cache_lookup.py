@@ -7,6 +7,7 @@ from typing import Final
 from router.core.cache.cache_control import CacheControl
 from router.core.cache.miss_reason import SeenKeys
 from router.core.cache.policy import REDIS_DOWN, SESSION_HAS_ALL, Freshness, decide_caching, evaluate_freshness
+from router.core.cache.sample import Sample
 from router.core.routing.session import Session
 from router.flow.exchange import Exchange
 from router.flow.lookup import Bypass, CachePolicy, Hit, Lookup, Miss, Stale
@@ -56,11 +57,17 @@ class CacheLookup:
     async def choose_sample(self, exchange: Exchange, parsed: ParsedRequest, session: Session | None) -> Bypass | None:
         """Makes the key that of the sample which is next. Returns why there is to be no lookup, if so.
 
-        `session`: not that of the body, which clients may give to many conversations.
+        `session`: only one of the headers counts. Clients give one of the body to many conversations, and conversations
+        whose first answer is a hit have the same root.
         """
         count = self._policy.samples(exchange.tenant, parsed.model.configured_name)
         if count == 1 or parsed.request.deterministic:
             return None
+        if parsed.control.only_if_cached:  # any sample will do, and the others need not wait for their turn
+            parsed.use_sample(Sample(count=count))
+            return None
+        if session is not None and not session.is_of_header:
+            session = None
         asked_at, seconds = time.perf_counter(), self._policy.entry_seconds(exchange.tenant)
         try:
             found = await self._sample_order.next(parsed.key.text, count, session, seconds)
@@ -74,15 +81,18 @@ class CacheLookup:
         """Any sample that is kept, for a request that gets no answer otherwise; None if it has only one."""
         if parsed.sample.count == 1 or parsed.control.no_cache:
             return None
-        stale: Stale | None = None
+        stale: tuple[Stale, Sample] | None = None
         for sample in parsed.sample.in_order():
             parsed.use_sample(sample)
             lookup = self.in_memory(parsed) or await self.stored(parsed)
             if isinstance(lookup, Hit):
                 return lookup
-            if isinstance(lookup, Stale):
-                stale = lookup
-        return stale
+            if isinstance(lookup, Stale) and stale is None:
+                stale = lookup, sample
+        if stale is None:
+            return None
+        parsed.use_sample(stale[1])
+        return stale[0]
 
     def in_memory(self, parsed: ParsedRequest) -> Hit | Stale | Miss | None:
         """None if this process has no entry; Redis may have one."""

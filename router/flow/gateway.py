@@ -76,7 +76,7 @@ class Gateway:
         )
         exchange.stream, exchange.model = parsed.request.stream, parsed.model.reported_name
         bypass, may_store = self._cache.decide(parsed, control, exchange.tenant)
-        if self._cache.has_samples and (bypass is None or may_store):
+        if self._cache.has_samples and may_store:
             has_all = await self._cache.choose_sample(exchange, parsed, caller.session)
             bypass = bypass or has_all
         lookup: Lookup | None = bypass

@@ -204,17 +204,53 @@ async def test_a_stale_sample_is_served_if_no_other_is_fresh(world: World) -> No
     kept = await ask(one)
     await backdate_entry(world.redis.client, kept.headers["x-cache-key"], DAY + 10)
     await engine.set_faults({"fault": "status", "code": 500})
-    assert [told(await ask(one))[0] for _ in range(2)] == ["STALE", "STALE"]
+    answers = [await ask(one) for _ in range(2)]
+    assert [told(answer)[0] for answer in answers] == ["STALE", "STALE"]
+    assert {answer.headers["x-cache-key"] for answer in answers} == {kept.headers["x-cache-key"]}
 
 
 @scenario
 async def test_only_if_cached_gets_any_sample_that_is_kept(world: World) -> None:
     one, _, _ = await start(world)
-    assert (await ask(one, control="only-if-cached")).status_code == 504
-    kept = await ask(one)
-    assert told(kept) == ("MISS", "sample")
+    assert [(await ask(one, "s", "only-if-cached")).status_code for _ in range(4)] == [504] * 4
+    first, second = await ask(one, "s"), await ask(one, "s")
+    assert [told(answer) for answer in (first, second)] == [("MISS", "new"), ("MISS", "sample")]
+    await world.redis.client.delete(first.headers["x-cache-key"])
     answers = [await ask(one, control="only-if-cached") for _ in range(4)]
+    assert {answer_id(answer) for answer in answers} == {answer_id(second)}
+
+
+@scenario
+async def test_a_model_that_is_only_looked_up_takes_no_turns(world: World) -> None:
+    one, _, _ = await start(world, cache="samples = 2")
+    kept = await ask(one)
+    text = router_config(world.redis.url, table(await world.engine()), cache="samples = 2")
+    reading = await world.router(text.replace("[[model]]", '[[model]]\ncache = "read"'))
+    answers = [await ask(reading, "s") for _ in range(4)]
     assert {answer_id(answer) for answer in answers} == {answer_id(kept)}
+
+
+@scenario
+async def test_conversations_with_the_same_first_answer_are_not_one_session(world: World) -> None:
+    one, _, engine = await start(world, cache="samples = 2")
+    first = await one.post("/v1/responses", {"model": "llama", "input": "The sea?", "temperature": 0})
+    turn = {"model": "llama", "input": "More?", "previous_response_id": first.json()["id"]}
+    answers = [await one.post("/v1/responses", turn) for _ in range(6)]
+    assert [answer.headers["x-cache"] for answer in answers] == ["MISS"] * 2 + ["HIT"] * 4
+    assert (await engine.stats())["started"] == 3
+
+
+@scenario
+async def test_after_a_purge_of_its_tenant_a_session_gets_new_samples(world: World) -> None:
+    engine = await world.engine()
+    auth = f'[auth]\nadmin_keys = ["{hash_key(b"admin")}"]'
+    one = await world.router(router_config(world.redis.url, table(engine), cache="samples = 2", rest=auth))
+    for _ in range(3):
+        last = await ask(one, "s")
+    assert told(last) == ("BYPASS", "session")
+    purged = {"tenant": "default"}
+    await one.http.post("/admin/cache/purge", json=purged, headers={"authorization": "Bearer admin"})
+    assert told(await ask(one, "s"))[0] == "MISS"
 
 
 @scenario

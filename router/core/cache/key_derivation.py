@@ -101,8 +101,6 @@ def split_parts(request: InferenceRequest, markers: ContextMarkers) -> RequestPa
         if isinstance(messages, str):
             rest, question = _split_content(messages, markers, None, rag)
         else:
-            if layout.has_item_ids:
-                messages = [_without_id(item) for item in messages]
             rest, question, texts_only = _split_messages(messages, markers, system, rag)
     elif isinstance(layout, Prompt):
         prompt = fields.get(layout.field)
@@ -188,13 +186,6 @@ def _split_messages(
         else:
             rest.append([role, content, other_fields])
     return rest, question, texts_only
-
-
-def _without_id(item: dict[str, Any]) -> dict[str, Any]:
-    """An item of /v1/responses as the model sees it. Codex gives its messages ids of their own in each run."""
-    if "id" not in item or item.keys() == {"id"} or item.get("type") == "item_reference":
-        return item
-    return {name: value for name, value in item.items() if name != "id"}
 
 
 def _check_part_count(count: int) -> None:

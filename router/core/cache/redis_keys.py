@@ -126,6 +126,11 @@ def samples_key(key: str) -> str:
     return _SAMPLES_PREFIX + first_sample_key(key)[len(KEY_PREFIX) :]
 
 
+def sampled_entry_key(key: str) -> str:
+    """The key of the first sample, for a `samples_key`."""
+    return KEY_PREFIX + key[len(_SAMPLES_PREFIX) :]
+
+
 def entry_prefix(tenant: str) -> str:
     return f"{KEY_PREFIX}{tenant}:"
 

@@ -111,12 +111,10 @@ class Conversation:
     """The input is a list of messages, or one text, in `field`; the system prompt may have a field of its own.
 
     The key has the system text, the context and the rest separately. The last user text is what is classified.
-    `has_item_ids`: each message may have an `id`, which the model does not see.
     """
 
     field: str
     system_field: str | None
-    has_item_ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)

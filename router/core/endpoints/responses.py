@@ -238,7 +238,7 @@ RESPONSES: Final = Endpoint(
     path="/v1/responses",
     operation="chat",
     fields_type=_ResponsesFields,
-    input=Conversation("input", system_field="instructions", has_item_ids=True),
+    input=Conversation("input", system_field="instructions"),
     echoed_fields={
         "user": "echoed in the response",
         "metadata": "echoed in the response",

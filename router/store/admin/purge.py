@@ -26,6 +26,8 @@ from router.core.cache.redis_keys import (
     response_sizes_key,
     response_tenant,
     responses_key,
+    sampled_entry_key,
+    samples_key,
 )
 from router.net.redis.commands import Command
 from router.net.redis.errors import WritesRefusedError
@@ -80,6 +82,7 @@ async def purge(client: RedisClient, scope: EntryFilter, progress: OnProgress = 
         entries += sum(await execute_commands(client, [("UNLINK", key) for key in keys]))
         progress(entries)
         await execute_commands(client, _hit_removals(keys))
+    await _purge_sample_orders(client, scope)
     await _purge_recent_prompts(client, scope)
     responses = await _purge_responses(client, scope)
     record = record or await _try_records(client, [scope])
@@ -161,6 +164,15 @@ async def _purge_claims(client: RedisClient, scope: EntryFilter) -> int:
         matching = [claim for claim in batch if scope.matches(claimed_entry_key(claim))]
         deleted += sum(await execute_commands(client, [("DEL", claim) for claim in matching]))
     return deleted
+
+
+async def _purge_sample_orders(client: RedisClient, scope: EntryFilter) -> None:
+    """So sessions that had the samples get the new ones. Of a document or one sample, the others are still there."""
+    if scope.key is not None or scope.document is not None:
+        return
+    async for batch in scan_keys(client, samples_key(scope.key_pattern)):
+        matching = [key for key in batch if scope.matches(sampled_entry_key(key))]
+        await execute_commands(client, [("UNLINK", key) for key in matching])
 
 
 def covers_responses(scope: EntryFilter) -> bool:

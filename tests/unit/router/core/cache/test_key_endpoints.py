@@ -209,18 +209,3 @@ def test_two_inputs_are_two_keys(one: Any, other: Any) -> None:
     # 1 and 1.0 are the same number; true is not a number.
     same = json.dumps(first.fields, sort_keys=True) == json.dumps(second.fields, sort_keys=True)
     assert changed_parts(first, second) == (set() if same else {"query"})
-
-
-def test_the_id_of_an_item_is_not_part_of_the_key_and_a_reference_to_one_is() -> None:
-    def with_ids(message: str, call: str) -> InferenceRequest:
-        call_item = {"type": "function_call", "id": call, "call_id": "c1", "name": "look", "arguments": "{}"}
-        return responses(input=[{"type": "message", "id": message, "role": "user", "content": "Hi"}, call_item])
-
-    def reference(item: dict[str, Any]) -> InferenceRequest:
-        return responses(input=[{"role": "user", "content": "Hi"}, item])
-
-    assert changed_parts(with_ids("msg_1", "fc_1"), with_ids("msg_2", "fc_2")) == set()
-    for item in ({"id": "rs_1"}, {"type": "item_reference", "id": "rs_1"}):
-        assert changed_parts(reference(item), reference({**item, "id": "rs_2"})) == {"query"}
-    text = [{"role": "user", "content": "Hi"}]
-    assert changed_parts(chat(messages=text), chat(messages=[{**text[0], "id": "msg_1"}])) == {"query"}
