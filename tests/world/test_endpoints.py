@@ -16,7 +16,7 @@ from tests.support.router_server import LLAMA, router_config
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.waiting import eventually
 from tests.world.processes import WorldEngine, WorldRouter
-from tests.world.scenario import World, scenario
+from tests.world.scenario import PROBED, World, scenario
 
 PATHS: Final = pytest.mark.parametrize("case", ENDPOINT_CASES, ids=lambda case: case.path)
 ENDPOINTS: Final = pytest.mark.parametrize(
@@ -166,6 +166,7 @@ async def test_equal_requests_at_the_same_time_share_one_generation_over_two_rou
 ) -> None:
     router, engine = await start(world, case)
     routers = [router, await world.router(configuration(world, engine))]
+    await asyncio.sleep(PROBED)  # until it listens, a router does not hear that another one follows
     await engine.set_faults({"fault": "ttft", "ms": 300})
     answers = await asyncio.gather(*(case.ask(routers[number % 2]) for number in range(8)))
     assert {answer.status_code for answer in answers} == {200}

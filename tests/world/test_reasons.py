@@ -217,7 +217,8 @@ async def test_a_purge_longer_ago_than_an_entry_lives_is_not_the_reason(world: W
     await asyncio.sleep(59)
     assert await _is_missed(router, "purged")
     await asyncio.sleep(2)
-    assert await _is_missed(router, "expired")
+    # A router that reads of the purge after Redis has told it of the deletion has forgotten the key.
+    assert await _is_missed(router, "expired") or await _is_missed(router, "new")
 
 
 async def _is_new(router: WorldRouter) -> bool:

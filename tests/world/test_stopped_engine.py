@@ -29,7 +29,8 @@ async def test_requests_leave_an_engine_that_stops_within_seconds(world: World) 
     stopped.freeze()
     started = CLOCK.now
     answers = await asyncio.gather(*requests)
-    assert CLOCK.now - started < 10  # `first_token` is 30 s
+    # Two failed checks of 2 s, with 2 s before each, after one that the stop may have cut; `first_token` is 30 s.
+    assert CLOCK.now - started < 2 + 2 * (2 + 2) + 1
     assert [(answer.status_code, bool(chat_text(answer))) for answer in answers] == [(200, True)] * 4
     metrics = await router.metrics()
     assert metrics['llm_retries_total{engine="a",reason="lost"}'] == 4
