@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, NoReturn
 import msgspec
 import typer
 
+from router.commands.termination import exit_if_ended
 from router.core.printable import escape_unprintable
 from router.settings import ConfigurationError, Settings, load, load_access
 
@@ -44,6 +45,7 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
 def confirm(question: str) -> bool:
     """Asks at the terminal; anything but yes is no. typer.confirm would also write to standard output."""
     typer.echo(f"{question} [y/N] ", err=True, nl=False)
+    exit_if_ended()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

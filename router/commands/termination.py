@@ -3,7 +3,8 @@
 Theory of operation of `cancelled_by_signals`. SIGINT, SIGTERM and SIGHUP cancel the task, so that it ends at its next
 await. redis-py, and on Python 3.11 asyncio.wait_for below it, can swallow a cancellation that coincides with another
 event, so the task is cancelled again until it has ended. A command may also stand in a read of standard input, and the
-loop comes to no await: then the signal raises there. A second signal ends the process at once.
+loop comes to no await: then the signal raises there, and `exit_if_ended` before the read, for one whose cancellation
+was swallowed just before. A second signal ends the process at once.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, Final, NoReturn
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -65,6 +67,16 @@ class _Interruption:
             self._task.get_loop().call_later(_CANCEL_INTERVAL, self._cancel)
 
 
+_INTERRUPTION: Final[ContextVar[_Interruption | None]] = ContextVar("interruption", default=None)
+
+
+def exit_if_ended() -> None:
+    """Exits if a signal has ended the command. To be called before a read that may block."""
+    interruption = _INTERRUPTION.get()
+    if interruption is not None and interruption.code is not None:
+        sys.exit(interruption.code)
+
+
 def _end_process(code: int) -> NoReturn:
     """Without `finally` blocks: an exception in the middle of the event loop would print its traceback."""
     if sys.stderr is not None and sys.stderr.isatty():
@@ -82,6 +94,7 @@ def cancelled_by_signals() -> Iterator[None]:
         return
     interruption = _Interruption(task)
     before = {number: signal.getsignal(number) for number in _SIGNALS if _is_ours(number)}
+    token = _INTERRUPTION.set(interruption)
     try:
         for number in before:
             signal.signal(number, interruption.on_signal)
@@ -92,6 +105,7 @@ def cancelled_by_signals() -> Iterator[None]:
         sys.exit(interruption.code)
     finally:
         interruption.is_over = True
+        _INTERRUPTION.reset(token)
         for number, handler in before.items():
             signal.signal(number, handler)
 

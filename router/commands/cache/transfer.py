@@ -21,6 +21,7 @@ from router.commands.console import (
     write_json,
 )
 from router.commands.redis import parse_filter, with_audit, with_redis
+from router.commands.termination import exit_if_ended
 from router.core.plural import pluralize
 from router.settings import DEFAULT_PATH
 
@@ -100,7 +101,12 @@ def import_from(
 
     async def work(client: "RedisClient") -> "ImportResult":
         with _open_input(file) as stream, progress("entries imported") as on_progress:
-            return await import_entries(client, read_lines(stream.readline), on_progress, stored)
+
+            def read_line(limit: int) -> bytes:
+                exit_if_ended()
+                return stream.readline(limit)
+
+            return await import_entries(client, read_lines(read_line), on_progress, stored)
 
     def stopped(error: BaseException) -> list[Change]:
         return [entries_imported(file.name, stored.value, error)] if stored.value is not None else []

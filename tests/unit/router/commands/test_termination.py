@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from router.commands.termination import Termination, cancelled_by_signals
+from router.commands.termination import Termination, cancelled_by_signals, exit_if_ended
 
 
 def test_a_signal_exits_with_its_number() -> None:
@@ -56,3 +56,22 @@ def test_a_signal_just_before_the_tasks_turn_ends_its_wait_and_not_the_next_one(
     with pytest.raises(SystemExit) as caught:
         asyncio.run(command())
     assert (caught.value.code, went_on) == (143, [])
+
+
+def test_a_read_after_a_swallowed_cancellation_is_not_begun() -> None:
+    exit_if_ended()  # without a command
+    read: list[bool] = []
+
+    async def command() -> None:
+        with cancelled_by_signals():
+            exit_if_ended()
+            handler: Callable[..., Any] = signal.getsignal(signal.SIGTERM)  # type: ignore[assignment]
+            asyncio.get_running_loop().call_soon(handler, signal.SIGTERM, None)
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            exit_if_ended()
+            read.append(True)
+
+    with pytest.raises(SystemExit) as caught:
+        asyncio.run(command())
+    assert (caught.value.code, read) == (143, [])
