@@ -1,14 +1,10 @@
 """TCP ports for servers that tests start."""
 
-import fcntl
 import itertools
-import os
 import random
 import socket
-import tempfile
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Final
 
 # The kernel takes the ports of outgoing connections, and those for port 0, from 32768 up (ip_local_port_range). It
@@ -17,7 +13,8 @@ from typing import Final
 # workers.
 _PORTS: Final = range(20_000, 22_768)
 _SHARES: Final = 32
-_LOCKS: Final = Path(tempfile.gettempdir()) / f"roundhouse-test-ports-{os.getuid()}"
+_LOCKS: Final = _PORTS.stop
+"""The first port of those that say who has which share. Files would differ with TMPDIR, and stay behind."""
 
 
 @cache
@@ -31,15 +28,15 @@ def _candidates() -> Iterator[int]:
 
 
 def _own_share() -> int:
-    """One that no other process has, if there is one; it stays locked until this process ends."""
-    _LOCKS.mkdir(exist_ok=True)
+    """One that no other process has, if there is one; its port stays bound until this process ends."""
     for number in random.sample(range(_SHARES), _SHARES):
-        lock = os.open(_LOCKS / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = socket.socket()
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
+            lock.bind(("127.0.0.1", _LOCKS + number))
+        except OSError:
+            lock.close()
         else:
+            lock.detach()
             return number
     return random.randrange(_SHARES)
 
