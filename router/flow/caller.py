@@ -21,7 +21,7 @@ class ClientOfRequest(Protocol):
         """Starts the response; see ClientConnection."""
 
     def can_break_off(self) -> bool:
-        """Whether its client can tell a stream that is broken off from a complete one; see ClientConnection."""
+        """Whether its client can distinguish an aborted stream from a complete one; see ClientConnection."""
 
     def try_send(self, data: bytes) -> bool:
         """Sends a part of a started response; False if it cannot be sent now. See ClientConnection."""

@@ -98,7 +98,7 @@ class ModelListReader:
             status, page = _OK, b""
         latest = self._last_reads.get(engine.name)
         if latest is not None and latest.at > now and latest.is_answered:
-            return True  # a later read was faster, and tells a newer state
+            return True  # a later read was faster, and has a newer state
         engine.access.on_models(status, has_key=engine.has_key)
         is_known |= is_first or status == _OK
         self._last_reads[engine.name] = _LastRead(now, is_answered=status < 500, is_known=is_known)

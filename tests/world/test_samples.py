@@ -1,4 +1,4 @@
-"""Several kept answers to one request: `cache.samples`. Answers are told apart by their ids."""
+"""Several kept answers to one request: `cache.samples`. Their ids distinguish answers."""
 
 import asyncio
 import json
@@ -43,8 +43,8 @@ def answer_id(answer: httpx.Response) -> str:
     return str(answer.json()["id"])
 
 
-def told(answer: httpx.Response) -> tuple[str, str | None]:
-    """The cache's result, and its reason."""
+def cache_result(answer: httpx.Response) -> tuple[str, str | None]:
+    """X-Cache and X-Cache-Reason."""
     return answer.headers["x-cache"], answer.headers.get("x-cache-reason")
 
 
@@ -52,11 +52,11 @@ def told(answer: httpx.Response) -> tuple[str, str | None]:
 async def test_misses_fill_the_set_and_then_its_answers_are_handed_out_in_turn_by_all_routers(world: World) -> None:
     one, two, engine = await start(world)
     first = [await ask(router) for router in (one, two, one, two)]
-    assert [told(answer) for answer in first] == [("MISS", "new"), *[("MISS", "sample")] * 3]
+    assert [cache_result(answer) for answer in first] == [("MISS", "new"), *[("MISS", "sample")] * 3]
     ids = [answer_id(answer) for answer in first]
     assert len(set(ids)) == 4
     again = [await ask(router) for router in (two, two, one, one, one)]
-    assert [told(answer) for answer in again] == [("HIT", None)] * 5
+    assert [cache_result(answer) for answer in again] == [("HIT", None)] * 5
     assert [answer_id(answer) for answer in again] == [*ids, ids[0]]
     assert (await engine.stats())["started"] == 4
     keys = [answer.headers["x-cache-key"] for answer in first]
@@ -70,7 +70,7 @@ async def test_an_answer_that_was_stored_before_is_the_first_sample(world: World
     old = await ask(one)
     await one.reload(router_config(world.redis.url, table(engine), cache=FOUR))
     assert answer_id(await ask(one)) == answer_id(old)
-    assert told(await ask(one)) == ("MISS", "sample")
+    assert cache_result(await ask(one)) == ("MISS", "sample")
     await one.reload(router_config(world.redis.url, table(engine)))
     assert [answer_id(await ask(one)) for _ in range(2)] == [answer_id(old)] * 2
 
@@ -81,7 +81,7 @@ async def test_json_and_streams_share_the_samples(world: World) -> None:
     ids = [answer_id(await ask(one, stream=number % 2 == 0)) for number in range(4)]
     again = [await ask(two, stream=number % 2 == 1) for number in range(4)]
     assert [answer_id(answer) for answer in again] == ids
-    assert {told(answer) for answer in again} == {("HIT", None)}
+    assert {cache_result(answer) for answer in again} == {("HIT", None)}
 
 
 @scenario
@@ -89,7 +89,7 @@ async def test_concurrent_requests_share_one_generation_for_each_sample(world: W
     one, two, engine = await start(world)
     await engine.set_faults({"fault": "ttft", "ms": 300})
     answers = await asyncio.gather(*[ask((one, two)[n % 2], stream=n % 3 == 0) for n in range(40)])
-    assert Counter(told(answer)[0] for answer in answers) == {"MISS": 4, "COALESCED": 36}
+    assert Counter(cache_result(answer)[0] for answer in answers) == {"MISS": 4, "COALESCED": 36}
     assert set(Counter(map(answer_id, answers)).values()) == {10}
     assert (await engine.stats())["started"] == 4
 
@@ -102,14 +102,14 @@ async def test_a_session_never_gets_an_answer_twice(world: World) -> None:
     await engine.set_faults({"fault": "ttft", "ms": 300})
     routers = [(one, two)[n % 2] for n in range(12)]
     answers = [await ask(router, "s") for router in routers[:3]]
-    assert {told(answer) for answer in answers} == {("HIT", None)}
+    assert {cache_result(answer) for answer in answers} == {("HIT", None)}
     answers += await asyncio.gather(*[ask(router, "s") for router in routers])
-    assert Counter(map(told, answers)) == {("HIT", None): 4, ("BYPASS", "session"): 11}
+    assert Counter(map(cache_result, answers)) == {("HIT", None): 4, ("BYPASS", "session"): 11}
     assert len(set(map(answer_id, answers))) == 15
     # Another session gets what these have left, each once.
     others = [await ask(router, "other") for router in routers[:5]]
     assert len(set(map(answer_id, others))) == 5
-    assert [told(answer) for answer in others] == [*[("HIT", None)] * 4, ("BYPASS", "session")]
+    assert [cache_result(answer) for answer in others] == [*[("HIT", None)] * 4, ("BYPASS", "session")]
     assert {answer_id(answer) for answer in others[:4]} <= set(map(answer_id, answers))
 
 
@@ -118,7 +118,7 @@ async def test_an_answer_beyond_those_of_a_session_replaces_the_next_one(world: 
     one, _, _ = await start(world, cache="samples = 2")
     first, second = await ask(one, "s"), await ask(one, "s")
     third = await ask(one, "s")
-    assert told(third) == ("BYPASS", "session")
+    assert cache_result(third) == ("BYPASS", "session")
     assert "x-cache-key" not in third.headers
     kept = [answer_id(await ask(one)) for _ in range(4)]
     assert kept == [answer_id(second), answer_id(third)] * 2
@@ -130,7 +130,7 @@ async def test_an_answer_beyond_those_of_a_session_replaces_the_next_one(world: 
 async def test_temperature_0_and_a_seed_have_one_answer(world: World, fields: dict[str, Any]) -> None:
     one, _, _ = await start(world)
     answers = [await ask(one, "s", **fields) for _ in range(3)]
-    assert [told(answer)[0] for answer in answers] == ["MISS", "HIT", "HIT"]
+    assert [cache_result(answer)[0] for answer in answers] == ["MISS", "HIT", "HIT"]
     assert len(set(map(answer_id, answers))) == 1
     assert not await world.redis.client.exists(samples_key(answers[0].headers["x-cache-key"]))
 
@@ -139,7 +139,7 @@ async def test_temperature_0_and_a_seed_have_one_answer(world: World, fields: di
 async def test_several_choices_are_one_sample(world: World) -> None:
     one, _, _ = await start(world, cache="samples = 2")
     answers = [await ask(one, n=2, temperature=1) for _ in range(3)]
-    assert [told(answer)[0] for answer in answers] == ["MISS", "MISS", "HIT"]
+    assert [cache_result(answer)[0] for answer in answers] == ["MISS", "MISS", "HIT"]
     assert [len(answer.json()["choices"]) for answer in answers] == [2, 2, 2]
 
 
@@ -148,7 +148,7 @@ async def test_no_cache_replaces_the_next_sample_and_counts_for_the_session(worl
     one, _, _ = await start(world, cache="samples = 2")
     old = [answer_id(await ask(one)) for _ in range(2)]
     new = await ask(one, "s", control="no-cache")
-    assert told(new) == ("BYPASS", "no-cache")
+    assert cache_result(new) == ("BYPASS", "no-cache")
     assert [answer_id(await ask(one)) for _ in range(2)] == [old[1], answer_id(new)]
     assert answer_id(await ask(one, "s")) == old[1]
 
@@ -159,7 +159,7 @@ async def test_max_age_concerns_the_next_sample(world: World) -> None:
     first = [await ask(one) for _ in range(2)]
     await backdate_entry(world.redis.client, first[1].headers["x-cache-key"], 100)
     kept, renewed = await ask(one, control="max-age=60"), await ask(one, control="max-age=60")
-    assert (told(kept), told(renewed)) == (("HIT", None), ("MISS", "expired"))
+    assert (cache_result(kept), cache_result(renewed)) == (("HIT", None), ("MISS", "expired"))
     assert [answer_id(await ask(one)) for _ in range(2)] == [answer_id(first[0]), answer_id(renewed)]
 
 
@@ -174,7 +174,7 @@ async def test_a_purged_sample_is_added_again_when_it_is_next(world: World) -> N
     purge = await two.http.post("/admin/cache/purge", json={"key": key}, headers={"authorization": "Bearer admin"})
     assert purge.json()["entries"] == 1
     answers = [await ask(two) for _ in range(2)]
-    assert [told(answer) for answer in answers] == [("HIT", None), ("MISS", "purged")]
+    assert [cache_result(answer) for answer in answers] == [("HIT", None), ("MISS", "purged")]
     assert answers[1].headers["x-cache-key"] == key
 
 
@@ -184,7 +184,7 @@ async def test_without_an_engine_another_kept_answer_is_better_than_an_error(wor
     kept = [answer_id(await ask(one)) for _ in range(2)]
     await engine.set_faults({"fault": "status", "code": 500})
     answers = [await ask(one, "s") for _ in range(4)]
-    assert {told(answer) for answer in answers} == {("HIT", None)}
+    assert {cache_result(answer) for answer in answers} == {("HIT", None)}
     assert set(map(answer_id, answers)) == set(kept)
     assert answer_id(await ask(one, "s")) in kept
     assert (await ask(one, "s", control="no-cache")).status_code >= 500
@@ -205,7 +205,7 @@ async def test_a_stale_sample_is_served_if_no_other_is_fresh(world: World) -> No
     await backdate_entry(world.redis.client, kept.headers["x-cache-key"], DAY + 10)
     await engine.set_faults({"fault": "status", "code": 500})
     answers = [await ask(one) for _ in range(2)]
-    assert [told(answer)[0] for answer in answers] == ["STALE", "STALE"]
+    assert [cache_result(answer)[0] for answer in answers] == ["STALE", "STALE"]
     assert {answer.headers["x-cache-key"] for answer in answers} == {kept.headers["x-cache-key"]}
 
 
@@ -214,7 +214,7 @@ async def test_only_if_cached_gets_any_sample_that_is_kept(world: World) -> None
     one, _, _ = await start(world)
     assert [(await ask(one, "s", "only-if-cached")).status_code for _ in range(4)] == [504] * 4
     first, second = await ask(one, "s"), await ask(one, "s")
-    assert [told(answer) for answer in (first, second)] == [("MISS", "new"), ("MISS", "sample")]
+    assert [cache_result(answer) for answer in (first, second)] == [("MISS", "new"), ("MISS", "sample")]
     await world.redis.client.delete(first.headers["x-cache-key"])
     answers = [await ask(one, control="only-if-cached") for _ in range(4)]
     assert {answer_id(answer) for answer in answers} == {answer_id(second)}
@@ -247,10 +247,10 @@ async def test_after_a_purge_of_its_tenant_a_session_gets_new_samples(world: Wor
     one = await world.router(router_config(world.redis.url, table(engine), cache="samples = 2", rest=auth))
     for _ in range(3):
         last = await ask(one, "s")
-    assert told(last) == ("BYPASS", "session")
+    assert cache_result(last) == ("BYPASS", "session")
     purged = {"tenant": "default"}
     await one.http.post("/admin/cache/purge", json=purged, headers={"authorization": "Bearer admin"})
-    assert told(await ask(one, "s"))[0] == "MISS"
+    assert cache_result(await ask(one, "s"))[0] == "MISS"
 
 
 @scenario
@@ -260,10 +260,10 @@ async def test_while_redis_is_down_concurrent_requests_share_a_generation_as_eve
     await asyncio.sleep(1)
     await engine.set_faults({"fault": "ttft", "ms": 300})
     answers = await asyncio.gather(*[ask(one) for _ in range(8)])
-    assert Counter(told(answer)[0] for answer in answers) == {"BYPASS": 1, "COALESCED": 7}
+    assert Counter(cache_result(answer)[0] for answer in answers) == {"BYPASS": 1, "COALESCED": 7}
     world.redis.start()
     await asyncio.sleep(1)
-    assert [told(await ask(one))[0] for _ in range(5)] == ["MISS"] * 4 + ["HIT"]
+    assert [cache_result(await ask(one))[0] for _ in range(5)] == ["MISS"] * 4 + ["HIT"]
 
 
 @scenario
@@ -287,7 +287,7 @@ async def test_the_settings_of_a_tenant_come_before_those_of_the_model_and_of_th
 
     async def misses(tenant: str, prompt: str) -> int:
         answers = [await router.chat(prompt, headers={"x-tenant-id": tenant}) for _ in range(5)]
-        return [told(answer)[0] for answer in answers].count("MISS")
+        return [cache_result(answer)[0] for answer in answers].count("MISS")
 
     router = await world.router(text("samples = 2", "", ""))
     assert (await misses("acme", "a"), await misses("other", "a")) == (2, 2)

@@ -62,7 +62,7 @@ class ClientConnection(Protocol):
         """
 
     def can_break_off(self) -> bool:
-        """Whether its client can tell a response without a length that is broken off from a complete one."""
+        """Whether its client can distinguish an aborted response without a length from a complete one."""
 
     def break_off(self) -> None:
         """Ends a started response before it is complete: closes the connection after what was sent."""
