@@ -42,14 +42,14 @@ class SimulatedRequest:
         on_ended: Callable[["SimulatedRequest"], None],
         path: str = PATH,
     ) -> None:
-        """`pause`: seconds after each piece of the response in which the client reads nothing."""
+        """`pause`: see RequestRecord."""
         self.record = record
+        record.pause = pause
         self._path = path
         self.cancelled_by_disconnect = False
         self._loop = loop
         self._body: bytes | None = body
         self._headers = [(b"x-tenant-id", record.tenant.encode()), *headers]
-        self._pause = pause
         self._full_until = 0.0
         self._on_ended = on_ended
         self._task: asyncio.Task[None] | None = None
@@ -100,8 +100,8 @@ class SimulatedRequest:
     def _write(self, data: bytes) -> None:
         if data:
             self.record.body.append(data)
-            if self._pause:
-                self._full_until = self._loop.time() + self._pause
+            if self.record.pause:
+                self._full_until = self._loop.time() + self.record.pause
 
     def _end(self) -> None:
         record = self.record

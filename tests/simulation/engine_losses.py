@@ -21,6 +21,9 @@ _DELAYS: Final = ("freeze", "slowness")
 _UNREACHABLE: Final = ("deafness", "partition")
 """The faults during which a router opens no connection. So its check of an engine times out, which counts as busy."""
 
+_LAST_PIECES: Final = 3
+"""The pieces after each of which a slow client may pause before it has the end: data, the error, and the end."""
+
 _CODE: Final = re.compile(r'"code": ?"(\w+)"')
 
 
@@ -166,7 +169,7 @@ def _is_follower(history: History, request: RequestRecord) -> bool:
 
 
 def _lost_before(history: History, request: RequestRecord) -> list[SimulatedGeneration]:
-    """What its router had lost with it, and knew of."""
+    """What its router had lost with it, and knew of when it decided the error. A slow client gets that later."""
     return [
         each
         for each in history.generations
@@ -174,7 +177,7 @@ def _lost_before(history: History, request: RequestRecord) -> list[SimulatedGene
         and not _may_be_missed(history, each)
         and each.router == request.router
         and is_poison(history, each.tenant, each.question)
-        and each.ended + _NOTICE < request.ended
+        and each.ended + _NOTICE < request.ended - _LAST_PIECES * request.pause
     ]
 
 

@@ -73,7 +73,7 @@ class SimulatedGeneration:
 
 
 class RequestRecord:
-    """One request of a client."""
+    """One request of a client. `pause`: seconds after each piece of its response in which the client reads nothing."""
 
     __slots__ = (
         "body",
@@ -81,6 +81,7 @@ class RequestRecord:
         "ended",
         "ending",
         "number",
+        "pause",
         "question",
         "router",
         "started",
@@ -100,6 +101,7 @@ class RequestRecord:
         self.ending: Ending = ""
         self.status = 0
         self.cache = ""
+        self.pause = 0.0
         self.body: list[bytes] = []
 
     def end(self, ending: Ending) -> None:

@@ -127,6 +127,15 @@ def test_an_error_that_does_not_say_why_is_detected(history: History) -> None:
     assert len(engines_survive(history)) == 1
 
 
+def test_a_client_that_reads_slowly_gets_the_error_later_than_its_router_decided_it(history: History) -> None:
+    killed(history, "e1", 0.0, 1.0)
+    killed(history, "e2", 1.1, 1.5)
+    client = asked(history, 0.0, 2.0, "engine_failed")
+    assert len(engines_survive(history)) == 1
+    client.pause = 0.2
+    assert engines_survive(history) == []
+
+
 def test_where_no_engine_is_left_that_is_the_error(history: History) -> None:
     killed(history, "e1", 0.0, 1.0)
     killed(history, "e2", 1.001, 2.0)
