@@ -102,8 +102,9 @@ class EngineProbe:
         is_recent = now - checked_at < engine.traits.check_interval
         if is_recent and engine.up is was_up and not engine.access.doubted:
             return
+        was_down = engine.up is False
         outcome = await self._ask(engine, now + self._timeout)
-        if outcome is None:
+        if outcome is None or (outcome.up and _was_found_down(engine, was_down)):
             return
         if outcome.up and (engine.up or engine.access.refused is not None):
             self._start_list_read(engine)
@@ -113,7 +114,6 @@ class EngineProbe:
                 await self._model_lists.read_first(engine)  # what comes up may differ
         up = outcome.up and engine.access.refused is None
         self._last_checks[engine.name] = (now, up)
-        was_down = engine.up is False
         engine.update_status(up=up, cause=outcome.cause)
         engine.update_gauges(outcome.gauges)
         self._watch(engine, outcome)
@@ -225,6 +225,11 @@ class EngineProbe:
     async def _fetch(self, engine: Engine, path: str, deadline: float) -> tuple[int, bytes]:
         with await self._client.get(engine, path, timeout=deadline - time.monotonic()) as response:
             return response.status, await response.read(MAX_PAGE)
+
+
+def _was_found_down(engine: Engine, was_down: bool) -> bool:
+    """Whether a request could not connect since the check began, whose answer may be older: the next one decides."""
+    return not was_down and engine.up is False and engine.access.refused is None
 
 
 def _log_progress(engine: Engine, cause: str) -> None:

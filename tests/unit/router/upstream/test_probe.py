@@ -1,7 +1,7 @@
 """A round of probes, with engines in their own processes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Self
 
@@ -79,6 +79,7 @@ class Pages:
     def __init__(self, **pages: tuple[int, bytes]) -> None:
         self.pages = {f"/{name.replace('_', '/')}": page for name, page in pages.items()}
         self.asked: list[str] = []
+        self.before_answer: Callable[[str], None] = lambda _: None
         self._server: asyncio.Server | None = None
         self.url = ""
 
@@ -94,6 +95,7 @@ class Pages:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1].decode()
         self.asked.append(path)
+        self.before_answer(path)
         status, page = self.pages.get(path, (404, b""))
         writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (status, len(page)) + page)
         with suppress(OSError):  # the router does not read more than it needs
@@ -134,6 +136,20 @@ async def test_an_engine_that_is_checked_seldom_is_checked_at_once_when_a_reques
         asked = len(server.asked)
         await probe.check()  # an API that refuses its key is not asked more often either
         assert (engine.up, len(server.asked)) == (False, asked)
+
+
+async def test_a_check_that_began_before_a_request_found_the_engine_down_does_not_say_that_it_is_up(
+    client: EngineClient,
+) -> None:
+    async with Pages(health=(200, b""), metrics=(200, b""), v1_models=(200, b"{}")) as server:
+        engine = engine_at(server.url)
+        probe = EngineProbe(Catalog([Model("m", "1")], [engine]), client)
+        await probe.check()
+        server.before_answer = lambda path: engine.update_status(up=False) if path == "/metrics" else None
+        await probe.check()
+        assert engine.up is False
+        await probe.check()
+        assert engine.up is True
 
 
 async def test_an_api_that_limits_the_rate_of_the_checks_is_up(client: EngineClient) -> None:
