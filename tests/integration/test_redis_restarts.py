@@ -13,6 +13,7 @@ from tests.support.deployed_redis import FOLDERS, DeployedRedis
 from tests.support.key_routers import ADMIN_KEY, CONFIGURED_KEY, KEYS_CONFIG, create, revoke, use
 from tests.support.paths import ROOT
 from tests.support.router_server import EngineSet, RouterServer, router_config
+from tests.support.waiting import next_line
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -83,6 +84,6 @@ async def test_the_default_user_is_refused_though_it_has_the_rights_to_load_the_
     logins: list[Command] = [("AUTH", "x"), ("AUTH", "default", ""), ("HELLO", 3, "AUTH", "default", "nopass")]
     for command in [("SET", "rh:1:x", "1"), *logins, ("FLUSHALL",)]:
         writer.write(encode_command(command))
-        reply = await reader.readline()
+        reply = await next_line(reader)
         assert reply.startswith((b"-NOAUTH", b"-WRONGPASS", b"-ERR AUTH <password> called without any password")), reply
     writer.close()

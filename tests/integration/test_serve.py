@@ -17,7 +17,7 @@ from tests.support.ports import free_port
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import EngineSet, chat_body, router_config
-from tests.support.waiting import TEST_TIMEOUT
+from tests.support.waiting import TEST_TIMEOUT, next_line
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -50,7 +50,7 @@ async def test_serve_answers_refuses_a_head_over_the_limit_and_exits_cleanly_on_
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     # Only one byte too many: with more unread data, the server would reset the connection.
     writer.write(b"GET /health HTTP/1.1\r\nx-filler: ".ljust(MAX_HEAD_BYTES + 1, b"y"))
-    assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
+    assert (await next_line(reader)).startswith(b"HTTP/1.1 431 ")
     writer.close()
     served.process.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(served.process.wait, TEST_TIMEOUT) in (0, -signal.SIGTERM)

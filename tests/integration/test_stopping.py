@@ -17,7 +17,7 @@ import pytest
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
 from tests.support.router_server import EngineSet, chat_body, router_config
-from tests.support.waiting import TEST_TIMEOUT, eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually, next_line
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -173,7 +173,7 @@ async def test_an_idle_connection_is_closed_at_once_and_a_request_that_is_still_
     other, closing = await asyncio.open_connection("127.0.0.1", served.port)
     closing.write(b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n")
     # This request was sent later, so the first bytes of the one above have arrived too.
-    assert (await other.readline()).startswith(b"HTTP/1.1 200 ")
+    assert (await next_line(other)).startswith(b"HTTP/1.1 200 ")
     served.process.send_signal(signal.SIGTERM)
     await eventually(lambda: refused(served))
     assert await idle.read() == b""

@@ -1,5 +1,6 @@
 """`roundhouse engines switch` and `rollback` as commands, while requests flow. What happens over time: tests/world."""
 
+import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ import httpx
 import pytest_asyncio
 
 from tests.support.process_tree import ProcessTree
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually, next_line
 
 BROKEN = "--broken"  # the simulator takes it for an option that it does not have
 SEA = "The sea?"
@@ -91,17 +92,17 @@ async def test_a_switch_that_fails_or_is_interrupted_leaves_the_old_engines(tree
 
     interrupted = await tree.start_command("engines", "switch", "e0", "--target", "new")
     assert interrupted.stderr is not None
-    assert (await interrupted.stderr.readline()).startswith(b"start: e0 at ")
+    assert (await next_line(interrupted.stderr)).startswith(b"start: e0 at ")
     interrupted.send_signal(signal.SIGINT)
-    await interrupted.wait()
+    await asyncio.wait_for(interrupted.wait(), TEST_TIMEOUT)
     await eventually(lambda: len(tree.engines()) == 2 and all(b"--model\0old\0" in each for each in tree.engines()))
     assert (await tree.ask(SEA)).status_code == 200
 
     interrupted = await tree.start_command("engines", "switch", "e0", "--target", "new", "--after")
     assert interrupted.stderr is not None
-    assert (await interrupted.stderr.readline()).startswith(b"drain: e0, e1")
+    assert (await next_line(interrupted.stderr)).startswith(b"drain: e0, e1")
     await tree.stop()
-    await interrupted.wait()
+    await asyncio.wait_for(interrupted.wait(), TEST_TIMEOUT)
     await tree.start()
 
     async def is_answered() -> bool:

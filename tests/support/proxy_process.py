@@ -19,6 +19,7 @@ from typing import Final, Literal
 
 from tests.support.paths import ROOT
 from tests.support.tcp_proxy import ConnectionKind, ProxiedConnection, TcpProxy
+from tests.support.waiting import next_line
 
 _READY: Final = "ready"
 
@@ -95,7 +96,7 @@ class ProxyProcess:
         self._lock = asyncio.Lock()
 
     async def start(self) -> None:
-        """Raises RuntimeError if it does not start, since a port is in use."""
+        """Raises RuntimeError if it does not start, since a port is in use, and TimeoutError if it does neither."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", __name__, *self._arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -118,7 +119,7 @@ class ProxyProcess:
     async def _read_line(self) -> str:
         assert self._process is not None
         assert self._process.stdout is not None
-        return (await self._process.stdout.readline()).decode().strip()
+        return (await next_line(self._process.stdout)).decode().strip()
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Self
 import httpx
 
 from tests.support.http_limits import LIMITS
-from tests.support.waiting import TEST_TIMEOUT
+from tests.support.waiting import TEST_TIMEOUT, next_line
 
 READY = "simulator ready at "
 
@@ -106,7 +106,7 @@ class SimulatedEngine(EngineControls):
     async def start(self) -> None:
         """Starts it and waits until it accepts connections; after a stop, it uses the same port again.
 
-        Raises RuntimeError if it exits instead.
+        Raises RuntimeError if it exits instead, TimeoutError if it does neither.
         """
         if self.url:
             self._options["port"] = self.port
@@ -116,7 +116,11 @@ class SimulatedEngine(EngineControls):
             start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
-        line = (await self._process.stdout.readline()).decode()
+        try:
+            line = (await next_line(self._process.stdout)).decode()
+        except TimeoutError:
+            await self.kill()
+            raise
         if not line.startswith(READY):
             raise RuntimeError(f"the simulator did not start: exit code {await self._process.wait()}")
         self.url = line.removeprefix(READY).strip()
@@ -156,7 +160,7 @@ class SimulatedEngine(EngineControls):
                 os.kill(process.pid, number)
                 # A frozen process handles SIGTERM only after SIGCONT.
                 os.kill(process.pid, signal.SIGCONT)
-        return await process.wait()
+        return await asyncio.wait_for(process.wait(), TEST_TIMEOUT)
 
 
 def _arguments(options: dict[str, object]) -> list[str]:

@@ -24,6 +24,12 @@ async def eventually(condition: Callable[[], Awaitable[Any] | Any], timeout: flo
             await asyncio.sleep(min(0.1, max(0.005, 0.1 * (loop.time() - started))))
 
 
+async def next_line(stream: asyncio.StreamReader, timeout: float = TEST_TIMEOUT) -> bytes:
+    """The next line of a process or a connection; empty at its end. Raises TimeoutError."""
+    async with asyncio.timeout(timeout):
+        return await stream.readline()
+
+
 async def read_until(stream: AsyncIterator[bytes], is_enough: Callable[[bytes], bool]) -> bytes:
     """Reads until `is_enough` accepts what was read.
 

@@ -26,7 +26,7 @@ from router.commands.engines.restart import is_up_running, request_restart
 from router.commands.engines.switch import ControlError
 from router.commands.engines.switch import exchange as switch_exchange
 from router.shared.audit.actors import command_line_actor
-from tests.support.waiting import TEST_TIMEOUT, eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually, next_line
 
 
 class Supervisor:
@@ -166,7 +166,7 @@ async def test_a_switch_that_was_not_done_is_reported_with_its_reason(
 async def test_a_client_that_disconnects_cancels_its_switch(control_socket: Path, switcher: Switcher) -> None:
     reader, writer = await asyncio.open_unix_connection(control_socket)
     writer.write(b'{"switch": {"engine": "e0"}}\n')
-    await reader.readline()
+    await next_line(reader)
     writer.close()
     async with asyncio.timeout(TEST_TIMEOUT):
         await switcher.cancelled.wait()

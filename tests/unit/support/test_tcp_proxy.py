@@ -11,6 +11,7 @@ from tests.support.ports import free_port
 from tests.support.proxy_process import ConnectionFault, ProxyProcess
 from tests.support.redis_process import RedisServer
 from tests.support.tcp_proxy import ConnectionKind
+from tests.support.waiting import next_line
 
 NAME = "some-router"
 LONG = 60.0  # seconds; longer than the test
@@ -32,7 +33,7 @@ class Client:
         self._writer.write(words.encode() + b"\r\n")
 
     async def reply(self) -> bytes:
-        line = await self._reader.readline()
+        line = await next_line(self._reader)
         if not line:
             raise ConnectionResetError
         return line.strip()

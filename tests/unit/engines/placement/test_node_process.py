@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from engines.placement.node_process import _MAX_BUFFER, NodeProcess
+from tests.support.waiting import TEST_TIMEOUT
 
 PRINT_ARGUMENTS = "import sys; print(*sys.argv[1:])"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
@@ -130,8 +131,11 @@ time.sleep(600)
 """
     with subprocess.Popen([sys.executable, "-c", actor], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
-        descriptor = os.pidfd_open(int(parent.stdout.readline()))
-        parent.kill()
+        try:
+            assert select.select([parent.stdout], [], [], TEST_TIMEOUT)[0]
+            descriptor = os.pidfd_open(int(parent.stdout.readline()))
+        finally:
+            parent.kill()
     with os.fdopen(descriptor) as exited:
         assert has_exited(exited.fileno())
 

@@ -13,6 +13,7 @@ from engines.preflight.gather.ports import read_port
 from engines.preflight.gather.processes import describe, listeners
 from engines.preflight.observations import Process
 from tests.support.ports import free_port
+from tests.support.waiting import next_line
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 
@@ -35,9 +36,11 @@ async def child(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     argv = [sys.executable, str(script), host, "--api-key", "a-secret"]
     process = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe)
     assert process.stdout is not None
-    yield process.pid, int(await process.stdout.readline())
-    process.kill()
-    await process.communicate()
+    try:
+        yield process.pid, int(await next_line(process.stdout))
+    finally:
+        process.kill()
+        await process.communicate()
 
 
 def test_this_process_is_found_by_its_port() -> None:
