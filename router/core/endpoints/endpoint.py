@@ -175,6 +175,10 @@ class Streaming:
     - `frames_from_body`: the events with all the information of a stored JSON response, and with the usage event if the
       flag is set. None if there are no such events. Raises MALFORMED_RESPONSE_ERRORS.
     - `choices_format`: of an endpoint whose streams another engine can continue; None for the others.
+    - `begin_anew`: of an endpoint at which a stream of which the client has only reasoning can begin anew. It takes the
+      recorder of the stream that was broken off, and returns that of the second engine's stream, which passes rewritten
+      events on to the first one; or why not, in a word. The first recorder stays as it is until the second stream has
+      its first token. It reads no texts, so it takes no longer for a longer stream.
     """
 
     needs_usage_option: bool
@@ -182,6 +186,7 @@ class Streaming:
     replay_end: bytes
     frames_from_body: Callable[[bytes, bool], bytes | None]
     choices_format: ChoicesFormat | None = None
+    begin_anew: Callable[[Recorder], Recorder | str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from router.core.endpoints.continuation.event_forms import literal_count
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recording.delta_template import FINISH_REASON, StreamParts, TemplateRun
 from router.core.endpoints.recording.sse import payload
@@ -70,6 +71,8 @@ _OBSTACLES: Final = {
 }
 """Fields that rule a continuation out, with the reason, unless they have a value of _HARMLESS or no value."""
 
+_CHOICES_FIELDS: Final = frozenset(name for name, obstacle in _OBSTACLES.items() if obstacle == "choices")
+
 _HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "tool_choice": ("none",),
     "function_call": ("none",),
@@ -97,10 +100,7 @@ def request_obstacle(request: InferenceRequest) -> str | None:
         return "endpoint"
     fields = request.fields
     for name in _OBSTACLES.keys() & fields.keys():
-        value = fields[name]
-        if value is None or (value is False and name != "include_reasoning") or value in ([], {}, ""):
-            continue
-        if value not in _HARMLESS.get(name, ()):
+        if _is_obstacle(fields, name):
             return _OBSTACLES[name]
     if not streaming.choices_format.has_messages:
         prompt = fields.get("prompt")
@@ -113,6 +113,21 @@ def request_obstacle(request: InferenceRequest) -> str | None:
     if fields.get("stop") and (fields.get("include_stop_str_in_output") or fields.get("min_tokens")):
         return "stop"
     return None
+
+
+def _is_obstacle(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields[name]
+    if value is None or (value is False and name != "include_reasoning") or value in ([], {}, ""):
+        return False
+    return value not in _HARMLESS.get(name, ())
+
+
+def may_begin_anew(request: InferenceRequest) -> bool:
+    """Whether a stream for this request can begin anew while it has only reasoning."""
+    streaming, fields = request.endpoint.streaming, request.fields
+    if streaming is None or streaming.begin_anew is None:
+        return False
+    return not any(_is_obstacle(fields, name) for name in _CHOICES_FIELDS & fields.keys())
 
 
 def asks_token_ids(request: InferenceRequest) -> bool:
@@ -195,14 +210,15 @@ def read_so_far(parts: StreamParts | None, cutter: TokenIdCutter | None, held_ba
     """
     if parts is None:
         return "too-large"
-    if _decoded_events(parts) > MAX_LITERAL_EVENTS:
+    if literal_count(parts) > MAX_LITERAL_EVENTS:
         return "no-template"
     try:
         events, head = _read_events(parts)
     except MALFORMED_RESPONSE_ERRORS:
         return "malformed"
     text, has_reasoning = "".join([event.text for event in events]), any(event.has_reasoning for event in events)
-    if not text:
+    finish_reason = next((event.finish_reason for event in reversed(events) if event.finish_reason), None)
+    if not text and not (has_reasoning and finish_reason):
         return "reasoning" if has_reasoning else "no-text"
     id_events = [event for event in events if event.has_ids]
     pieces = _known_pieces(cutter, id_events)
@@ -216,7 +232,7 @@ def read_so_far(parts: StreamParts | None, cutter: TokenIdCutter | None, held_ba
         prompt_tokens = cutter.prompt.count(b",") + 1
     return StreamSoFar(
         text=text,
-        finish_reason=next((event.finish_reason for event in reversed(events) if event.finish_reason), None),
+        finish_reason=finish_reason,
         tokens=counted.tokens,
         counted=counted.is_exact,
         text_tokens=counted.text_tokens,
@@ -274,7 +290,7 @@ def find_obstacle(parts: StreamParts | None, cutter: TokenIdCutter | None) -> st
     """An obstacle that `read_so_far` finds, or "uncounted" if it counts no tokens, as far as it takes no reading."""
     if parts is None:
         return "too-large"
-    if _decoded_events(parts) > MAX_LITERAL_EVENTS:
+    if literal_count(parts) > MAX_LITERAL_EVENTS:
         return "no-template"
     may_be_counted = cutter is not None and cutter.pieces and cutter.prompt is not None
     return None if may_be_counted or _may_have_usage(parts) else "uncounted"
@@ -317,10 +333,6 @@ def _text_events(id_events: Sequence[_Event], counts: Sequence[int], text: str, 
         rest -= counts[whole]
         whole += 1
     return whole
-
-
-def _decoded_events(parts: StreamParts) -> int:
-    return sum([not isinstance(part, TemplateRun) for part in parts.parts])
 
 
 def _read_events(parts: StreamParts) -> tuple[list[_Event], dict[str, Any]]:

@@ -110,6 +110,9 @@ class StreamRecorder(ABC):
         self._event_buffer = EventBuffer()
         self.failure = None
 
+    @abstractmethod
+    def final_frames(self, *, include_usage: bool) -> bytes: ...
+
     @property
     def parts(self) -> StreamParts | None:
         """The events so far; None if there are too many to be recorded."""

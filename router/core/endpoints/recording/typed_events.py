@@ -66,6 +66,10 @@ class TypedRecorder(StreamRecorder):
         self._markers = reader.non_text_markers
         self._final_frame = b""
 
+    def resume(self) -> None:
+        super().resume()
+        self._reader.failure = None
+
     def _is_only_text(self, frames: bytes) -> bool:
         # `find`, not `in`: for bytes, `in` first tries its operand as an integer.
         return all(frames.find(marker) < 0 for marker in self._markers)

@@ -136,15 +136,15 @@ class _Run:
             self._give_up(failure, "limit" if at_limit else "no-engine")
         stream = await self._ask(seam, candidates, failure)
         inflight.prompt.on_first_token(time.perf_counter())  # the in-flight request has published its first one before
-        tokens = seam.so_far.tokens if seam.so_far is not None else 0
-        inflight.trace.on_continued(tokens)
+        inflight.trace.on_continued(seam.tokens)
         record.continuations.append(
-            Continuation(failure.reason, "continued", stream.engine.name, tokens, seam.repeated_tokens)
+            Continuation(failure.reason, "continued", stream.engine.name, seam.tokens, seam.repeated_tokens)
         )
         log.warning(
-            "request %s: engine %s: %s (%s) after %s; engine %s goes on",
-            inflight.origin.request_id, broken.name, failure.full_message, failure.reason, pluralize(tokens, "token"),
-            stream.engine.name,
+            "request %s: engine %s: %s (%s) after %s; engine %s %s",
+            inflight.origin.request_id, broken.name, failure.full_message, failure.reason,
+            "reasoning" if seam.begins_anew else pluralize(seam.tokens, "token"), stream.engine.name,
+            "begins anew" if seam.begins_anew else "goes on",
         )  # fmt: skip
         return stream
 

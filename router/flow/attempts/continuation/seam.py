@@ -14,12 +14,14 @@ from router.core.endpoints.continuation.stream_so_far import (
     find_obstacle,
     held_back_chars,
     may_be_complete,
+    may_begin_anew,
     read_so_far,
     request_obstacle,
 )
 from router.core.endpoints.endpoint import InferenceRequest, Recorder
 from router.core.endpoints.recording.choices import ChoicesFormat
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
+from router.core.endpoints.recording.recording import StreamRecorder
 from router.net.client.errors import EngineError
 from router.settings import Settings
 from router.upstream.adapters import Adapter
@@ -69,12 +71,14 @@ class Restart(NamedTuple):
     - `request`: what it gets. `by_ids`: with the ids of the tokens so far, in place of their text.
     - `exact`: it begins in the state of the failed one. Without randomness, it then generates what that would have.
     - `asks_token_ids`: it is asked for the ids of its tokens.
+    - `anew`: it gets the client's request, and begins the response anew.
     """
 
     request: InferenceRequest
     by_ids: bool
     exact: bool
     asks_token_ids: bool
+    anew: bool = False
 
 
 class Seam:
@@ -82,7 +86,7 @@ class Seam:
 
     - `obstacle`: why no engine can go on, in a word; None if nothing is known against it.
     - Before `read`: `has_obstacle`, `able` and `may_be_complete`. `read` takes longer for a longer stream.
-    - After it: `so_far`, `is_complete`, `end`, `candidates`, `restart_at`, `new_recorder`.
+    - After it: `begins_anew`, `tokens`, `is_complete`, `end`, `candidates`, `restart_at`, `new_recorder`.
     """
 
     def __init__(
@@ -97,6 +101,7 @@ class Seam:
         """
         self.failed = failed
         self.error = error
+        self._client_request = request
         self._is_limit_known = request.max_tokens is not None or default_tokens is not None
         if request.max_tokens is None and default_tokens:
             request = msgspec.structs.replace(request, max_tokens=default_tokens)
@@ -108,11 +113,15 @@ class Seam:
         self._by_context: dict[int | None, InferenceRequest | None] = {}
         self._by_text: list[InferenceRequest | None] = []  # empty: not made yet
         self.so_far: StreamSoFar | None = None
-        self.obstacle = self._obstacle_of_request()
+        self.begins_anew = False
+        self._may_begin_anew = may_begin_anew(request)
+        self._rest_obstacle = self._obstacle_of_rest()
+        self.obstacle = self._rest_obstacle if not self._may_begin_anew else None
+        if error.reason in _NOT_THE_ENGINES_FAULT:
+            self.obstacle = error.reason
 
-    def _obstacle_of_request(self) -> str | None:
-        if self.error.reason in _NOT_THE_ENGINES_FAULT:
-            return self.error.reason
+    def _obstacle_of_rest(self) -> str | None:
+        """What of the request is against an engine that goes on where the failed one broke off."""
         obstacle = request_obstacle(self.request)
         if obstacle is None and not isinstance(self._recorder, ChoicesRecorder):
             return "endpoint"
@@ -122,8 +131,22 @@ class Seam:
 
     def read(self) -> None:
         """Reads what the stream has said, which may be an obstacle."""
-        if self.obstacle is None:
-            self.obstacle = self._obstacle_of_stream()
+        if self.obstacle is not None:
+            return
+        obstacle = self._rest_obstacle or self._obstacle_of_stream()
+        if obstacle is None:
+            return
+        anew = self._begin_anew()
+        self.begins_anew = not isinstance(anew, str)
+        if isinstance(anew, str):
+            # Only what the endpoint finds says why a stream cannot go on that can only begin anew.
+            self.obstacle = anew if obstacle == "endpoint" else obstacle
+
+    def _begin_anew(self) -> Recorder | str:
+        streaming = self.request.endpoint.streaming
+        if not self._may_begin_anew or streaming is None or streaming.begin_anew is None:
+            return "endpoint"
+        return streaming.begin_anew(self._recorder)
 
     def _obstacle_of_stream(self) -> str | None:
         assert isinstance(self._recorder, ChoicesRecorder)  # else there is an obstacle
@@ -144,9 +167,17 @@ class Seam:
         """Whether no engine can go on, as far as it is known without `read`."""
         if self.obstacle is not None:
             return True
-        assert isinstance(self._recorder, ChoicesRecorder)  # else there is an obstacle
-        found = find_obstacle(self._recorder.parts, self._recorder.token_ids)
-        return found is not None and (found != "uncounted" or self._must_count)
+        if self._rest_obstacle is None:
+            assert isinstance(self._recorder, ChoicesRecorder)  # else there is an obstacle
+            found = find_obstacle(self._recorder.parts, self._recorder.token_ids)
+            if found is None or (found == "uncounted" and not self._must_count):
+                return False
+        return isinstance(self._begin_anew(), str)
+
+    @property
+    def tokens(self) -> int:
+        """Those after which the next engine goes on, as far as they are known; 0 if it begins anew."""
+        return 0 if self.so_far is None else self.so_far.tokens
 
     @property
     def repeated_tokens(self) -> int:
@@ -165,7 +196,7 @@ class Seam:
     def may_be_complete(self) -> bool:
         """Whether `is_complete` may be true after `read`."""
         recorder = self._recorder
-        if not isinstance(recorder, ChoicesRecorder) or recorder.parts is None:
+        if self._rest_obstacle is not None or not isinstance(recorder, ChoicesRecorder) or recorder.parts is None:
             return False
         limit = remaining_tokens(self.request, 0)
         return may_be_complete(recorder.parts, recorder.token_ids, limit)
@@ -205,6 +236,8 @@ class Seam:
 
     def restart_at(self, engine: Engine) -> Restart | None:
         """None if this engine has no way to go on."""
+        if self.begins_anew:
+            return Restart(self._client_request, False, False, self._asks_token_ids(engine), anew=True)
         assert self.so_far is not None
         if engine.max_model_len is not None and self.repeated_tokens >= engine.max_model_len:
             return None
@@ -240,13 +273,17 @@ class Seam:
     def _asks_token_ids(self, engine: Engine) -> bool:
         # Where it has them, and the recorder takes them out.
         recorder = self._recorder
-        return engine.traits.token_ids and isinstance(recorder, ChoicesRecorder) and recorder.token_ids is not None
+        return engine.traits.token_ids and isinstance(recorder, StreamRecorder) and recorder.token_ids is not None
 
     def elapsed(self, now: float) -> float:
         """Seconds since the response was asked for, which count for its total timeout."""
         return now - self._dispatched_at
 
-    def new_recorder(self, restart: Restart) -> ContinuedRecorder:
+    def new_recorder(self, restart: Restart) -> Recorder:
+        if restart.anew:
+            recorder = self._begin_anew()
+            assert not isinstance(recorder, str)  # `read` got one, and the stream has had no event since
+            return recorder
         assert self.so_far is not None
         assert isinstance(self._recorder, ChoicesRecorder)
         return ContinuedRecorder(self._recorder, self._choices_format, self.so_far, by_ids=restart.by_ids)

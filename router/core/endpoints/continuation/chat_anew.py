@@ -1,0 +1,148 @@
+"""A chat of which the client has only reasoning begins anew at another engine.
+
+Theory of operation. The second engine gets the client's own request, so no parser of it has to begin in the middle of a
+response. It thinks again, and says what it says: its reasoning follows the first engine's in one stream, and after it
+come its text, its calls of tools, its finish reason and its usage.
+"""
+
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from router.core.endpoints.continuation.event_forms import event_forms, literal_count
+from router.core.endpoints.continuation.second_stream import SecondStream
+from router.core.endpoints.continuation.stream_so_far import MAX_LITERAL_EVENTS
+from router.core.endpoints.endpoint import Recorder
+from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
+from router.core.endpoints.recording.delta_template import StreamParts
+from router.core.endpoints.recording.recording import ABORTED
+from router.core.endpoints.recording.sse import payload
+from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
+
+SEPARATOR: Final = "\n\n"
+"""Between the reasoning of one engine and that of the next."""
+
+_HEAD_FIELDS: Final = ("id", "created", "model", "system_fingerprint")
+_OWN_FIELDS: Final = ("prompt_token_ids", "prompt_text", "metrics")  # of the engine that the client does not know
+_REASONING_FIELDS: Final = ("reasoning", "reasoning_content")
+_OBSTACLES: Final = {"content": "text", "tool_calls": "tools", "function_call": "tools"}
+_EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
+
+_decode_event = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class _Thoughts(NamedTuple):
+    """A stream without any text so far.
+
+    - `head`: what its events have in common. `id_events`: those that had ids of tokens.
+    - `has_reasoning`: the client has some of it.
+    """
+
+    head: dict[str, Any]
+    id_events: int
+    has_reasoning: bool
+
+
+def begin_anew(recorder: Recorder) -> Recorder | str:
+    if not isinstance(recorder, ChoicesRecorder) or recorder.parts is None:
+        return "too-large"
+    try:
+        thoughts = _read_thoughts(recorder.parts)
+    except MALFORMED_RESPONSE_ERRORS:
+        return "malformed"
+    return thoughts if isinstance(thoughts, str) else AnewChat(recorder, thoughts)
+
+
+class AnewChat(SecondStream):
+    """A Recorder of an engine that begins the response of a chat anew. Its role, and what precedes its first token, is
+    left out.
+    """
+
+    def __init__(self, recorder: ChoicesRecorder, thoughts: _Thoughts) -> None:
+        super().__init__(recorder)
+        self._thoughts = thoughts
+        self._separator = SEPARATOR if thoughts.has_reasoning else ""
+        self._carried_ids: list[Any] = []  # of events that were left out
+
+    def _join(self) -> None:
+        self._recorder.resume()
+        if self._recorder.token_ids is not None:
+            # No token of the first engine is part of what a third one would go on from.
+            self._recorder.token_ids.keep(0, self._thoughts.id_events)
+
+    def _rewrite_event(self, event: dict[str, Any], data: bytes) -> dict[str, Any] | None:
+        match event.get("choices"):
+            case [] | None:
+                return self._with_head(event) if event.get("usage") is not None else None
+            case [{"index": 0} as choice]:
+                return self._rewrite_choice(event, choice)
+            case _:
+                self.failure = b"an event has not one choice"
+                return None
+
+    def _rewrite_choice(self, event: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any] | None:
+        if choice.get("finish_reason") == "abort":
+            self.failure = ABORTED
+            return None
+        delta = choice.get("delta")
+        if not isinstance(delta, dict):
+            delta = choice["delta"] = {}
+        delta.pop("role", None)
+        ids = choice.get("token_ids")
+        if isinstance(ids, list):
+            self._carried_ids += ids
+        is_new = choice.get("finish_reason") is not None or any(value not in _EMPTY_VALUES for value in delta.values())
+        if not (self.started or is_new):
+            return None
+        self.started = True
+        if isinstance(ids, list):
+            choice["token_ids"], self._carried_ids = self._carried_ids, []
+        self._separate(delta)
+        return self._with_head(event)
+
+    def _separate(self, delta: dict[str, Any]) -> None:
+        if not self._separator:
+            return
+        separator = self._separator
+        for name in _REASONING_FIELDS:
+            text = delta.get(name)
+            if isinstance(text, str) and text:
+                delta[name] = separator + text
+                self._separator = ""
+
+    def _with_head(self, event: dict[str, Any]) -> dict[str, Any]:
+        head = self._thoughts.head
+        event |= {name: head[name] for name in _HEAD_FIELDS if name in event and name in head}
+        for name in _OWN_FIELDS:
+            event.pop(name, None)
+        return event
+
+
+def _read_thoughts(parts: StreamParts) -> _Thoughts | str:
+    """What has been published; or why the stream cannot begin anew, in a word. Raises MALFORMED_RESPONSE_ERRORS."""
+    if literal_count(parts) > MAX_LITERAL_EVENTS:
+        return "no-template"
+    head: dict[str, Any] = {}
+    id_events, has_reasoning = 0, False
+    for form in event_forms(parts):
+        event = _decode_event(payload(form.event) or b"{}")
+        for name in _HEAD_FIELDS:
+            if name in event:
+                head.setdefault(name, event[name])
+        match event.get("choices"):
+            case [] | None:
+                continue
+            case [{"index": 0} as choice]:
+                delta = choice.get("delta") or {}
+            case _:
+                return "choices"
+        if choice.get("finish_reason") is not None:
+            return "finished"
+        if not isinstance(delta, dict):
+            return "malformed"
+        said = {name for name, value in delta.items() if value not in _EMPTY_VALUES} - {"role"}
+        has_reasoning = has_reasoning or bool(said)
+        if other := said.difference(_REASONING_FIELDS):
+            return _OBSTACLES.get(other.pop(), "malformed")
+        id_events += form.events if "token_ids" in choice else 0
+    return _Thoughts(head, id_events, has_reasoning)
