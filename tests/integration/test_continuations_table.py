@@ -21,11 +21,12 @@ PICTURE: Final = [
     {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
 ]
 COUNTED: Final = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+TOOLS: Final = [{"type": "function", "function": {"name": "f"}}]
 SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}
 
 
 class Case(NamedTuple):
-    """A request of the table, and its engines. `rest`: tables of the configuration; `kind`: of the engines."""
+    """A request, and its engines. `rest`: tables of the configuration. `kind`, `deltas`: of the engines."""
 
     fields: Mapping[str, Any] = MappingProxyType({})
     path: str = "/v1/chat/completions"
@@ -36,6 +37,7 @@ class Case(NamedTuple):
     model: str = ""
     second: str = ""
     knows_ids: bool = True
+    deltas: tuple[str, ...] = ("content",)
 
 
 COMPLETION: Final = "/v1/completions"
@@ -77,7 +79,33 @@ CASES: Final[dict[str, list[Case]]] = {
     "stop strings, engines of another kind": [Case({"stop": ["q"], "max_tokens": None}, kind="sglang")],
     "stop strings with `include_stop_str_in_output`": [Case({"stop": ["q"], "include_stop_str_in_output": True})],
     "stop strings with `min_tokens`": [Case({"stop": ["q"], "min_tokens": 1})],
-    "tools": [Case({"tools": [{"type": "function", "function": {"name": "f"}}]}), Case({"tool_choice": "auto"})],
+    "tools, before a call": [
+        Case({"tools": TOOLS}),
+        Case({"tools": TOOLS, "tool_choice": "auto"}, deltas=("content",) * 20 + ("tool_calls",)),
+        Case({"tools": TOOLS, "tool_choice": "none", "max_tokens": None}),
+        Case({"tools": TOOLS, "max_tokens": None}, kind="sglang"),
+    ],
+    "tools, once a call has begun": [
+        Case({"tools": TOOLS}, deltas=("content", "content", "tool_calls")),
+        Case({"tools": TOOLS}, deltas=("tool_calls",)),
+    ],
+    "tools, text after reasoning": [Case({"tools": TOOLS}, deltas=("reasoning", "content"))],
+    '`tool_choice` "required" or a tool': [
+        Case({"tools": TOOLS, "tool_choice": "required"}),
+        Case({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}),
+    ],
+    "only reasoning so far": [
+        Case(deltas=("reasoning",)),
+        Case({"temperature": 0.7, "max_tokens": None}, deltas=("reasoning_content",)),
+        Case(kind="someone", deltas=("reasoning",)),
+    ],
+    "only reasoning so far, with tools, a schema or log probabilities": [
+        Case({"tools": TOOLS}, deltas=("reasoning",)),
+        Case({"tools": TOOLS, "tool_choice": "required"}, deltas=("reasoning",)),
+        Case({"response_format": SCHEMA}, deltas=("reasoning",)),
+        Case({"logprobs": True}, deltas=("reasoning",)),
+    ],
+    "only reasoning so far, several choices": [Case({"n": 2}, deltas=("reasoning",))],
     "a schema, a regex or a grammar": [
         Case({"response_format": SCHEMA}),
         Case({"structured_outputs": {"regex": "a"}}),
@@ -126,7 +154,9 @@ async def test_the_table_has_every_request_once() -> None:
 async def test_a_stream_goes_on_as_the_table_says(redis_server: RedisServer, make_router: MakeRouter, row: str) -> None:
     expected = table()[row]
     for case in CASES[row]:
-        options: Any = {"groups": list(case.groups), "kind": case.kind, "knows_ids": case.knows_ids}
+        options: Any = {
+            "groups": list(case.groups), "kind": case.kind, "knows_ids": case.knows_ids, "deltas": case.deltas,
+        }  # fmt: skip
         first = ToyScript(ToyModel(ANSWER, [1]), Break(1500), name="a", **options)
         second = ToyScript(ToyModel(ANSWER, [1]), name="b", **options)
         async with toy_engines(*[first, second][: case.engines]) as engines:
@@ -148,11 +178,12 @@ async def test_a_stream_goes_on_as_the_table_says(redis_server: RedisServer, mak
             for name, value in metrics.items()
             if name.startswith("llm_continuations_total{") and value
         ]
-        if expected.startswith("by"):
+        if not expected.startswith("no"):
             assert [result for result, _ in results] == ["continued"], case
             assert answer.content.endswith(b"data: [DONE]\n\n"), case
             by_ids = isinstance(second.bodies[0].get("prompt"), list)
-            assert expected == ("by token ids" if by_ids else "by text"), case
+            way = "anew" if second.bodies == first.bodies else "by token ids" if by_ids else "by text"
+            assert expected == way, case
         else:
             assert answer.content.count(b'"error"') == 1, case
             assert b"[DONE]" not in answer.content, case

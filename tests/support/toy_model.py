@@ -6,6 +6,7 @@ and with stop strings as many as the longest one has, less one.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 PROMPT_IDS = [7, 300, 12]
@@ -90,9 +91,13 @@ def _is_whole(text: bytes) -> bool:
 
 def stream_bytes(
     events: list[tuple[str, list[int], str | None, Any]], *, chat: bool, id_: str, created: int, prompt: list[int],
-    with_ids: bool = True, usage: bool = True, continuous: bool = False,
+    with_ids: bool = True, usage: bool = True, continuous: bool = False, deltas: Sequence[str] = ("content",),
 ) -> bytes:  # fmt: skip
-    """The events of a stream with `include_usage`, ids included. `continuous`: with `continuous_usage_stats`."""
+    """The events of a stream with `include_usage`, ids included. `continuous`: with `continuous_usage_stats`.
+
+    `deltas`: the fields of a chat that have the text, event by event; the last one is that of all others. The text of
+    `tool_calls` is arguments.
+    """
     prefix = {"id": id_, "object": "chat.completion.chunk" if chat else "text_completion", "created": created}
     prefix["model"] = f"served-{id_}"
     frames: list[dict[str, Any]] = []
@@ -104,7 +109,7 @@ def stream_bytes(
     for number, (text, ids, reason, stop_reason) in enumerate(events):
         so_far += len(ids)
         choice: dict[str, Any] = {"index": 0}
-        choice |= {"delta": {"content": text}} if chat else {"text": text}
+        choice |= {"delta": _delta(deltas[min(number, len(deltas) - 1)], text)} if chat else {"text": text}
         choice |= {"logprobs": None, "finish_reason": reason}
         if reason or not chat:
             choice["stop_reason"] = stop_reason
@@ -125,3 +130,7 @@ def stream_bytes(
         frames.append({**prefix, "choices": [], "usage": counts, "system_fingerprint": "toy"})
     encoded = [json.dumps(frame, ensure_ascii=False, separators=(",", ":")).encode() for frame in frames]
     return b"".join(b"data: %b\n\n" % each for each in encoded) + b"data: [DONE]\n\n"
+
+
+def _delta(name: str, text: str) -> dict[str, Any]:
+    return {name: [{"index": 0, "function": {"arguments": text}}] if name == "tool_calls" else text}

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -33,13 +33,14 @@ class ToyScript:
     - `stalled` is set when a stream stalls.
     - `may_answer`: requests wait for it. `may_break`: streams wait for it before they break off.
     - `knows_ids`: whether it knows `return_token_ids`. `adapters`: the paths of its LoRA adapters, by id.
+    - `deltas`: the fields of its chats; see stream_bytes.
     - `context`: its context length in tokens, which it does not check. `chat_limit`: of a chat that states none.
     """
 
     def __init__(
         self, model: ToyModel, *breaks: Break, name: str = "toy", groups: list[int] | None = None,
         kind: str = "vllm", knows_ids: bool = True, adapters: Mapping[str, str] = MappingProxyType({}),
-        context: int = 4096, chat_limit: int = 4000,
+        context: int = 4096, chat_limit: int = 4000, deltas: Sequence[str] = ("content",),
     ) -> None:  # fmt: skip
         self.engine = ScriptedEngine(script=self)
         self.model = model
@@ -50,6 +51,7 @@ class ToyScript:
         self.knows_ids = knows_ids
         self.adapters = dict(adapters)
         self.context = context
+        self.deltas = deltas
         self.default_limit = {True: chat_limit, False: 4000 if kind == "llamacpp" else 16}
         self.may_answer = _set_event()
         self.may_break = _set_event()
@@ -107,7 +109,7 @@ class ToyScript:
             events, chat=chat, id_=f"{self.name}-{len(self.bodies)}", created=len(self.bodies), prompt=prompt,
             with_ids=bool(body.get("return_token_ids")) and self.knows_ids,
             usage=body["stream_options"]["include_usage"],
-            continuous=bool(body["stream_options"].get("continuous_usage_stats")),
+            continuous=bool(body["stream_options"].get("continuous_usage_stats")), deltas=self.deltas,
         )  # fmt: skip
 
     async def _broken_off(self, data: bytes, fault: Break) -> AsyncGenerator[bytes, None]:

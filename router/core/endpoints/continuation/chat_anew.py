@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from router.core.endpoints.continuation.event_forms import event_forms, literal_count
+from router.core.endpoints.continuation.event_forms import EMPTY_VALUES, event_forms, literal_count
 from router.core.endpoints.continuation.second_stream import SecondStream
 from router.core.endpoints.continuation.stream_so_far import MAX_LITERAL_EVENTS
 from router.core.endpoints.endpoint import Recorder
@@ -26,7 +26,6 @@ _HEAD_FIELDS: Final = ("id", "created", "model", "system_fingerprint")
 _OWN_FIELDS: Final = ("prompt_token_ids", "prompt_text", "metrics")  # of the engine that the client does not know
 _REASONING_FIELDS: Final = ("reasoning", "reasoning_content")
 _OBSTACLES: Final = {"content": "text", "tool_calls": "tools", "function_call": "tools"}
-_EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
 
 _decode_event = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -91,7 +90,7 @@ class AnewChat(SecondStream):
         ids = choice.get("token_ids")
         if isinstance(ids, list):
             self._carried_ids += ids
-        is_new = choice.get("finish_reason") is not None or any(value not in _EMPTY_VALUES for value in delta.values())
+        is_new = choice.get("finish_reason") is not None or any(value not in EMPTY_VALUES for value in delta.values())
         if not (self.started or is_new):
             return None
         self.started = True
@@ -140,7 +139,7 @@ def _read_thoughts(parts: StreamParts) -> _Thoughts | str:
             return "finished"
         if not isinstance(delta, dict):
             return "malformed"
-        said = {name for name, value in delta.items() if value not in _EMPTY_VALUES} - {"role"}
+        said = {name for name, value in delta.items() if value not in EMPTY_VALUES} - {"role"}
         has_reasoning = has_reasoning or bool(said)
         if other := said.difference(_REASONING_FIELDS):
             return _OBSTACLES.get(other.pop(), "malformed")

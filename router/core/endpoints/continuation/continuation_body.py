@@ -62,6 +62,8 @@ def request_by_ids(
     `max_model_len`: the engine's context in tokens; None if unknown.
     """
     fields = request.fields
+    if fields.get("tools"):
+        return None  # a completion has no calls: the client would get them as text
     if so_far.prompt_ids is None or (request.endpoint is CHAT and not _is_text_only(fields["messages"])):
         return None
     # With another temperature, it would not be generated again.

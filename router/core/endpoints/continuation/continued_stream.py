@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from router.core.endpoints.continuation.event_forms import EMPTY_VALUES
 from router.core.endpoints.continuation.second_stream import SecondStream
 from router.core.endpoints.continuation.stream_so_far import StreamSoFar
 from router.core.endpoints.recording.choices import ChoicesFormat
@@ -32,13 +33,18 @@ class ContinuedRecorder(SecondStream):
     """
 
     def __init__(
-        self, recorder: ChoicesRecorder, stream_format: ChoicesFormat, so_far: StreamSoFar, *, by_ids: bool
-    ) -> None:
-        """`stream_format`: of the client's stream. `by_ids`: see router.core.endpoints.continuation.stream_so_far."""
+        self, recorder: ChoicesRecorder, stream_format: ChoicesFormat, so_far: StreamSoFar, *, by_ids: bool,
+        may_call: bool = False,
+    ) -> None:  # fmt: skip
+        """`stream_format`: of the client's stream. `by_ids`: see router.core.endpoints.continuation.stream_so_far.
+
+        `may_call`: whether the engine may call tools after the text.
+        """
         super().__init__(recorder)
         self._format = stream_format
         self._so_far = so_far
         self._by_ids = by_ids
+        self._known_fields = (*_TEXT_FIELDS, "tool_calls") if may_call else _TEXT_FIELDS
         self._repeated = so_far.unsettled if by_ids else ""
         self._carried_ids: list[Any] = []  # of events that were left out
         self._generated_before = so_far.settled_tokens if by_ids else so_far.text_tokens
@@ -66,9 +72,9 @@ class ContinuedRecorder(SecondStream):
         fields = delta if isinstance(delta, dict) else {"text": choice.get("text")}
         text = fields.get("content") or fields.get("text") or ""
         if not isinstance(text, str) or any(
-            value not in (None, "", [], {}) for name, value in fields.items() if name not in _TEXT_FIELDS
+            value not in EMPTY_VALUES for name, value in fields.items() if name not in self._known_fields
         ):
-            self.failure = DIVERGED  # such as reasoning, or a call of a tool
+            self.failure = DIVERGED  # such as reasoning
             return None
         reason = choice.get("finish_reason")
         if reason == "abort":
@@ -83,7 +89,7 @@ class ContinuedRecorder(SecondStream):
                 self.failure = DIVERGED
                 return None
             self._repeated, text = self._repeated[length:], text[length:]
-        if text or reason is not None:
+        if text or reason is not None or fields.get("tool_calls"):
             self.started = True
         elif not self.started:
             return None  # the role, or what the client has

@@ -1,8 +1,15 @@
 """The forms of the events of a stream, for what need not be known of each of them."""
 
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from router.core.endpoints.recording.delta_template import StreamParts, TemplateRun
+from router.core.endpoints.recording.sse import payload
+
+EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
+
+_decode_event = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class EventForm(NamedTuple):
@@ -30,3 +37,13 @@ def event_forms(parts: StreamParts) -> list[EventForm]:
         if count:
             forms.append(EventForm(b"%bx%b" % (template.begin_with(0), template.end_with(0)), count))
     return forms
+
+
+def said_fields(parts: StreamParts) -> set[str]:
+    """The fields of deltas that had a value, without the role. Raises MALFORMED_RESPONSE_ERRORS."""
+    said: set[str] = set()
+    for form in event_forms(parts):
+        match _decode_event(payload(form.event) or b"{}").get("choices"):
+            case [{"delta": dict(delta)}]:
+                said.update(name for name, value in delta.items() if value not in EMPTY_VALUES)
+    return said - {"role"}

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from router.core.endpoints.continuation.event_forms import literal_count
+from router.core.endpoints.continuation.event_forms import EMPTY_VALUES, literal_count, said_fields
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recording.delta_template import FINISH_REASON, StreamParts, TemplateRun
 from router.core.endpoints.recording.sse import payload
@@ -35,7 +35,6 @@ MAX_ASKING_BODY: Final = 1 << 20
 _ID_LIST: Final = re.compile(rb"[0-9]{1,10}(?:,[0-9]{1,10})*")
 
 _OBSTACLES: Final = {
-    "tools": "tools",
     "tool_choice": "tools",
     "functions": "tools",
     "function_call": "tools",
@@ -74,7 +73,7 @@ _OBSTACLES: Final = {
 _CHOICES_FIELDS: Final = frozenset(name for name, obstacle in _OBSTACLES.items() if obstacle == "choices")
 
 _HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
-    "tool_choice": ("none",),
+    "tool_choice": ("none", "auto"),
     "function_call": ("none",),
     "response_format": ({"type": "text"},),
     "n": (1,),
@@ -144,7 +143,7 @@ class StreamSoFar(msgspec.Struct, frozen=True, kw_only=True):
     - `text_tokens`: as far as it is known, without those whose text was held back: an engine that goes on from the text
       generates them again. `text_pieces`: the same, as pieces of TokenIdCutter.
     - `prompt_tokens`: None if unknown.
-    - `has_reasoning`: reasoning came before the text.
+    - `has_reasoning`: reasoning came before the text. `has_calls`: a call of a tool has begun.
     - `prompt_ids`: the ids to go on from, as JSON without brackets: the prompt's, and those of the settled text; None
       if they are not known. `settled_tokens`: how many of these were generated; `settled_pieces`: the same, as pieces,
       and `published_pieces`: all that the client has; `unsettled`: the text after the settled one.
@@ -159,6 +158,7 @@ class StreamSoFar(msgspec.Struct, frozen=True, kw_only=True):
     text_pieces: int
     prompt_tokens: int | None
     has_reasoning: bool
+    has_calls: bool
     prompt_ids: bytes | None
     settled_tokens: int
     settled_pieces: int
@@ -168,7 +168,7 @@ class StreamSoFar(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Event(msgspec.Struct, frozen=True):
-    """An event of one choice. `usage`: that of the response up to here, as (prompt, completion).
+    """An event of one choice. `usage`: that of the response up to here, as (prompt, completion). `has_calls`: of tools.
 
     `text`: without the reasoning, which may end in the same event.
     """
@@ -178,6 +178,7 @@ class _Event(msgspec.Struct, frozen=True):
     has_ids: bool
     finish_reason: str | None
     usage: tuple[int, int] | None = None
+    has_calls: bool = False
 
 
 class _TokenCount(NamedTuple):
@@ -218,7 +219,8 @@ def read_so_far(parts: StreamParts | None, cutter: TokenIdCutter | None, held_ba
         return "malformed"
     text, has_reasoning = "".join([event.text for event in events]), any(event.has_reasoning for event in events)
     finish_reason = next((event.finish_reason for event in reversed(events) if event.finish_reason), None)
-    if not text and not (has_reasoning and finish_reason):
+    has_calls = any(event.has_calls for event in events)
+    if not text and finish_reason is None and not has_calls:
         return "reasoning" if has_reasoning else "no-text"
     id_events = [event for event in events if event.has_ids]
     pieces = _known_pieces(cutter, id_events)
@@ -239,6 +241,7 @@ def read_so_far(parts: StreamParts | None, cutter: TokenIdCutter | None, held_ba
         text_pieces=text_pieces,
         prompt_tokens=prompt_tokens,
         has_reasoning=has_reasoning,
+        has_calls=has_calls,
         prompt_ids=_prompt_ids(cutter, pieces[:settled]) if pieces else None,
         settled_tokens=sum(counts[:settled]),
         settled_pieces=settled,
@@ -259,7 +262,7 @@ def _count_tokens(events: Sequence[_Event], counts: Sequence[int], text_pieces: 
     """`counts`: the tokens of each event by their ids, empty if they are not known."""
     usage = events[-1].usage
     prompt_tokens = usage[0] if usage is not None else None
-    spoken = [event for event in events if event.text or event.has_reasoning]
+    spoken = [event for event in events if event.text or event.has_reasoning or event.has_calls]
     if counts and all(event.has_ids for event in spoken):
         return _TokenCount(sum(counts), sum(counts[:text_pieces]), True, prompt_tokens)
     # An engine without ids.
@@ -286,12 +289,21 @@ def may_be_complete(parts: StreamParts, cutter: TokenIdCutter | None, limit: int
     return sum([piece.count(b",") + 1 for piece in pieces if piece]) >= limit
 
 
-def find_obstacle(parts: StreamParts | None, cutter: TokenIdCutter | None) -> str | None:
-    """An obstacle that `read_so_far` finds, or "uncounted" if it counts no tokens, as far as it takes no reading."""
+def find_obstacle(parts: StreamParts | None, cutter: TokenIdCutter | None, *, has_tools: bool = False) -> str | None:
+    """An obstacle of the stream, or "uncounted" if its tokens are not counted, as far as it takes no reading.
+
+    `has_tools`: of the request; then only a stream that has nothing but text can go on.
+    """
     if parts is None:
         return "too-large"
     if literal_count(parts) > MAX_LITERAL_EVENTS:
         return "no-template"
+    if has_tools:
+        try:
+            if said_fields(parts) != {"content"}:
+                return "tools"
+        except MALFORMED_RESPONSE_ERRORS:
+            return "malformed"
     may_be_counted = cutter is not None and cutter.pieces and cutter.prompt is not None
     return None if may_be_counted or _may_have_usage(parts) else "uncounted"
 
@@ -376,13 +388,15 @@ def _read_event(event: dict[str, Any], head: dict[str, Any]) -> _Event:
     fields = choice["delta"] if "delta" in choice else {"text": choice.get("text")}
     if not isinstance(fields, dict):
         raise MalformedResponseError("a delta is not an object")
-    text, has_reasoning = "", False
+    text, has_reasoning, has_calls = "", False, False
     for name, value in fields.items():
         if name in ("content", "text") and isinstance(value, str):
             text += value
         elif name in ("reasoning", "reasoning_content") and isinstance(value, str):
             has_reasoning = has_reasoning or bool(value)
-        elif name != "role" and value not in (None, "", [], {}):
+        elif name == "tool_calls" and isinstance(value, list):
+            has_calls = has_calls or bool(value)
+        elif name != "role" and value not in EMPTY_VALUES:
             raise MalformedResponseError("a delta has something else than text")
     reason = choice.get("finish_reason")
     return _Event(
@@ -391,6 +405,7 @@ def _read_event(event: dict[str, Any], head: dict[str, Any]) -> _Event:
         "token_ids" in choice,
         reason if isinstance(reason, str) else None,
         _usage_of(event.get("usage")),
+        has_calls,
     )
 
 

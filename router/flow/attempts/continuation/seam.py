@@ -154,9 +154,17 @@ class Seam:
         if isinstance(so_far, str):
             return so_far
         self.so_far = so_far
-        if self._must_count and not so_far.counted and so_far.finish_reason is None:
+        if so_far.finish_reason is not None:
+            return None
+        if self._must_count and not so_far.counted:
             return "uncounted"  # an event may have several tokens, so the client might get more than it asked for
+        if not self.is_complete and (so_far.has_calls or (so_far.has_reasoning and self._has_tools)):
+            return "tools"  # what a parser has read of a call is lost, and a continued message has no reasoning
         return None
+
+    @property
+    def _has_tools(self) -> bool:
+        return bool(self.request.fields.get("tools"))
 
     @property
     def _must_count(self) -> bool:
@@ -169,7 +177,7 @@ class Seam:
             return True
         if self._rest_obstacle is None:
             assert isinstance(self._recorder, ChoicesRecorder)  # else there is an obstacle
-            found = find_obstacle(self._recorder.parts, self._recorder.token_ids)
+            found = find_obstacle(self._recorder.parts, self._recorder.token_ids, has_tools=self._has_tools)
             if found is None or (found == "uncounted" and not self._must_count):
                 return False
         return isinstance(self._begin_anew(), str)
@@ -183,6 +191,9 @@ class Seam:
     def repeated_tokens(self) -> int:
         """Tokens that the next engine processes again, as far as they are known."""
         so_far = self.so_far
+        if self.begins_anew and isinstance(self._recorder, StreamRecorder) and self._recorder.token_ids is not None:
+            prompt = self._recorder.token_ids.prompt
+            return prompt.count(b",") + 1 if prompt else 0
         return 0 if so_far is None else (so_far.prompt_tokens or 0) + so_far.tokens
 
     @property
@@ -286,7 +297,9 @@ class Seam:
             return recorder
         assert self.so_far is not None
         assert isinstance(self._recorder, ChoicesRecorder)
-        return ContinuedRecorder(self._recorder, self._choices_format, self.so_far, by_ids=restart.by_ids)
+        return ContinuedRecorder(
+            self._recorder, self._choices_format, self.so_far, by_ids=restart.by_ids, may_call=self._has_tools
+        )
 
     def on_failure(self, error: EngineError) -> None:
         """An attempt has failed before its first token."""

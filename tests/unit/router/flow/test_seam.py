@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from router.core.endpoints.continuation.stream_so_far import MAX_LITERAL_EVENTS
@@ -9,14 +10,16 @@ from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
 from router.flow.attempts.continuation.seam import Seam
 from router.net.client.errors import EngineError
+from router.settings.tables import EngineKind
 from router.upstream.engine import Engine
 from router.upstream.engine_config import EngineConfig
 from tests.support.endpoints import choices_recorder
 from tests.support.factories import chat, chat_event, choice_delta, encode_event
 
 
-def new_engine(name: str) -> Engine:
-    return Engine(EngineConfig(name=name, model="m", task="any", url=f"http://{name}", served_model="m"))
+def new_engine(name: str, kind: EngineKind | None = None) -> Engine:
+    config = EngineConfig(name=name, model="m", task="any", url=f"http://{name}", served_model="m")
+    return Engine(config if kind is None else msgspec.structs.replace(config, kind=kind))
 
 
 def recorder_of(*texts: str) -> ChoicesRecorder:
@@ -88,3 +91,45 @@ def test_a_chat_that_ended_while_it_reasoned_is_completed_without_an_engine() ->
     assert seam.may_be_complete
     seam.read()
     assert (seam.obstacle, seam.is_complete, seam.begins_anew) == (None, True, False)
+
+
+CALL = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "f", "arguments": ""}}
+
+
+def test_a_chat_with_tools_goes_on_by_text_as_long_as_it_has_called_none() -> None:
+    for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}, {"parallel_tool_calls": False}):
+        seam = seam_of(chat(stream=True, tools=TOOLS, **fields), {"content": "I "}, {"content": "look"})
+        assert not seam.has_obstacle
+        seam.read()
+        assert (seam.obstacle, seam.begins_anew, seam.tokens) == (None, False, 2)
+        restart = seam.restart_at(new_engine("other", "vllm"))
+        assert restart is not None
+        assert (restart.by_ids, restart.exact) == (False, False)
+        assert restart.request.fields["tools"] == TOOLS
+        assert seam.restart_at(new_engine("other")) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "deltas"),
+    [
+        ({}, [{"content": "I look"}, {"tool_calls": [CALL]}]),
+        ({}, [{"tool_calls": [CALL]}, *[{"tool_calls": [{"index": 0, "function": {"arguments": "x"}}]}] * 3]),
+        ({}, [{"reasoning": "Hm"}, {"content": "I look"}]),
+        ({"tool_choice": "required"}, [{"content": "I look"}]),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, [{"content": "I look"}]),
+    ],
+)
+def test_a_chat_with_tools_does_not_go_on_after_a_call_or_reasoning(fields: Any, deltas: list[dict[str, Any]]) -> None:
+    seam = seam_of(chat(stream=True, tools=TOOLS, **fields), *deltas)
+    assert (seam.has_obstacle, seam.may_be_complete) == (True, False)  # so it stays with an engine that may be back
+    seam.read()
+    assert seam.obstacle == "tools"
+
+
+def test_a_chat_that_has_called_its_tool_lacks_only_its_end() -> None:
+    deltas: list[dict[str, Any]] = [{"content": "I look"}, {"tool_calls": [CALL]}, {"finish": "tool_calls"}]
+    seam = seam_of(chat(stream=True, tools=TOOLS), *deltas)
+    assert seam.may_be_complete
+    seam.read()
+    assert (seam.obstacle, seam.is_complete) == (None, True)
+    assert seam.end() == b""

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.endpoints.chat import CHAT
+from router.core.endpoints.chat import CHAT, CHAT_CHOICES
 from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.continuation.continuation_body import remaining_tokens, request_by_ids
-from router.core.endpoints.continuation.continued_stream import ContinuedRecorder, end_locally
+from router.core.endpoints.continuation.continued_stream import DIVERGED, ContinuedRecorder, end_locally
 from router.core.endpoints.continuation.stream_so_far import held_back_chars, read_so_far
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
@@ -19,6 +19,7 @@ from router.core.endpoints.recording.sse import split_events
 from router.core.endpoints.recording.token_ids import TokenIdCutter
 from router.core.endpoints.requests.request import parse_request
 from tests.support.examples import EXAMPLES
+from tests.support.factories import choice_delta, encode_event
 from tests.support.toy_model import PROMPT_IDS, ToyModel, stream_bytes
 
 LIMIT = 1 << 20
@@ -234,3 +235,24 @@ def test_a_stream_that_lacks_only_its_end_keeps_the_usage_that_its_engine_sent()
     assert end_locally(recorder, choices_format, so_far) == b""
     assert recorder.is_complete
     assert b'"cached_tokens":2' in recorder.final_frames(include_usage=True)
+
+
+@pytest.mark.parametrize(
+    ("delta", "may_call", "passes"),
+    [
+        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}, True, True),
+        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}, False, False),
+        ({"reasoning": "Hm"}, True, False),
+    ],
+)
+def test_only_an_engine_with_tools_may_call_one(delta: dict[str, Any], may_call: bool, passes: bool) -> None:
+    request = request_of(chat=True, max_tokens=None, stop=[])
+    recorder = new_recorder(request, ids=False)
+    head = {"id": "first", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    recorder.feed(encode_event({**head, "choices": [choice_delta(content="a")]}))
+    so_far = read_so_far(recorder.parts, None)
+    assert not isinstance(so_far, str)
+    stream = ContinuedRecorder(recorder, CHAT_CHOICES, so_far, by_ids=False, may_call=may_call)
+    event = {**head, "choices": [choice_delta(**delta)]}
+    assert stream.feed(encode_event({**event, "id": "second"})) == (encode_event(event) if passes else b"")
+    assert (stream.started, stream.failure) == ((True, None) if passes else (False, DIVERGED))

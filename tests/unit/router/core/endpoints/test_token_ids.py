@@ -23,7 +23,7 @@ def make_recorder() -> StreamRecorder:
     return recorder
 
 
-def event(delta: dict[str, str], ids: list[int] | None, finish: str | None = None) -> bytes:
+def event(delta: dict[str, Any], ids: list[int] | None, finish: str | None = None) -> bytes:
     """An event of a chat as vLLM 0.32 writes it."""
     choice: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
     if finish is not None:
@@ -33,18 +33,29 @@ def event(delta: dict[str, str], ids: list[int] | None, finish: str | None = Non
     return b"data: %b\n\n" % json.dumps(chunk, separators=(",", ":")).encode()
 
 
+def call(arguments: str) -> dict[str, Any]:
+    return {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}
+
+
 TEXTS = ["a", "", '"delta":{},"logprobs":null,"finish_reason":null,"token_ids":[1]', "\n\n"]
 
 
 @given(
     st.lists(st.tuples(st.sampled_from([None, *TEXTS]), st.lists(st.integers(0, 9), max_size=3)), max_size=6),
     st.lists(st.booleans(), min_size=1, max_size=3),
+    st.integers(0, 6),
 )
 def test_events_only_for_their_ids_are_left_out_wherever_chunks_end(
-    events: list[tuple[str | None, list[int]]], ends: list[bool]
+    events: list[tuple[str | None, list[int]]], ends: list[bool], words: int
 ) -> None:
-    """`None`: a parser keeps the tokens to itself, and vLLM would send no event without `return_token_ids`."""
-    deltas = [({} if text is None else {"content": text}, ids) for text, ids in events]
+    """`None`: a parser keeps the tokens to itself, and vLLM would send no event without `return_token_ids`.
+
+    `words`: events of the content; after them come arguments of a call.
+    """
+    deltas: list[tuple[dict[str, Any], list[int]]] = [
+        ({} if text is None else {"content": text} if number < words else call(text), ids)
+        for number, (text, ids) in enumerate(events)
+    ]
     expected = b"".join(event(delta, None) for delta, _ in deltas if delta) + event({}, None, "stop")
     cutter = TokenIdCutter()
     received = chunk = b""
@@ -80,7 +91,8 @@ def test_what_was_left_out_before_a_seam_is_forgotten_at_it() -> None:
 @given(st.data())
 def test_a_recorder_takes_the_ids_out_of_events_of_a_template_as_of_all_others(data: st.DataObject) -> None:
     """Events of a template are not searched from their beginning."""
-    deltas = [{}, *({"content": text} for text in (*TEXTS, "b", "é", '"', "\\")), {"content": "c", "reasoning": "d"}]
+    texts = (*TEXTS, "b", "é", '"', "\\")
+    deltas = [{}, *({"content": text} for text in texts), *map(call, texts), {"content": "c", "reasoning": "d"}]
     drawn = data.draw(st.lists(st.sampled_from(deltas), min_size=3, max_size=12))
     ids = st.lists(st.integers(0, 99_999), max_size=3)
     events = [event({"role": "assistant", "content": ""}, None)]
