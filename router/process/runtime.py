@@ -117,11 +117,12 @@ class Runtime:
 
     @property
     def has_followers(self) -> bool:
-        """Whether clients of other processes read a generation of this one."""
-        return self.services.cache.coalescer.has_followers
+        """Whether clients of other processes read a generation of this one, or it runs in the background."""
+        return self.services.cache.coalescer.has_followers or len(self.services.cache.background) > 0
 
     async def end_generations(self) -> None:
         """The process ends: those that have no client any more, too."""
+        await self.services.cache.background.aclose()
         await self.services.cache.coalescer.aclose()
 
     async def aclose(self) -> None:

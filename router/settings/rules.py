@@ -53,6 +53,8 @@ def broken(settings: Settings) -> Iterator[Mistake]:
     if settings.responses.max_bytes_per_tenant < settings.responses.max_size:
         one: Place = ("responses", "max_size")
         yield Mistake(("responses", "max_bytes_per_tenant"), "must be at least responses.max_size", reads=(one,))
+    if not settings.responses.background_timeout:
+        yield Mistake(("responses", "background_timeout"), _NOTHING)
     yield from _auth(settings.auth, settings.tenant)
     yield from _tenants(settings.tenant)
     yield from _models(settings.model, {engine.model for engine in settings.engine})

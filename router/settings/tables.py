@@ -135,12 +135,18 @@ class CacheSettings(Strict, frozen=True):
 
 
 class ResponsesSettings(Strict, frozen=True):
-    """What is kept for `previous_response_id`; `ttl` 0: nothing. `max_size`: of one; see router.flow.memory."""
+    """What is kept for `previous_response_id`; `ttl` 0: nothing. `max_size`: of one; see router.flow.memory.
+
+    `max_background`, `max_background_per_tenant`: how many a process generates at once with `background: true`.
+    """
 
     ttl: Seconds = Seconds(86400)
     max_per_tenant: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
     max_bytes_per_tenant: Bytes = Bytes(1 << 30)
     max_size: Bytes = Bytes(1 << 20)
+    max_background: Annotated[int, Meta(ge=0, le=100_000)] = 256
+    max_background_per_tenant: Annotated[int, Meta(ge=0, le=100_000)] = 64
+    background_timeout: Seconds = Seconds(3600)
 
 
 class AuthSettings(Strict, frozen=True):

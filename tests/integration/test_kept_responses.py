@@ -25,9 +25,9 @@ TURNS = 50
 
 
 @asynccontextmanager
-async def started(url: str, folder: Path) -> AsyncIterator[list[RouterClient]]:
+async def started(url: str, folder: Path, script: RepeatingEngine | None = None) -> AsyncIterator[list[RouterClient]]:
     """Two routers in processes of their own."""
-    engine = ScriptedEngine(script=RepeatingEngine())
+    engine = ScriptedEngine(script=script or RepeatingEngine())
     await engine.start()
     text = router_config(url, {"one": ("llama", "any", engine.url)})
     processes = [RouterProcess(folder, text, name=name) for name in ("one", "other")]
@@ -98,6 +98,52 @@ class TestKeptResponses:
                 await other.responses.delete(first.id)
                 with pytest.raises(openai.NotFoundError, match="Previous response with id"):
                     await one.responses.create(model="llama", input="And?", previous_response_id=first.id)
+
+    async def test_openais_client_polls_resumes_and_cancels_what_runs_in_the_background(
+        self, own_redis: RedisServer, tmp_path: Path
+    ) -> None:
+        await own_redis.start()
+        script = RepeatingEngine()
+        script.may_end.clear()
+        async with started(own_redis.url, tmp_path, script) as routers:
+            addresses = [f"{router.http.base_url}/v1" for router in routers]
+            async with (
+                AsyncOpenAI(base_url=addresses[0], api_key="none", max_retries=0) as one,
+                AsyncOpenAI(base_url=addresses[1], api_key="none", max_retries=0) as other,
+            ):
+                polled = await one.responses.create(model="llama", input="The sea?", background=True)
+                assert (polled.status, polled.background) == ("queued", True)
+                seen: list[Any] = []
+                async for event in await one.responses.create(
+                    model="llama", input="The sky?", background=True, stream=True
+                ):
+                    seen.append(event)
+                    if len(seen) == 2:
+                        break
+                streamed = seen[0].response.id
+                resumed = await other.responses.retrieve(streamed, stream=True, starting_after=1)
+                cancelled = await one.responses.create(model="llama", input="The land?", background=True)
+                for client in (other, one):
+                    assert (await client.responses.cancel(cancelled.id)).status == "cancelled"
+                script.may_end.set()
+                seen += [event async for event in resumed]
+                assert [event.sequence_number for event in seen] == list(range(5))
+                assert (seen[-1].type, seen[-1].response.id) == ("response.completed", streamed)
+                assert seen[-1].response.output_text == "The sky? Yes."
+                done = await eventually(lambda: self.completed(other, polled.id))
+                assert done.output_text == "The sea? Yes."
+                following = await one.responses.create(
+                    model="llama", input="And?", background=True, previous_response_id=polled.id
+                )
+                done = await eventually(lambda: self.completed(other, following.id))
+                assert (done.output_text, done.previous_response_id) == ("And? Yes.", polled.id)
+                assert (await one.responses.retrieve(cancelled.id)).status == "cancelled"
+                with pytest.raises(openai.BadRequestError, match="`background` needs a response that is kept"):
+                    await one.responses.create(model="llama", input="x", background=True, store=False)
+
+    async def completed(self, client: AsyncOpenAI, id_: str) -> Any:
+        response = await client.responses.retrieve(id_)
+        return response if response.status == "completed" else None
 
     async def ask_once_up(self, router: RouterClient, text: str, previous: str | None) -> Any:
         """Asks again while Redis is loading its data, and what is answered could not be kept."""

@@ -20,7 +20,7 @@ from router.shared.inflight import claims
 from router.shared.prompts import recent_prompts
 from router.shared.quota import budgets
 from router.shared.quota import rate_limit_script as limits
-from router.shared.responses import response_index, response_records
+from router.shared.responses import background_records, response_index, response_records
 from router.store import entry_store as store
 from router.store.admin import answers, scan
 from tests.simulation.redis_data import RedisData
@@ -230,6 +230,32 @@ def _prolong_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
     return 1
 
 
+def _end_kept_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    return _change_running(data, key, words[0], dict(zip(words[2::2], words[3::2], strict=True))) or 2
+
+
+def _end_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    ttl, body, events, expired_by = words
+    held = data.get(key, dict) or {}
+    if held.get(b"state") == b"running" and expired_by != b"0" and int(held[b"lease"]) > int(expired_by):
+        return 0
+    return _change_running(data, key, ttl, {b"state": b"ended", b"response": body, b"events": events})
+
+
+def _renew_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    ttl, lease, body = words
+    return _change_running(data, key, ttl, {b"lease": lease, **({b"response": body} if body else {})})
+
+
+def _change_running(data: RedisData, key: bytes, ttl: bytes, fields: dict[bytes, bytes]) -> int:
+    held = data.get(key, dict) or {}
+    if held.get(b"state") != b"running":
+        return 0
+    _put(data, key, {**held, **fields})
+    data.expire_at(key, data.clock() + int(ttl))
+    return 1
+
+
 def _forget_response(sizes: dict[bytes, bytes], id_: bytes) -> None:
     if id_ in sizes:
         _add_sizes(sizes, -1, -int(sizes.pop(id_)))
@@ -415,6 +441,9 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     recent_prompts._WRITE_SCRIPT.encode(): _write,
     recent_prompts._ADD_SCRIPT.encode(): _add_prompt,
     response_records._WRITE_SCRIPT.encode(): _write_response,
+    response_records._END_SCRIPT.encode(): _end_kept_response,
+    background_records._END_SCRIPT.encode(): _end_response,
+    background_records._RENEW_SCRIPT.encode(): _renew_response,
     response_index.USE_SCRIPT.encode(): _use_response,
     response_index.REMOVE_SCRIPT.encode(): _remove_response,
     response_index.CROWDING_SCRIPT.encode(): _response_crowding,

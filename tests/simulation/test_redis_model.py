@@ -30,7 +30,7 @@ from router.shared.engines.announcements import (
 )
 from router.shared.quota import budgets
 from router.shared.quota.rate_limit_script import decode_status, update_command
-from router.shared.responses import response_index, response_records
+from router.shared.responses import background_records, response_index, response_records
 from router.shared.scripts import DELETE_IF_SAME, REPLACE_IF_SAME
 from tests.simulation.redis_scripts import SCRIPTS
 from tests.simulation.redis_test_clients import ClientFactory, ModelRedisClient, RealRedisClient
@@ -592,6 +592,28 @@ def test_a_response_that_is_prolonged_says_so(both: ClientFactory) -> None:
     client.send_commands(("SET", "k", "mine"))
     (reply,) = client.send_commands(prolong)
     assert str(reply).startswith("WRONGTYPE")
+
+
+def test_a_response_in_the_background_ends_once(both: ClientFactory) -> None:
+    client = both.connect()
+    end = ("EVAL", background_records._END_SCRIPT, 1, "k", LONG, "{}", "e")
+    renew = ("EVAL", background_records._RENEW_SCRIPT, 1, "k", LONG, 20)
+    keep = ("EVAL", response_records._END_SCRIPT, 1, "k", LONG, "d", "digest", "d", "state", "ended")
+    assert client.send_commands((*end, 0), (*renew, ""), keep, ("EXISTS", "k")) == [0, 0, 2, 0]
+    client.send_commands(("HSET", "k", "state", "running", "lease", "10"))
+    assert client.send_commands((*end, 9), (*renew, ""), (*end, 15), (*renew, "{1}"), (*end, 0)) == [0, 1, 0, 1, 1]
+    ended = {b"state": b"ended", b"lease": b"20", b"response": b"{}", b"events": b"e"}
+    assert client.send_commands(("HGETALL", "k"), (*renew, ""), (*end, 30), keep) == [ended, 0, 0, 2]
+    client.send_commands(("HSET", "k", "state", "running"))
+    assert client.send_commands((*end, 20)) == [1]
+    client.send_commands(("HSET", "k", "state", "running"))
+    assert client.send_commands(keep, ("HGETALL", "k")) == [1, {**ended, b"digest": b"d"}]
+    (left,) = client.send_commands(("PTTL", "k"))
+    assert 0 < left <= LONG
+    client.send_commands(("SET", "k", "mine"))
+    for command in ((*end, 0), (*renew, ""), keep):
+        (reply,) = client.send_commands(command)
+        assert str(reply).startswith("WRONGTYPE")
 
 
 class Index:

@@ -238,11 +238,10 @@ async def test_without_a_ttl_the_engine_is_asked_as_ever(world: World) -> None:
     assert await kept_keys(world) == []
 
 
-@pytest.mark.parametrize("fields", [{"conversation": "conv_1"}, {"background": True}])
 @scenario
-async def test_what_only_an_engine_keeps_is_left_to_it(world: World, fields: dict[str, Any]) -> None:
+async def test_what_only_an_engine_keeps_is_left_to_it(world: World) -> None:
     setting = await start(world)
-    await ask(setting.one, "The sea?", "resp_9", **fields)
+    await ask(setting.one, "The sea?", "resp_9", conversation="conv_1")
     body = json.loads(setting.engine.bodies[-1])
     assert (body["input"], body["previous_response_id"]) == ("The sea?", "resp_9")
     assert await kept_keys(world) == []

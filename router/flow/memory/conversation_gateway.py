@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from router.core.cache.cache_control import CacheControl
 from router.core.cache.redis_keys import entry_key
+from router.core.endpoints.conversations.background_response import not_stored_error
 from router.core.endpoints.conversations.final_response import FinalResponse, find_final_response
 from router.core.endpoints.conversations.items import extend_digest, join_items
 from router.core.endpoints.conversations.turn import (
@@ -25,10 +26,12 @@ from router.core.endpoints.conversations.turn import (
 )
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.routing.session import session_of_root
-from router.errors import ApiError, bad_request, unavailable
+from router.errors import ApiError, bad_request
 from router.flow.caller import Caller
 from router.flow.exchange import Exchange
 from router.flow.lookup import FullResponse
+from router.flow.memory.background_responses import BackgroundResponses
+from router.flow.memory.background_stream import responses_unavailable
 from router.flow.memory.remembered_stream import RememberedStream
 from router.flow.request_handler import RequestHandler, StreamedResponse
 from router.net.redis.pipeline import RedisDownError
@@ -72,11 +75,12 @@ class ConversationGateway:
     """
 
     def __init__(
-        self, gateway: RequestHandler, records: ResponseRecords, purges: Purges, *, max_body: int, max_size: int,
-        record_result: Callable[[str], None], clock: Callable[[], float],
+        self, gateway: RequestHandler, background: BackgroundResponses, records: ResponseRecords, purges: Purges, *,
+        max_body: int, max_size: int, record_result: Callable[[str], None], clock: Callable[[], float],
     ) -> None:  # fmt: skip
         """`max_body`: bytes of a conversation; `max_size`: of what is stored for a turn. `clock`: see CacheLookup."""
         self._gateway = gateway
+        self._background = background
         self._records = records
         self._purges = purges
         self._max_body = max_body
@@ -91,11 +95,16 @@ class ConversationGateway:
         turn = parse_turn(body)
         if turn is None:
             return await self._gateway.handle(exchange, control, body, caller)
-        since, place = self._purges.last_position, _FIRST
+        since, place, asked = self._purges.last_position, _FIRST, body
+        if turn.is_background and not turn.is_stored:
+            raise not_stored_error()
         if turn.previous_id is not None:
             said = await self._said_before(exchange.tenant, turn, turn.previous_id, caller)
             body, place = whole_body(body, join_items(said.items, turn.items)), _place_after(said)
             del said
+        if turn.is_background:
+            keep = partial(self._keep, exchange.tenant, turn, place, since)
+            return await self._background.start(exchange, control, asked, body, caller, place.parent, keep)
         response = await self._gateway.handle(exchange, control, body, caller)
         if not turn.is_stored:
             return response
@@ -130,8 +139,14 @@ class ConversationGateway:
         self, tenant: str, turn: Turn, place: Place, since: PurgePosition, data: bytes, *, is_stream: bool
     ) -> None:
         final = find_final_response(data, is_stream=is_stream)
-        if final is None:
-            return
+        if final is not None:
+            await self._keep(tenant, turn, place, since, final)
+
+    async def _keep(
+        self, tenant: str, turn: Turn, place: Place, since: PurgePosition, final: FinalResponse,
+        events: bytes | None = None,
+    ) -> str:  # fmt: skip
+        """The result, as a word for the metric. `events`: see ResponseRecords."""
         result = "invalid"
         if not is_response_id(final.id):
             self._warning.log("a response cannot be kept: its engine gave it the id %.200r", final.id)
@@ -141,13 +156,13 @@ class ConversationGateway:
             # Without any position, the log could not be read then, as in EntryStore.
             result = "failed" if since == BEGINNING else "purged"
         else:
-            result = await self._store(tenant, turn, place, final)
+            result = await self._store(tenant, turn, place, final, events)
         if result in _PROBLEMS:
             self._warning.log("a response cannot be kept: %s", _PROBLEMS[result])
         self._record_result(result)
+        return result
 
-    async def _store(self, tenant: str, turn: Turn, place: Place, final: FinalResponse) -> str:
-        """The result, as a word for the metric."""
+    async def _store(self, tenant: str, turn: Turn, place: Place, final: FinalResponse, events: bytes | None) -> str:
         items = join_items(turn.items, final.items)
         try:
             stored = KeptResponse(
@@ -163,7 +178,7 @@ class ConversationGateway:
                 output=final.items,
                 response=final.body,
             )
-            return await self._records.store(tenant, stored, self._clock())
+            return await self._records.store(tenant, stored, self._clock(), events)
         except MALFORMED_RESPONSE_ERRORS:
             return "invalid"
         except RedisDownError:
@@ -194,10 +209,6 @@ def previous_not_found(id_: str) -> ApiError:
         param=PREVIOUS_ID,
         code="previous_response_not_found",
     )
-
-
-def responses_unavailable() -> ApiError:
-    return unavailable("The kept responses cannot be read: Redis does not answer.", code="redis_down")
 
 
 def _any_entry_of(tenant: str) -> str:

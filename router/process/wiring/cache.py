@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from router.core.cache.miss_reason import SeenKeys
+from router.flow.memory.background_run import BackgroundRuns
 from router.flow.replicas.invalidation import on_purge
 from router.flow.sharing.coalescer import Coalescer
 from router.net.redis.commands import Command
@@ -29,6 +30,7 @@ class Cache(NamedTuple):
     seen_keys: SeenKeys
     retention: WorthRetention
     liveness: Liveness
+    background: BackgroundRuns
 
 
 def build_cache(telemetry: Telemetry, redis: RedisLink) -> Cache:
@@ -48,9 +50,16 @@ def build_cache(telemetry: Telemetry, redis: RedisLink) -> Cache:
         # What prolongs an entry's lifetime counts as a use, too.
         return retention.renewals(keys) if retention.enabled else local_hits.touches(keys)
 
-    leases = InFlightLeases(pipeline, on_remote_subscriber=coalescer.on_remote_subscriber)
+    background = BackgroundRuns()
+
+    def on_message(text: str) -> None:
+        if not background.on_message(text):
+            coalescer.on_remote_subscriber(text)
+
+    leases = InFlightLeases(pipeline, on_remote_subscriber=on_message)
     coalescer.enable_sharing(leases, purges)
     store = EntryStore(
         pipeline, purges, local, on_damaged=telemetry.record_damaged_entry, on_refused=redis.writes.on_refused
     )
-    return Cache(store, local, purges, leases, coalescer, HitCounter(renewals=renewals), seen_keys, retention, liveness)
+    hit_counter = HitCounter(renewals=renewals)
+    return Cache(store, local, purges, leases, coalescer, hit_counter, seen_keys, retention, liveness, background)

@@ -90,7 +90,8 @@ def build_gateway(
         waking=engines.waking,
         heartbeats=Heartbeats(ResponseHeaders().render, interval=timeouts.heartbeat, start_wait=timeouts.queue),
     )
-    return GatewayParts(gateway, with_memory(settings, process_state, services, gateway), generation_rules)
+    responses = with_memory(settings, process_state, services, gateway, generation_rules)
+    return GatewayParts(gateway, responses, generation_rules)
 
 
 def _build_generation_rules(

@@ -6,27 +6,54 @@ from functools import partial
 from starlette.routing import Route
 
 from router.api.access.auth import Authenticator
-from router.api.inference.kept_responses import KeptResponses
+from router.api.inference.endpoint import InferenceEndpoint
+from router.api.inference.kept_responses import STREAM_ENDPOINT, KeptResponses
+from router.api.inference.response_headers import ResponseHeaders
+from router.api.inference.server_timing import ServerTiming
 from router.api.inference.tenant_requests import TenantRequests
 from router.flow.body_budget import BodyAllocation
+from router.flow.heartbeat import Heartbeats
+from router.flow.memory.background_responses import BackgroundLimits, BackgroundResponses
+from router.flow.memory.background_stream import BackgroundStreams
 from router.flow.memory.conversation_gateway import ConversationGateway
 from router.flow.request_handler import RequestHandler
+from router.flow.sharing.generation_rules import GenerationRules
 from router.process.process_state import ProcessState
 from router.process.wiring.redis_services import RedisServices
 from router.settings import Settings
+from router.shared.responses.background_records import BackgroundRecords
 from router.shared.responses.response_records import ResponseRecords
 
 
 def with_memory(
-    settings: Settings, process_state: ProcessState, services: RedisServices, gateway: RequestHandler
-) -> RequestHandler:
+    settings: Settings, process_state: ProcessState, services: RedisServices, gateway: RequestHandler,
+    rules: GenerationRules,
+) -> RequestHandler:  # fmt: skip
     """What /v1/responses passes its requests to."""
-    if not settings.responses.ttl:
+    responses = settings.responses
+    if not responses.ttl:
         return gateway
     record_result = process_state.telemetry.record_kept_response
+    records = _records(settings, services, on_removed=lambda: record_result("removed"))
+    background_records = _background_records(settings, services, records)
+    limits = BackgroundLimits(
+        responses.max_background, responses.max_background_per_tenant, responses.background_timeout, responses.max_size
+    )
+    background = BackgroundResponses(
+        gateway,
+        background_records,
+        services.cache.background,
+        services.cache.leases,
+        rules,
+        _streams(settings, services, background_records),
+        limits,
+        record_request=process_state.telemetry.record,
+        clock=services.redis.clock.now,
+    )
     return ConversationGateway(
         gateway,
-        _records(settings, services, on_removed=lambda: record_result("removed")),
+        background,
+        records,
         services.cache.purges,
         max_body=settings.router.max_body,
         max_size=settings.responses.max_size,
@@ -40,13 +67,34 @@ def kept_response_routes(
 ) -> list[Route]:
     if not settings.responses.ttl:
         return []
-    requests = TenantRequests(
+    new_allocation = partial(BodyAllocation, process_state.body_budget, settings.router.max_bodies)
+    requests = TenantRequests(auth, process_state.tenant_limits, process_state.telemetry, new_allocation)
+    records = _records(settings, services)
+    background = _background_records(settings, services, records)
+    stream = InferenceEndpoint(
+        STREAM_ENDPOINT,
+        _streams(settings, services, background),
         auth,
         process_state.tenant_limits,
         process_state.telemetry,
-        partial(BodyAllocation, process_state.body_budget, settings.router.max_bodies),
+        new_allocation,
+        max_body=0,
+        server_timing=ServerTiming(enabled=False, is_admin=lambda _: False),
     )
-    return KeptResponses(requests, _records(settings, services)).routes()
+    return KeptResponses(requests, records, background, stream).routes()
+
+
+def _streams(settings: Settings, services: RedisServices, records: BackgroundRecords) -> BackgroundStreams:
+    heartbeats = Heartbeats(
+        ResponseHeaders().render, interval=settings.timeouts.heartbeat, start_wait=settings.timeouts.queue
+    )
+    return BackgroundStreams(records, services.cache.leases, heartbeats)
+
+
+def _background_records(settings: Settings, services: RedisServices, records: ResponseRecords) -> BackgroundRecords:
+    return BackgroundRecords(
+        services.redis.pipeline, records, ttl=settings.responses.ttl, clock=services.redis.clock.now
+    )
 
 
 def _records(

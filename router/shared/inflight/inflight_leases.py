@@ -24,7 +24,7 @@ from router.net.redis.pipeline import RedisPipeline
 from router.shared.cache.purges import PurgePosition
 from router.shared.inflight.claim import LEASE_DURATION, Claim, process_channel
 from router.shared.inflight.claims import Claims
-from router.shared.inflight.stream_reader import follow
+from router.shared.inflight.stream_reader import StreamSource, flight_source, follow
 from router.shared.inflight.stream_writer import Producer, RedisStreamWriter, StreamRecord
 
 _RENEW_INTERVAL: Final = LEASE_DURATION / 3  # so that a claim survives one renewal that fails
@@ -38,7 +38,10 @@ class InFlightLeases:
     """
 
     def __init__(self, pipeline: RedisPipeline, *, on_remote_subscriber: Callable[[str], None]) -> None:
-        """`on_remote_subscriber` is called with the id of an in-flight request, once a second per remote follower."""
+        """`on_remote_subscriber` is called with the id of an in-flight request, once a second per remote follower.
+
+        Or with another message to this process; see BackgroundRuns.
+        """
         self.process_id = secrets.token_hex(6)
         self.claims = Claims(pipeline, self.process_id)
         self._pipeline = pipeline
@@ -104,15 +107,16 @@ class InFlightLeases:
             writer.stop()
         self._writers.clear()
 
-    async def follow(self, key: str, claim: Claim) -> AsyncGenerator[StreamRecord, None]:
-        """The records of another process' in-flight request, up to its outcome; see stream_reader.
+    def follow(self, key: str, claim: Claim) -> AsyncGenerator[StreamRecord, None]:
+        """The records of another process' in-flight request; see `follow_source`."""
+        return self.follow_source(flight_source(key, claim))
 
-        Raises LeaderLostError.
-        """
-        stream = flight_key(key, claim.flight_id)
+    async def follow_source(self, source: StreamSource) -> AsyncGenerator[StreamRecord, None]:
+        """The records of a stream, up to its outcome; see stream_reader. Raises LeaderLostError."""
+        stream = source.stream
         stream_changed = self._stream_events[stream] = asyncio.Event()
         try:
-            async with contextlib.aclosing(follow(self._pipeline, key, claim, stream_changed)) as records:
+            async with contextlib.aclosing(follow(self._pipeline, source, stream_changed)) as records:
                 async for record in records:
                     yield record
         finally:

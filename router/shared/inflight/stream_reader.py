@@ -17,13 +17,13 @@ received nothing fails at once, since it can start a generation of its own.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 from redis.exceptions import ResponseError
 
 from router.core.cache.redis_keys import claim_key, flight_key
-from router.net.redis.commands import after_previous
+from router.net.redis.commands import Command, after_previous
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.redis.replies import stream_records
 from router.shared.inflight.claim import LEASE_DURATION, Claim, process_channel
@@ -38,6 +38,28 @@ _RETRY_DELAY: Final = 0.05  # seconds between two reads while Redis does not ans
 
 class LeaderLostError(Exception):
     """The leader is gone, or will not write the rest of the stream."""
+
+
+class StreamSource(NamedTuple):
+    """What is followed: a stream, and its leader.
+
+    - `process_id`: of the leader; `message`: what it gets on its channel from each follower.
+    - `sign`: a command; `is_held`: whether the reply to it says that the leader is still in charge.
+    """
+
+    stream: str
+    process_id: str
+    message: str
+    sign: Command
+    is_held: Callable[[Any], bool]
+
+
+def flight_source(key: str, claim: Claim) -> StreamSource:
+    value = claim.encode().encode()
+    return StreamSource(
+        flight_key(key, claim.flight_id), claim.process_id, claim.flight_id, ("GET", claim_key(key)),
+        lambda holder: bool(holder == value),
+    )  # fmt: skip
 
 
 class _SignsOfLeader:
@@ -73,7 +95,7 @@ class _SignsOfLeader:
 
 
 async def follow(
-    pipeline: RedisPipeline, key: str, claim: Claim, stream_changed: asyncio.Event
+    pipeline: RedisPipeline, source: StreamSource, stream_changed: asyncio.Event
 ) -> AsyncGenerator[StreamRecord, None]:
     """Yields the records of an in-flight request, from the first one to the one with its outcome.
 
@@ -89,8 +111,8 @@ async def follow(
         try:
             if published_at is None or clock() - published_at >= FOLLOW_INTERVAL:
                 published_at = clock()
-                receivers = pipeline.execute(("PUBLISH", process_channel(claim.process_id), claim.flight_id))
-            holder, records = await _read(pipeline, key, claim, leader.last)
+                receivers = pipeline.execute(("PUBLISH", process_channel(source.process_id), source.message))
+            held, records = await _read(pipeline, source, leader.last)
         except RedisDownError:
             leader.on_redis_down(clock())
             published_at = None  # publish again: the last message may be lost
@@ -105,7 +127,6 @@ async def follow(
                 return
         if records:
             continue
-        held = holder == claim.encode().encode()
         # No record yet: the leader must hold the claim and must have received the message.
         if not leader.has_written and not (
             held and (receivers is None or _may_have_receivers(pipeline, (await receivers)[0]))
@@ -117,18 +138,15 @@ async def follow(
         await _wait_for_event(stream_changed, _POLL_INTERVAL)
 
 
-async def _read(
-    pipeline: RedisPipeline, key: str, claim: Claim, last: int
-) -> tuple[bytes | None, Sequence[tuple[bytes, Any]]]:
-    """Who holds the claim, and the records after the last one. Raises RedisDownError."""
-    # The claim is read first: if it is gone by then, the stream is as complete as it will ever be.
-    holder, records = await pipeline.execute(
-        ("GET", claim_key(key)),
-        after_previous(("XRANGE", flight_key(key, claim.flight_id), f"{last + 1}-0", "+", "COUNT", 100)),
+async def _read(pipeline: RedisPipeline, source: StreamSource, last: int) -> tuple[bool, Sequence[tuple[bytes, Any]]]:
+    """Whether the leader is in charge, and the records after the last one. Raises RedisDownError."""
+    # The sign is read first: if it is gone by then, the stream is as complete as it will ever be.
+    sign, records = await pipeline.execute(
+        source.sign, after_previous(("XRANGE", source.stream, f"{last + 1}-0", "+", "COUNT", 100))
     )
-    if isinstance(holder, Exception) or isinstance(records, Exception):  # one server of a cluster is down
+    if isinstance(sign, Exception) or isinstance(records, Exception):  # one server of a cluster is down
         raise RedisDownError
-    return holder, pipeline.decode(stream_records, records)
+    return pipeline.decode(source.is_held, sign), pipeline.decode(stream_records, records)
 
 
 def _may_have_receivers(pipeline: RedisPipeline, receivers: Any) -> bool:

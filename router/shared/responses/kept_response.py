@@ -111,12 +111,12 @@ def encode_fields(response: KeptResponse, created: float) -> list[str | bytes]:
 
 
 def decode_turn(id_: str, reply: Any) -> KeptResponse | None:
-    """`reply`: to HMGET with TURN_FIELDS and perhaps `response`. None if it is not there, or ambiguous.
+    """`reply`: to HMGET with TURN_FIELDS. None if it is not there, or ambiguous.
 
     Raises any exception for a reply that HMGET cannot have.
     """
     earlier = _decode_earlier(id_, reply[: len(EARLIER_FIELDS)])
-    size, root, ancestors, alive_until, ambiguous, *response = reply[len(EARLIER_FIELDS) :]
+    size, root, ancestors, alive_until, ambiguous = reply[len(EARLIER_FIELDS) :]
     if earlier is None or ambiguous or _NUMBER.fullmatch(size or b"") is None:
         return None
     return KeptResponse(
@@ -130,7 +130,6 @@ def decode_turn(id_: str, reply: Any) -> KeptResponse | None:
         alive_until=int(alive_until) if _NUMBER.fullmatch(alive_until or b"") else 0,
         input=earlier.input,
         output=earlier.output,
-        response=(response[0] or b"") if response else b"",
     )
 
 

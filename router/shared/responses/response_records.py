@@ -43,7 +43,8 @@ from router.shared.responses.kept_response import (
 )
 from router.shared.responses.response_index import ResponseIndex, left_ids, remove_command
 
-StoreResult = Literal["stored", "collision", "failed"]
+StoreResult = Literal["stored", "collision", "failed", "ended"]
+"""`ended`: of one that was generated in the background, which was cancelled or deleted before."""
 
 # One that has no parent needs no other, so it is not replaced by one of the same conversation that does. ARGV: the time
 # to live in ms, the digest, and the fields. Nothing is deleted before: the mark of a collision stays.
@@ -58,6 +59,16 @@ if not held[1] or held[2] ~= '' then redis.call('HSET', KEYS[1], unpack(ARGV, 3)
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
 """
+
+# Of one that was generated in the background, see background_records. ARGV as above.
+_END_SCRIPT: Final = """
+if redis.call('HGET', KEYS[1], 'state') ~= 'running' then return 2 end
+redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 1
+"""
+
+_RESULTS: Final[dict[int, StoreResult]] = {1: "stored", 2: "ended"}
 
 _PROLONG_SCRIPT: Final = """
 if redis.call('PEXPIRE', KEYS[1], ARGV[1]) == 0 then return 0 end
@@ -96,14 +107,13 @@ class ResponseRecords:
         self._on_refused = on_refused
         self._on_removed = on_removed
 
-    async def find(self, tenant: str, id_: str, *, with_object: bool = False) -> KeptResponse:
-        """`with_object`: whether its `response` is read, too. Raises ResponseNotFoundError and RedisDownError.
+    async def find(self, tenant: str, id_: str) -> KeptResponse:
+        """Raises ResponseNotFoundError and RedisDownError.
 
         Its `alive_until` is 0 if so many others were used since that its conversation may soon have to leave.
         """
-        fields = (*TURN_FIELDS, "response") if with_object else TURN_FIELDS
         reply, crowding = await self._pipeline.execute(
-            ("HMGET", response_key(tenant, id_), *fields), self._index.crowding(tenant)
+            ("HMGET", response_key(tenant, id_), *TURN_FIELDS), self._index.crowding(tenant)
         )
         if isinstance(reply, Exception):
             raise RedisDownError
@@ -125,16 +135,25 @@ class ResponseRecords:
             known |= other
         return found
 
-    async def store(self, tenant: str, response: KeptResponse, created: float) -> StoreResult:
-        """`created`: seconds since the epoch. Raises RedisDownError."""
+    async def store(
+        self, tenant: str, response: KeptResponse, created: float, events: bytes | None = None
+    ) -> StoreResult:
+        """`created`: seconds since the epoch. `events`: of one in the background, see EventLog.
+
+        Raises RedisDownError.
+        """
         now = int(1000 * self._clock())
         prolonged: tuple[str, ...] = ()
         if not 0.9 * self._ttl_ms <= response.alive_until - now <= self._ttl_ms:  # longer: `ttl` was changed
             response, prolonged = response._replace(alive_until=now + self._ttl_ms), response.ancestors
         fields = encode_fields(response, created)
+        script = _WRITE_SCRIPT
+        if events is not None:
+            script = _END_SCRIPT
+            fields += ["state", "ended", "events", events]
         size = sum([len(word) for word in fields[1::2]])
         written, left, *others = await self._pipeline.execute(
-            ("EVAL", _WRITE_SCRIPT, 1, response_key(tenant, response.id), self._ttl_ms, response.digest, *fields),
+            ("EVAL", script, 1, response_key(tenant, response.id), self._ttl_ms, response.digest, *fields),
             self._index.use(tenant, now, response.id, size, prolonged),
             *[("PEXPIRE", response_key(tenant, id_), self._ttl_ms) for id_ in prolonged[:-1]],
             *[self._prolong(tenant, id_, response.alive_until) for id_ in prolonged[-1:]],
@@ -147,22 +166,34 @@ class ResponseRecords:
             # A RedisBackendError: a server of a cluster that is down.
             if isinstance(error, Exception) and not isinstance(error, RedisBackendError):
                 self._on_refused(error)
+        self._remove(tenant, left)
+        if isinstance(written, Exception):
+            if not isinstance(left, Exception):
+                await self._remove_absent(tenant, response.id)
+            return "failed"
+        result = _RESULTS.get(written, "collision")
+        if result == "ended":
+            await self._remove_absent(tenant, response.id)
+        return result
+
+    async def use(self, tenant: str, id_: str, size: int) -> None:
+        """Counts a response that has another record until it is stored. Raises RedisDownError."""
+        (left,) = await self._execute(self._index.use(tenant, int(1000 * self._clock()), id_, size, ()))
+        self._remove(tenant, left)
+
+    def _remove(self, tenant: str, left: Any) -> None:
+        """Deletes what has left the index. `left`: its reply."""
         if gone := left_ids(left):
             for _ in gone:
                 self._on_removed()
             with contextlib.suppress(RedisDownError):
                 self._pipeline.send(*[("DEL", response_key(tenant, id_)) for id_ in gone])
-        if isinstance(written, Exception):
-            if not isinstance(left, Exception):
-                await self._remove_absent(tenant, response.id)
-            return "failed"
-        return "stored" if written == 1 else "collision"
 
     async def _remove_absent(self, tenant: str, id_: str) -> None:
         """Takes a response out of the index that could not be written. It may have been stored before."""
         with contextlib.suppress(RedisDownError):
-            (digest,) = await self._pipeline.execute(("HGET", response_key(tenant, id_), "digest"))
-            if not digest or (isinstance(digest, Exception) and not isinstance(digest, RedisBackendError)):
+            (held,) = await self._pipeline.execute(("HGET", response_key(tenant, id_), "response"))
+            if not held or (isinstance(held, Exception) and not isinstance(held, RedisBackendError)):
                 self._pipeline.send(remove_command(tenant, id_))
 
     async def delete(self, tenant: str, id_: str) -> bool:

@@ -35,6 +35,7 @@ class Turn(NamedTuple):
     items: bytes
     previous_id: str | None
     is_stored: bool
+    is_background: bool
 
 
 def is_response_id(text: str) -> bool:
@@ -55,11 +56,12 @@ def parse_turn(body: bytes) -> Turn | None:
     except (*MALFORMED_RESPONSE_ERRORS, ApiError):
         return None
     previous_id = fields.previous_response_id
-    if fields.background or fields.conversation or not isinstance(previous_id, str | None):
+    if fields.conversation or not isinstance(previous_id, str | None):
         return None
+    is_background = fields.background is True
     # A client that sends its history keeps it itself. All of it would be stored again with each turn.
-    is_stored = previous_id is not None or not has_output(items) if fields.store is None else fields.store is not False
-    return Turn(items, previous_id, is_stored)
+    keeps_itself = fields.store is None and previous_id is None and not is_background and has_output(items)
+    return Turn(items, previous_id, fields.store is not False and not keeps_itself, is_background)
 
 
 def whole_body(body: bytes, items: bytes) -> bytes:

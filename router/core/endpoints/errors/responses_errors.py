@@ -33,7 +33,7 @@ def _frame(error: ApiError, stream: BrokenStream) -> bytes:
     response = {
         **(_unopened_response(stream) if opened is None else opened),
         "status": "failed",
-        "error": {"code": _error_code(error), "message": error.message},
+        "error": {"code": response_error_code(error), "message": error.message},
     }
     details = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
     event = {"type": "response.failed", "sequence_number": last_number + 1, "response": response, "error": details}
@@ -59,7 +59,7 @@ def _unopened_response(stream: BrokenStream) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _error_code(error: ApiError) -> str:
+def response_error_code(error: ApiError) -> str:
     """A code of OpenAI's ResponseError, or the engine's word for a request that is at fault."""
     if error.status == 429:
         return "rate_limit_exceeded"

@@ -302,6 +302,11 @@ def test_a_tenant_has_room_for_one_response_at_least() -> None:
     assert config_error(text) == "responses.max_bytes_per_tenant: '1MiB' must be at least responses.max_size"
 
 
+def test_a_response_in_the_background_has_some_time() -> None:
+    text = f'[responses]\nbackground_timeout = "0s"\n{MINIMAL}'
+    assert config_error(text) == "responses.background_timeout: '0s' must be greater than 0"
+
+
 def test_a_number_of_any_length_is_refused() -> None:
     assert config_error(f"[router]\nport = 0x{'f' * 10_000}\n{MINIMAL}") == (
         "router.port: a number this large is not an integer from 1 to 65535"

@@ -102,9 +102,9 @@ def test_a_digest_of_what_is_no_json_is_refused() -> None:
 
 def test_a_turn_has_its_items_and_says_whether_it_is_stored() -> None:
     turn = parse_turn(b'{"model": "m", "input": [{"a": 1}], "previous_response_id": "resp_1", "store": false}')
-    assert turn == (b'{"a": 1}', "resp_1", False)
+    assert turn == (b'{"a": 1}', "resp_1", False, False)
     for store in (b"", b', "store": true', b', "store": null'):
-        assert parse_turn(b'{"input": [], "previous_response_id": null%b}' % store) == (b"", None, True)
+        assert parse_turn(b'{"input": [], "previous_response_id": null%b}' % store) == (b"", None, True, False)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,14 @@ def test_a_client_that_sends_what_was_said_before_keeps_it_itself_unless_it_says
     assert not is_stored(b', "store": null')
     assert is_stored(b', "store": true')
     assert is_stored(b', "previous_response_id": "resp_1"')
+    assert is_stored(b', "background": true')
+
+
+def test_only_true_is_in_the_background() -> None:
+    for value, expected in ((b"true", True), (b"false", False), (b"null", False), (b"1", False), (b'"yes"', False)):
+        turn = parse_turn(b'{"input": "x", "background": %b}' % value)
+        assert turn is not None
+        assert turn.is_background is expected
 
 
 def test_results_of_tools_are_no_output_of_a_model() -> None:
@@ -142,7 +150,6 @@ def test_results_of_tools_are_no_output_of_a_model() -> None:
         b"[]",
         b'{"input": 7}',
         b'{"input": "x", "previous_response_id": 7}',
-        b'{"input": "x", "background": true}',
         b'{"input": "x", "conversation": "conv_1"}',
         b'{"input": "x", "conversation": {"id": "conv_1"}}',
         b'{"input": ' + b"[" * 100_000,

@@ -1,0 +1,182 @@
+"""The events of a response that is generated in the background, or was, for one client; at any router."""
+
+import asyncio
+import zlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Final
+from urllib.parse import parse_qs
+
+from router.core.cache.cache_control import CacheControl
+from router.core.endpoints.conversations.background_events import ended_event, events_after, failed_event
+from router.core.endpoints.conversations.turn import is_response_id, shown_id
+from router.core.endpoints.recording.sse import split_events
+from router.errors import ApiError, bad_request, unavailable
+from router.flow.caller import Caller
+from router.flow.exchange import Exchange
+from router.flow.heartbeat import Heartbeats
+from router.flow.lookup import FullResponse
+from router.flow.memory.background_run import END, FULL
+from router.flow.request_handler import StreamedResponse
+from router.flow.sharing.inflight import TrySend
+from router.net.redis.pipeline import RedisDownError
+from router.shared.inflight.inflight_leases import InFlightLeases
+from router.shared.inflight.stream_reader import LeaderLostError
+from router.shared.responses.background_records import LEASE, BackgroundRecords, StoredResponse
+from router.shared.responses.kept_response import ResponseNotFoundError
+
+_MAX_DIGITS: Final = 9
+_RETRY_DELAY: Final = 0.5  # seconds until a process is asked again that was not reached
+
+
+class BackgroundStreams:
+    """`GET /v1/responses/{id}?stream=true`, with `starting_after`: the number of the last event that the client has."""
+
+    def __init__(self, records: BackgroundRecords, leases: InFlightLeases, heartbeats: Heartbeats) -> None:
+        self._records = records
+        self._leases = leases
+        self._heartbeats = heartbeats
+
+    async def handle(
+        self, exchange: Exchange, control: CacheControl, body: bytes, caller: Caller
+    ) -> FullResponse | StreamedResponse:
+        id_, after = caller.scope["path_params"]["id"], _starting_after(caller.scope["query_string"])
+        found = await find_response(self._records, exchange.tenant, id_)
+        if not found.is_background:
+            raise bad_request("Only a response that was made with `background` can be streamed.", param="stream")
+        exchange.stream = True
+        if found.is_running:
+            return self.attach(exchange, caller, id_, found, after)
+        caller.body_allocation.allocate(len(found.events))
+        return FullResponse(stored_events(found, after), stream=True)
+
+    def attach(
+        self, exchange: Exchange, caller: Caller, id_: str, found: StoredResponse, after: int
+    ) -> StreamedResponse:
+        """`found`: the response, which is running. `after`: the number of the last event that the client has, or -1."""
+        caller.connection.cancel_on_disconnect()
+        caller.heartbeat = self._heartbeats.start(exchange, caller)
+        return BackgroundStream(self._records, self._leases, exchange, id_, found, after)
+
+
+async def find_response(records: BackgroundRecords, tenant: str, id_: str) -> StoredResponse:
+    if not is_response_id(id_):
+        raise response_not_found(id_)
+    try:
+        return await records.find(tenant, id_)
+    except ResponseNotFoundError:
+        raise response_not_found(id_) from None
+    except RedisDownError:
+        raise responses_unavailable() from None
+
+
+def response_not_found(id_: str) -> ApiError:
+    return ApiError(404, f"Response with id '{shown_id(id_)}' not found.", param="id", code="response_not_found")
+
+
+def responses_unavailable() -> ApiError:
+    return unavailable("The kept responses cannot be read: Redis does not answer.", code="redis_down")
+
+
+def _starting_after(query: bytes) -> int:
+    values = parse_qs(query.decode("latin-1")).get("starting_after")
+    if values is None:
+        return -1
+    if not (values[-1].isascii() and values[-1].isdecimal() and len(values[-1]) <= _MAX_DIGITS):
+        raise bad_request("`starting_after` must be the number of an event.", param="starting_after")
+    return int(values[-1])
+
+
+class BackgroundStream:
+    """See StreamedResponse.
+
+    - Each event with a number above `after` comes once, in its order, and the last one after the response is stored.
+    - It goes on while the process that generates the response, or Redis, is not reached, up to a lease.
+    """
+
+    def __init__(
+        self, records: BackgroundRecords, leases: InFlightLeases, exchange: Exchange, id_: str, found: StoredResponse,
+        after: int,
+    ) -> None:  # fmt: skip
+        """`found`: the response, which is running."""
+        self.finished = False
+        self.is_broken_off = False
+        self._records = records
+        self._leases = leases
+        self._exchange = exchange
+        self._id = id_
+        self._found = found
+        self._last = after
+        self._parts = self._follow()
+
+    async def read(self, try_send: TrySend | None = None) -> bytes:
+        if self.finished:
+            return b""
+        try:
+            return await anext(self._parts)
+        except StopAsyncIteration:
+            self.finished = True
+            return b""
+
+    def position(self) -> int:
+        return self._last
+
+    def close(self) -> None:
+        self.finished = True
+
+    async def _follow(self) -> AsyncGenerator[bytes, None]:
+        tenant, give_up_at = self._exchange.tenant, 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                async with aclosing(self._live_events()) as live:
+                    async for events in live:
+                        yield events
+                return
+            except (LeaderLostError, RedisDownError):
+                give_up_at = give_up_at or loop.time() + LEASE + 1
+            try:
+                self._found = await self._records.find(tenant, self._id)
+                if not self._found.is_running:
+                    yield stored_events(self._found, self._last)
+                    return
+            except ResponseNotFoundError:
+                yield self._error_event(response_not_found(self._id))
+                return
+            except RedisDownError:
+                if loop.time() > give_up_at:
+                    yield self._error_event(responses_unavailable())
+                    return
+            await asyncio.sleep(_RETRY_DELAY)
+
+    async def _live_events(self) -> AsyncGenerator[bytes, None]:
+        """Returns after the last event. Raises LeaderLostError and RedisDownError."""
+        source = self._records.source(self._exchange.tenant, self._id, self._found.runner, self._last)
+        async with aclosing(self._leases.follow_source(source)) as records:
+            async for record in records:
+                if record.frames:
+                    self._last += len(split_events(record.frames))
+                    yield record.frames
+                if record.outcome == FULL:
+                    yield self._error_event(_not_kept())
+                elif record.outcome not in (None, END):
+                    raise LeaderLostError
+
+    def _error_event(self, error: ApiError) -> bytes:
+        self._exchange.outcome, self._exchange.error_reason = "failed", error.reason
+        return failed_event(self._found.body, error, self._last + 1)
+
+
+def stored_events(found: StoredResponse, after: int) -> bytes:
+    """Those of a response that has ended. Of one whose events are not kept, the last one."""
+    try:
+        events = events_after(found.events, after)
+    except zlib.error:
+        events = b""
+    return events or (b"" if found.events else ended_event(found.body, after + 1))
+
+
+def _not_kept() -> ApiError:
+    return bad_request(
+        "The events of this response are too large to be kept; retrieve it without `stream`.", param="stream"
+    )

@@ -1,0 +1,473 @@
+"""`background: true` at /v1/responses, over two routers and one Redis."""
+
+import asyncio
+import json
+import logging
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from router.core.api_keys import hash_key
+from router.core.cache.redis_keys import response_key
+from router.core.endpoints.recording.sse import split_events
+from tests.support.conversations import RepeatingEngine, ask, id_of, response_of, texts_of
+from tests.support.router_server import RouterClient, router_config
+from tests.support.scripted_engine import ScriptedEngine
+from tests.support.typed_answers import RESPONSES, typed_events
+from tests.support.waiting import eventually
+from tests.world.processes import WorldRouter
+from tests.world.scenario import World, scenario
+
+KEYS: Final = '[auth]\nmode = "keys"\n' + "".join(
+    f'[[tenant]]\nname = "{name}"\nkeys = ["{hash_key(f"sk-{name}".encode())}"]\n' for name in ("acme", "beta")
+)
+TIMEOUTS: Final = '\n[timeouts]\nbetween_tokens = "10m"\n'
+KINDS: Final = [
+    "response.created", "response.output_item.added", "response.content_part.added", "response.output_text.delta",
+    "response.completed",
+]  # fmt: skip
+
+
+class Setting:
+    """Two routers with one engine, whose streams end once `script.may_end` is set."""
+
+    def __init__(self, routers: list[WorldRouter], engine: ScriptedEngine, script: RepeatingEngine) -> None:
+        self.one, self.other = routers
+        self.engine = engine
+        self.script = script
+
+
+async def start(world: World, rest: str = "", *, router: str = "") -> Setting:
+    script = RepeatingEngine()
+    script.may_end.clear()
+    engine = await world.scripted_engine(script=script)
+    text = router_config(world.redis.url, {"one": ("llama", "any", engine.url)}, rest=rest + TIMEOUTS, router=router)
+    return Setting([await world.router(text), await world.router(text)], engine, script)
+
+
+async def begin(router: RouterClient, text: str = "The sea?", *args: Any, **fields: Any) -> dict[str, Any]:
+    """The response object of one in the background."""
+    return response_of(await ask(router, text, *args, background=True, **fields))
+
+
+async def get(router: RouterClient, id_: str, query: str = "", **headers: str) -> httpx.Response:
+    return await router.http.get(f"{RESPONSES}/{id_}{query}", headers=headers)
+
+
+async def until_status(router: RouterClient, id_: str, status: str) -> dict[str, Any]:
+    async def found() -> dict[str, Any] | None:
+        answer = await get(router, id_)
+        response: dict[str, Any] = answer.json()
+        return response if answer.status_code == 200 and response["status"] == status else None
+
+    result: dict[str, Any] = await eventually(found, 60)
+    return result
+
+
+def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    """Without the heartbeats."""
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    frames = [frame for frame in split_events(answer.content) if not frame.startswith(b":")]
+    return typed_events(b"".join(frames)) if frames else []
+
+
+def kinds(answer: httpx.Response) -> list[str]:
+    return [event["type"] for event in events_of(answer)]
+
+
+# -- one that completes -----------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_the_client_is_answered_at_once_and_every_router_shows_the_state(world: World) -> None:
+    setting = await start(world)
+    queued = await begin(setting.one, instructions="Be brief.", metadata={"a": "b"})
+    id_ = queued["id"]
+    assert (queued["status"], queued["background"], queued["output"]) == ("queued", True, [])
+    assert (queued["instructions"], queued["metadata"]) == ("Be brief.", {"a": "b"})
+    running = await until_status(setting.other, id_, "in_progress")
+    assert (running["id"], running["background"]) == (id_, True)
+    setting.script.may_end.set()
+    for router in (setting.one, setting.other):
+        done = await until_status(router, id_, "completed")
+        assert (done["id"], done["background"], texts_of(done["output"])) == (id_, True, ["The sea? Yes."])
+    asked = json.loads(setting.engine.bodies[-1])
+    assert "background" not in asked
+
+
+@scenario
+async def test_a_hit_is_completed_at_once(world: World) -> None:
+    setting = await start(world)
+    setting.script.may_end.set()
+    first = await ask(setting.one, "The sea?")
+    answers = [await ask(router, "The sea?", background=True) for router in (setting.one, setting.other)]
+    assert [answer.headers["x-cache"] for answer in answers] == ["HIT"] * 2
+    responses = [response_of(answer) for answer in answers]
+    assert [response["status"] for response in responses] == ["completed"] * 2
+    assert len({response["id"] for response in responses} | {id_of(first)}) == 3
+    assert (await get(setting.one, responses[1]["id"])).json() == responses[1]
+    assert len(setting.engine.bodies) == 1
+
+
+@scenario
+async def test_one_can_be_continued_and_continue_others(world: World) -> None:
+    setting = await start(world)
+    setting.script.may_end.set()
+    first = id_of(await ask(setting.one, "The sea?"))
+    second = await begin(setting.other, "The sky?", first)
+    done = await until_status(setting.one, second["id"], "completed")
+    assert [second["previous_response_id"], done["previous_response_id"]] == [first, first]
+    third = await ask(setting.one, "The land?", second["id"])
+    asked = json.loads(setting.engine.bodies[-1])["input"]
+    assert texts_of(asked)[::2] == ["The sea?", "The sky?", "The land?"]
+    listed = await setting.other.http.get(f"{RESPONSES}/{id_of(third)}/input_items")
+    assert len(listed.json()["data"]) == 5
+
+
+@scenario
+async def test_equal_requests_share_a_generation(world: World) -> None:
+    setting = await start(world)
+    ids = [(await begin(router))["id"] for router in (setting.one, setting.other, setting.one)]
+    foreground = asyncio.ensure_future(ask(setting.other, "The sea?", stream=True))
+    await asyncio.sleep(1)
+    setting.script.may_end.set()
+    assert (await foreground).headers["x-cache"] == "COALESCED"
+    for id_ in ids:
+        assert (await until_status(setting.one, id_, "completed"))["id"] == id_
+    assert len(setting.engine.bodies) == 1
+
+
+@scenario
+async def test_a_request_without_the_cache_runs_in_the_background_too(world: World) -> None:
+    setting = await start(world)
+    answer = await setting.one.post(
+        RESPONSES, {"model": "llama", "input": "The sea?", "background": True}, **{"cache-control": "no-store"}
+    )
+    setting.script.may_end.set()
+    await until_status(setting.other, id_of(answer), "completed")
+
+
+@scenario
+async def test_it_has_two_lines_in_the_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    setting = await start(world, router='log_format = "json"')
+    setting.script.may_end.set()
+    with caplog.at_level(logging.INFO, "roundhouse.access"):
+        answer = await ask(setting.one, "The sea?", background=True)
+        id_ = id_of(answer)
+        await eventually(lambda: _are(len(caplog.messages) == 2))
+    lines = {line["request"]: line for line in map(json.loads, caplog.messages)}
+    assert lines[answer.headers["x-request-id"]]["path"] == "POST /v1/responses background"
+    own = lines[id_]
+    assert (own["path"], own["cache"], own["outcome"], own["engine"]) == (RESPONSES, "MISS", "complete", "one")
+    assert own["completion_tokens"] == 2
+
+
+async def _are(value: bool) -> bool:
+    return value
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code"),
+    [
+        ({"store": False}, 400, "background_not_stored"),
+        ({"model": "unknown"}, 404, "model_not_found"),
+        ({"input": []}, 400, None),
+        ({"temperature": "hot"}, 400, None),
+        ({"previous_response_id": "resp_9"}, 404, "previous_response_not_found"),
+    ],
+)
+@scenario
+async def test_what_is_refused_is_refused_at_once(
+    world: World, fields: dict[str, Any], status: int, code: str | None
+) -> None:
+    setting = await start(world)
+    answer = await setting.one.post(RESPONSES, {"model": "llama", "input": "The sea?", "background": True, **fields})
+    assert answer.status_code == status
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    if code is not None:
+        assert answer.json()["error"]["code"] == code
+    assert [key async for key in world.redis.client.scan_iter(match="rh:1:response:*")] == []
+
+
+@pytest.mark.parametrize("setting_text", ["max_background = 2", "max_background_per_tenant = 2"])
+@scenario
+async def test_no_more_run_at_once_than_the_settings_allow(world: World, setting_text: str) -> None:
+    setting = await start(world, f"[responses]\n{setting_text}\n")
+    ids = [(await begin(setting.one, f"{number}?"))["id"] for number in range(2)]
+    refused = await ask(setting.one, "2?", background=True)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "background_limit")
+    assert int(refused.headers["retry-after"]) > 0
+    setting.script.may_end.set()
+    for id_ in ids:
+        await until_status(setting.one, id_, "completed")
+    await begin(setting.one, "2?")
+
+
+@scenario
+async def test_it_counts_for_the_limits_of_its_tenant_until_it_ends(world: World) -> None:
+    setting = await start(
+        world,
+        KEYS.replace("keys = [", "concurrent_requests = 1\nkeys = [", 1).replace('mode = "keys"\n', 'mode = "keys"\n'),
+    )
+    first = await begin(setting.one, key="sk-acme")
+    assert (await ask(setting.other, "The sky?", key="sk-acme")).status_code == 429
+    setting.script.may_end.set()
+
+    async def is_done() -> bool:
+        answer = await get(setting.one, first["id"], authorization="Bearer sk-acme")
+        return answer.status_code == 200 and answer.json()["status"] == "completed"
+
+    await eventually(is_done)
+    assert (await ask(setting.other, "The sky?", key="sk-acme")).status_code == 200
+
+
+@scenario
+async def test_without_redis_it_is_refused(world: World) -> None:
+    setting = await start(world)
+    world.redis.freeze()
+    answer = await ask(setting.one, "The sea?", background=True)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "redis_down")
+    world.redis.thaw()
+
+
+# -- one that does not complete ---------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_one_whose_engine_fails_is_failed(world: World) -> None:
+    engine = await world.engine()
+    router = await world.router(router_config(world.redis.url, {"one": ("llama", "any", engine.url)}))
+    await engine.set_faults({"fault": "drop", "after": 3})
+    id_ = (await begin(router))["id"]
+    failed = await until_status(router, id_, "failed")
+    assert (failed["id"], failed["error"]["code"]) == (id_, "server_error")
+    streamed = await get(router, id_, "?stream=true")
+    assert kinds(streamed)[-1] == "response.failed"
+
+
+@scenario
+async def test_one_whose_router_dies_is_failed_at_the_other(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    await until_status(setting.other, id_, "in_progress")
+    following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
+    await asyncio.sleep(3)
+    setting.one.kill()
+    failed = await until_status(setting.other, id_, "failed")
+    assert failed["error"] == {
+        "code": "server_error", "message": "The router that generated the response has stopped.",
+    }  # fmt: skip
+    assert kinds(await following)[-1] == "response.failed"
+
+
+@scenario
+async def test_one_whose_router_stops_is_failed_at_once(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    await setting.one.stop()
+    response = (await get(setting.other, id_)).json()
+    assert (response["status"], response["error"]["message"]) == (
+        "failed", "The router that generated the response was stopped.",
+    )  # fmt: skip
+
+
+@scenario
+async def test_one_that_takes_too_long_is_failed(world: World) -> None:
+    setting = await start(world, '[responses]\nbackground_timeout = "20s"\n')
+    id_ = (await begin(setting.one))["id"]
+    failed = await until_status(setting.other, id_, "failed")
+    assert failed["error"]["message"] == "The response was not complete after 20 seconds."
+
+
+@scenario
+async def test_a_long_one_survives_a_pause_of_redis(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    await asyncio.sleep(120)
+    world.redis.freeze()
+    await asyncio.sleep(15)
+    setting.script.may_end.set()
+    await asyncio.sleep(5)
+    world.redis.thaw()
+    await until_status(setting.other, id_, "completed")
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_a_stream_that_its_client_leaves_goes_on_and_is_resumed_at_another_router(world: World) -> None:
+    setting = await start(world)
+    seen: list[dict[str, Any]] = []
+    body = {"model": "llama", "input": "The sea?", "background": True, "stream": True}
+    async with setting.one.http.stream("POST", RESPONSES, json=body) as answer:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: "):
+                seen.append(json.loads(line.removeprefix("data: ")))
+                if len(seen) == 2:
+                    break
+    id_ = seen[0]["response"]["id"]
+    await asyncio.sleep(30)
+    resumed = asyncio.ensure_future(get(setting.other, id_, "?stream=true&starting_after=1"))
+    whole = asyncio.ensure_future(get(setting.one, id_, "?stream=true"))
+    await asyncio.sleep(30)
+    assert not resumed.done()
+    setting.script.may_end.set()
+    rest = events_of(await resumed)
+    assert [event["sequence_number"] for event in seen + rest] == list(range(5))
+    assert [event["type"] for event in seen + rest] == KINDS
+    assert {event["response"]["id"] for event in seen + rest if "response" in event} == {id_}
+    assert events_of(await whole) == seen + rest
+    assert b": heartbeat" in (await resumed).content
+    for query, first in (("", 0), ("&starting_after=0", 1), ("&starting_after=3", 4), ("&starting_after=4", 5)):
+        answer = await get(setting.other, id_, f"?stream=true{query}")
+        assert events_of(answer) == (seen + rest)[first:]
+    assert len(setting.engine.bodies) == 1
+
+
+@scenario
+async def test_a_stream_of_a_hit_has_its_events(world: World) -> None:
+    setting = await start(world)
+    setting.script.may_end.set()
+    await ask(setting.one, "The sea?")
+    answer = await ask(setting.one, "The sea?", background=True, stream=True)
+    events = events_of(answer)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    id_ = events[0]["response"]["id"]
+    assert (events[-1]["type"], events[-1]["response"]["id"]) == ("response.completed", id_)
+    assert events_of(await get(setting.other, id_, "?stream=true")) == events
+
+
+@scenario
+async def test_an_event_that_ends_a_response_comes_after_it_is_stored(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
+    await asyncio.sleep(1)
+    setting.script.may_end.set()
+    assert kinds(await following)[-1] == "response.completed"
+    assert (await ask(setting.one, "The sky?", id_)).status_code == 200
+
+
+@scenario
+async def test_a_stream_survives_a_pause_of_redis_and_of_the_router_that_generates(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
+    await asyncio.sleep(3)
+    world.redis.freeze()
+    await asyncio.sleep(8)
+    world.redis.thaw()
+    await asyncio.sleep(3)
+    setting.one.freeze()
+    await asyncio.sleep(8)
+    setting.one.thaw()
+    await asyncio.sleep(3)
+    setting.script.may_end.set()
+    assert kinds(await following) == KINDS
+
+
+@scenario
+async def test_events_that_are_too_large_are_not_kept_but_the_response_is(world: World) -> None:
+    setting = await start(world, '[responses]\nmax_size = "1KiB"\n')
+    id_ = (await begin(setting.one))["id"]
+    following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
+    await asyncio.sleep(1)
+    setting.script.may_end.set()
+    assert kinds(await following) == KINDS
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "param"),
+    [
+        ("?stream=true&starting_after=x", 400, "starting_after"),
+        ("?stream=true&starting_after=-1", 400, "starting_after"),
+        ("?stream=false&starting_after=x", 200, None),
+    ],
+)
+@scenario
+async def test_a_number_of_an_event_is_a_number(world: World, query: str, status: int, param: str | None) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    answer = await get(setting.one, id_, query)
+    assert answer.status_code == status
+    if param is not None:
+        assert answer.json()["error"]["param"] == param
+
+
+@scenario
+async def test_what_was_not_made_in_the_background_is_no_stream(world: World) -> None:
+    setting = await start(world)
+    setting.script.may_end.set()
+    id_ = id_of(await ask(setting.one, "The sea?"))
+    answer = await get(setting.one, id_, "?stream=true")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
+    assert (await get(setting.one, "resp_9", "?stream=true")).status_code == 404
+
+
+# -- the ends that a client wants -------------------------------------------------------------------------------------
+
+
+async def cancel(router: RouterClient, id_: str, **headers: str) -> httpx.Response:
+    return await router.http.post(f"{RESPONSES}/{id_}/cancel", headers=headers)
+
+
+@scenario
+async def test_one_is_cancelled_at_any_router_and_stays_cancelled(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
+    await asyncio.sleep(1)
+    for router in (setting.other, setting.one, setting.other):
+        response = (await cancel(router, id_)).json()
+        assert (response["id"], response["status"], response["error"]) == (id_, "cancelled", None)
+    assert kinds(await following)[-1] == "response.cancelled"
+    await eventually(lambda: _is_idle(setting.one))
+    setting.script.may_end.set()
+    assert (await get(setting.one, id_)).json()["status"] == "cancelled"
+    assert (await ask(setting.one, "And?", id_)).json()["error"]["code"] == "previous_response_not_found"
+
+
+async def _is_idle(router: WorldRouter) -> bool:
+    metrics = await router.metrics()
+    return all(value == 0 for name, value in metrics.items() if name.startswith("llm_requests_in_flight"))
+
+
+@scenario
+async def test_one_that_is_complete_stays_so(world: World) -> None:
+    setting = await start(world)
+    setting.script.may_end.set()
+    id_ = (await begin(setting.one))["id"]
+    done = await until_status(setting.one, id_, "completed")
+    assert (await cancel(setting.other, id_)).json() == done
+
+
+@scenario
+async def test_only_what_was_made_in_the_background_is_cancelled(world: World) -> None:
+    setting = await start(world, KEYS)
+    setting.script.may_end.set()
+    first = id_of(await ask(setting.one, "The sea?", key="sk-acme"))
+    own = {"authorization": "Bearer sk-acme"}
+    refused = await cancel(setting.one, first, **own)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "not_background")
+    second = (await begin(setting.one, "The sky?", key="sk-acme"))["id"]
+    for headers, status in (({"authorization": "Bearer sk-beta"}, 404), ({}, 401), (own, 200)):
+        assert (await cancel(setting.other, second, **headers)).status_code == status
+        assert (await get(setting.other, second, "?stream=true", **headers)).status_code == status
+    assert (await cancel(setting.other, "resp_9", **own)).status_code == 404
+
+
+@scenario
+async def test_one_that_is_deleted_ends(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    assert (await setting.other.http.delete(f"{RESPONSES}/{id_}")).json()["deleted"] is True
+    await eventually(lambda: _is_idle(setting.one))
+    setting.script.may_end.set()
+    await asyncio.sleep(10)
+    assert (await get(setting.one, id_)).status_code == 404
+    assert not await world.redis.client.exists(response_key("default", id_))
