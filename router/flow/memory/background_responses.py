@@ -26,7 +26,7 @@ from router.core.endpoints.conversations.background_response import (
 from router.core.endpoints.conversations.final_response import FinalResponse, find_final_response
 from router.core.endpoints.responses import RESPONSES
 from router.errors import RATE_LIMIT, UPSTREAM, ApiError, bad_request, internal_error, unavailable
-from router.flow.caller import NO_HEARTBEAT, Caller, ClientOfRequest
+from router.flow.caller import NO_HEARTBEAT, Caller
 from router.flow.exchange import Exchange
 from router.flow.lookup import FullResponse
 from router.flow.memory.background_run import END, GONE, BackgroundRun, BackgroundRuns
@@ -58,7 +58,7 @@ class BackgroundLimits(NamedTuple):
     max_size: int
 
 
-class _NoClient(ClientOfRequest):
+class _NoClient:
     """In place of the client, who may be gone."""
 
     def __init__(self, on_generating: Callable[[], None]) -> None:
