@@ -209,6 +209,7 @@ class BackgroundResponses:
             own.outcome, error = "failed", _too_long(self._limits.seconds)
         except asyncio.CancelledError:
             own.outcome = "left" if run.is_cancelled else "failed"
+            # Without a record there is nothing to end; a cancellation that nobody asked for ends the process.
             if run.stop_error is None and (not run.is_cancelled or not run.has_begun.is_set()):
                 raise
             task = asyncio.current_task()
@@ -254,6 +255,7 @@ class BackgroundResponses:
             is_new = is_new or run.changed.is_set()
             run.changed.clear()
             try:
+                # The message that ends it may be lost, and DELETE, a purge and an eviction send none.
                 if not await self._records.renew(run.tenant, run.id, run.response if is_new else b""):
                     run.stop(None)
                     return

@@ -101,6 +101,7 @@ class BackgroundRun:
             self._finish(stream_id, outcome)
 
     def on_follower(self, stream_id: str, after: int) -> None:
+        # Each has a stream of its own: that of another one begins elsewhere, and may have been trimmed.
         is_new = stream_id not in self._followers
         self._followers[stream_id] = asyncio.get_running_loop().time()
         if not is_new:

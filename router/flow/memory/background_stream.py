@@ -134,6 +134,7 @@ class BackgroundStream:
                         yield events
                 return
             except (LeaderLostError, RedisDownError):
+                # It has ended, or is dead, or is paused, or did not get the message: its record says which.
                 give_up_at = give_up_at or loop.time() + LEASE + 1
             try:
                 self._found = await self._records.find(tenant, self._id)

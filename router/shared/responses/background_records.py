@@ -99,6 +99,7 @@ class BackgroundRecords:
             now = int(1000 * self._clock())
             if not found.is_running or lease > now:
                 return found
+            # In the record, too: a process that was only paused must not complete what was failed for someone.
             body = ended_response(found.body, "failed", runner_lost())
             await self._end(tenant, id_, body, b"", now)
 
@@ -142,6 +143,7 @@ class BackgroundRecords:
 
     def source(self, tenant: str, id_: str, runner: str, after: int) -> StreamSource:
         """The stream of events with a number above `after`, for one follower."""
+        # Under `flight`, of whose changes the listener tells: a follower need not poll for each event.
         key, stream_id = response_key(tenant, id_), secrets.token_hex(8)
         return StreamSource(
             flight_key(key, stream_id), runner, follow_message(id_, stream_id, after),
