@@ -160,6 +160,15 @@ async def test_followers_get_the_bytes_of_a_stream_that_began_anew(world: World)
     assert len(first.bodies) == len(second.bodies) == 1
 
 
+@scenario
+async def test_an_engine_that_repeats_the_reasoning_goes_on_with_it(world: World) -> None:
+    first = Speaker("a", *thoughts("x"), breaks=True)
+    second = Speaker("b", *thoughts("x"), {"reasoning": "so"}, {"content": "Yes."})
+    router = await start(world, first, second)
+    answer = await router.post("/v1/chat/completions", BODY)
+    assert said(answer.content) == Said("x0 x1 x2 so", "Yes.", [], ["stop"], 6)
+
+
 @pytest.mark.parametrize("rest", [CALLS, ({"content": " at the"}, {"content": " sea."}, *CALLS)], ids=["call", "text"])
 @scenario
 async def test_a_chat_with_tools_goes_on_after_its_text(world: World, rest: Sequence[dict[str, Any]]) -> None:

@@ -2,7 +2,8 @@
 
 Theory of operation. The second engine gets the client's own request, so no parser of it has to begin in the middle of a
 response. It thinks again, and says what it says: its reasoning follows the first engine's in one stream, and after it
-come its text, its calls of tools, its finish reason and its usage.
+come its text, its calls of tools, its finish reason and its usage. What it repeats of the first engine's reasoning is
+left out, see repeated_reasoning.
 """
 
 from typing import Any, Final, NamedTuple
@@ -10,6 +11,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from router.core.endpoints.continuation.event_forms import EMPTY_VALUES, event_forms, literal_count
+from router.core.endpoints.continuation.repeated_reasoning import (
+    REASONING_FIELDS,
+    FollowingReasoning,
+    read_reasoning,
+    reasoning_of,
+)
 from router.core.endpoints.continuation.second_stream import SecondStream
 from router.core.endpoints.continuation.stream_so_far import MAX_LITERAL_EVENTS
 from router.core.endpoints.endpoint import Recorder
@@ -19,12 +26,8 @@ from router.core.endpoints.recording.recording import ABORTED
 from router.core.endpoints.recording.sse import payload
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 
-SEPARATOR: Final = "\n\n"
-"""Between the reasoning of one engine and that of the next."""
-
 _HEAD_FIELDS: Final = ("id", "created", "model", "system_fingerprint")
 _OWN_FIELDS: Final = ("prompt_token_ids", "prompt_text", "metrics")  # of the engine that the client does not know
-_REASONING_FIELDS: Final = ("reasoning", "reasoning_content")
 _OBSTACLES: Final = {"content": "text", "tool_calls": "tools", "function_call": "tools"}
 
 _decode_event = msgspec.json.Decoder(dict[str, Any]).decode
@@ -60,7 +63,8 @@ class AnewChat(SecondStream):
     def __init__(self, recorder: ChoicesRecorder, thoughts: _Thoughts) -> None:
         super().__init__(recorder)
         self._thoughts = thoughts
-        self._separator = SEPARATOR if thoughts.has_reasoning else ""
+        self._reasoning: FollowingReasoning | None = None  # made with the first event, since it reads the stream
+        self._repeated_fields: list[str] = []  # those of the events that were left out
         self._carried_ids: list[Any] = []  # of events that were left out
 
     def _join(self) -> None:
@@ -90,24 +94,32 @@ class AnewChat(SecondStream):
         ids = choice.get("token_ids")
         if isinstance(ids, list):
             self._carried_ids += ids
-        is_new = choice.get("finish_reason") is not None or any(value not in EMPTY_VALUES for value in delta.values())
-        if not (self.started or is_new):
+        said = [name for name, value in delta.items() if value not in EMPTY_VALUES]
+        is_end = choice.get("finish_reason") is not None
+        reasoning = self._reasoning
+        if not (said or is_end) and (reasoning is None or reasoning.compares):
             return None
+        # Also if nothing of it is passed on: the engine works, and its silence is limited by `between_tokens`.
         self.started = True
+        if reasoning is None:
+            reasoning = self._reasoning = self._begin(choice)
+        thoughts = [name for name in said if name in REASONING_FIELDS]
+        text = reasoning.follow(reasoning_of(delta), is_last=is_end or len(thoughts) < len(said))
+        if text is None:
+            self._repeated_fields = thoughts
+            return None
+        if text or thoughts:
+            delta |= dict.fromkeys(thoughts or self._repeated_fields, text)
         if isinstance(ids, list):
             choice["token_ids"], self._carried_ids = self._carried_ids, []
-        self._separate(delta)
         return self._with_head(event)
 
-    def _separate(self, delta: dict[str, Any]) -> None:
-        if not self._separator:
-            return
-        separator = self._separator
-        for name in _REASONING_FIELDS:
-            text = delta.get(name)
-            if isinstance(text, str) and text:
-                delta[name] = separator + text
-                self._separator = ""
+    def _begin(self, choice: dict[str, Any]) -> FollowingReasoning:
+        parts = self._recorder.parts
+        reasoning = FollowingReasoning(read_reasoning(parts) if parts is not None else None)
+        if choice.get("logprobs"):  # those of events that are left out would be lost
+            reasoning.stop_comparing()
+        return reasoning
 
     def _with_head(self, event: dict[str, Any]) -> dict[str, Any]:
         head = self._thoughts.head
@@ -141,7 +153,7 @@ def _read_thoughts(parts: StreamParts) -> _Thoughts | str:
             return "malformed"
         said = {name for name, value in delta.items() if value not in EMPTY_VALUES} - {"role"}
         has_reasoning = has_reasoning or bool(said)
-        if other := said.difference(_REASONING_FIELDS):
+        if other := said.difference(REASONING_FIELDS):
             return _OBSTACLES.get(other.pop(), "malformed")
         id_events += form.events if "token_ids" in choice else 0
     return _Thoughts(head, id_events, has_reasoning)
