@@ -1,7 +1,8 @@
 """What a simulated engine is asked for, and its answers in the format of vLLM: chats, and completions of token ids.
 
 Each answer has the number of the generation that began it, which is in every token: `g17.0 g17.1 `. Another engine goes
-on with the same answer, by the text of a last message to be continued, or by the ids of its tokens.
+on with the same answer, by the text of a last message to be continued, or by the ids of its tokens. A model may reason
+before it: `t17.0 t17.1 `.
 """
 
 import json
@@ -15,6 +16,7 @@ _SAID: Final = re.compile(r"(?:g\d+\.\d+ )*")
 _TOKEN: Final = re.compile(r"g(\d+)\.(\d+) ")
 _FIRST_ID: Final = 100
 _IDS_PER_ANSWER: Final = 16
+_THOUGHT_ID: Final = 99
 
 
 class AnswerStart(msgspec.Struct, frozen=True):
@@ -62,7 +64,7 @@ def read_request(body: dict[str, Any]) -> EngineRequest:
     if "prompt" in body:
         question, mark, *ids = body["prompt"]
         assert mark == 1
-        said = [divmod(number - _FIRST_ID, _IDS_PER_ANSWER) for number in ids]
+        said = [divmod(number - _FIRST_ID, _IDS_PER_ANSWER) for number in ids if number != _THOUGHT_ID]
         return _with_said(EngineRequest(question, False, **fields), said, body["prompt"])
     messages = body["messages"]
     found = _QUESTION.search(messages[0]["content"])
@@ -88,6 +90,7 @@ class AnswerFormat:
 
     def __init__(self, request: EngineRequest, number: int, prompt_tokens: int) -> None:
         self._request = request
+        self._number = number
         self._prompt_tokens = prompt_tokens
         self._with_ids = request.asks_ids
         kind = "chat.completion" if request.is_chat else "text_completion"
@@ -105,6 +108,11 @@ class AnswerFormat:
         delta = {"role": "assistant", "content": ""}
         event = self._head | {"choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]}
         return _frame(event | {"prompt_token_ids": self._prompt_ids(), "prompt_text": None})
+
+    def thought(self, at: int) -> bytes:
+        delta = {"reasoning": f"t{self._number}.{at} "}
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        return _frame(self._head | {"choices": [choice | {"token_ids": [_THOUGHT_ID] if self._with_ids else None}]})
 
     def event(self, tokens: list[tuple[int, int]], reason: str | None = None) -> bytes:
         """An event with these tokens, `(answer, position)`; with a reason, the last one of the choice."""

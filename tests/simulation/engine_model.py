@@ -42,10 +42,13 @@ class GenerationScript:
 
     `at_least`: tokens that are sent before. `comments_at`: seconds from the start to each comment in a stream.
     `exits_after`: tokens after which the engine's process ends; None if it does not. `pairs`: events may have two
-    tokens.
+    tokens. `thoughts`: seconds before each piece of reasoning in a stream; `breaks_after_thoughts`: how many of these
+    come before it breaks off; None if it does not while it reasons.
     """
 
-    __slots__ = ("at_least", "breaks", "comments_at", "exits_after", "pairs", "waits")
+    __slots__ = (
+        "at_least", "breaks", "breaks_after_thoughts", "comments_at", "exits_after", "pairs", "thoughts", "waits",
+    )  # fmt: skip
 
     def __init__(self, random: Random, *, pauses: bool, aborts: bool) -> None:
         count = random.randint(1, 8)
@@ -58,6 +61,14 @@ class GenerationScript:
         self.comments_at: tuple[float, ...] = ()
         self.exits_after: int | None = None
         self.pairs = True
+        self.thoughts: list[float] = []
+        self.breaks_after_thoughts: int | None = None
+
+    def reason(self, random: Random, *, breaks_in_thoughts: bool) -> None:
+        """`breaks_in_thoughts`: if it breaks off, it is while it reasons."""
+        self.thoughts = [random.choice((0.001, 0.1)) for _ in range(random.randint(1, 4))]
+        if self.breaks and (breaks_in_thoughts or random.random() < 0.5):
+            self.breaks_after_thoughts = random.randint(1, len(self.thoughts))
 
     def break_stream(self, random: Random) -> None:
         """The engine breaks it off after the first token."""
@@ -134,6 +145,7 @@ class _EngineConnection(asyncio.Protocol):
         self._client = ""
         self._generation: SimulatedGeneration | None = None
         self._waits: list[float] = []
+        self._thoughts = 0
         self._script: GenerationScript | None = None
         self._format: AnswerFormat
         self._request: EngineRequest
@@ -193,10 +205,14 @@ class _EngineConnection(asyncio.Protocol):
             )
             for seconds in script.comments_at:
                 engine.loop.call_later(seconds, self._comment, generation)
+        self._thoughts = 0
         self._next()
 
     def _next(self) -> None:
-        if self._waits:
+        thoughts = self._script.thoughts if self._script is not None else []
+        if self._thoughts < len(thoughts):
+            self._engine.loop.call_later(thoughts[self._thoughts], self._think, self._generation)
+        elif self._waits:
             self._engine.loop.call_later(self._waits.pop(0), self._token, self._generation)
         else:
             self._finish()
@@ -204,6 +220,16 @@ class _EngineConnection(asyncio.Protocol):
     def _comment(self, generation: SimulatedGeneration) -> None:
         if self._generation is generation:
             self._transport.write(_chunk(COMMENT))
+
+    def _think(self, generation: SimulatedGeneration) -> None:
+        if self._generation is not generation or self._script is None:
+            return
+        self._transport.write(_chunk(self._format.thought(self._thoughts)))
+        self._thoughts += 1
+        if self._thoughts == self._script.breaks_after_thoughts:
+            self._break_off(self._script.breaks, generation)
+        else:
+            self._next()
 
     def _token(self, generation: SimulatedGeneration) -> None:
         if self._generation is not generation or self._script is None:
@@ -228,7 +254,7 @@ class _EngineConnection(asyncio.Protocol):
         self._next()
 
     def _break_off(self, how: str, generation: SimulatedGeneration) -> None:
-        if how == "stall" and self._request.streams and generation.tokens_sent:
+        if how == "stall" and self._request.streams and (generation.tokens_sent or self._thoughts):
             self._engine.set_running(self, computes=False)
             return  # until the router closes the connection
         self._engine.set_running(self, computes=None)

@@ -26,17 +26,19 @@ OVERLAP: Final = 0.1
 """Seconds for which a generation may overlap the next one: the time to stop the engine."""
 
 _TOKEN: Final = re.compile(r"g(\d+)\.(\d+) ")
+_THOUGHT: Final = re.compile(r"t(\d+)\.(\d+) ")
 
 
 class ReceivedAnswer(msgspec.Struct):
     """What a client received: tokens as (generation, position), whether it received the end, and whether
-    there was an error. `other`: text that no engine sent.
+    there was an error. `other`: text that no engine sent. `thoughts`: as the tokens, of the reasoning before them.
     """
 
     tokens: list[tuple[int, int]]
     done: bool = False
     error: bool = False
     other: str = ""
+    thoughts: list[tuple[int, int]] = []
 
 
 def parse_answer(request: RequestRecord) -> ReceivedAnswer:
@@ -52,7 +54,7 @@ def parse_answer(request: RequestRecord) -> ReceivedAnswer:
         choices = document.get("choices", [])
         return _parse_tokens("".join(choice["message"]["content"] for choice in choices), done=bool(choices))
     text, done, error, other = "", False, False, ""
-    ids, roles, reasons = set(), 0, []
+    ids, roles, reasons, reasoning = set(), 0, [], ""
     for event in body.decode().split("\n\n"):
         if event.startswith(":"):  # a comment, while there is nothing else to send
             continue
@@ -69,11 +71,13 @@ def parse_answer(request: RequestRecord) -> ReceivedAnswer:
                 roles += "role" in choice["delta"]
                 reasons += [choice["finish_reason"]] if choice.get("finish_reason") else []
                 text += choice["delta"].get("content") or ""
+                reasoning += choice["delta"].get("reasoning") or ""
     answer = _parse_tokens(text, done=done)
     answer.error = error
     if len(ids) > 1 or roles > 1 or len(reasons) > 1 or "abort" in reasons:
         other += f"ids {sorted(ids)}, {roles} roles, finish reasons {reasons}"
-    answer.other += other
+    answer.other += other + _THOUGHT.sub("", reasoning).replace("\n\n", "")
+    answer.thoughts = [(int(generation), int(position)) for generation, position in _THOUGHT.findall(reasoning)]
     return answer
 
 
@@ -87,6 +91,7 @@ def check(history: History) -> list[str]:
     answers = {request.number: parse_answer(request) for request in history.requests}
     return [
         *one_generation(history, answers),
+        *thoughts_are_whole(history, answers),
         *no_purged_answer(history, answers),
         *all_end(history),
         *no_failure_without_a_fault(history),
@@ -121,6 +126,25 @@ def one_generation(history: History, answers: dict[int, ReceivedAnswer]) -> list
         elif tenants.setdefault(number, request.tenant) != request.tenant:
             wrong.append(f"1: {request} got the answer to {tenants[number]}: {generation}")
     return wrong
+
+
+def thoughts_are_whole(history: History, answers: dict[int, ReceivedAnswer]) -> list[str]:
+    """1. The reasoning of a stream is that of one engine after the other, each from its beginning."""
+    wrong = []
+    for request in history.requests:
+        thoughts = answers[request.number].thoughts
+        engines = list(dict.fromkeys(number for number, _ in thoughts))
+        expected = [(number, at) for number in engines for at in range(sum(n == number for n, _ in thoughts))]
+        others = [n for n in engines if history.generations[n - 1].question != request.question]
+        if thoughts != expected or others:
+            wrong.append(f"1: {request} got the reasoning {thoughts}")
+    return wrong
+
+
+def begins_anew(answer: ReceivedAnswer) -> bool:
+    """Whether another engine began the answer anew."""
+    engines = {number for number, _ in answer.thoughts}
+    return len(engines) > 1 or bool(engines and answer.tokens and answer.tokens[0][0] not in engines)
 
 
 def no_purged_answer(history: History, answers: dict[int, ReceivedAnswer]) -> list[str]:

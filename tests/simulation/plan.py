@@ -35,7 +35,8 @@ class ScenarioPlan(msgspec.Struct, frozen=True):
 
     The booleans: whether there are `purges`; whether engines have `pauses`; whether a client `leaves` early; whether
     some read slowly; whether the routers' loops have `ticks`; whether the engines tell `token_ids`; whether the last
-    engine is a `standby` of another revision. `slots`: those of each engine; 0 is any number.
+    engine is a `standby` of another revision. `slots`: those of each engine; 0 is any number. `thoughts`: whether
+    models reason.
     """
 
     seconds: float
@@ -54,6 +55,7 @@ class ScenarioPlan(msgspec.Struct, frozen=True):
     token_ids: bool
     standby: bool
     slots: int = 0
+    thoughts: bool = False
 
 
 def draw_plan(random: Random, chosen: Sequence[str] = (), *, streams: Random) -> ScenarioPlan:
@@ -95,4 +97,5 @@ def draw_plan(random: Random, chosen: Sequence[str] = (), *, streams: Random) ->
         ticks=random.random() < 0.3,
         token_ids=token_ids,
         standby=standby,
+        thoughts=streams.random() < 0.4,
     )

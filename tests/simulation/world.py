@@ -23,7 +23,7 @@ from tests.simulation.engine_model import EngineModel, GenerationScript
 from tests.simulation.faults import FAULTS, SILENCE
 from tests.simulation.history import FOREVER, FaultRecord, History, RequestRecord, SimulatedGeneration
 from tests.simulation.history import SimulatedPurge as Purged
-from tests.simulation.invariants import check
+from tests.simulation.invariants import begins_anew, check, parse_answer
 from tests.simulation.loop import SimulatedProcess, new_loop
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.network import SimulatedNetwork
@@ -76,9 +76,10 @@ class World:
             self.redis.data.journal = []  # a failover rolls back the last writes
         self.engines_break = False
         self.streams_to_break = self.silences = 0
+        self._anew: set[tuple[str, int]] = set()  # the questions of which a stream was broken off while it reasoned
         self._exited: set[str] = set()  # the engines whose process a request has ended, now or before
         self.stopped_engine: SimulatedProcess | None = None  # runs again only after its routers have found it down
-        script = Random(self.random.random())
+        script, self._thoughts = Random(self.random.random()), Random(f"thoughts of {seed}")
         self.engines = [
             EngineModel(
                 self.loop, f"e{number}",
@@ -148,13 +149,25 @@ class World:
         if poison is not None and request.question == poison.question:
             script.end_engine(random)
             return script
-        if self.streams_to_break and request.streams and request.start is None and len(script.waits) > 1:
+        reasons = self._reasons(request)
+        may_break = request.streams and request.start is None and (request.tenant, request.question) not in self._anew
+        if self.streams_to_break and may_break and len(script.waits) > 1:
             self.streams_to_break -= 1
             script.break_stream(random)
+            if reasons:
+                self._anew.add((request.tenant, request.question))
         if self.silences and not script.breaks:
             self.silences -= 1
             script.waits[-1] += SILENCE
+        if reasons:
+            # Only with ids, another engine can go on with the text after it.
+            script.reason(self._thoughts, breaks_in_thoughts=not self.plan.token_ids)
         return script
+
+    def _reasons(self, request: EngineRequest) -> bool:
+        # Reasoning counts for a limit of tokens; what the history knows of the answer does not have it.
+        may_reason = request.is_chat and request.streams and request.start is None and request.max_tokens is None
+        return self.plan.thoughts and may_reason and self._thoughts.random() < 0.5
 
     def _generation(self, request: EngineRequest, router: str, engine: str, tokens: int) -> SimulatedGeneration:
         made, start = self.history.generations, request.start
@@ -415,6 +428,7 @@ def run_seed(seed: int, kinds: Sequence[str] = (), *, traced: bool = False) -> S
         "faults": len(history.faults),
         "continuations by ids": sum(each.is_continuation and each.by_ids for each in history.generations),
         "continuations by text": sum(each.is_continuation and not each.by_ids for each in history.generations),
+        "begun anew": sum(begins_anew(parse_answer(request)) for request in history.requests),
         **{f"cache {record.cache or 'none'}": 0 for record in history.requests},
         **{f"ended {record.ending or 'never'}": 0 for record in history.requests},
     }  # fmt: skip
