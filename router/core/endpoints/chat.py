@@ -6,7 +6,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.chat_convert import frames_from_body
-from router.core.endpoints.continuation.chat_anew import begin_anew
+from router.core.endpoints.continuation.anew_chat import begin_anew
 from router.core.endpoints.endpoint import Conversation, Endpoint, Streaming
 from router.core.endpoints.recording.choices import ChoicesFormat
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder, record_choices

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest, Streaming
+from router.core.endpoints.continuation.anew_messages import begin_message_anew
+from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest, Recorder, Streaming
 from router.core.endpoints.errors.anthropic_errors import ANTHROPIC_ERRORS
 from router.core.endpoints.recording.answer_shapes import AnswerShapes
 from router.core.endpoints.recording.delta_merge import may_merge
@@ -283,6 +284,10 @@ def _block_start_and_deltas(block: Any) -> list[Json] | None:
     return None
 
 
+def _begin_anew(recorder: Recorder) -> Recorder | str:
+    return begin_message_anew(recorder, MessagesReader())
+
+
 def _make_recorder(limit: int, _: AnswerShapes | None) -> TypedRecorder:
     return TypedRecorder(MessagesReader(), limit)
 
@@ -303,6 +308,7 @@ MESSAGES: Final = Endpoint(
         make_recorder=_make_recorder,
         replay_end=b"",
         frames_from_body=frames_from_message,
+        begin_anew=_begin_anew,
     ),
     errors=ANTHROPIC_ERRORS,
 )

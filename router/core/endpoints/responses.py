@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest, Streaming
+from router.core.endpoints.continuation.anew_responses import begin_response_anew
+from router.core.endpoints.endpoint import Conversation, Endpoint, InferenceRequest, Recorder, Streaming
 from router.core.endpoints.errors.responses_errors import RESPONSES_ERRORS
 from router.core.endpoints.recording.answer_shapes import AnswerShapes
 from router.core.endpoints.recording.recorded_response import NotStoredReason, RecordedResponse, ReportedUsage
@@ -230,6 +231,10 @@ def _parts_events(item: Json, parts: list[Any], kind: str) -> list[Json] | None:
     return events
 
 
+def _begin_anew(recorder: Recorder) -> Recorder | str:
+    return begin_response_anew(recorder, ResponsesReader())
+
+
 def _make_recorder(limit: int, _: AnswerShapes | None) -> TypedRecorder:
     return TypedRecorder(ResponsesReader(), limit)
 
@@ -256,6 +261,7 @@ RESPONSES: Final = Endpoint(
         make_recorder=_make_recorder,
         replay_end=b"",
         frames_from_body=frames_from_response,
+        begin_anew=_begin_anew,
     ),
     errors=RESPONSES_ERRORS,
 )

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from router.core.endpoints.continuation.event_forms import EMPTY_VALUES
-from router.core.endpoints.continuation.second_stream import SecondStream
+from router.core.endpoints.continuation.second_stream import SecondChoiceStream
 from router.core.endpoints.continuation.stream_so_far import StreamSoFar
 from router.core.endpoints.recording.choices import ChoicesFormat
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
@@ -25,7 +25,7 @@ _OWN_FIELDS: Final = ("prompt_token_ids", "prompt_text", "metrics")
 _TEXT_FIELDS: Final = ("role", "content", "text")
 
 
-class ContinuedRecorder(SecondStream):
+class ContinuedRecorder(SecondChoiceStream):
     """A Recorder of an engine that goes on where the first one broke off.
 
     The text that is generated again (`StreamSoFar.unsettled`) is compared and left out. So are events without text

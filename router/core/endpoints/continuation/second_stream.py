@@ -26,7 +26,7 @@ class SecondStream(ABC):
     """A Recorder of a second engine's stream, which passes it on to the recorder of the first one's.
 
     - The first recorder gets nothing before the second engine's first token, nor if the second fails before it.
-    - A subclass rewrites the events one by one. It also sets `ended`, if no `[DONE]` ends a stream of its endpoint.
+    - A subclass rewrites the events one by one.
     """
 
     def __init__(self, recorder: StreamRecorder) -> None:
@@ -41,10 +41,10 @@ class SecondStream(ABC):
         self._joined = False
 
     @abstractmethod
-    def _rewrite_event(self, event: dict[str, Any], data: bytes) -> dict[str, Any] | None:
-        """The event for the client; None for one that is left out.
+    def _rewrite(self, data: bytes) -> bytes | None:
+        """The events for the client in place of the one with this payload; None if there are none.
 
-        `data`: the event's payload. Sets `started` at the first token, and `failure`.
+        Sets `started` at the first token, `ended` and `failure`.
         """
 
     @abstractmethod
@@ -93,10 +93,6 @@ class SecondStream(ABC):
                 if self.started and is_comment(frame):
                     rewritten.append(frame)
                 continue
-            if data == b"[DONE]":
-                self.ended = True
-                rewritten.append(DONE)
-                break
             new = self._rewrite(data)
             if self.failure is not None:
                 break
@@ -116,23 +112,33 @@ class SecondStream(ABC):
             rewritten = [*self._held, *rewritten]
         return self._recorder.feed(b"".join(rewritten)) if rewritten else b""
 
+
+class SecondChoiceStream(SecondStream):
+    """Of a chat or a completion."""
+
+    @abstractmethod
+    def _rewrite_event(self, event: dict[str, Any], data: bytes) -> dict[str, Any] | None:
+        """The event for the client; None for one that is left out.
+
+        `data`: the event's payload. Sets `started` at the first token, and `failure`.
+        """
+
     def _rewrite(self, data: bytes) -> bytes | None:
+        if data == b"[DONE]":
+            self.ended = True
+            return DONE
         try:
             try:
                 event = _decode_event(data)
             except msgspec.DecodeError:  # half a pair of surrogates and NaN are passed on, which msgspec cannot do
                 event = json.loads(data)
                 new = self._checked(event, data)
-                return self._frame(new, json.dumps(new).encode()) if new is not None else None
+                return b"data: %b\n\n" % json.dumps(new).encode() if new is not None else None
         except (ValueError, RecursionError):  # all that decoders raise
             self.failure = b"an event was not JSON"
             return None
         new = self._checked(event, data)
-        return self._frame(new, _encode(new)) if new is not None else None
-
-    def _frame(self, event: dict[str, Any], data: bytes) -> bytes:
-        """The event with this payload; an endpoint whose events have names adds them."""
-        return b"data: %b\n\n" % data
+        return b"data: %b\n\n" % _encode(new) if new is not None else None
 
     def _checked(self, event: Any, data: bytes) -> dict[str, Any] | None:
         if not isinstance(event, dict):

@@ -17,7 +17,7 @@ from router.core.endpoints.continuation.repeated_reasoning import (
     read_reasoning,
     reasoning_of,
 )
-from router.core.endpoints.continuation.second_stream import SecondStream
+from router.core.endpoints.continuation.second_stream import SecondChoiceStream
 from router.core.endpoints.continuation.stream_so_far import MAX_LITERAL_EVENTS
 from router.core.endpoints.endpoint import Recorder
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
@@ -55,7 +55,7 @@ def begin_anew(recorder: Recorder) -> Recorder | str:
     return thoughts if isinstance(thoughts, str) else AnewChat(recorder, thoughts)
 
 
-class AnewChat(SecondStream):
+class AnewChat(SecondChoiceStream):
     """A Recorder of an engine that begins the response of a chat anew. Its role, and what precedes its first token, is
     left out.
     """
