@@ -471,3 +471,95 @@ async def test_one_that_is_deleted_ends(world: World) -> None:
     await asyncio.sleep(10)
     assert (await get(setting.one, id_)).status_code == 404
     assert not await world.redis.client.exists(response_key("default", id_))
+
+
+# -- what happens to the router ---------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_a_router_that_drains_waits_for_it(world: World) -> None:
+    setting = await start(world, router='drain = "5s"')
+    id_ = (await begin(setting.one))["id"]
+    await setting.one.run_inside(_drain(setting.one))
+    stopping = asyncio.ensure_future(setting.one.stop())
+    await asyncio.sleep(20)
+    assert (await get(setting.other, id_)).json()["status"] == "in_progress"
+    setting.script.may_end.set()
+    await stopping
+    assert (await get(setting.other, id_)).json()["status"] == "completed"
+
+
+async def _drain(router: WorldRouter) -> None:
+    router.application.drain()
+
+
+@scenario
+async def test_a_reload_changes_nothing_for_it(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    following = asyncio.ensure_future(get(setting.one, id_, "?stream=true"))
+    await asyncio.sleep(1)
+    text = router_config(world.redis.url, {"one": ("llama", "any", setting.engine.url)}, cache='ttl = "1h"')
+    await setting.one.reload(text + TIMEOUTS)
+    await asyncio.sleep(10)
+    assert (await get(setting.one, id_)).json()["status"] == "in_progress"
+    setting.script.may_end.set()
+    assert kinds(await following) == KINDS
+    assert (await get(setting.one, id_)).json()["status"] == "completed"
+
+
+@scenario
+async def test_what_was_failed_for_a_client_stays_failed_though_its_router_was_only_paused(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    await asyncio.sleep(1)
+    setting.one.freeze()
+    await until_status(setting.other, id_, "failed")
+    setting.one.thaw()
+    setting.script.may_end.set()
+    await asyncio.sleep(10)
+    for router in (setting.one, setting.other):
+        assert (await get(router, id_)).json()["status"] == "failed"
+    assert await setting.one.run_inside(_runs(setting.one)) == 0
+
+
+async def _runs(router: WorldRouter) -> int:
+    return len(router.application._runtime.services.cache.background)
+
+
+@scenario
+async def test_a_purge_of_its_tenant_ends_it(world: World) -> None:
+    setting = await start(world, f'[auth]\nmode = "open"\nadmin_keys = ["{hash_key(b"sk-admin")}"]\n')
+    id_ = (await begin(setting.one))["id"]
+    following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
+    await asyncio.sleep(1)
+    answer = await setting.other.http.post(
+        "/admin/cache/purge", json={"tenant": "default"}, headers={"authorization": "Bearer sk-admin"}
+    )
+    assert answer.status_code == 200
+    last = events_of(await following)[-1]
+    assert (last["type"], last["error"]["code"]) == ("response.failed", "response_not_found")
+    setting.script.may_end.set()
+    await asyncio.sleep(10)
+    assert (await get(setting.one, id_)).status_code == 404
+
+
+@scenario
+async def test_a_large_one_can_be_read_and_not_continued(world: World) -> None:
+    setting = await start(world, '[responses]\nmax_size = "2KiB"\n')
+    setting.script.may_end.set()
+    id_ = (await begin(setting.one, [{"role": "user", "content": "x"}] * 80 + [{"role": "user", "content": "y"}]))["id"]  # type: ignore[arg-type]
+    done = await until_status(setting.other, id_, "completed")
+    assert texts_of(done["output"]) == ["y Yes."]
+    assert kinds(await get(setting.other, id_, "?stream=true"))[-1] == "response.completed"
+    assert (await ask(setting.one, "And?", id_)).status_code == 404
+
+
+@scenario
+async def test_one_that_is_too_large_itself_is_failed(world: World) -> None:
+    setting = await start(world, '[responses]\nmax_size = "2KiB"\n')
+    setting.script.may_end.set()
+    id_ = (await begin(setting.one, "x" * 4000))["id"]
+    failed = await until_status(setting.other, id_, "failed")
+    assert failed["error"]["message"] == "The response is larger than responses.max_size."
+    assert kinds(await get(setting.other, id_, "?stream=true")) == ["response.failed"]

@@ -33,6 +33,7 @@ from router.flow.memory.background_run import END, GONE, BackgroundRun, Backgrou
 from router.flow.memory.background_stream import BackgroundStreams
 from router.flow.request_handler import RequestHandler, StreamedResponse
 from router.flow.sharing.generation_rules import GenerationRules
+from router.flow.trace.request_trace import UNTRACED
 from router.net.redis.pipeline import RedisDownError
 from router.net.tasks import cancel_and_wait
 from router.shared.inflight.inflight_leases import InFlightLeases
@@ -122,13 +123,14 @@ class BackgroundResponses:
         run.task = task
         try:
             await self._begin(run)
-        except RedisDownError:
+        except BaseException as failure:
             run.stop(None)
-            raise unavailable("The response cannot be kept: Redis does not answer.", code="redis_down") from None
-        except BaseException:
-            exchange.model = own.model
-            run.stop(None)
+            exchange.trace = own.trace
+            if isinstance(failure, RedisDownError):
+                raise unavailable("The response cannot be kept: Redis does not answer.", code="redis_down") from None
             raise
+        finally:
+            exchange.model = own.model
         # From here on, it counts for the limits until it ends.
         own_caller.reservation, caller.reservation = caller.reservation, None
         if run.is_generating:
@@ -192,7 +194,9 @@ class BackgroundResponses:
         else:
             run.end_streams(GONE)
         if run.is_generating:
-            self._record_request(own, time.perf_counter())
+            ended_at = time.perf_counter()
+            self._record_request(own, ended_at)
+            own.trace.finish(own, ended_at)
 
     async def _last_events(
         self, run: BackgroundRun, own: Exchange, control: CacheControl, body: bytes, caller: Caller
@@ -222,7 +226,7 @@ class BackgroundResponses:
             # The last line of defence: without an end, clients would wait for it.
             log.exception("a response in the background has failed")
             own.status, own.outcome, error = 500, "failed", internal_error()
-        own.error_reason = error.reason
+        own.error_reason, own.status = error.reason, own.status or error.status
         if not run.ready.done():
             run.set_ready(error)
             raise asyncio.CancelledError
@@ -302,6 +306,8 @@ def _own_exchange(exchange: Exchange, id_: str) -> Exchange:
         tracestate=exchange.tracestate, trace_id=exchange.trace_id,
     )  # fmt: skip
     own.tenant, own.key_id = exchange.tenant, exchange.key_id
+    # The span of the request ends with the generation.
+    own.trace, exchange.trace = exchange.trace, UNTRACED
     return own
 
 
@@ -318,7 +324,7 @@ async def _send_nothing(_: MutableMapping[str, Any]) -> None:
 
 def _show_hit(exchange: Exchange, own: Exchange) -> None:
     # A response from the cache has no line of its own in the log: its POST has what is known of it.
-    exchange.model, exchange.task, exchange.engine = own.model, own.task, own.engine
+    exchange.trace, exchange.task, exchange.engine = own.trace, own.task, own.engine
     exchange.cache_status, exchange.key, exchange.from_local_cache = own.cache_status, own.key, own.from_local_cache
     exchange.age, exchange.ttl, exchange.lookup_seconds = own.age, own.ttl, own.lookup_seconds
     exchange.prompt_tokens, exchange.completion_tokens = own.prompt_tokens, own.completion_tokens

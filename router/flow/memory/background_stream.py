@@ -47,8 +47,9 @@ class BackgroundStreams:
         exchange.stream = True
         if found.is_running:
             return self.attach(exchange, caller, id_, found, after)
-        caller.body_allocation.allocate(len(found.events))
-        return FullResponse(stored_events(found, after), stream=True)
+        events = stored_events(found, after)
+        caller.body_allocation.allocate(len(events))
+        return FullResponse(events, stream=True)
 
     def attach(
         self, exchange: Exchange, caller: Caller, id_: str, found: StoredResponse, after: int
@@ -63,7 +64,7 @@ async def find_response(records: BackgroundRecords, tenant: str, id_: str) -> St
     if not is_response_id(id_):
         raise response_not_found(id_)
     try:
-        return await records.find(tenant, id_)
+        return await records.find(tenant, id_, with_events=True)
     except ResponseNotFoundError:
         raise response_not_found(id_) from None
     except RedisDownError:
@@ -137,7 +138,7 @@ class BackgroundStream:
                 # It has ended, or is dead, or is paused, or did not get the message: its record says which.
                 give_up_at = give_up_at or loop.time() + LEASE + 1
             try:
-                self._found = await self._records.find(tenant, self._id)
+                self._found = await self._records.find(tenant, self._id, with_events=True)
                 if not self._found.is_running:
                     yield stored_events(self._found, self._last)
                     return

@@ -35,7 +35,7 @@ RENEW_INTERVAL: Final = 5.0
 
 STOP: Final = "stop"
 
-_FIELDS: Final = ("response", "state", "runner", "lease", "events", "parent", "digest", "ambiguous")
+_FIELDS: Final = ("response", "state", "runner", "lease", "parent", "digest", "ambiguous")
 
 # ARGV: the time to live in ms, the end of the lease in ms, and the object, empty if it has not changed.
 _RENEW_SCRIPT: Final = """
@@ -61,7 +61,8 @@ return 1
 class StoredResponse(NamedTuple):
     """`body`: the object. `runner`: the process that generates it; empty if none does any more.
 
-    `is_background`: whether it was generated in the background. `events`: compressed; empty if they are not kept.
+    `is_background`: whether it was generated in the background. `events`: compressed; empty if they are not kept, or
+    were not asked for.
     """
 
     body: bytes
@@ -89,10 +90,11 @@ class BackgroundRecords:
         self._ttl_ms = max(1, int(1000 * ttl))
         self._clock = clock
 
-    async def find(self, tenant: str, id_: str) -> StoredResponse:
+    async def find(self, tenant: str, id_: str, *, with_events: bool = False) -> StoredResponse:
         """Raises ResponseNotFoundError and RedisDownError."""
+        fields = (*_FIELDS, "events") if with_events else _FIELDS
         while True:
-            (reply,) = await self._execute(("HMGET", response_key(tenant, id_), *_FIELDS))
+            (reply,) = await self._execute(("HMGET", response_key(tenant, id_), *fields))
             found, lease = self._pipeline.decode(_decode, reply)
             if found is None:
                 raise ResponseNotFoundError
@@ -166,7 +168,7 @@ class BackgroundRecords:
 
 def _decode(reply: Any) -> tuple[StoredResponse | None, int]:
     """The response, and the end of its lease. Raises any exception for a reply that HMGET cannot have."""
-    body, state, runner, lease, events, parent, digest, ambiguous = reply
+    body, state, runner, lease, parent, digest, ambiguous, *events = reply
     if not body or not (state or digest) or ambiguous:
         return None, 0
     is_running = state == b"running"
@@ -174,7 +176,7 @@ def _decode(reply: Any) -> tuple[StoredResponse | None, int]:
         body=with_previous_id(body, parent.decode("ascii", "replace") if parent else ""),
         runner=(runner or b"-").decode("ascii", "replace") if is_running else "",
         is_background=bool(state),
-        events=events or b"",
+        events=(events[0] or b"") if events else b"",
     )
     return stored, int(lease or 0) if is_running else 0
 
