@@ -17,7 +17,7 @@ import msgspec
 
 from router.core.endpoints.recording.json_repair import repaired
 from router.core.endpoints.recording.sse import is_comment, split_events
-from router.core.endpoints.recording.token_ids import TokenIdCutter
+from router.core.endpoints.recording.token_ids import STRING_CONTENT, TokenIdCutter
 
 MAX_TEMPLATES: Final = 8
 """Templates per stream. If events differ in more than their text, templates do not help; this limit ends the try."""
@@ -33,9 +33,6 @@ FINISH_REASON: Final = re.compile(rb'"finish_reason":(?! ?null)')
 # A number that `%d` writes with the same bytes: no leading zero, no sign, at most 15 digits. Any other spelling is part
 # of the template's bytes.
 _SEQUENCE_NUMBER: Final = re.compile(rb'"sequence_number": ?(0|[1-9]\d{0,14})(?!\d)')
-
-# The content of a JSON string in which each quote is escaped.
-_STRING_CONTENT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 
 _QUOTE: Final = ord('"')
 _NEWLINE: Final = ord("\n")  # ends a line of an event; JSON has none inside of a string
@@ -122,7 +119,7 @@ class StreamParts:
         # Escaped quotes, or several events. Numbered ones differ in what is between their texts, so they do not split.
         texts = text.split(end + begin) if not self._is_numbered else [text]
         for piece in texts:
-            if _NEWLINE in piece or (_QUOTE in piece and _STRING_CONTENT.fullmatch(piece) is None):
+            if _NEWLINE in piece or (_QUOTE in piece and STRING_CONTENT.fullmatch(piece) is None):
                 return False  # nothing is appended yet, so the caller can append all of `frames`
         self._run_texts += texts
         self.size += sum(map(len, texts))
@@ -154,7 +151,7 @@ class StreamParts:
             if len(frames) < len(begin) + len(end) or not frames.startswith(begin) or not frames.endswith(end):
                 continue
             text = frames[len(begin) : -len(end)]
-            if _NEWLINE in text or (_QUOTE in text and _STRING_CONTENT.fullmatch(text) is None):
+            if _NEWLINE in text or (_QUOTE in text and STRING_CONTENT.fullmatch(text) is None):
                 continue
             self._start_run(index, number)
             self._append_text(text)

@@ -6,9 +6,13 @@ where it broke off; see core.endpoints.continuation. The client gets the events 
 is escaped, so the bytes that are searched for do not occur in a text.
 """
 
+import re
 from typing import Final
 
 from router.core.endpoints.recording.sse import split_events
+
+STRING_CONTENT: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+"""The content of a JSON string in which each quote is escaped."""
 
 _TOKEN_IDS: Final = b'"token_ids":['
 _NO_TOKEN_IDS: Final = b'"token_ids":null'
@@ -66,7 +70,7 @@ class TokenIdCutter:
     def cut_text(self, frames: bytes, begin: bytes, end: bytes) -> bytes | None:
         """Takes the ids of a single event of a template (see delta_template); returns its text.
 
-        None if it is not such an event, has a text with quotes, or comes after one that was left out: then call `cut`.
+        None if it is not such an event, or comes after one that was left out: then call `cut`.
         This runs for every chunk, so it searches only where the ids are.
         """
         if end is not self._end:
@@ -85,8 +89,9 @@ class TokenIdCutter:
         if not head.endswith(self._before_ids):
             return None
         text = head[: len(head) - len(self._before_ids)]
-        # What precedes the last ids has quotes if it is more than a text, such as another event.
-        if _QUOTE in text or _NEWLINE in text:
+        # What precedes the last ids has quotes if it is more than a text, such as another event. Those of the arguments
+        # of a call are escaped.
+        if _NEWLINE in text or (_QUOTE in text and STRING_CONTENT.fullmatch(text) is None):
             return None
         self.pieces.append(frames[ids_begin:ids_end])
         return text
