@@ -29,6 +29,11 @@ KINDS: Final = [
 ]  # fmt: skip
 
 
+def limited(limit: str) -> str:
+    """KEYS with a limit for acme."""
+    return KEYS.replace("keys = [", f"{limit}\nkeys = [", 1)
+
+
 class Setting:
     """Two routers with one engine, whose streams end once `script.may_end` is set."""
 
@@ -209,20 +214,32 @@ async def test_no_more_run_at_once_than_the_settings_allow(world: World, setting
 
 @scenario
 async def test_it_counts_for_the_limits_of_its_tenant_until_it_ends(world: World) -> None:
-    setting = await start(
-        world,
-        KEYS.replace("keys = [", "concurrent_requests = 1\nkeys = [", 1).replace('mode = "keys"\n', 'mode = "keys"\n'),
-    )
-    first = await begin(setting.one, key="sk-acme")
+    setting = await start(world, limited("concurrent_requests = 1"))
+    id_ = (await begin(setting.one, key="sk-acme"))["id"]
+    own = {"authorization": "Bearer sk-acme"}
+    assert (await ask(setting.other, "The sky?", key="sk-acme")).status_code == 429
+    # To look at it is no work for an engine.
+    routers = (setting.one, setting.other)
+    following = [asyncio.ensure_future(get(router, id_, "?stream=true", **own)) for router in routers]
+    await asyncio.sleep(1)
+    assert (await get(setting.other, id_, **own)).json()["status"] == "in_progress"
     assert (await ask(setting.other, "The sky?", key="sk-acme")).status_code == 429
     setting.script.may_end.set()
-
-    async def is_done() -> bool:
-        answer = await get(setting.one, first["id"], authorization="Bearer sk-acme")
-        return answer.status_code == 200 and answer.json()["status"] == "completed"
-
-    await eventually(is_done)
+    assert [kinds(await each) for each in following] == [KINDS] * 2
+    assert (await get(setting.one, id_, **own)).json()["status"] == "completed"
     assert (await ask(setting.other, "The sky?", key="sk-acme")).status_code == 200
+
+
+@pytest.mark.parametrize("limit", ["tokens_per_minute = 5", "tokens_per_day = 5"])
+@scenario
+async def test_its_state_can_be_read_though_it_has_used_all_tokens_of_its_tenant(world: World, limit: str) -> None:
+    setting = await start(world, limited(limit))
+    setting.script.may_end.set()
+    id_ = (await begin(setting.one, key="sk-acme"))["id"]
+    await asyncio.sleep(1)
+    assert (await ask(setting.other, "The sky?", key="sk-acme")).status_code == 429
+    for query in ("", "?stream=true"):
+        assert (await get(setting.other, id_, query, authorization="Bearer sk-acme")).status_code == 200
 
 
 @scenario

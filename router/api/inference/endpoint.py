@@ -28,7 +28,7 @@ from router.flow.lookup import FullResponse
 from router.flow.request_handler import RequestHandler, StreamedResponse
 from router.net.server.client_connection import CLIENT_EXTENSION, AsgiReceive, ClientConnection
 from router.net.server.cycle import header_lines
-from router.shared.quota.rate_limits import TenantLimits
+from router.shared.quota.rate_limits import RequestLimits
 from router.telemetry.telemetry import Telemetry
 from router.telemetry.tracing.tracer import Tracer
 
@@ -61,7 +61,7 @@ class InferenceEndpoint:
     """
 
     def __init__(
-        self, endpoint: Endpoint, gateway: RequestHandler, auth: Authenticator, limits: TenantLimits,
+        self, endpoint: Endpoint, gateway: RequestHandler, auth: Authenticator, limits: RequestLimits,
         telemetry: Telemetry, new_allocation: Callable[[], BodyAllocation], *, max_body: int,
         server_timing: ServerTiming, tracer: Tracer | None = None, waits_for_start: bool = False,
     ) -> None:  # fmt: skip

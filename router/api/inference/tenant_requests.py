@@ -15,7 +15,7 @@ from router.core.quota.rate_limit import rate_limit_headers
 from router.errors import ApiError, internal_error
 from router.flow.body_budget import BodyAllocation
 from router.flow.exchange import Exchange
-from router.shared.quota.rate_limits import Reservation, TenantLimits
+from router.shared.quota.rate_limits import RequestLimits, Reservation
 from router.telemetry.telemetry import Telemetry
 
 
@@ -38,7 +38,7 @@ class TenantRequests:
     """
 
     def __init__(
-        self, auth: Authenticator, limits: TenantLimits, telemetry: Telemetry,
+        self, auth: Authenticator, limits: RequestLimits, telemetry: Telemetry,
         new_allocation: Callable[[], BodyAllocation],
     ) -> None:  # fmt: skip
         """For the arguments see InferenceEndpoint."""

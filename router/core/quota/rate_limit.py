@@ -26,6 +26,7 @@ LimitKind = Literal["requests", "tokens", "concurrent requests"]
 
 MINUTE_MS: Final = 60_000
 ONE_TOKEN: Final = 0.999  # the level that counts as one token: a sum of fractions can end slightly below 1
+_NO_LIMIT: Final = 1 << 31
 CONCURRENT_RETRY_MS: Final = 1000  # a guess, because the end of a request cannot be predicted
 
 
@@ -39,6 +40,13 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_limited(self) -> bool:
         return self != Quota()
+
+    def without_concurrency(self) -> "Quota":
+        """As for a request that never has to wait for others. It is counted among those that run."""
+        if self.concurrent_requests is None:
+            return self
+        # Not None: then no process would report its running requests.
+        return msgspec.structs.replace(self, concurrent_requests=_NO_LIMIT)
 
 
 class UsageUpdate(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from router.flow.sharing.generation_rules import GenerationRules
 from router.process.process_state import ProcessState
 from router.process.wiring.redis_services import RedisServices
 from router.settings import Settings
+from router.shared.quota.rate_limits import ReadLimits
 from router.shared.responses.background_records import BackgroundRecords
 from router.shared.responses.response_records import ResponseRecords
 
@@ -68,14 +69,15 @@ def kept_response_routes(
     if not settings.responses.ttl:
         return []
     new_allocation = partial(BodyAllocation, process_state.body_budget, settings.router.max_bodies)
-    requests = TenantRequests(auth, process_state.tenant_limits, process_state.telemetry, new_allocation)
+    limits = ReadLimits(process_state.tenant_limits)
+    requests = TenantRequests(auth, limits, process_state.telemetry, new_allocation)
     records = _records(settings, services)
     background = _background_records(settings, services, records)
     stream = InferenceEndpoint(
         STREAM_ENDPOINT,
         _streams(settings, services, background),
         auth,
-        process_state.tenant_limits,
+        limits,
         process_state.telemetry,
         new_allocation,
         max_body=0,

@@ -22,7 +22,9 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
+
+import msgspec
 
 from router.core.cache.redis_keys import limit_key
 from router.core.quota.budget import Budget, BudgetUse, budget_error
@@ -61,6 +63,14 @@ def tenant_budgets(settings: Settings) -> dict[str, Budget]:
         )
         for tenant in settings.tenant
     }
+
+
+class RequestLimits(Protocol):
+    """The limits of all tenants for one kind of request; see TenantLimits."""
+
+    def has_limits(self, tenant: str) -> bool: ...
+
+    async def reserve(self, tenant: str) -> "Reservation": ...
 
 
 class TenantLimits:
@@ -108,12 +118,23 @@ class TenantLimits:
     def has_limits(self, tenant: str) -> bool:
         return tenant in self._tenants or tenant in self._budgets
 
+    async def reserve_read(self, tenant: str) -> "Reservation":
+        """As `reserve`, for a request that no engine works for: of the limits, `requests_per_minute` alone holds."""
+        counter = self._tenants.get(tenant)
+        if counter is None:
+            return Reservation(None, _UNLIMITED)
+        reservation = await counter.reserve(counter.quota.without_concurrency())
+        reservation.release()
+        if reservation.status.exceeded == "tokens":
+            reservation.status = msgspec.structs.replace(reservation.status, exceeded=None)
+        return reservation
+
     async def reserve(self, tenant: str) -> "Reservation":
         """Asks for the admission of a request. The tenant must have limits."""
         counter, budget = self._tenants.get(tenant), self._budgets.get(tenant)
         # Both commands are sent before either reply is awaited.
         reading = budget.read() if budget is not None else None
-        reservation = await counter.reserve() if counter is not None else Reservation(None, _UNLIMITED)
+        reservation = await counter.reserve(counter.quota) if counter is not None else Reservation(None, _UNLIMITED)
         if budget is not None and reading is not None:
             try:
                 reservation.over_budget = budget_error(budget.budget, await reading)
@@ -146,6 +167,19 @@ class TenantLimits:
                 tenant.report()
             for budget in self._all_budgets.values():
                 budget.flush()
+
+
+class ReadLimits:
+    """See TenantLimits.reserve_read."""
+
+    def __init__(self, limits: TenantLimits) -> None:
+        self._limits = limits
+
+    def has_limits(self, tenant: str) -> bool:
+        return self._limits.has_limits(tenant)
+
+    async def reserve(self, tenant: str) -> "Reservation":
+        return await self._limits.reserve_read(tenant)
 
 
 class Reservation:
@@ -209,14 +243,15 @@ class _TenantCounter:
         self._reported = False  # another Redis knows no running request; this one none that ended without the limit
         self.report()
 
-    async def reserve(self) -> Reservation:
+    async def reserve(self, quota: Quota) -> Reservation:
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         if not self._reported and not self._unanswered.count:
             self.report()  # first, so that this request is not refused for requests that do not run
         try:
-            self._send(UsageUpdate(process=self._process_id, acquire=True), partial(self._on_reserve_reply, future))
+            update = UsageUpdate(process=self._process_id, acquire=True)
+            self._send(update, partial(self._on_reserve_reply, future, quota), quota)
         except RedisDownError:
-            return self._reserve_locally()
+            return self._reserve_locally(quota)
         try:
             return await future
         except asyncio.CancelledError:
@@ -226,9 +261,11 @@ class _TenantCounter:
                 future.result().release()
             raise
 
-    def _on_reserve_reply(self, future: "asyncio.Future[Reservation]", status: RateLimitStatus | None) -> None:
+    def _on_reserve_reply(
+        self, future: "asyncio.Future[Reservation]", quota: Quota, status: RateLimitStatus | None
+    ) -> None:
         if status is None:
-            reservation = self._reserve_locally()
+            reservation = self._reserve_locally(quota)
         else:
             self._running_requests += status.exceeded is None
             reservation = Reservation(self, status)
@@ -237,9 +274,9 @@ class _TenantCounter:
         else:
             future.set_result(reservation)
 
-    def _reserve_locally(self) -> Reservation:
+    def _reserve_locally(self, quota: Quota) -> Reservation:
         status = self._update_locally(
-            UsageUpdate(process=self._process_id, acquire=True, running=self._running_requests)
+            UsageUpdate(process=self._process_id, acquire=True, running=self._running_requests), quota
         )
         self._running_requests += status.exceeded is None
         return Reservation(self, status)
@@ -274,11 +311,11 @@ class _TenantCounter:
 
     # -- Redis, and its local replacement ---------------------------------------------------------------------------
 
-    def _send(self, update: UsageUpdate, on_status: _OnStatus | None = None) -> None:
+    def _send(self, update: UsageUpdate, on_status: _OnStatus | None = None, quota: Quota | None = None) -> None:
         """`on_status` is called with None if Redis did not count; the update may have been applied nevertheless."""
         unanswered = self._unanswered
         on_reply = partial(self._on_reply, unanswered, update.released, on_status)
-        self._pipeline.send(update_command(self._key, self.quota, update), on_reply=on_reply)
+        self._pipeline.send(update_command(self._key, quota or self.quota, update), on_reply=on_reply)
         unanswered.count += 1
         unanswered.released += update.released
 
@@ -298,9 +335,9 @@ class _TenantCounter:
             if excess:
                 self._send_report(released=excess)
 
-    def _update_locally(self, update: UsageUpdate) -> RateLimitStatus:
+    def _update_locally(self, update: UsageUpdate, quota: Quota | None = None) -> RateLimitStatus:
         now = int(asyncio.get_running_loop().time() * 1000)
-        return self._local_usage.apply(self.quota, update, now, RUNNING_LEASE_MS)
+        return self._local_usage.apply(quota or self.quota, update, now, RUNNING_LEASE_MS)
 
     def _decode_reply(self, replies: Replies | None) -> RateLimitStatus | None:
         """None if there is none. Raises UnexpectedReplyError."""
