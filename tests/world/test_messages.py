@@ -26,7 +26,7 @@ KEY: Final = "sk-acme-secret"
         {"max_tokens": 5},
         {"temperature": 0},
         {"stop_sequences": ["sea"]},
-        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"thinking": {"type": "adaptive"}},
         {"tools": [LOOK], "tool_choice": {"type": "any"}},
         {"documents": [{"text": "The sea is salt."}]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "The sea?"}]}]},
@@ -70,7 +70,7 @@ async def test_a_response_that_depends_on_more_than_the_request_is_not_shared(
 @pytest.mark.parametrize(
     ("fields", "kinds"),
     [
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, ["thinking", "text"]),
+        ({"thinking": {"type": "adaptive"}}, ["thinking", "text"]),
         ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "look"}}, ["tool_use"]),
     ],
     ids=["thinking", "tools"],

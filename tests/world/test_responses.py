@@ -88,7 +88,7 @@ async def test_a_response_that_depends_on_more_than_the_request_is_not_shared(
     before = (await engines.chat.stats())["received"]
     for _ in range(2):
         answer = await post_typed(router, RESPONSES, "The sea?", **fields)
-        assert answer.status_code == 200
+        assert answer.status_code == (400 if "input" in fields else 200)  # vLLM knows no references
         assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("BYPASS", "uncacheable")
         assert "x-cache-key" not in answer.headers
         assert "detail=uncacheable" in answer.headers["cache-status"]

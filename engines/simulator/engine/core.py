@@ -173,6 +173,8 @@ class EngineCore:
                 code=kind.code,
                 fenced=kind.fenced,
                 reasoning=request.thinking,
+                thought=request.thought,
+                text_before_calls=request.text_before_calls,
                 exact_text=exact,
                 token_count=plan.length,
                 tool_calls=tuple((name, sample_document(schema, seed)) for name, schema in request.tool_calls),

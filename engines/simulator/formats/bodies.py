@@ -42,7 +42,22 @@ class ChoiceAccumulator:
 
     @property
     def calls(self) -> int:
+        """Those that are parsed: if the limit cuts off a call, none is, and all of them are text."""
+        return 0 if self.finish_reason == "length" else self._begun_calls
+
+    @property
+    def content(self) -> str:
+        """The text, with what the model has generated of calls that are not parsed."""
+        raw = [] if self.calls else [self._raw_call(number) for number in range(self._begun_calls)]
+        return self.text(TokenKind.CONTENT) + "}\n</tool_call>\n".join(raw)
+
+    @property
+    def _begun_calls(self) -> int:
         return sum(kind is TokenKind.TOOL_NAME for kind, _, _ in self.parts)
+
+    def _raw_call(self, number: int) -> str:
+        name, arguments = self.text(TokenKind.TOOL_NAME, number), self.text(TokenKind.TOOL_ARGUMENTS, number)
+        return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}'
 
 
 def chat_body(
@@ -77,9 +92,11 @@ def chat_body(
 
 
 def _chat_choice(request: GenerationRequest, index: int, choice: ChoiceAccumulator, *, finish: bool) -> Json:
+    # A parser that finds no text says null. vLLM makes that "" where the client forces a tool.
+    no_content = None if request.has_parser and not request.forces_tool else ""
     message: Json = {
         "role": request.role,
-        "content": choice.text(TokenKind.CONTENT),
+        "content": choice.content or no_content,
         "refusal": None,
         "annotations": None,
         "audio": None,

@@ -112,8 +112,6 @@ class ChatFrames:
         self._request = request
         self._finish = finish
         self._usage = TokenUsage(len(request.prompts[0].tokens), request.n)
-        # vLLM parses an answer only where there can be reasoning or a tool call.
-        self._parses = request.thinking or bool(request.tool_calls)
         self._prefix = _frame_prefix(envelope, "chat.completion.chunk")
         self._end_fingerprint = b',"system_fingerprint":' + encode(envelope.fingerprint)
         # Everything before the text of a content event, encoded once: most events need nothing else.
@@ -149,10 +147,10 @@ class ChatFrames:
                 + b'},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
             ]
         # With a parser, vLLM sends no event for tokens without text, unless logprobs or ids have to be sent.
-        if not parts and reason is None and not detailed and self._parses:
+        if not parts and reason is None and not detailed and request.has_parser:
             return []
         frames = [self._frame(delta.index, self._message(part), b"null", None, b"null") for part in parts[:-1]]
-        message = self._message(parts[-1]) if parts else b"{}" if self._parses else b'{"content":""}'
+        message = self._message(parts[-1]) if parts else b"{}" if request.has_parser else b'{"content":""}'
         logprobs = b"null"
         if request.logprobs is not None:
             logprobs = encode(chat_logprobs([token.text for token in delta.tokens], request.logprobs))

@@ -22,16 +22,11 @@ def message_body(
     content: list[Json] = []
     if reasoning := choice.text(TokenKind.REASONING):
         content.append({"type": "thinking", "thinking": reasoning, "signature": secrets.token_hex(16)})
-    if text := choice.text(TokenKind.CONTENT):
+    if text := choice.content:
         content.append({"type": "text", "text": text})
     for number in range(choice.calls):
         name, arguments = choice.text(TokenKind.TOOL_NAME, number), choice.text(TokenKind.TOOL_ARGUMENTS, number)
-        try:
-            tool_input = json.loads(arguments)
-        except json.JSONDecodeError:  # truncated by max_tokens: vLLM returns the model's raw output as text
-            content.append({"type": "text", "text": f'<tool_call>{{"name": "{name}", "arguments": {arguments}'})
-        else:
-            content.append({"type": "tool_use", "id": tool_call_id(), "name": name, "input": tool_input})
+        content.append({"type": "tool_use", "id": tool_call_id(), "name": name, "input": json.loads(arguments)})
     head = {"id": envelope.id, "type": "message", "role": "assistant"}
     body: Json = {**head, "content": content or [{"type": "text", "text": ""}], "model": envelope.model}
     if finish:

@@ -25,7 +25,7 @@ def response_body(
     output: list[Json] = []
     if reasoning := choice.text(TokenKind.REASONING):
         output.append(_reasoning(_new_id("rs"), reasoning, None))
-    if text := choice.text(TokenKind.CONTENT):
+    if text := choice.content:
         output.append(_message(_new_id("msg"), text))
     for number in range(choice.calls):
         name, arguments = choice.text(TokenKind.TOOL_NAME, number), choice.text(TokenKind.TOOL_ARGUMENTS, number)

@@ -46,14 +46,17 @@ class Token:
 class OutputSpec:
     """What to generate; the text ends by itself unless `exact_text`, `token_count` or `tool_calls` is set.
 
-    At most one of the three is set. `ignore_eos` continues until the caller stops, and `min_tokens` is a lower bound,
-    as in vLLM. The text depends on nothing else of the prompt, so that an engine that gets only token ids can go on.
+    At most one of the three is set. Reasoning is the `thought`, or a text of the seed. `ignore_eos` continues until the
+    caller stops, and `min_tokens` is a lower bound, as in vLLM. The text depends on nothing else of the prompt, so that
+    an engine that gets only token ids can go on.
     """
 
     seed: int
     code: bool = False
     fenced: bool = True
     reasoning: bool = False
+    thought: str = ""
+    text_before_calls: str = ""
     exact_text: str | None = None
     token_count: int | None = None
     tool_calls: tuple[tuple[str, str], ...] = ()
@@ -69,9 +72,11 @@ def looks_like_code(prompt: str) -> bool:
 def generate_tokens(spec: OutputSpec) -> Iterator[Token]:
     """The tokens of an answer without its end-of-sequence token; endless with `ignore_eos`."""
     rng = Random(spec.seed)  # noqa: S311 - the text must be reproducible
-    reasoning = _reasoning_tokens(rng) if spec.reasoning else iter(())
+    reasoning = _reasoning_tokens(rng, spec.thought) if spec.reasoning else iter(())
     if spec.tool_calls:
-        yield from chain(reasoning, _tool_call_tokens(spec.tool_calls))
+        yield from chain(
+            reasoning, map(Token, split_tokens(spec.text_before_calls)), _tool_call_tokens(spec.tool_calls)
+        )
         return
     if spec.exact_text is not None:
         yield from chain(reasoning, map(Token, split_tokens(spec.exact_text)))
@@ -98,8 +103,8 @@ def _tool_call_tokens(calls: tuple[tuple[str, str], ...]) -> Iterator[Token]:
             yield Token(piece, TokenKind.TOOL_ARGUMENTS, number)
 
 
-def _reasoning_tokens(rng: Random) -> Iterator[Token]:
-    text = " ".join(_fill(rng, template) for template in rng.sample(phrases.THOUGHTS, 2))
+def _reasoning_tokens(rng: Random, thought: str) -> Iterator[Token]:
+    text = thought or " ".join(_fill(rng, template) for template in rng.sample(phrases.THOUGHTS, 2))
     return (Token(piece, TokenKind.REASONING) for piece in split_tokens(text))
 
 

@@ -128,7 +128,7 @@ def _places_in_text(text: str, exact: str | None) -> Iterator[tuple[int, tuple[A
 
 def _content(tokens: Iterator[Token]) -> Iterator[Token]:
     """Without the reasoning, which a message that is continued does not repeat."""
-    return (token for token in tokens if token.kind is TokenKind.CONTENT)
+    return (token for token in tokens if token.kind is not TokenKind.REASONING)
 
 
 def _after_ids(tokens: Iterator[Token], said: Sequence[int]) -> _Rest:

@@ -12,12 +12,15 @@ import msgspec
 class ToolScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What "auto" calls in a conversation, one call an answer; after `calls` results, the answer is text.
 
-    `tools`: names, with the arguments. In texts of the arguments, `{step}` is the number of the call, from 1. The first
-    one that a request offers is called; a request that offers none of them gets text.
+    `tools`: names, with the arguments. The first one that a request offers is called; a request that offers none of
+    them gets text. `thought` and `text`: what an answer with a call says before it. In all texts, `{step}` is the
+    number of the call, from 1.
     """
 
     calls: int
     tools: dict[str, dict[str, Any]]
+    thought: str = ""
+    text: str = ""
 
     @classmethod
     def parse(cls, text: bytes | str) -> Self:
@@ -28,9 +31,18 @@ class ToolScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, messages: Sequence[Mapping[str, Any]], offered: Mapping[str, object]
     ) -> tuple[tuple[str, object], ...]:
         """The name of the tool, and a schema that only its arguments match; empty if the answer is text."""
-        step = 1 + sum(map(_results, messages))
+        step = _step(messages)
         name = next((name for name in self.tools if name in offered), None)
         return () if name is None or step > self.calls else ((name, {"const": _filled(self.tools[name], step)}),)
+
+    def before_call(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+        """The thought and the text of an answer with a call."""
+        step = str(_step(messages))
+        return self.thought.replace("{step}", step), self.text.replace("{step}", step)
+
+
+def _step(messages: Sequence[Mapping[str, Any]]) -> int:
+    return 1 + sum(map(_results, messages))
 
 
 def _results(message: Mapping[str, Any]) -> int:

@@ -146,6 +146,18 @@ def _messages(value: object) -> _Converted:
     return value, problems
 
 
+def _tools_with_a_schema(value: object) -> _Converted:
+    value, problems = _objects(value)
+    if not problems and isinstance(value, list):
+        problems = [
+            ("missing", f".{at}.{name}", "Field required", tool)
+            for at, tool in enumerate(value)
+            for name in ("name", "input_schema")
+            if name not in tool
+        ]
+    return value, problems
+
+
 def _stop(value: object) -> _Converted:
     if isinstance(value, str):
         return [value], []
@@ -195,6 +207,7 @@ _CONVERTERS: Mapping[str, Callable[[object], _Converted]] = {
     "object": _object,
     "objects": _objects,
     "messages": _messages,
+    "tools with a schema": _tools_with_a_schema,
     "stop": _stop,
     "prompt": _prompt,
     "text or objects": _text_or_objects,

@@ -107,6 +107,13 @@ class GenerationRequest:
     tool_calls: tuple[tuple[str, object], ...]
     """Names and argument schemas of the tools to call."""
     names_tool: bool
+    forces_tool: bool
+    """The client has left the model no choice: it named the tool, or requires one."""
+    has_parser: bool
+    """The engine looks for tool calls or reasoning in what the model generates."""
+    thought: str
+    text_before_calls: str
+    """What the answer says before its calls, if a script decides."""
     json_schema: object | None
     sampling_hash: int
     """Hash of the model and of the other fields that select the generated text, without the prompt."""
@@ -126,12 +133,15 @@ class GenerationRequest:
 
 
 class ChatTurn(NamedTuple):
-    """What a chat generates. `tool_calls`: with their argument schemas. `names_tool`: the client named the tool."""
+    """What a chat generates: fields of its GenerationRequest."""
 
     tool_calls: tuple[tuple[str, object], ...] = ()
     names_tool: bool = False
+    forces_tool: bool = False
     thinking: bool = False
     role: str = "assistant"
+    thought: str = ""
+    text_before_calls: str = ""
 
 
 def chat_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRequest:
@@ -156,6 +166,9 @@ def chat_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRe
         continue_final=continue_final,
     )
     calls, named = _tools_to_call(body, settings)
+    forced = bool(calls) and body.get("tool_choice", "auto") != "auto"
+    script = settings.tool_script if calls and not forced else None
+    thought, text = ("", "") if script is None else script.before_call(body["messages"])
     logprobs = (body.get("top_logprobs") or 0) if body.get("logprobs") else None
     limit_name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     kwargs = body.get("chat_template_kwargs") or {}
@@ -169,7 +182,10 @@ def chat_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRe
         ChatTurn(
             tool_calls=calls,
             names_tool=named,
-            thinking=bool(kwargs.get("enable_thinking", kwargs.get("thinking"))),
+            forces_tool=forced,
+            thinking=bool(kwargs.get("enable_thinking", kwargs.get("thinking")) or thought),
+            thought=thought,
+            text_before_calls=text,
             # vLLM names the role of the message that it continues, whichever that is.
             role="assistant" if generation_prompt else body["messages"][-1]["role"],
         ),
@@ -282,6 +298,10 @@ def _build_request(
         role=turn.role,
         tool_calls=turn.tool_calls,
         names_tool=turn.names_tool,
+        forces_tool=turn.forces_tool,
+        has_parser=chat and (settings.auto_tool_choice or turn.thinking or bool(turn.tool_calls)),
+        thought=turn.thought,
+        text_before_calls=turn.text_before_calls,
         json_schema=_json_schema(body),
         prompt_tokens_details=settings.enable_prompt_tokens_details,
         sampling_hash=_sampling_hash(body, settings),

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from engines.simulator.rejections import Rejection, validation_error
+from engines.simulator.rejections import Rejection, bad_request, validation_error
 from engines.simulator.settings import SimulatorSettings
 from engines.simulator.validation import fields
 from engines.simulator.validation.requests import GenerationRequest, chat_request
@@ -38,7 +38,7 @@ _MESSAGES_FIELDS = {
     "system": "text or objects",
     "temperature": "number",
     "tool_choice": "object",
-    "tools": "objects",
+    "tools": "tools with a schema",
     "top_k": "integer",
     "top_p": "number",
     "thinking": "object",
@@ -50,6 +50,9 @@ _SAMPLING = ("model", "stream", "temperature", "top_p", "top_k", "cache_salt", "
 _RESPONSES_SAMPLING = (
     *_SAMPLING, "seed", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop",
     "ignore_eos", "include_stop_str_in_output",
+)  # fmt: skip
+_ITEM_TYPES = (
+    "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
 )  # fmt: skip
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -96,6 +99,13 @@ def responses_request(body: fields.Body, settings: SimulatorSettings) -> Generat
 
 
 def _chat_message(item: dict[str, Any]) -> dict[str, Any]:
+    kind = item.get("type", "message")
+    if kind not in _ITEM_TYPES:
+        raise bad_request(f"Unsupported input item type: {kind}", "input")
+    if item.get("encrypted_content"):
+        raise bad_request("Encrypted content is not supported.", "input")
+    if kind == "message" and "id" in item and item.get("content") == []:
+        raise Rejection(500, "list index out of range", kind="InternalServerError")
     if "role" in item:
         return {"role": item["role"], "content": item.get("content")}
     if item.get("type") == "function_call_output":
@@ -120,6 +130,10 @@ def messages_request(body: fields.Body, settings: SimulatorSettings) -> Generati
     if coerced["max_tokens"] <= 0:
         error = ValueError("max_tokens must be positive")
         where = {"loc": "body.max_tokens", "msg": f"Value error, {error}", "input": coerced["max_tokens"]}
+        raise validation_error({"type": "value_error", **where, "ctx": {"error": error}})
+    if ((coerced.get("thinking") or {}).get("budget_tokens") or 0) >= coerced["max_tokens"]:
+        error = ValueError("thinking.budget_tokens must be less than max_tokens")
+        where = {"loc": "body", "msg": f"Value error, {error}", "input": body}
         raise validation_error({"type": "value_error", **where, "ctx": {"error": error}})
     chat: fields.Body = {name: coerced[name] for name in _SAMPLING if coerced.get(name) is not None}
     text = system_text(coerced.get("system"))

@@ -22,9 +22,12 @@ PLAIN = [name for name in REQUESTS if name not in STREAMS and name not in ERRORS
 
 
 class Engines(NamedTuple):
-    """A generating engine, one for embeddings, a cross-encoder, and one with three classes."""
+    """A generating engine, one whose model calls the tool `look` once, one for embeddings, a cross-encoder, and one
+    with three classes.
+    """
 
     generate: SimulatedEngine
+    agent: SimulatedEngine
     embed: SimulatedEngine
     classify: SimulatedEngine
     labels: SimulatedEngine
@@ -37,15 +40,18 @@ class Engines(NamedTuple):
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def engines() -> AsyncIterator[Engines]:
+async def engines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engines]:
+    script = tmp_path_factory.mktemp("script") / "script.json"
+    script.write_text('{"calls": 1, "tools": {"look": {"a": true}}}')
     pooling: dict[str, Any] = {"model": "tiny", "max_model_len": 1024, "runner": "pooling"}
     async with (
         SimulatedEngine(model="tiny", max_model_len=1024) as generate,
+        SimulatedEngine(model="tiny", max_model_len=1024, tool_script=script) as agent,
         SimulatedEngine(**pooling) as embed,
         SimulatedEngine(**pooling, pooling_task="classify") as classify,
         SimulatedEngine(**pooling, pooling_task="classify", num_labels=3) as labels,
     ):
-        yield Engines(generate, embed, classify, labels)
+        yield Engines(generate, agent, embed, classify, labels)
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ async def test_a_response_and_its_stream_have_the_same_content(engine: Simulated
 
 
 async def test_a_message_and_its_stream_have_the_same_content(engine: SimulatedEngine) -> None:
-    request: dict[str, Any] = {"prompt": "Tell me of the sea", "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    request: dict[str, Any] = {"prompt": "Tell me of the sea", "thinking": {"type": "adaptive"}}
     response = json.loads((await message(engine, **request)).body)
     events = typed_events((await message(engine, stream=True, **request)).body)
     assert [block["type"] for block in response["content"]] == ["thinking", "text"]
@@ -115,4 +115,29 @@ async def test_a_tool_call_that_the_limit_truncates_has_the_form_of_vllm(engine:
     answer = await message(engine, "Look", max_tokens=4, tools=tools, tool_choice={"type": "any"})
     (block,) = json.loads(answer.body)["content"]
     assert block["type"] == "text"
-    assert block["text"].startswith('<tool_call>{"name": "look", "arguments": {"')
+    assert block["text"].startswith('<tool_call>\n{"name": "look", "arguments": {"')
+
+
+async def test_a_message_of_the_history_without_content_fails_as_in_vllm(engine: SimulatedEngine) -> None:
+    empty = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": []}
+    answer = await post(engine, "/v1/responses", input=[{"role": "user", "content": "Look"}, empty])
+    error = {"message": "list index out of range", "type": "InternalServerError", "param": None, "code": 500}
+    assert (answer.status, json.loads(answer.body)) == (500, {"error": error})
+
+
+async def test_a_response_of_which_a_stop_string_leaves_no_text_has_no_output(engine: SimulatedEngine) -> None:
+    request = {"input": "[[sim:say text=two%20three]]", "stop": ["two"]}
+    assert json.loads((await post(engine, "/v1/responses", **request)).body)["output"] == []
+    events = typed_events((await post(engine, "/v1/responses", stream=True, **request)).body)
+    assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.completed"]
+
+
+async def test_the_last_event_of_a_chat_has_no_text_if_the_engine_parses_what_it_generates() -> None:
+    async with SimulatedEngine(model="tiny", enable_auto_tool_choice=True) as parsing:
+        answer = await post(
+            parsing,
+            "/v1/chat/completions",
+            messages=[{"role": "user", "content": "[[sim:say text=Yes.]]"}],
+            stream=True,
+        )
+    assert b'"delta":{},"logprobs":null,"finish_reason":"stop"' in answer.body

@@ -210,6 +210,26 @@ async def test_a_tool_script_calls_its_tool_until_the_conversation_has_enough_re
         assert "day 1" not in await answer_after(0, json.loads(json.dumps(tool).replace("weather", "sea")))
 
 
+async def test_a_tool_script_says_what_an_answer_thinks_and_says_before_its_call(tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text('{"calls": 1, "tools": {"weather": {}}, "thought": "Hm, rain?", "text": "{step}: I look."}')
+    question = {"role": "user", "content": "Sunny?"}
+    async with SimulatedEngine(tool_script=script) as engine:
+        choice = (await chat(engine, "Sunny?", tools=[TOOL]))["choices"][0]
+        assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("Hm, rain?", "1: I look.")
+        assert (choice["message"]["tool_calls"][0]["function"]["name"], choice["finish_reason"]) == (
+            "weather",
+            "tool_calls",
+        )
+        begun = [question, {"role": "assistant", "content": "1: I "}]
+        options = {"messages": begun, "tools": [TOOL], "add_generation_prompt": False, "continue_final_message": True}
+        events = await stream(engine, "/v1/chat/completions", **options)
+        deltas = [event["choices"][0]["delta"] for event in events]
+        assert "".join(delta.get("content") or "" for delta in deltas) == "look."
+        names = [delta["tool_calls"][0]["function"].get("name") for delta in deltas if "tool_calls" in delta]
+        assert names[0] == "weather"
+
+
 async def test_thinking_is_sent_as_reasoning_before_the_content(engine: SimulatedEngine) -> None:
     on = {"chat_template_kwargs": {"enable_thinking": True}}
     conversation = [{"role": "user", "content": "Why?"}]
