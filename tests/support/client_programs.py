@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pytest
 
@@ -32,8 +32,23 @@ def node_command(program: str) -> str:
     return str(Path(CLIENTS_NODE or ROOT, "node_modules", ".bin", program))
 
 
+class ClientRun(NamedTuple):
+    """How a program has ended."""
+
+    code: int
+    output: str
+    errors: str
+
+
 async def run_client(command: list[str], folder: Path, **variables: str) -> str:
-    """Its output. `folder`: the home folder. Skips the test if a program or a package is missing."""
+    """The output of a program that must succeed, see `ended_client`."""
+    run = await ended_client(command, folder, **variables)
+    assert run.code == 0, run.errors
+    return run.output
+
+
+async def ended_client(command: list[str], folder: Path, **variables: str) -> ClientRun:
+    """Runs a program. `folder`: the home folder. Skips the test if a program or a package is missing."""
     if shutil.which(command[0]) is None:
         _leave_out(f"{command[0]} is not installed")
     # No proxy of this machine, no settings of a user, nothing sent to anybody else.
@@ -50,8 +65,8 @@ async def run_client(command: list[str], folder: Path, **variables: str) -> str:
         raise
     if process.returncode and (missing := MISSING.search(err.decode())):
         _leave_out(f"{missing[1] or missing[2]} is not installed")
-    assert process.returncode == 0, err.decode()
-    return out.decode()
+    assert process.returncode is not None
+    return ClientRun(process.returncode, out.decode(), err.decode())
 
 
 def _leave_out(reason: str) -> None:

@@ -183,7 +183,7 @@ def chat_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRe
             tool_calls=calls,
             names_tool=named,
             forces_tool=forced,
-            thinking=bool(kwargs.get("enable_thinking", kwargs.get("thinking")) or thought),
+            thinking=bool(thought if thought or text else kwargs.get("enable_thinking", kwargs.get("thinking"))),
             thought=thought,
             text_before_calls=text,
             # vLLM names the role of the message that it continues, whichever that is.

@@ -11,14 +11,15 @@ const models = {
   messages: () => createAnthropic(settings)("llama"),
 };
 let steps = 0;
-const { textStream } = streamText({
+const { fullStream } = streamText({
   model: models[process.argv.at(-1)](),
   prompt: "Count the steps.",
   stopWhen: stepCountIs(40),
   maxOutputTokens: 2000,
-  onError({ error }) {
-    throw error;
-  },
+  // With its default, it sends only the IDs of what the model said: see docs/clients.md.
+  providerOptions: { openai: { store: false } },
+  // The loop's end by an error is a part of the stream, which is thrown below.
+  onError() {},
   tools: {
     add_step: tool({
       description: "Adds a step.",
@@ -28,6 +29,9 @@ const { textStream } = streamText({
   },
 });
 let text = "";
-for await (const part of textStream) text += part;
+for await (const part of fullStream) {
+  if (part.type === "error") throw part.error;
+  if (part.type === "text-delta") text += part.text;
+}
 if (!text) throw new Error("no answer");
 console.log("step", steps);
