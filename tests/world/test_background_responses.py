@@ -331,7 +331,7 @@ async def test_a_stream_that_its_client_leaves_goes_on_and_is_resumed_at_another
     await asyncio.sleep(30)
     resumed = asyncio.ensure_future(get(setting.other, id_, "?stream=true&starting_after=1"))
     whole = asyncio.ensure_future(get(setting.one, id_, "?stream=true"))
-    await asyncio.sleep(30)
+    await asyncio.sleep(40)  # a heartbeat comes after at most twice its 15 s
     assert not resumed.done()
     setting.script.may_end.set()
     rest = events_of(await resumed)
