@@ -191,3 +191,32 @@ async def test_a_chat_whose_call_has_begun_does_not_go_on(world: World) -> None:
     answer = await router.post("/v1/chat/completions", BODY)
     assert answer.content.count(b'"error"') == 1
     assert not second.bodies
+
+
+@scenario
+async def test_a_chat_whose_reasoning_reached_the_clients_limit_is_completed_without_an_engine(world: World) -> None:
+    first = Speaker("a", {"reasoning": "one"}, {"reasoning": "two"}, breaks=True)
+    second = Speaker("b", {"reasoning": "other"})
+    router = await start(world, first, second)
+    answer = await router.post("/v1/chat/completions", {**BODY, "max_tokens": 2})
+    assert said(answer.content)[0] == "onetwo"
+    assert b'"finish_reason":"length"' in answer.content
+    assert not second.bodies
+
+
+class SlowSpeaker(Speaker):
+    async def __call__(self, request: Request) -> Response:
+        if request.method == "POST":
+            await asyncio.sleep(25)
+        return await super().__call__(request)
+
+
+@scenario
+async def test_the_total_timeout_of_a_chat_that_begins_anew_begins_anew(world: World) -> None:
+    first, second = Speaker("a", {"reasoning": "one"}, breaks=True), SlowSpeaker("b", {"content": "two"})
+    first.may_break.clear()
+    router = await start(world, first, second)
+    asked = asyncio.create_task(router.post("/v1/chat/completions", {**BODY, "max_tokens": 5}))
+    await asyncio.sleep(9)
+    first.may_break.set()
+    assert said((await asked).content)[:2] == ("one", "two")

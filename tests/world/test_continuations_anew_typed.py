@@ -113,12 +113,12 @@ async def test_a_response_that_breaks_off_in_its_reasoning_is_kept_with_the_answ
     final = events[-1]["response"]
     assert final["id"] == events[0]["response"]["id"]
     assert [(item["type"], item["status"]) for item in final["output"]] == [
-        ("reasoning", "incomplete"), ("reasoning", "completed"), ("message", "completed"),
+        ("reasoning", "completed"), ("message", "completed"),
     ]  # fmt: skip
     kept = await router.http.get(f"/v1/responses/{final['id']}")
     assert kept.json()["output"] == final["output"]
     follow_up = {"model": "llama", "stream": True, "input": "y", "previous_response_id": final["id"]}
     await router.post("/v1/responses", follow_up)
-    assert [item.get("type", "message") for item in second.bodies[-1]["input"]][-4:] == [
-        "reasoning", "reasoning", "message", "message",
-    ]  # fmt: skip
+    # Of two items of reasoning in a row, vLLM would make two messages of the assistant.
+    kinds = [item.get("type", "message") for item in second.bodies[-1]["input"]]
+    assert kinds == ["message", "reasoning", "message", "message"]

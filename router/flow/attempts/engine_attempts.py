@@ -63,9 +63,10 @@ class EngineAttempts:
         if restart is None:  # it could go on, but not any more after what another engine said
             raise EngineError("diverged", "the engine cannot go on with the response")
         recorder = seam.new_recorder(restart)
-        # By the client's request: the time that the tokens before took counts, too.
-        whole = self._timeouts.total(workload(seam.request), attempt.engine.max_model_len)
-        total = whole - seam.elapsed(time.perf_counter())
+        # By the client's request: the time that the tokens before took counts, too, unless they are generated again.
+        total = self._timeouts.total(workload(seam.request), attempt.engine.max_model_len)
+        if not restart.anew:
+            total -= seam.elapsed(time.perf_counter())
         if total < _LEAST_TIME:
             raise engine_timeout()
         response = await self._requests.post(

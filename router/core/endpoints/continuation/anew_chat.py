@@ -36,13 +36,11 @@ _decode_event = msgspec.json.Decoder(dict[str, Any]).decode
 class _Thoughts(NamedTuple):
     """A stream without any text so far.
 
-    - `head`: what its events have in common. `id_events`: those that had ids of tokens.
-    - `has_reasoning`: the client has some of it.
+    `head`: what its events have in common. `id_events`: those that had ids of tokens.
     """
 
     head: dict[str, Any]
     id_events: int
-    has_reasoning: bool
 
 
 def begin_anew(recorder: Recorder) -> Recorder | str:
@@ -134,7 +132,7 @@ def _read_thoughts(parts: StreamParts) -> _Thoughts | str:
     if literal_count(parts) > MAX_LITERAL_EVENTS:
         return "no-template"
     head: dict[str, Any] = {}
-    id_events, has_reasoning = 0, False
+    id_events = 0
     for form in event_forms(parts):
         event = _decode_event(payload(form.event) or b"{}")
         for name in _HEAD_FIELDS:
@@ -152,8 +150,7 @@ def _read_thoughts(parts: StreamParts) -> _Thoughts | str:
         if not isinstance(delta, dict):
             return "malformed"
         said = {name for name, value in delta.items() if value not in EMPTY_VALUES} - {"role"}
-        has_reasoning = has_reasoning or bool(said)
         if other := said.difference(REASONING_FIELDS):
             return _OBSTACLES.get(other.pop(), "malformed")
         id_events += form.events if "token_ids" in choice else 0
-    return _Thoughts(head, id_events, has_reasoning)
+    return _Thoughts(head, id_events)

@@ -70,6 +70,8 @@ class AnewMessages:
                     raise MalformedResponseError("a block that has not begun")
                 changed = {**event, "index": self._indexes[index]}
                 return [changed] if index != self._joined_block else self._join(changed)
+            case {"type": "message_delta"} if self._open_block is not None:  # the second engine has said nothing
+                return [*self._end_of(self._open_block), event]
         return [event]
 
     def _start(self, index: int, block: Json) -> list[Json]:

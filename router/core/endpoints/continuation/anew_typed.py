@@ -58,11 +58,13 @@ class AnewRecorder(SecondStream):
         if data == b"[DONE]":  # some engines add it; clients of these endpoints do not know it
             return None
         try:
-            self.ended = decode_repaired(self._reader.on_event, data)
+            is_last = decode_repaired(self._reader.on_event, data)
             self.started, self.failure = self._reader.started, self._reader.failure
             if self.failure is not None:
                 return None
-            return b"".join(map(encode_event, self._rewriter.rewrite(decode_repaired(_decode_event, data)))) or None
+            events = self._rewriter.rewrite(decode_repaired(_decode_event, data))
+            self.ended = is_last  # not before: a failure of the rewriter is one of the stream
+            return b"".join(map(encode_event, events)) or None
         except MALFORMED_RESPONSE_ERRORS:
             self.failure = data if is_error_body(data) else b"an event was not JSON"
             return None

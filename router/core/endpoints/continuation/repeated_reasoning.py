@@ -43,12 +43,12 @@ class FollowingReasoning:
     def follow(self, text: str, *, is_last: bool) -> str | None:
         """What of the text the client gets; None as long as nothing is new. `is_last`: something else comes with it."""
         if self.compares:
-            rest = self._first[self._repeated :]
             # Engines cut the same reasoning into other events, so a text may end anywhere in the rest, or after it.
-            if not is_last and rest.startswith(text):
+            if not is_last and self._first.startswith(text, self._repeated):
                 self._repeated += len(text)
                 return None
             self.compares = False
+            rest = self._first[self._repeated :]
             if text.startswith(rest):
                 self._is_separated = True
                 return text[len(rest) :]

@@ -70,7 +70,9 @@ _OBSTACLES: Final = {
 }
 """Fields that rule a continuation out, with the reason, unless they have a value of _HARMLESS or no value."""
 
-_CHOICES_FIELDS: Final = frozenset(name for name, obstacle in _OBSTACLES.items() if obstacle == "choices")
+_OBSTACLES_TO_ANEW: Final = frozenset(
+    name for name, obstacle in _OBSTACLES.items() if obstacle in ("choices", "token_ids")
+)
 
 _HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
     "tool_choice": ("none", "auto"),
@@ -126,7 +128,7 @@ def may_begin_anew(request: InferenceRequest) -> bool:
     streaming, fields = request.endpoint.streaming, request.fields
     if streaming is None or streaming.begin_anew is None:
         return False
-    return not any(_is_obstacle(fields, name) for name in _CHOICES_FIELDS & fields.keys())
+    return not any(_is_obstacle(fields, name) for name in _OBSTACLES_TO_ANEW & fields.keys())
 
 
 def asks_token_ids(request: InferenceRequest) -> bool:
@@ -204,10 +206,12 @@ def held_back_chars(fields: Mapping[str, Any]) -> int:
     return max([1, *(len(text) for text in texts if isinstance(text, str))]) - 1
 
 
-def read_so_far(parts: StreamParts | None, cutter: TokenIdCutter | None, held_back: int = 0) -> StreamSoFar | str:
+def read_so_far(
+    parts: StreamParts | None, cutter: TokenIdCutter | None, held_back: int = 0, limit: int | None = None
+) -> StreamSoFar | str:
     """What has been published, by the recorded events; or why it cannot be continued, in a word.
 
-    `held_back`: see held_back_chars.
+    `held_back`: see held_back_chars. `limit`: tokens of the whole response; None for any number.
     """
     if parts is None:
         return "too-large"
@@ -220,12 +224,13 @@ def read_so_far(parts: StreamParts | None, cutter: TokenIdCutter | None, held_ba
     text, has_reasoning = "".join([event.text for event in events]), any(event.has_reasoning for event in events)
     finish_reason = next((event.finish_reason for event in reversed(events) if event.finish_reason), None)
     has_calls = any(event.has_calls for event in events)
-    if not text and finish_reason is None and not has_calls:
-        return "reasoning" if has_reasoning else "no-text"
     id_events = [event for event in events if event.has_ids]
     pieces = _known_pieces(cutter, id_events)
     # Events that were withheld, such as one with the finish reason "abort", come last and do not count.
     counts = [piece.count(b",") + 1 if piece else 0 for piece in pieces[: len(id_events)]]
+    is_over = finish_reason is not None or (limit is not None and has_reasoning and sum(counts) >= limit)
+    if not (text or has_calls or is_over):
+        return "reasoning" if has_reasoning else "no-text"
     settled, unsettled = _settled_events(id_events, counts, text, held_back)
     text_pieces = _text_events(id_events, counts, text, held_back)
     counted = _count_tokens(events, counts, text_pieces)

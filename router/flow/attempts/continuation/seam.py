@@ -150,7 +150,10 @@ class Seam:
 
     def _obstacle_of_stream(self) -> str | None:
         assert isinstance(self._recorder, ChoicesRecorder)  # else there is an obstacle
-        so_far = read_so_far(self._recorder.parts, self._recorder.token_ids, held_back_chars(self.request.fields))
+        so_far = read_so_far(
+            self._recorder.parts, self._recorder.token_ids, held_back_chars(self.request.fields),
+            remaining_tokens(self.request, 0),
+        )  # fmt: skip
         if isinstance(so_far, str):
             return so_far
         self.so_far = so_far

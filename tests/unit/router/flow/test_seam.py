@@ -73,8 +73,8 @@ def test_a_chat_with_only_reasoning_begins_anew_with_the_request_of_the_client(f
     assert not seam.new_recorder(restart).started
 
 
-def test_several_choices_never_begin_anew() -> None:
-    for fields in ({"n": 2}, {"n": 2, "tools": TOOLS}, {"use_beam_search": True}):
+def test_several_choices_and_token_ids_for_the_client_never_begin_anew() -> None:
+    for fields in ({"n": 2}, {"n": 2, "tools": TOOLS}, {"use_beam_search": True}, {"return_token_ids": True}):
         assert seam_of(chat(stream=True, **fields), {"reasoning": "Hm"}).obstacle is not None
 
 

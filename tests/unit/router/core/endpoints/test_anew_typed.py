@@ -137,6 +137,14 @@ def test_an_answer_without_thinking_ends_the_open_block_first() -> None:
     assert recorded(first, MESSAGES)["content"] == [{**thinking("abcd"), "signature": ""}, TEXT]
 
 
+def test_an_answer_without_anything_ends_the_open_block() -> None:
+    _, second = begin_message(BROKEN_MESSAGE[:4])
+    assert isinstance(second, AnewRecorder)
+    data = fed(second, frames_of(MESSAGES, message("second")))
+    kinds = [event["type"] for event in events_of(data)]
+    assert kinds == ["content_block_delta", "content_block_stop", "message_delta"]
+
+
 def test_a_message_that_has_begun_its_answer_does_not_begin_anew() -> None:
     called = frames_of(MESSAGES, message("first", thinking("abcd"), CALL))
     assert [begin_message(frames[:7])[1] for frames in (BROKEN_MESSAGE, called)] == ["text", "tools"]
@@ -177,10 +185,10 @@ def begin_response(frames: list[bytes]) -> tuple[Recorder, Recorder | str]:
 
 @pytest.mark.parametrize(
     ("end", "text", "status"),
-    [(5, "ab", "incomplete"), (6, "abcd", "incomplete"), (7, "abcd", "incomplete"), (8, "abcd", "incomplete"),
-     (9, "abcd", "completed")],
+    [(3, "wxyz", "completed"), (5, "ab\n\nwxyz", "completed"), (6, "abcd\n\nwxyz", "completed"),
+     (7, "abcd", "incomplete"), (8, "abcd", "incomplete"), (9, "abcd", "completed")],
 )  # fmt: skip
-def test_the_reasoning_so_far_becomes_an_item_before_the_second_engines_output(
+def test_a_response_has_one_item_of_reasoning_before_the_second_engines_answer(
     end: int, text: str, status: str
 ) -> None:
     first, second = begin_response(BROKEN_RESPONSE[:end])
@@ -188,16 +196,40 @@ def test_the_reasoning_so_far_becomes_an_item_before_the_second_engines_output(
     data = fed(second, frames_of(RESPONSES, response("second", reasoning("r2", "wxyz"), answer("m2"), FUNCTION_CALL)))
     data += second.final_frames(include_usage=True)
     assert second.is_complete
-    body = recorded(first, RESPONSES)
+    body = recorded(first, RESPONSES) if end > 3 else events_of(data)[-1]["response"]
     assert (body["id"], body["created_at"]) == ("first", 1)
-    assert body["output"] == [reasoning("r1", text, status), reasoning("r2", "wxyz"), answer("m2"), FUNCTION_CALL]
+    assert body["output"] == [reasoning("r1", text, status), answer("m2"), FUNCTION_CALL]
     events = events_of(b"".join(BROKEN_RESPONSE[:end]) + data)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     done = [event for event in events if event["type"] == "response.output_item.done"]
-    assert [event["output_index"] for event in done] == [0, 1, 2, 3]
+    assert [(event["output_index"], event["item"]) for event in done] == list(enumerate(body["output"]))
+    assert {event["item_id"] for event in events if "item_id" in event} == {"r1", "m2", "f"}
+    deltas = "".join(event["delta"] for event in events if event["type"] == "response.reasoning_text.delta")
+    ended = [event["text"] for event in events if event["type"] == "response.reasoning_text.done"]
+    assert [deltas] == ended == [text]
     kinds = [event["type"] for event in events]
-    assert kinds.count("response.created") == 1
-    assert (kinds.count("response.reasoning_text.done"), kinds.count("response.content_part.done")) == (2, 3)
+    assert (kinds.count("response.created"), kinds.count("response.content_part.added")) == (1, 2)
+    assert kinds.count("response.content_part.done") == 2
+
+
+def test_reasoning_that_the_second_engine_repeats_is_left_out() -> None:
+    for repeated, whole in (("abcd", "abcd"), ("ab", "ab"), ("a", "ab\n\na"), ("abcdef", "abcdef")):
+        first, second = begin_response(BROKEN_RESPONSE[:5])
+        assert isinstance(second, AnewRecorder)
+        fed(second, frames_of(RESPONSES, response("second", reasoning("r2", repeated), answer("m2"))))
+        assert recorded(first, RESPONSES)["output"] == [reasoning("r1", whole), answer("m2")]
+
+
+def test_an_answer_without_reasoning_ends_the_open_item_first() -> None:
+    first, second = begin_response(BROKEN_RESPONSE[:5])
+    assert isinstance(second, AnewRecorder)
+    data = fed(second, frames_of(RESPONSES, response("second", answer("m2"))))
+    assert recorded(first, RESPONSES)["output"] == [reasoning("r1", "ab", "incomplete"), answer("m2")]
+    kinds = [event["type"] for event in events_of(data)]
+    assert kinds[:4] == [
+        "response.reasoning_text.done", "response.content_part.done", "response.output_item.done",
+        "response.output_item.added",
+    ]  # fmt: skip
 
 
 def test_a_response_that_has_begun_its_answer_does_not_begin_anew() -> None:
