@@ -561,6 +561,44 @@ async def test_a_purge_of_its_tenant_ends_it(world: World) -> None:
     assert (await get(setting.one, id_)).status_code == 404
 
 
+@pytest.mark.parametrize("size", ["1MiB", "2KiB"])
+@scenario
+async def test_one_whose_purge_log_was_lost_ends_as_its_stream_says(world: World, size: str) -> None:
+    setting = await start(world, f'[responses]\nmax_size = "{size}"\n')
+    await setting.one.http.post("/admin/purge", json={})
+    id_ = (await begin(setting.one, "x" * 800))["id"]
+    following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
+    await asyncio.sleep(3)
+    await world.redis.client.delete("rh:1:purge:log")
+    await asyncio.sleep(30)
+    setting.script.may_end.set()
+    end = kinds(await following)[-1]
+    for router in (setting.one, setting.other):
+        assert f"response.{(await get(router, id_)).json()['status']}" == end
+    await asyncio.sleep(60)
+    assert f"response.{(await get(setting.other, id_)).json()['status']}" == end
+
+
+@scenario
+async def test_those_that_begin_just_after_redis_lost_its_data_complete(world: World) -> None:
+    setting = await start(world)
+    await setting.one.http.post("/admin/purge", json={})
+    await begin(setting.one, "Before?")
+    world.redis.stop()
+    await asyncio.sleep(1)
+    world.redis.start()
+    ids: list[str] = []
+    while len(ids) < 20:
+        answer = await ask(setting.one, f"{len(ids)}?", background=True)
+        if answer.status_code == 200:
+            ids.append(answer.json()["id"])
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(20)
+    setting.script.may_end.set()
+    await asyncio.sleep(5)
+    assert [(await get(setting.other, id_)).json()["status"] for id_ in ids] == ["completed"] * 20
+
+
 @scenario
 async def test_a_large_one_can_be_read_and_not_continued(world: World) -> None:
     setting = await start(world, '[responses]\nmax_size = "2KiB"\n')
@@ -575,8 +613,11 @@ async def test_a_large_one_can_be_read_and_not_continued(world: World) -> None:
 @scenario
 async def test_one_that_is_too_large_itself_is_failed(world: World) -> None:
     setting = await start(world, '[responses]\nmax_size = "2KiB"\n')
-    setting.script.may_end.set()
     id_ = (await begin(setting.one, "x" * 4000))["id"]
+    following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
+    await asyncio.sleep(1)
+    setting.script.may_end.set()
     failed = await until_status(setting.other, id_, "failed")
     assert failed["error"]["message"] == "The response is larger than responses.max_size."
     assert kinds(await get(setting.other, id_, "?stream=true")) == ["response.failed"]
+    assert kinds(await following)[-1] == "response.failed"

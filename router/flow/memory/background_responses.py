@@ -188,10 +188,13 @@ class BackgroundResponses:
             caller.heartbeat = NO_HEARTBEAT  # it refers to the caller
             await cancel_and_wait(lease)
         if not run.is_cancelled and await self._is_running(run):
-            await self._store(run, keep)
+            is_stored = await self._store(run, keep)
+        else:
+            is_stored = False
+        if is_stored:
             run.publish(last)
             run.end_streams(END)
-        else:
+        else:  # who follows it looks how it has ended
             run.end_streams(GONE)
         if run.is_generating:
             ended_at = time.perf_counter()
@@ -278,17 +281,21 @@ class BackgroundResponses:
                 await asyncio.sleep(_RETRY_DELAY)
         return True
 
-    async def _store(self, run: BackgroundRun, keep: Keep) -> None:
+    async def _store(self, run: BackgroundRun, keep: Keep) -> bool:
+        """Whether the response is stored as its last event says."""
         final, body, events = find_final_response(run.response, is_stream=False), run.response, run.log.compressed()
-        if final is not None and await keep(final, events) in ("stored", "ended", "purged"):
-            return
-        # It cannot be continued, but it can be read.
-        if len(body) > self._limits.max_size:
+        if final is not None and await keep(final, events) == "stored":
+            return True
+        # It cannot be continued, but it can be read. One that counts as purged may still be there: it began after the
+        # purge, or the log of purges was lost.
+        is_too_large = len(body) > self._limits.max_size
+        if is_too_large:
             body, events = ended_response(run.queued, "failed", _too_large()), b""
         try:
-            await self._records.end(run.tenant, run.id, body, events)
+            return await self._records.end(run.tenant, run.id, body, events) and not is_too_large
         except RedisDownError:  # who asks for it finds that its lease has run out
             log.warning("a response in the background cannot be stored: Redis does not answer, or takes no writes")
+            return False
 
     def _on_done(self, run: BackgroundRun, caller: Caller, _: "asyncio.Task[None]") -> None:
         run.set_ready(None)
