@@ -230,6 +230,18 @@ async def test_it_counts_for_the_limits_of_its_tenant_until_it_ends(world: World
     assert (await ask(setting.other, "The sky?", key="sk-acme")).status_code == 200
 
 
+@pytest.mark.parametrize(("method", "rest"), [("POST", "/cancel"), ("DELETE", "")])
+@scenario
+async def test_a_tenant_ends_its_response_though_that_takes_its_whole_limit(
+    world: World, method: str, rest: str
+) -> None:
+    setting = await start(world, limited("concurrent_requests = 1"))
+    id_ = (await begin(setting.one, key="sk-acme"))["id"]
+    own = {"authorization": "Bearer sk-acme"}
+    answer = await setting.other.http.request(method, f"{RESPONSES}/{id_}{rest}", headers=own)
+    assert answer.status_code == 200, answer.text
+
+
 @pytest.mark.parametrize("limit", ["tokens_per_minute = 5", "tokens_per_day = 5"])
 @scenario
 async def test_its_state_can_be_read_though_it_has_used_all_tokens_of_its_tenant(world: World, limit: str) -> None:
