@@ -71,16 +71,6 @@ class AnewChat(SecondChoiceStream):
             # No token of the first engine is part of what a third one would go on from.
             self._recorder.token_ids.keep(0, self._thoughts.id_events)
 
-    def _rewrite_event(self, event: dict[str, Any], data: bytes) -> dict[str, Any] | None:
-        match event.get("choices"):
-            case [] | None:
-                return self._with_head(event) if event.get("usage") is not None else None
-            case [{"index": 0} as choice]:
-                return self._rewrite_choice(event, choice)
-            case _:
-                self.failure = b"an event has not one choice"
-                return None
-
     def _rewrite_choice(self, event: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any] | None:
         if choice.get("finish_reason") == "abort":
             self.failure = ABORTED

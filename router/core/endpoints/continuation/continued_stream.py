@@ -57,16 +57,6 @@ class ContinuedRecorder(SecondChoiceStream):
             ids.keep(so_far.settled_pieces if self._by_ids else so_far.text_pieces, so_far.published_pieces)
             ids.exact = ids.exact and self._by_ids
 
-    def _rewrite_event(self, event: dict[str, Any], data: bytes) -> dict[str, Any] | None:
-        match event.get("choices"):
-            case [] | None:
-                return self._with_head(event) if event.get("usage") is not None else None
-            case [{"index": 0} as choice]:
-                return self._rewrite_choice(event, choice)
-            case _:
-                self.failure = b"an event has not one choice"
-                return None
-
     def _rewrite_choice(self, event: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any] | None:
         delta = choice.get("delta")
         fields = delta if isinstance(delta, dict) else {"text": choice.get("text")}

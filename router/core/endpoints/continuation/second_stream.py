@@ -117,11 +117,15 @@ class SecondChoiceStream(SecondStream):
     """Of a chat or a completion."""
 
     @abstractmethod
-    def _rewrite_event(self, event: dict[str, Any], data: bytes) -> dict[str, Any] | None:
-        """The event for the client; None for one that is left out.
+    def _rewrite_choice(self, event: dict[str, Any], choice: dict[str, Any]) -> dict[str, Any] | None:
+        """The event for the client; None for one that is left out. Sets `started` at the first token, and `failure`.
 
-        `data`: the event's payload. Sets `started` at the first token, and `failure`.
+        `choice`: the one of the event.
         """
+
+    @abstractmethod
+    def _with_head(self, event: dict[str, Any]) -> dict[str, Any]:
+        """The event with what the events of one stream have in common."""
 
     def _rewrite(self, data: bytes) -> bytes | None:
         if data == b"[DONE]":
@@ -147,4 +151,11 @@ class SecondChoiceStream(SecondStream):
         if is_error_object(event):
             self.failure = data
             return None
-        return self._rewrite_event(event, data)
+        match event.get("choices"):
+            case [] | None:
+                return self._with_head(event) if event.get("usage") is not None else None
+            case [{"index": 0} as choice]:
+                return self._rewrite_choice(event, choice)
+            case _:
+                self.failure = b"an event has not one choice"
+                return None
