@@ -242,6 +242,14 @@ def _end_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
     return _change_running(data, key, ttl, {b"state": b"ended", b"response": body, b"events": events})
 
 
+def _add_events(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    held = data.get(key, dict) or {}
+    if held.get(b"state") != b"ended" or held.get(b"events"):
+        return 0
+    _put(data, key, {**held, b"events": words[0]}, keep_expiry=True)
+    return 1
+
+
 def _renew_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
     ttl, lease, body = words
     return _change_running(data, key, ttl, {b"lease": lease, **({b"response": body} if body else {})})
@@ -443,6 +451,7 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     response_records._WRITE_SCRIPT.encode(): _write_response,
     response_records._END_SCRIPT.encode(): _end_kept_response,
     background_records._END_SCRIPT.encode(): _end_response,
+    background_records._EVENTS_SCRIPT.encode(): _add_events,
     background_records._RENEW_SCRIPT.encode(): _renew_response,
     response_index.USE_SCRIPT.encode(): _use_response,
     response_index.REMOVE_SCRIPT.encode(): _remove_response,

@@ -594,6 +594,20 @@ def test_a_response_that_is_prolonged_says_so(both: ClientFactory) -> None:
     assert str(reply).startswith("WRONGTYPE")
 
 
+def test_a_response_that_has_ended_without_events_gets_them_once(both: ClientFactory) -> None:
+    client = both.connect()
+    add = ("EVAL", background_records._EVENTS_SCRIPT, 1, "k", "e")
+    assert client.send_commands(add, ("EXISTS", "k")) == [0, 0]
+    client.send_commands(("HSET", "k", "state", "running"), ("PEXPIRE", "k", LONG))
+    assert client.send_commands(add, ("HSET", "k", "state", "ended", "events", ""), add, add) == [0, 1, 1, 0]
+    assert client.send_commands(("HGETALL", "k")) == [{b"state": b"ended", b"events": b"e"}]
+    (left,) = client.send_commands(("PTTL", "k"))
+    assert 0 < left <= LONG
+    client.send_commands(("SET", "k", "mine"))
+    (reply,) = client.send_commands(add)
+    assert str(reply).startswith("WRONGTYPE")
+
+
 def test_a_response_in_the_background_ends_once(both: ClientFactory) -> None:
     client = both.connect()
     end = ("EVAL", background_records._END_SCRIPT, 1, "k", LONG, "{}", "e")

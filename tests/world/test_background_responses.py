@@ -10,6 +10,7 @@ import pytest
 
 from router.core.api_keys import hash_key
 from router.core.cache.redis_keys import response_key
+from router.core.endpoints.conversations import background_events
 from router.core.endpoints.recording.sse import split_events
 from tests.support.conversations import RepeatingEngine, ask, id_of, response_of, texts_of
 from tests.support.router_server import RouterClient, router_config
@@ -291,6 +292,7 @@ async def test_one_whose_router_dies_is_failed_at_the_other(world: World) -> Non
         "code": "server_error", "message": "The router that generated the response has stopped.",
     }  # fmt: skip
     assert kinds(await following)[-1] == "response.failed"
+    assert kinds(await get(setting.other, id_, "?stream=true")) == ["response.created", "response.failed"]
 
 
 @scenario
@@ -323,6 +325,30 @@ async def test_a_long_one_survives_a_pause_of_redis(world: World) -> None:
     await asyncio.sleep(5)
     world.redis.thaw()
     await until_status(setting.other, id_, "completed")
+
+
+@scenario
+async def test_one_whose_router_lives_survives_an_outage_of_redis_longer_than_its_lease(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    await asyncio.sleep(3)
+    world.redis.freeze()
+    await asyncio.sleep(40)
+    polling = asyncio.ensure_future(_ended_status(setting.other, id_))
+    await asyncio.sleep(1)
+    world.redis.thaw()
+    await asyncio.sleep(10)
+    setting.script.may_end.set()
+    assert await polling == "completed"
+
+
+async def _ended_status(router: RouterClient, id_: str) -> str:
+    while True:
+        answer = await get(router, id_)
+        if answer.status_code == 200 and answer.json()["status"] not in ("queued", "in_progress"):
+            status: str = answer.json()["status"]
+            return status
+        await asyncio.sleep(0.1)
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------
@@ -401,13 +427,70 @@ async def test_a_stream_survives_a_pause_of_redis_and_of_the_router_that_generat
 
 
 @scenario
-async def test_events_that_are_too_large_are_not_kept_but_the_response_is(world: World) -> None:
-    setting = await start(world, '[responses]\nmax_size = "1KiB"\n')
+async def test_events_that_are_too_large_are_not_kept_but_the_response_is(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background_events, "MAX_LOG_SIZE", 800)
+    setting = await start(world)
     id_ = (await begin(setting.one))["id"]
     following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
-    await asyncio.sleep(1)
+    await until_status(setting.other, id_, "in_progress")
+    late = events_of(await get(setting.other, id_, "?stream=true"))
+    assert [(event["type"], event["error"]["param"]) for event in late] == [("error", "stream")]
     setting.script.may_end.set()
-    assert kinds(await following) == KINDS
+    assert kinds(await following)[-1] == "error"
+    await until_status(setting.other, id_, "completed")
+    for query, numbers in (("", [0, 4]), ("&starting_after=2", [4]), ("&starting_after=4", [])):
+        events = events_of(await get(setting.other, id_, f"?stream=true{query}"))
+        assert [event["sequence_number"] for event in events] == numbers
+
+
+@scenario
+async def test_no_event_up_to_starting_after_is_sent_of_one_that_is_running(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    await until_status(setting.other, id_, "in_progress")
+    numbers = (0, 3, 4, 999)
+    following = [
+        asyncio.ensure_future(get(setting.other, id_, f"?stream=true&starting_after={number}")) for number in numbers
+    ]
+    await asyncio.sleep(2)
+    setting.script.may_end.set()
+    for number, stream in zip(numbers, following, strict=True):
+        assert [event["sequence_number"] for event in events_of(await stream)] == list(range(number + 1, 5))
+
+
+@scenario
+async def test_the_stream_of_one_that_was_cancelled_has_the_events_before(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    await until_status(setting.other, id_, "in_progress")
+    following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
+    await asyncio.sleep(1)
+    await cancel(setting.other, id_)
+    # Its router may not have stored the events yet.
+    assert kinds(await get(setting.one, id_, "?stream=true"))[0] == "response.created"
+    events = events_of(await following)
+    assert [event["type"] for event in events] == [*KINDS[:-1], "response.cancelled"]
+    for number in (-1, 0, 2, 4, 9):
+        query = f"&starting_after={number}" if number >= 0 else ""
+        assert events_of(await get(setting.other, id_, f"?stream=true{query}")) == events[number + 1 :]
+
+
+@scenario
+async def test_a_stream_does_not_say_failed_of_one_that_completes_later(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
+    await asyncio.sleep(3)
+    world.redis.freeze()
+    with pytest.raises(httpx.RemoteProtocolError):
+        await following
+    world.redis.thaw()
+    await asyncio.sleep(10)
+    setting.script.may_end.set()
+    await until_status(setting.one, id_, "completed")
+    assert kinds(await get(setting.other, id_, "?stream=true")) == KINDS
 
 
 @pytest.mark.parametrize(
@@ -631,5 +714,5 @@ async def test_one_that_is_too_large_itself_is_failed(world: World) -> None:
     setting.script.may_end.set()
     failed = await until_status(setting.other, id_, "failed")
     assert failed["error"]["message"] == "The response is larger than responses.max_size."
-    assert kinds(await get(setting.other, id_, "?stream=true")) == ["response.failed"]
+    assert kinds(await get(setting.other, id_, "?stream=true")) == ["response.created", "response.failed"]
     assert kinds(await following)[-1] == "response.failed"

@@ -13,10 +13,15 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from router.core.cache.cache_control import CacheControl
-from router.core.endpoints.conversations.background_events import ended_event, failed_event
+from router.core.endpoints.conversations.background_events import (
+    ended_event,
+    ended_events,
+    events_after,
+    failed_event,
+)
 from router.core.endpoints.conversations.background_response import (
     ended_response,
     foreground_body,
@@ -37,11 +42,16 @@ from router.flow.trace.request_trace import UNTRACED
 from router.net.redis.pipeline import RedisDownError
 from router.net.tasks import cancel_and_wait
 from router.shared.inflight.inflight_leases import InFlightLeases
-from router.shared.responses.background_records import LEASE, RENEW_INTERVAL, BackgroundRecords, StoredResponse
+from router.shared.responses.background_records import (
+    LEASE,
+    RENEW_INTERVAL,
+    RETRY_DELAY,
+    BackgroundRecords,
+    StoredResponse,
+)
+from router.shared.responses.kept_response import ResponseNotFoundError
 
 log = logging.getLogger("roundhouse.responses")
-
-_RETRY_DELAY: Final = 1.0  # seconds until Redis is asked again that did not answer
 
 Keep = Callable[[FinalResponse, bytes], Awaitable[str]]
 """Stores the response and its events, as ConversationGateway does; the result is a word for the metric."""
@@ -168,7 +178,8 @@ class BackgroundResponses:
             # Not what there is by now: that it is complete may be said only once it is stored.
             return FullResponse(run.queued if run.is_generating else run.response, stream=False)
         if not run.is_generating:
-            return FullResponse(run.log.after(-1) or ended_event(run.response, 0), stream=True)
+            events = b"".join(events_after(run.log.compressed(), -1))
+            return FullResponse(events or ended_events(run.response, -1), stream=True)
         found = StoredResponse(run.response, self._leases.process_id, is_background=True, events=b"")
         return self._streams.attach(exchange, caller, run.id, found, -1)
 
@@ -191,6 +202,7 @@ class BackgroundResponses:
             is_stored = await self._store(run, keep)
         else:
             is_stored = False
+            await self._keep_events(run)
         if is_stored:
             run.publish(last)
             run.end_streams(END)
@@ -255,9 +267,10 @@ class BackgroundResponses:
     async def _hold_lease(self, run: BackgroundRun) -> None:
         await run.has_begun.wait()
         is_new = False
+        delay = RENEW_INTERVAL
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RENEW_INTERVAL):
+                async with asyncio.timeout(delay):
                     await run.changed.wait()
             is_new = is_new or run.changed.is_set()
             run.changed.clear()
@@ -266,9 +279,10 @@ class BackgroundResponses:
                 if not await self._records.renew(run.tenant, run.id, run.response if is_new else b""):
                     run.stop(None)
                     return
-                is_new = False
+                is_new, delay = False, RENEW_INTERVAL
             except RedisDownError:
-                await asyncio.sleep(_RETRY_DELAY)
+                delay = 0.0
+                await asyncio.sleep(RETRY_DELAY)
 
     async def _is_running(self, run: BackgroundRun) -> bool:
         """Whether it has not been ended elsewhere. Waits for Redis, as long as the lease may hold."""
@@ -278,7 +292,7 @@ class BackgroundResponses:
             try:
                 return await self._records.renew(run.tenant, run.id)
             except RedisDownError:
-                await asyncio.sleep(_RETRY_DELAY)
+                await asyncio.sleep(RETRY_DELAY)
         return True
 
     async def _store(self, run: BackgroundRun, keep: Keep) -> bool:
@@ -296,6 +310,16 @@ class BackgroundResponses:
         except RedisDownError:  # who asks for it finds that its lease has run out
             log.warning("a response in the background cannot be stored: Redis does not answer, or takes no writes")
             return False
+
+    async def _keep_events(self, run: BackgroundRun) -> None:
+        """Of a response that has ended elsewhere, for who asks for its stream."""
+        if run.events.is_over or not run.events.count:
+            return
+        with contextlib.suppress(ResponseNotFoundError, RedisDownError):
+            found = await self._records.find(run.tenant, run.id)
+            if not found.is_running:
+                run.log.append(ended_event(found.body, run.events.count))
+                await self._records.add_events(run.tenant, run.id, run.log.compressed())
 
     def _on_done(self, run: BackgroundRun, caller: Caller, _: "asyncio.Task[None]") -> None:
         run.set_ready(None)

@@ -8,7 +8,7 @@ import asyncio
 from typing import Final
 
 from router.core.cache.redis_keys import response_key
-from router.core.endpoints.conversations.background_events import BackgroundEvents, EventLog
+from router.core.endpoints.conversations.background_events import BackgroundEvents, EventLog, later_events
 from router.errors import ApiError, unavailable
 from router.net.tasks import cancel_and_wait
 from router.shared.inflight.inflight_leases import InFlightLeases
@@ -27,6 +27,14 @@ GONE: Final = b"gone"
 _CLOSE_TIMEOUT: Final = 5.0
 _FOLLOWER_TIMEOUT: Final = 5.0
 _NO_PRODUCER: Final = Producer()
+
+
+class _Follower:
+    """`heard_at`: when its last message came. `after`: up to this number, it wants no events."""
+
+    def __init__(self, heard_at: float, after: int) -> None:
+        self.heard_at = heard_at
+        self.after = after
 
 
 class BackgroundRun:
@@ -58,7 +66,7 @@ class BackgroundRun:
         self.stop_error: ApiError | None = None
         self._leases = leases
         self._key = response_key(tenant, id_)
-        self._followers: dict[str, float] = {}  # when the last message came, by the id of the stream
+        self._followers: dict[str, _Follower] = {}  # by the id of the stream
 
     def on_generating(self) -> None:
         self.is_generating = True
@@ -90,11 +98,12 @@ class BackgroundRun:
 
     def publish(self, events: bytes) -> None:
         now = asyncio.get_running_loop().time()
-        for stream_id, heard_at in list(self._followers.items()):
-            if now - heard_at > _FOLLOWER_TIMEOUT:
+        for stream_id, follower in list(self._followers.items()):
+            if now - follower.heard_at > _FOLLOWER_TIMEOUT:
                 self._finish(stream_id, GONE)
-            elif events:
-                self._leases.publish(self._key, stream_id, _NO_PRODUCER, events)
+            elif later := later_events(events, follower.after):
+                follower.after = -1  # all others have larger numbers
+                self._leases.publish(self._key, stream_id, _NO_PRODUCER, later)
 
     def end_streams(self, outcome: bytes) -> None:
         for stream_id in list(self._followers):
@@ -102,10 +111,11 @@ class BackgroundRun:
 
     def on_follower(self, stream_id: str, after: int) -> None:
         # Each has a stream of its own: that of another one begins elsewhere, and may have been trimmed.
-        is_new = stream_id not in self._followers
-        self._followers[stream_id] = asyncio.get_running_loop().time()
-        if not is_new:
+        now = asyncio.get_running_loop().time()
+        if stream_id in self._followers:
+            self._followers[stream_id].heard_at = now
             return
+        self._followers[stream_id] = _Follower(now, after)
         # Even if that is empty: the first record tells the follower that this process is alive.
         self._leases.publish(self._key, stream_id, _NO_PRODUCER, self.log.after(after))
         if self.log.is_full:

@@ -1,14 +1,19 @@
 """The events of a response that is generated in the background, or was, for one client; at any router."""
 
 import asyncio
+import contextlib
 import zlib
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator
 from typing import Final
 from urllib.parse import parse_qs
 
 from router.core.cache.cache_control import CacheControl
-from router.core.endpoints.conversations.background_events import ended_event, events_after, failed_event
+from router.core.endpoints.conversations.background_events import (
+    ended_events,
+    error_event,
+    events_after,
+    failed_event,
+)
 from router.core.endpoints.conversations.turn import is_response_id, shown_id
 from router.core.endpoints.recording.sse import split_events
 from router.errors import ApiError, bad_request, unavailable
@@ -47,9 +52,12 @@ class BackgroundStreams:
         exchange.stream = True
         if found.is_running:
             return self.attach(exchange, caller, id_, found, after)
-        events = stored_events(found, after)
-        caller.body_allocation.allocate(len(events))
-        return FullResponse(events, stream=True)
+        parts: list[bytes] = []
+        for part in stored_events(found, after):
+            caller.body_allocation.allocate(len(part))
+            parts.append(part)
+            await asyncio.sleep(0)  # other requests are served between them
+        return FullResponse(b"".join(parts), stream=True)
 
     def attach(
         self, exchange: Exchange, caller: Caller, id_: str, found: StoredResponse, after: int
@@ -130,7 +138,7 @@ class BackgroundStream:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                async with aclosing(self._live_events()) as live:
+                async with contextlib.aclosing(self._live_events()) as live:
                     async for events in live:
                         yield events
                 return
@@ -140,42 +148,47 @@ class BackgroundStream:
             try:
                 self._found = await self._records.find(tenant, self._id, with_events=True)
                 if not self._found.is_running:
-                    yield stored_events(self._found, self._last)
+                    for part in stored_events(self._found, self._last):
+                        yield part
                     return
             except ResponseNotFoundError:
-                yield self._error_event(response_not_found(self._id))
+                error = response_not_found(self._id)
+                self._note(error)
+                yield failed_event(self._found.body, error, self._last + 1)
                 return
             except RedisDownError:
                 if loop.time() > give_up_at:
-                    yield self._error_event(responses_unavailable())
+                    # It may complete: its client has to ask again.
+                    self._note(responses_unavailable())
+                    self.is_broken_off = True
                     return
             await asyncio.sleep(_RETRY_DELAY)
 
     async def _live_events(self) -> AsyncGenerator[bytes, None]:
         """Returns after the last event. Raises LeaderLostError and RedisDownError."""
         source = self._records.source(self._exchange.tenant, self._id, self._found.runner, self._last)
-        async with aclosing(self._leases.follow_source(source)) as records:
+        async with contextlib.aclosing(self._leases.follow_source(source)) as records:
             async for record in records:
                 if record.frames:
                     self._last += len(split_events(record.frames))
                     yield record.frames
                 if record.outcome == FULL:
-                    yield self._error_event(_not_kept())
+                    self._note(_not_kept())
+                    yield error_event(_not_kept(), self._last)
                 elif record.outcome not in (None, END):
                     raise LeaderLostError
 
-    def _error_event(self, error: ApiError) -> bytes:
+    def _note(self, error: ApiError) -> None:
         self._exchange.outcome, self._exchange.error_reason = "failed", error.reason
-        return failed_event(self._found.body, error, self._last + 1)
 
 
-def stored_events(found: StoredResponse, after: int) -> bytes:
-    """Those of a response that has ended. Of one whose events are not kept, the last one."""
-    try:
-        events = events_after(found.events, after)
-    except zlib.error:
-        events = b""
-    return events or (b"" if found.events else ended_event(found.body, after + 1))
+def stored_events(found: StoredResponse, after: int) -> Generator[bytes, None, None]:
+    """Those of a response that has ended, in parts. Of one whose events are not kept, those that its object makes."""
+    if found.events:
+        with contextlib.suppress(zlib.error):
+            yield from events_after(found.events, after)
+            return
+    yield ended_events(found.body, after)
 
 
 def _not_kept() -> ApiError:

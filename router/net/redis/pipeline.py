@@ -78,6 +78,7 @@ class RedisPipeline:
         self._probe_task: asyncio.Task[None] | None = None
         self._is_up = False  # asked for each command; the event is for those that wait
         self._down_since = time.time()
+        self._up_since = 0.0
         self._reaches_replica = False
         self._came_up = asyncio.Event()
         self._unexpected_replies = RepeatedWarning(log)
@@ -90,6 +91,11 @@ class RedisPipeline:
     def down_since(self) -> float:
         """Since when it is down, in seconds since the epoch by the own clock; no meaning while it is up."""
         return self._down_since
+
+    @property
+    def seconds_up(self) -> float:
+        """How long it has been up; no meaning while it is down."""
+        return self._loop.time() - self._up_since
 
     @property
     def reaches_replica(self) -> bool:
@@ -252,6 +258,8 @@ class RedisPipeline:
     def _set_up(self, is_up: bool) -> None:
         if self._is_up and not is_up:
             self._down_since = time.time()
+        if is_up and not self._is_up:
+            self._up_since = self._loop.time()
         self._is_up = is_up
         if is_up:
             self._came_up.set()

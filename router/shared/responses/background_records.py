@@ -33,6 +33,9 @@ LEASE: Final = 30.0
 
 RENEW_INTERVAL: Final = 5.0
 
+RETRY_DELAY: Final = 1.0
+"""Seconds until Redis is asked again that did not answer."""
+
 STOP: Final = "stop"
 
 _FIELDS: Final = ("response", "state", "runner", "lease", "parent", "digest", "ambiguous")
@@ -54,6 +57,15 @@ if held[1] ~= 'running' then return 0 end
 if ARGV[4] ~= '0' and tonumber(held[2]) > tonumber(ARGV[4]) then return 0 end
 redis.call('HSET', KEYS[1], 'state', 'ended', 'response', ARGV[2], 'events', ARGV[3])
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 1
+"""
+
+
+# Of one that has ended without events. ARGV: the events.
+_EVENTS_SCRIPT: Final = """
+local held = redis.call('HMGET', KEYS[1], 'state', 'events')
+if held[1] ~= 'ended' or (held[2] and held[2] ~= '') then return 0 end
+redis.call('HSET', KEYS[1], 'events', ARGV[1])
 return 1
 """
 
@@ -99,11 +111,15 @@ class BackgroundRecords:
             if found is None:
                 raise ResponseNotFoundError
             now = int(1000 * self._clock())
-            if not found.is_running or lease > now:
+            if not found.is_running or lease > now or self._has_just_come_up():
                 return found
             # In the record, too: a process that was only paused must not complete what was failed for someone.
             body = ended_response(found.body, "failed", runner_lost())
             await self._end(tenant, id_, body, b"", now)
+
+    def _has_just_come_up(self) -> bool:
+        """Whether processes may not have prolonged their leases yet since Redis was down."""
+        return self._pipeline.seconds_up < RENEW_INTERVAL + RETRY_DELAY
 
     async def cancel(self, tenant: str, id_: str) -> StoredResponse:
         """Ends a response that is running. Any other is as it was. Raises ResponseNotFoundError and RedisDownError."""
@@ -142,6 +158,12 @@ class BackgroundRecords:
             return False
         await self._records.use(tenant, id_, len(body) + len(events))
         return True
+
+    async def add_events(self, tenant: str, id_: str, events: bytes) -> None:
+        """Of a response that has ended without them. Raises RedisDownError."""
+        (reply,) = await self._execute(("EVAL", _EVENTS_SCRIPT, 1, response_key(tenant, id_), events))
+        if reply == 1:
+            await self._records.use(tenant, id_, len(events))
 
     def source(self, tenant: str, id_: str, runner: str, after: int) -> StreamSource:
         """The stream of events with a number above `after`, for one follower."""

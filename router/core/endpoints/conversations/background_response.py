@@ -74,6 +74,11 @@ def ended_response(response: bytes, status: EndStatus, error: ApiError | None = 
     return _encode(fields)
 
 
+def unended_response(response: bytes) -> bytes:
+    """The object of a response that has ended, as it was before there was any of it."""
+    return _encode({**_decode(response), "status": "in_progress", "error": None, "output": [], "usage": None})
+
+
 def not_stored_error() -> ApiError:
     return bad_request(
         "`background` needs a response that is kept: `store` must not be false.",

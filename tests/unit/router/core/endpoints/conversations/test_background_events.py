@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.endpoints.conversations.background_events import (
+    MAX_LOG_SIZE,
     BackgroundEvents,
     EventLog,
-    ended_event,
+    ended_events,
     events_after,
     failed_event,
 )
@@ -59,16 +60,47 @@ def test_the_log_has_all_events_after_any_number_at_any_time() -> None:
         seen.append(events.feed(event))
         log.append(seen[-1])
         for number in range(-1, 5):
-            assert log.after(number) == events_after(log.compressed(), number) == b"".join(seen[number + 1 :])
+            assert log.after(number) == b"".join(events_after(log.compressed(), number)) == b"".join(seen[number + 1 :])
 
 
-def test_a_log_beyond_its_size_is_empty() -> None:
+def test_a_log_beyond_its_size_has_the_first_event_and_the_last_one() -> None:
+    events = BackgroundEvents("resp_1", "")
+    first, large = (
+        events.feed(CREATED),
+        events.feed(b'data: {"type":"x","text":"%b"}\n\n' % os.urandom(1 << 16).hex().encode()),
+    )
+    last = events.feed(DELTA + COMPLETED)
     log = EventLog(1000)
-    log.append(DELTA)
-    log.append(os.urandom(1 << 16))
+    for part in (first, large, last):
+        log.append(part)
+    assert (log.is_full, log.after(-1)) == (True, b"")
+    found = decoded(b"".join(events_after(log.compressed(), -1)))
+    assert [event["sequence_number"] for event in found] == [0, 3]
+    assert decoded(b"".join(events_after(log.compressed(), 0))) == found[1:]
+
+
+def test_a_log_whose_only_event_is_too_large_is_empty() -> None:
+    log = EventLog(1000)
+    log.append(b'data: {"text":"%b"}\n\n' % os.urandom(1 << 16).hex().encode())
+    assert (log.is_full, log.compressed()) == (True, b"")
+
+
+def test_a_log_is_bounded_before_it_is_compressed() -> None:
+    log, event = EventLog(1 << 20), BackgroundEvents("resp_1", "").feed(CREATED)
+    for _ in range(1 + MAX_LOG_SIZE // len(event)):
+        log.append(event)
     assert log.is_full
-    log.append(DELTA)
-    assert (log.compressed(), log.after(-1)) == (b"", b"")
+
+
+def test_the_events_of_a_large_log_come_in_parts() -> None:
+    log, events = EventLog(1 << 20), BackgroundEvents("resp_1", "")
+    whole = b"".join([events.feed(CREATED + DELTA) for _ in range(5000)])
+    log.append(whole)
+    parts = list(events_after(log.compressed(), -1))
+    assert b"".join(parts) == whole
+    assert max(map(len, parts)) < len(whole) / 3
+    rest = b"".join(events_after(log.compressed(), 7000))
+    assert [event["sequence_number"] for event in decoded(rest)] == list(range(7001, 10000))
 
 
 def test_a_stream_that_breaks_ends_with_the_response_so_far() -> None:
@@ -82,7 +114,11 @@ def test_a_stream_that_breaks_ends_with_the_response_so_far() -> None:
     assert events.is_over
 
 
-def test_an_event_is_made_for_a_response_whose_events_are_gone() -> None:
-    (event,) = decoded(ended_event(b'{"id":"resp_1","status":"cancelled"}', 7))
+def test_events_are_made_for_a_response_whose_events_are_gone() -> None:
+    first, last = decoded(ended_events(b'{"id":"resp_1","status":"cancelled"}', -1))
+    assert (first["type"], first["response"]["status"], first["sequence_number"]) == (
+        "response.created", "in_progress", 0,
+    )  # fmt: skip
     response = {"id": "resp_1", "status": "cancelled"}
-    assert event == {"type": "response.cancelled", "sequence_number": 7, "response": response}
+    assert last == {"type": "response.cancelled", "sequence_number": 1, "response": response}
+    assert decoded(ended_events(b'{"id":"resp_1","status":"cancelled"}', 7)) == [{**last, "sequence_number": 8}]
