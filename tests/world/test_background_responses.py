@@ -24,6 +24,7 @@ KEYS: Final = '[auth]\nmode = "keys"\n' + "".join(
     f'[[tenant]]\nname = "{name}"\nkeys = ["{hash_key(f"sk-{name}".encode())}"]\n' for name in ("acme", "beta")
 )
 TIMEOUTS: Final = '\n[timeouts]\nbetween_tokens = "10m"\n'
+NOT_COMPLETE: Final = [(400, "previous_response_not_complete"), (400, "response_not_complete")]
 KINDS: Final = [
     "response.created", "response.output_item.added", "response.content_part.added", "response.output_text.delta",
     "response.completed",
@@ -129,6 +130,19 @@ async def test_one_can_be_continued_and_continue_others(world: World) -> None:
     assert texts_of(asked)[::2] == ["The sea?", "The sky?", "The land?"]
     listed = await setting.other.http.get(f"{RESPONSES}/{id_of(third)}/input_items")
     assert len(listed.json()["data"]) == 5
+
+
+@scenario
+async def test_one_that_is_running_cannot_be_continued_yet(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    assert await _refusals(setting, id_) == NOT_COMPLETE
+
+
+async def _refusals(setting: Setting, id_: str) -> list[tuple[int, str]]:
+    """Of a turn after it, and of a list of its items."""
+    answers = [await ask(setting.other, "And?", id_), await get(setting.other, f"{id_}/input_items")]
+    return [(answer.status_code, answer.json()["error"]["code"]) for answer in answers]
 
 
 @scenario
@@ -541,7 +555,7 @@ async def test_one_is_cancelled_at_any_router_and_stays_cancelled(world: World) 
     await eventually(lambda: _is_idle(setting.one))
     setting.script.may_end.set()
     assert (await get(setting.one, id_)).json()["status"] == "cancelled"
-    assert (await ask(setting.one, "And?", id_)).json()["error"]["code"] == "previous_response_not_found"
+    assert await _refusals(setting, id_) == NOT_COMPLETE
 
 
 async def _is_idle(router: WorldRouter) -> bool:
@@ -702,7 +716,7 @@ async def test_a_large_one_can_be_read_and_not_continued(world: World) -> None:
     done = await until_status(setting.other, id_, "completed")
     assert texts_of(done["output"]) == ["y Yes."]
     assert kinds(await get(setting.other, id_, "?stream=true"))[-1] == "response.completed"
-    assert (await ask(setting.one, "And?", id_)).status_code == 404
+    assert await _refusals(setting, id_) == NOT_COMPLETE
 
 
 @scenario

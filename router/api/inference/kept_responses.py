@@ -23,7 +23,7 @@ from router.errors import bad_request
 from router.flow.memory.background_stream import response_not_found, responses_unavailable
 from router.net.redis.pipeline import RedisDownError
 from router.shared.responses.background_records import BackgroundRecords
-from router.shared.responses.kept_response import ResponseNotFoundError
+from router.shared.responses.kept_response import ResponseNotCompleteError, ResponseNotFoundError
 from router.shared.responses.response_records import ResponseRecords
 
 _PATH: Final = RESPONSES.path + "/{id}"
@@ -97,7 +97,13 @@ class KeptResponses:
 
     async def _input_items(self, request: TenantRequest, id_: str) -> bytes:
         query = parse_page_query(request.http.query_params)
-        last = await self._records.find(request.tenant, id_)
+        try:
+            last = await self._records.find(request.tenant, id_)
+        except ResponseNotCompleteError:
+            raise bad_request(
+                "The response has no items to list: it is not complete, or is too large.", param="id",
+                code="response_not_complete",
+            ) from None  # fmt: skip
         request.memory.allocate(last.size)
         conversation = await self._records.conversation(request.tenant, last)
         return await _in_steps(list_page(conversation.input_parts, query))

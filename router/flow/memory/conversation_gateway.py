@@ -37,7 +37,13 @@ from router.flow.request_handler import RequestHandler, StreamedResponse
 from router.net.redis.pipeline import RedisDownError
 from router.net.repeated_warning import RepeatedWarning
 from router.shared.cache.purges import BEGINNING, PurgePosition, Purges
-from router.shared.responses.kept_response import MAX_TURNS, Conversation, KeptResponse, ResponseNotFoundError
+from router.shared.responses.kept_response import (
+    MAX_TURNS,
+    Conversation,
+    KeptResponse,
+    ResponseNotCompleteError,
+    ResponseNotFoundError,
+)
 from router.shared.responses.response_records import ResponseRecords
 
 log = logging.getLogger("roundhouse.responses")
@@ -125,6 +131,8 @@ class ConversationGateway:
             check_bounds(last, turn, self._max_body)
             caller.body_allocation.allocate(last.size)  # of the whole body, beside the client's
             said = await self._records.conversation(tenant, last)
+        except ResponseNotCompleteError:
+            raise _previous_not_complete(previous_id) from None
         except ResponseNotFoundError:
             raise previous_not_found(previous_id) from None
         except RedisDownError:
@@ -208,6 +216,14 @@ def previous_not_found(id_: str) -> ApiError:
         f"Previous response with id '{shown_id(id_)}' not found.",
         param=PREVIOUS_ID,
         code="previous_response_not_found",
+    )
+
+
+def _previous_not_complete(id_: str) -> ApiError:
+    return bad_request(
+        f"Previous response with id '{shown_id(id_)}' cannot be continued: it is not complete, or is too large.",
+        param=PREVIOUS_ID,
+        code="previous_response_not_complete",
     )
 
 

@@ -68,6 +68,10 @@ class ResponseNotFoundError(Exception):
     """There is no such response, or a turn before it is gone, or nobody knows which one is meant."""
 
 
+class ResponseNotCompleteError(ResponseNotFoundError):
+    """It was made in the background, and is no turn of a conversation: it is running, or has ended otherwise."""
+
+
 def assemble(last: KeptResponse, known: Mapping[str, EarlierTurn]) -> Conversation | str:
     """The conversation, or the id of another turn that has to be known. Raises ResponseNotFoundError.
 

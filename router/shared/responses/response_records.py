@@ -35,6 +35,7 @@ from router.shared.responses.kept_response import (
     Conversation,
     EarlierTurn,
     KeptResponse,
+    ResponseNotCompleteError,
     ResponseNotFoundError,
     assemble,
     decode_earlier_turns,
@@ -108,7 +109,7 @@ class ResponseRecords:
         self._on_removed = on_removed
 
     async def find(self, tenant: str, id_: str) -> KeptResponse:
-        """Raises ResponseNotFoundError and RedisDownError.
+        """Raises ResponseNotFoundError, ResponseNotCompleteError and RedisDownError.
 
         Its `alive_until` is 0 if so many others were used since that its conversation may soon have to leave.
         """
@@ -119,7 +120,8 @@ class ResponseRecords:
             raise RedisDownError
         found = self._pipeline.decode(partial(decode_turn, id_), reply)
         if found is None:
-            raise ResponseNotFoundError
+            (state,) = await self._execute(("HGET", response_key(tenant, id_), "state"))
+            raise ResponseNotCompleteError if state else ResponseNotFoundError
         used_at = found.alive_until - self._ttl_ms
         if isinstance(crowding, Exception) or self._pipeline.decode(float, crowding) > used_at:
             return found._replace(alive_until=0)
