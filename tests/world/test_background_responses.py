@@ -278,6 +278,19 @@ async def test_without_redis_it_is_refused(world: World) -> None:
     world.redis.thaw()
 
 
+@scenario
+async def test_one_that_was_refused_since_redis_did_not_answer_leaves_no_record(world: World) -> None:
+    setting = await start(world)
+    world.redis.freeze()
+    # Without a lookup, the first command is the one that begins the record.
+    body = {"model": "llama", "input": "The sea?", "background": True}
+    answer = await setting.one.post(RESPONSES, body, **{"cache-control": "no-store, no-cache"})
+    assert answer.status_code == 503
+    world.redis.thaw()
+    await asyncio.sleep(90)
+    assert [key async for key in world.redis.client.scan_iter("rh:1:response:*")] == []
+
+
 # -- one that does not complete ---------------------------------------------------------------------------------------
 
 
@@ -730,3 +743,16 @@ async def test_one_that_is_too_large_itself_is_failed(world: World) -> None:
     assert failed["error"]["message"] == "The response is larger than responses.max_size."
     assert kinds(await get(setting.other, id_, "?stream=true")) == ["response.created", "response.failed"]
     assert kinds(await following)[-1] == "response.failed"
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@scenario
+async def test_a_hit_that_is_too_large_is_failed_for_all(world: World, is_stream: bool) -> None:
+    setting = await start(world, '[responses]\nmax_size = "2KiB"\n')
+    setting.script.may_end.set()
+    await ask(setting.one, "x" * 4000)
+    answer = await ask(setting.one, "x" * 4000, background=True, stream=is_stream)
+    assert answer.headers["x-cache"] == "HIT"
+    response = events_of(answer)[-1]["response"] if is_stream else answer.json()
+    assert response["status"] == "failed"
+    assert (await get(setting.other, response["id"])).json() == response

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from router.core.cache.cache_control import CacheControl
 from router.core.endpoints.conversations.background_events import (
+    EventLog,
     ended_event,
     ended_events,
     events_after,
@@ -156,6 +157,7 @@ class BackgroundResponses:
             raise refusal
         await self._records.begin(run.tenant, run.id, run.queued, self._leases.process_id)
         run.has_begun.set()
+        run.changed.set()  # the record gets its full time to live
 
     def _check_limits(self, tenant: str) -> None:
         # Of this process: a count in Redis would cost each of them two more commands, and a lease.
@@ -305,6 +307,7 @@ class BackgroundResponses:
         is_too_large = len(body) > self._limits.max_size
         if is_too_large:
             body, events = ended_response(run.queued, "failed", _too_large()), b""
+            run.response, run.log = body, EventLog(self._limits.max_size)  # also for the client of a hit
         try:
             return await self._records.end(run.tenant, run.id, body, events) and not is_too_large
         except RedisDownError:  # who asks for it finds that its lease has run out

@@ -129,13 +129,17 @@ class BackgroundRecords:
         return found
 
     async def begin(self, tenant: str, id_: str, body: bytes, runner: str) -> None:
-        """`body`: the object. Raises RedisDownError."""
+        """`body`: the object. Raises RedisDownError: then it leaves no record, also if Redis gets the command later.
+
+        It has its full time to live from the first `renew` on.
+        """
         now = self._clock()
         fields = (
             "response", body, "state", "running", "runner", runner, "lease", self._lease_end(), "created", f"{now:.3f}"
         )  # fmt: skip
         key = response_key(tenant, id_)
-        await self._execute(("HSET", key, *fields), ("PEXPIRE", key, self._ttl_ms))
+        ttl_ms = min(self._ttl_ms, int(2000 * LEASE))
+        await self._execute(("HSET", key, *fields), ("PEXPIRE", key, ttl_ms))
         await self._records.use(tenant, id_, len(body))
 
     async def renew(self, tenant: str, id_: str, body: bytes = b"") -> bool:
