@@ -149,7 +149,9 @@ class BackgroundStream:
                 self._found = await self._records.find(tenant, self._id, with_events=True)
                 if not self._found.is_running:
                     for part in stored_events(self._found, self._last):
-                        yield part
+                        if part:
+                            yield part
+                        await asyncio.sleep(0)  # other requests are served between them
                     return
             except ResponseNotFoundError:
                 error = response_not_found(self._id)

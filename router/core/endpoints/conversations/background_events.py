@@ -118,14 +118,14 @@ class EventLog:
 
 
 def events_after(compressed: bytes, number: int) -> Generator[bytes, None, None]:
-    """The events with a larger number, in parts; -1: all. Raises zlib.error."""
+    """The events with a larger number, in parts, of which some are empty; -1: all. Raises zlib.error."""
     inflater, buffer = zlib.decompressobj(), EventBuffer()
     while part := inflater.decompress(compressed, _PART):
         compressed = inflater.unconsumed_tail
         events = later_events(buffer.feed(part), number)
         if events:
             number = -1  # the rest has larger ones
-            yield events
+        yield events
     if compressed and not inflater.eof:
         raise zlib.error("the events have no end")
 

@@ -99,7 +99,9 @@ def test_the_events_of_a_large_log_come_in_parts() -> None:
     parts = list(events_after(log.compressed(), -1))
     assert b"".join(parts) == whole
     assert max(map(len, parts)) < len(whole) / 3
-    rest = b"".join(events_after(log.compressed(), 7000))
+    later = list(events_after(log.compressed(), 7000))
+    assert len(later) == len(parts)
+    rest = b"".join(later)
     assert [event["sequence_number"] for event in decoded(rest)] == list(range(7001, 10000))
 
 
