@@ -145,8 +145,9 @@ def engine_pauses_with_a_stream_that_cannot_move() -> SilenceWorld:
     world.freeze(2, 12.0)
     world.loop.run(CLOCK.now + 10.0)
     has_token, none_yet, fast = [0.1, 16.0], [16.0, 0.1], [0.1, 0.1]
-    world.request(2, has_token, fast, fields=TOOLS)
-    world.request(4, none_yet, fast, fields=TOOLS)
+    must_call = {**TOOLS, "tool_choice": "required"}
+    world.request(2, has_token, fast, fields=must_call)
+    world.request(4, none_yet, fast, fields=must_call)
     world.request(6, has_token, fast)
     world.loop.run(CLOCK.now + 10.0)
     world.freeze(1, 12.0)
