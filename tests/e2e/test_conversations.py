@@ -132,7 +132,7 @@ def turn(url: str, **fields: Any) -> Item:
         assert typed_delta_text(events) == "".join(text_of(item) for item in response["output"])
     else:
         response = answer.json()
-    asyncio.run(eventually(lambda: httpx.get(f"{url}{RESPONSES}/{response['id']}").status_code == 200))
+    asyncio.run(eventually(lambda: httpx.get(f"{url}{RESPONSES}/{response['id']}", timeout=120).status_code == 200))
     return response
 
 
@@ -141,7 +141,8 @@ def text_of(item: Item) -> str:
 
 
 def input_items(url: str, id_: str) -> list[Item]:
-    listed: list[Item] = httpx.get(f"{url}{RESPONSES}/{id_}/input_items?order=asc&limit=100").json()["data"]
+    page = httpx.get(f"{url}{RESPONSES}/{id_}/input_items?order=asc&limit=100", timeout=120)
+    listed: list[Item] = page.json()["data"]
     return listed
 
 
@@ -164,12 +165,11 @@ def test_turns_over_two_routers_reach_the_engine_as_the_items_that_it_has_said(
     listed = input_items(urls[1], third["id"])
     assert [item["role"] for item in listed] == ["user", "assistant", "user", "assistant", "user"]
     assert [item["id"] for item in listed[1::2]] == [first["output"][0]["id"], second["output"][0]["id"]]
-    found = httpx.get(f"{urls[1]}{RESPONSES}/{third['id']}").json()
+    found = httpx.get(f"{urls[1]}{RESPONSES}/{third['id']}", timeout=120).json()
     assert found == {**third, "previous_response_id": second["id"]}
-    assert httpx.delete(f"{urls[0]}{RESPONSES}/{first['id']}").json()["deleted"] is True
-    gone = httpx.post(
-        f"{urls[1]}{RESPONSES}", json={"model": "tiny", "input": "And?", "previous_response_id": first["id"]}
-    )
+    assert httpx.delete(f"{urls[0]}{RESPONSES}/{first['id']}", timeout=120).json()["deleted"] is True
+    follow_up = {"model": "tiny", "input": "And?", "previous_response_id": first["id"]}
+    gone = httpx.post(f"{urls[1]}{RESPONSES}", json=follow_up, timeout=120)
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "previous_response_not_found")
 
 

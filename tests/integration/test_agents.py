@@ -192,7 +192,7 @@ async def run_agent(agent: str, deployment: Deployment, tmp_path: Path, failing:
         run = await ended_client(command, home, **variables)
     finally:
         failure.cancel()
-    assert failure.done()
+    failure.result()
     return run
 
 

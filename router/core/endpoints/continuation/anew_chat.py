@@ -1,9 +1,8 @@
 """A chat of which the client has only reasoning begins anew at another engine.
 
 Theory of operation. The second engine gets the client's own request, so no parser of it has to begin in the middle of a
-response. It thinks again, and says what it says: its reasoning follows the first engine's in one stream, and after it
-come its text, its calls of tools, its finish reason and its usage. What it repeats of the first engine's reasoning is
-left out, see repeated_reasoning.
+response. Its reasoning follows the first engine's in one stream. After it come its text, its calls of tools, its finish
+reason and its usage. What it repeats of the first engine's reasoning is left out, see repeated_reasoning.
 """
 
 from typing import Any, Final, NamedTuple

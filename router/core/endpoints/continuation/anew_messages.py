@@ -1,6 +1,6 @@
 """A stream of /v1/messages that begins anew at another engine; see router.core.endpoints.continuation.anew_typed."""
 
-from typing import Any
+from typing import Any, Final
 
 from router.core.endpoints.continuation.anew_typed import AnewRecorder, published_events
 from router.core.endpoints.continuation.repeated_reasoning import FollowingReasoning
@@ -10,12 +10,14 @@ from router.core.endpoints.requests.malformed import MalformedResponseError
 
 Json = dict[str, Any]
 
+_ANSWER_MARKERS: Final = {b'"text_delta"': "text", b'"input_json_delta"': "tools"}
+
 
 def begin_message_anew(recorder: Recorder, reader: EventReader) -> Recorder | str:
     """See Streaming.begin_anew. `reader`: a new one."""
     if not isinstance(recorder, TypedRecorder):
         return "endpoint"
-    events = published_events(recorder)
+    events = published_events(recorder, _ANSWER_MARKERS)
     if isinstance(events, str):
         return events
     open_block: int | None = None

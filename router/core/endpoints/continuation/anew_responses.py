@@ -16,6 +16,10 @@ from router.core.endpoints.requests.malformed import MalformedResponseError
 Json = dict[str, Any]
 
 _BEGINNING: Final = ("response.created", "response.in_progress", "response.queued")
+_ANSWER_MARKERS: Final = {
+    b'"response.output_text.delta"': "text",
+    b'"response.function_call_arguments.delta"': "tools",
+}
 _HEAD_FIELDS: Final = ("id", "created_at", "model")
 
 
@@ -30,7 +34,7 @@ def begin_response_anew(recorder: Recorder, reader: EventReader) -> Recorder | s
     """See Streaming.begin_anew. `reader`: a new one."""
     if not isinstance(recorder, TypedRecorder):
         return "endpoint"
-    events = published_events(recorder)
+    events = published_events(recorder, _ANSWER_MARKERS)
     if isinstance(events, str):
         return events
     said = ReasoningItems()

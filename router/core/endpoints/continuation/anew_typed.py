@@ -5,6 +5,7 @@ so that they go on with the client's stream: see AnewMessages and AnewResponses.
 first engine's stream, once the second engine has sent its first token; until then, another engine can still take over.
 """
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -28,11 +29,19 @@ class EventRewriter(Protocol):
         """The events for the client in place of one of the second engine. Raises MALFORMED_RESPONSE_ERRORS."""
 
 
-def published_events(recorder: TypedRecorder) -> list[Json] | str:
-    """The events that the client has, each run of deltas as one; or why they cannot be read, in a word."""
+def published_events(recorder: TypedRecorder, answer_markers: Mapping[bytes, str]) -> list[Json] | str:
+    """The events that the client has, each run of deltas as one; or why it cannot begin anew, in a word.
+
+    `answer_markers`: that word for events of the answer, by what their bytes contain. A long answer is not read.
+    """
     parts = recorder.parts
     if parts is None:
         return "too-large"
+    for template in parts.templates:
+        form = template.begin_with(0) + template.end_with(0)
+        for marker, obstacle in answer_markers.items():
+            if form.find(marker) >= 0:
+                return obstacle
     if literal_count(parts) > MAX_LITERAL_EVENTS:
         return "no-template"
     try:

@@ -1,7 +1,7 @@
 """Where a second engine repeats the reasoning of the first one.
 
 At temperature 0, an engine that gets the same request mostly begins with the same reasoning. As long as it does,
-nothing of it is new for the client; if it goes on where the first engine broke off, the two are one train of thought.
+nothing of it is new for the client. If it continues where the first engine broke off, the client gets the rest alone.
 """
 
 from typing import Any, Final

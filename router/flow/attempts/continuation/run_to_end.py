@@ -106,7 +106,8 @@ class _Run:
             return True
         if seam.may_be_complete:
             return False
-        return seam.has_obstacle or self._is_at_limit or not self._able(seam)
+        # The last takes longest, and is asked of all streams of an engine at once.
+        return self._is_at_limit or not self._able(seam) or seam.has_obstacle
 
     async def go_on(self, failure: EngineError) -> EngineStream | None:
         """The stream of the engine that goes on; None if the response needed no engine and is complete.
