@@ -35,6 +35,11 @@ class HttpServer:
     async def listen(self) -> None:
         self._listener = await asyncio.get_running_loop().create_server(self._accept, *self._address)
 
+    async def set_writable(self, is_writable: bool) -> None:
+        """Whether the buffers of all connections have room, of which the network of a world knows nothing."""
+        for connection in list(self._state.connections):
+            (connection.resume_writing if is_writable else connection.pause_writing)()
+
     async def close(self) -> None:
         """Stops listening, closes all connections, and waits for their requests."""
         self._listener.close()

@@ -133,6 +133,10 @@ class WorldRouter(HostedProcess, RouterClient):
         if self.process.is_running:
             await self.run_inside(self._stop())
 
+    async def set_clients_read(self, is_reading: bool) -> None:
+        """Whether the clients that are connected read what it sends."""
+        await self.run_inside(self._server.set_writable(is_reading))
+
     async def reload(self, text: str) -> None:
         self._settings = parse(text, {})
         await self.run_inside(self.application.reload(self._settings))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import httpx
@@ -451,6 +452,54 @@ async def test_a_stream_survives_a_pause_of_redis_and_of_the_router_that_generat
     await asyncio.sleep(3)
     setting.script.may_end.set()
     assert kinds(await following) == KINDS
+
+
+@scenario
+async def test_each_outage_of_redis_may_take_as_long_in_a_stream(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
+    for _ in range(3):
+        await asyncio.sleep(25)
+        world.redis.freeze()
+        await asyncio.sleep(8)
+        world.redis.thaw()
+    await asyncio.sleep(3)
+    setting.script.may_end.set()
+    assert kinds(await following) == KINDS
+
+
+class SlowTalker(RepeatingEngine):
+    """Says a word every five seconds, for 100 seconds."""
+
+    async def _events(self, response: dict[str, Any]) -> AsyncGenerator[bytes, None]:
+        said = [event async for event in super()._events(response)]
+        for event in said[:3] + 20 * [said[3]]:
+            await asyncio.sleep(5)
+            yield event
+        yield said[4]
+
+
+@scenario
+async def test_a_client_that_reads_nothing_for_a_while_gets_each_event_once(world: World) -> None:
+    engine = await world.scripted_engine(script=SlowTalker())
+    text = router_config(world.redis.url, {"one": ("llama", "any", engine.url)}, rest=TIMEOUTS)
+    routers = [await world.router(text), await world.router(text)]
+    id_ = (await begin(routers[0]))["id"]
+    # Also at the router that generates it.
+    following = [
+        asyncio.ensure_future(router.http.get(f"{RESPONSES}/{id_}?stream=true", timeout=120)) for router in routers
+    ]
+    await asyncio.sleep(22)
+    for router in routers:
+        await router.set_clients_read(False)
+    await asyncio.sleep(50)
+    for router in routers:
+        await router.set_clients_read(True)
+    for answer in following:
+        events = events_of(await answer)
+        assert [event["sequence_number"] for event in events] == list(range(24))
+        assert events[-1]["type"] == "response.completed"
 
 
 @scenario

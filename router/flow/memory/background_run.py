@@ -13,7 +13,7 @@ from router.errors import ApiError, unavailable
 from router.net.tasks import cancel_and_wait
 from router.shared.inflight.inflight_leases import InFlightLeases
 from router.shared.inflight.stream_writer import Producer
-from router.shared.responses.background_records import STOP
+from router.shared.responses.background_records import FOLLOWER_TIMEOUT, STOP
 
 END: Final = b"end"
 """The outcome of a stream that has the last event."""
@@ -25,7 +25,6 @@ GONE: Final = b"gone"
 """The outcome of a stream that ends early: the follower has to look again."""
 
 _CLOSE_TIMEOUT: Final = 5.0
-_FOLLOWER_TIMEOUT: Final = 5.0
 _NO_PRODUCER: Final = Producer()
 
 
@@ -99,7 +98,7 @@ class BackgroundRun:
     def publish(self, events: bytes) -> None:
         now = asyncio.get_running_loop().time()
         for stream_id, follower in list(self._followers.items()):
-            if now - follower.heard_at > _FOLLOWER_TIMEOUT:
+            if now - follower.heard_at > FOLLOWER_TIMEOUT:
                 self._finish(stream_id, GONE)
             elif later := later_events(events, follower.after):
                 follower.after = -1  # all others have larger numbers

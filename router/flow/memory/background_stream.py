@@ -116,6 +116,7 @@ class BackgroundStream:
         self._id = id_
         self._found = found
         self._last = after
+        self._give_up_at = 0.0  # 0: Redis answers
         self._parts = self._follow()
 
     async def read(self, try_send: TrySend | None = None) -> bytes:
@@ -134,7 +135,7 @@ class BackgroundStream:
         self.finished = True
 
     async def _follow(self) -> AsyncGenerator[bytes, None]:
-        tenant, give_up_at = self._exchange.tenant, 0.0
+        tenant = self._exchange.tenant
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -144,7 +145,7 @@ class BackgroundStream:
                 return
             except (LeaderLostError, RedisDownError):
                 # It has ended, or is dead, or is paused, or did not get the message: its record says which.
-                give_up_at = give_up_at or loop.time() + LEASE + 1
+                self._give_up_at = self._give_up_at or loop.time() + LEASE + 1
             try:
                 self._found = await self._records.find(tenant, self._id, with_events=True)
                 if not self._found.is_running:
@@ -159,11 +160,13 @@ class BackgroundStream:
                 yield failed_event(self._found.body, error, self._last + 1)
                 return
             except RedisDownError:
-                if loop.time() > give_up_at:
+                if loop.time() > self._give_up_at:
                     # It may complete: its client has to ask again.
                     self._note(responses_unavailable())
                     self.is_broken_off = True
                     return
+            else:
+                self._give_up_at = 0.0
             await asyncio.sleep(_RETRY_DELAY)
 
     async def _live_events(self) -> AsyncGenerator[bytes, None]:
@@ -171,6 +174,7 @@ class BackgroundStream:
         source = self._records.source(self._exchange.tenant, self._id, self._found.runner, self._last)
         async with contextlib.aclosing(self._leases.follow_source(source)) as records:
             async for record in records:
+                self._give_up_at = 0.0
                 if record.frames:
                     self._last += len(split_events(record.frames))
                     yield record.frames

@@ -9,7 +9,9 @@ A leader is lost when
 - nobody is subscribed to its channel, or it has not written its first record within LEASE_DURATION: it is unreachable;
 - it has written nothing for LEASE_DURATION although Redis answers, and its claim is gone too: a leader that is alive
   writes at least empty records, and if Redis refuses them (when it is out of memory), it still renews its claim;
-- a record is missing.
+- a record is missing;
+- it has got no message for so long that it has ended the stream: its caller did not take what was read. A later
+  message would begin another stream under the same name.
 
 While Redis does not answer, nothing is known about the leader. A follower that has received records waits for Redis for
 LEASE_DURATION, and then gives the leader another LEASE_DURATION to write what it could not. A follower that has
@@ -18,6 +20,7 @@ received nothing fails at once, since it can start a generation of its own.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -45,6 +48,7 @@ class StreamSource(NamedTuple):
 
     - `process_id`: of the leader; `message`: what it gets on its channel from each follower.
     - `sign`: a command; `is_held`: whether the reply to it says that the leader is still in charge.
+    - `message_timeout`: seconds without a message after which the leader ends the stream.
     """
 
     stream: str
@@ -52,6 +56,7 @@ class StreamSource(NamedTuple):
     message: str
     sign: Command
     is_held: Callable[[Any], bool]
+    message_timeout: float = inf
 
 
 def flight_source(key: str, claim: Claim) -> StreamSource:
@@ -105,9 +110,12 @@ async def follow(
     clock = asyncio.get_running_loop().time
     leader = _SignsOfLeader(clock())
     published_at: float | None = None
+    heard_at = clock()  # when the leader has got the last message, or earlier
     while True:
         stream_changed.clear()  # before the read: a push that arrives during it must cause another read
         receivers: Awaitable[list[Any]] | None = None
+        if leader.has_written and clock() - heard_at > source.message_timeout:
+            raise LeaderLostError
         try:
             if published_at is None or clock() - published_at >= FOLLOW_INTERVAL:
                 published_at = clock()
@@ -119,6 +127,7 @@ async def follow(
             await asyncio.sleep(_RETRY_DELAY)
             continue
         leader.on_answer(clock())
+        heard_at = published_at
         for id_, fields in records:
             leader.on_record(int(id_.partition(b"-")[0]), clock())
             record = decode_record(fields)

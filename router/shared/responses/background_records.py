@@ -36,6 +36,9 @@ RENEW_INTERVAL: Final = 5.0
 RETRY_DELAY: Final = 1.0
 """Seconds until Redis is asked again that did not answer."""
 
+FOLLOWER_TIMEOUT: Final = 5.0
+"""Seconds without a message of a follower after which the process ends its stream."""
+
 STOP: Final = "stop"
 
 _FIELDS: Final = ("response", "state", "runner", "lease", "parent", "digest", "ambiguous")
@@ -175,7 +178,7 @@ class BackgroundRecords:
         key, stream_id = response_key(tenant, id_), secrets.token_hex(8)
         return StreamSource(
             flight_key(key, stream_id), runner, follow_message(id_, stream_id, after),
-            ("HMGET", key, "state", "lease"), self._is_held,
+            ("HMGET", key, "state", "lease"), self._is_held, FOLLOWER_TIMEOUT,
         )  # fmt: skip
 
     def _is_held(self, reply: Any) -> bool:
