@@ -4,7 +4,8 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator
-from typing import Any, Final
+from random import Random
+from typing import Any, Final, NoReturn
 
 import httpx
 import pytest
@@ -13,6 +14,9 @@ from router.core.api_keys import hash_key
 from router.core.cache.redis_keys import response_key
 from router.core.endpoints.conversations import background_events
 from router.core.endpoints.recording.sse import split_events
+from router.net.redis.pipeline import RedisDownError, RedisPipeline
+from router.shared.responses.background_records import BackgroundRecords
+from router.shared.responses.response_records import ResponseRecords
 from tests.support.conversations import RepeatingEngine, ask, id_of, response_of, texts_of
 from tests.support.router_server import RouterClient, router_config
 from tests.support.scripted_engine import ScriptedEngine
@@ -317,7 +321,8 @@ async def test_one_whose_router_dies_is_failed_at_the_other(world: World) -> Non
     setting.one.kill()
     failed = await until_status(setting.other, id_, "failed")
     assert failed["error"] == {
-        "code": "server_error", "message": "The router that generated the response has stopped.",
+        "code": "server_error",
+        "message": "The router that generated the response is gone, or could not store it.",
     }  # fmt: skip
     assert kinds(await following)[-1] == "response.failed"
     assert kinds(await get(setting.other, id_, "?stream=true")) == ["response.created", "response.failed"]
@@ -377,6 +382,85 @@ async def _ended_status(router: RouterClient, id_: str) -> str:
             status: str = answer.json()["status"]
             return status
         await asyncio.sleep(0.1)
+
+
+SMALL: Final = "The sea?"
+WITH_LARGE_INPUT: Final = [*80 * [{"role": "user", "content": "x"}], {"role": "user", "content": "y"}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "can_be_continued"),
+    [(SMALL, "completed", True), (WITH_LARGE_INPUT, "completed", False), ("x" * 4000, "failed", False)],
+    ids=["small", "large input", "large"],
+)
+@scenario
+async def test_one_is_stored_though_redis_refuses_that_at_first(
+    world: World, monkeypatch: pytest.MonkeyPatch, asked: Any, status: str, can_be_continued: bool
+) -> None:
+    setting = await start(world, '[responses]\nmax_size = "2KiB"\n')
+    id_ = (await begin(setting.one, asked))["id"]
+    following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
+    await asyncio.sleep(1)
+    refused: list[object] = []
+
+    async def refuse(*arguments: Any, **_: Any) -> NoReturn:
+        refused.append(arguments)
+        raise RedisDownError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ResponseRecords, "store", refuse)
+        patch.setattr(BackgroundRecords, "end", refuse)
+        setting.script.may_end.set()
+        await asyncio.sleep(5)
+    assert refused
+    ended = await until_status(setting.other, id_, status)
+    assert kinds(await following)[-1] == f"response.{status}"
+    assert (await get(setting.one, id_)).json() == ended
+    assert ((await ask(setting.one, "And?", id_)).status_code == 200) == can_be_continued
+
+
+@scenario
+async def test_one_that_redis_does_not_store_for_its_whole_lease_is_failed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    await asyncio.sleep(1)
+
+    async def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise RedisDownError
+
+    monkeypatch.setattr(ResponseRecords, "store", refuse)
+    monkeypatch.setattr(BackgroundRecords, "end", refuse)
+    setting.script.may_end.set()
+    await asyncio.sleep(80)
+    failed = (await get(setting.other, id_)).json()
+    assert failed["error"]["message"] == "The router that generated the response is gone, or could not store it."
+
+
+@scenario
+async def test_redis_has_time_for_each_large_part_of_a_response(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = await start(world)
+    large: list[int] = []
+    execute = RedisPipeline.execute
+
+    def record(self: RedisPipeline, *commands: Any, size: int = 0) -> Any:
+        words = [word for command in commands if isinstance(command, tuple) for word in command]
+        sent = sum(len(word) for word in words if isinstance(word, bytes))
+        if sent > 10_000:
+            large.append(sent)
+            assert size >= sent
+        return execute(self, *commands, size=size)
+
+    monkeypatch.setattr(RedisPipeline, "execute", record)
+    instructions = Random(1).randbytes(20_000).hex()
+    id_ = (await begin(setting.one, instructions=instructions))["id"]
+    await until_status(setting.other, id_, "in_progress")
+    await cancel(setting.other, id_)
+    await asyncio.sleep(10)
+    assert kinds(await get(setting.other, id_, "?stream=true")) == [*KINDS[:-1], "response.cancelled"]
+    # It begins, is queued and in progress, is cancelled, and gets its events.
+    assert len(large) == 5
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------
@@ -467,6 +551,23 @@ async def test_each_outage_of_redis_may_take_as_long_in_a_stream(world: World) -
     await asyncio.sleep(3)
     setting.script.may_end.set()
     assert kinds(await following) == KINDS
+
+
+@scenario
+async def test_nothing_is_written_for_those_that_have_left_once_another_follows(world: World) -> None:
+    setting = await start(world)
+    id_ = (await begin(setting.one))["id"]
+    await until_status(setting.other, id_, "in_progress")
+    for _ in range(3):
+        following = asyncio.ensure_future(get(setting.other, id_, "?stream=true"))
+        await asyncio.sleep(10)
+        assert await setting.one.run_inside(_count_written_streams(setting.one)) == 1
+        following.cancel()
+        await asyncio.sleep(10)
+
+
+async def _count_written_streams(router: WorldRouter) -> int:
+    return len(router.application._runtime.services.cache.leases._writers)
 
 
 class SlowTalker(RepeatingEngine):

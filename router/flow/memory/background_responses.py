@@ -298,21 +298,31 @@ class BackgroundResponses:
         return True
 
     async def _store(self, run: BackgroundRun, keep: Keep) -> bool:
-        """Whether the response is stored as its last event says."""
+        """Whether the response is stored as its last event says. Waits for Redis, as `_is_running`."""
         final, body, events = find_final_response(run.response, is_stream=False), run.response, run.log.compressed()
-        if final is not None and await keep(final, events) == "stored":
-            return True
-        # It cannot be continued, but it can be read. One that counts as purged may still be there: it began after the
-        # purge, or the log of purges was lost.
-        is_too_large = len(body) > self._limits.max_size
+        kept_events, is_too_large = events, len(body) > self._limits.max_size
         if is_too_large:
             body, events = ended_response(run.queued, "failed", _too_large()), b""
             run.response, run.log = body, EventLog(self._limits.max_size)  # also for the client of a hit
-        try:
-            return await self._records.end(run.tenant, run.id, body, events) and not is_too_large
-        except RedisDownError:  # who asks for it finds that its lease has run out
-            log.warning("a response in the background cannot be stored: Redis does not answer, or takes no writes")
-            return False
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + LEASE
+        while True:
+            try:
+                if final is not None:
+                    result = await keep(final, kept_events)
+                    if result == "stored":
+                        return True
+                    final = final if result == "failed" else None
+                # It cannot be continued, but it can be read. One that counts as purged may still be there: it began
+                # after the purge, or the log of purges was lost.
+                return await self._records.end(run.tenant, run.id, body, events) and not is_too_large
+            except RedisDownError:
+                if loop.time() >= give_up_at:  # who asks for it finds that its lease has run out
+                    log.warning("a response in the background cannot be stored: Redis takes no writes")
+                    return False
+            await asyncio.sleep(RETRY_DELAY)
+            if not await self._is_running(run):
+                return False
 
     async def _keep_events(self, run: BackgroundRun) -> None:
         """Of a response that has ended elsewhere, for who asks for its stream."""

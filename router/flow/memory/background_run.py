@@ -96,11 +96,9 @@ class BackgroundRun:
     # -- followers ----------------------------------------------------------------------------------------------------
 
     def publish(self, events: bytes) -> None:
-        now = asyncio.get_running_loop().time()
-        for stream_id, follower in list(self._followers.items()):
-            if now - follower.heard_at > FOLLOWER_TIMEOUT:
-                self._finish(stream_id, GONE)
-            elif later := later_events(events, follower.after):
+        self._drop_silent_followers(asyncio.get_running_loop().time())
+        for stream_id, follower in self._followers.items():
+            if later := later_events(events, follower.after):
                 follower.after = -1  # all others have larger numbers
                 self._leases.publish(self._key, stream_id, _NO_PRODUCER, later)
 
@@ -114,11 +112,17 @@ class BackgroundRun:
         if stream_id in self._followers:
             self._followers[stream_id].heard_at = now
             return
+        self._drop_silent_followers(now)
         self._followers[stream_id] = _Follower(now, after)
         # Even if that is empty: the first record tells the follower that this process is alive.
         self._leases.publish(self._key, stream_id, _NO_PRODUCER, self.log.after(after))
         if self.log.is_full:
             self._finish(stream_id, FULL)
+
+    def _drop_silent_followers(self, now: float) -> None:
+        for stream_id, follower in list(self._followers.items()):
+            if now - follower.heard_at > FOLLOWER_TIMEOUT:
+                self._finish(stream_id, GONE)
 
     def _finish(self, stream_id: str, outcome: bytes) -> None:
         del self._followers[stream_id]

@@ -22,13 +22,15 @@ from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 MAX_UNSENT_BYTES: Final = 4 << 20
 """Bytes of one in-flight request that may be queued for its stream; with more, it is no longer shared."""
 
+MAX_STREAM_BYTES: Final = 4 << 20
+"""Bytes of records that a stream keeps for its followers."""
+
 HEARTBEAT_INTERVAL: Final = 0.7
 """Seconds without a record after which an in-flight request writes an empty one."""
 
 # Seconds. Frames are collected for this time and written as one record: a record per frame would cost Redis a command
 # for every token.
 _BATCH_DELAY: Final = 0.025
-_MAX_STREAM_BYTES: Final = 4 << 20  # bytes of records that a stream keeps for its followers
 _STREAM_TTL_MS: Final = 30_000  # milliseconds after its last record until a stream expires
 _RETRY_DELAY: Final = 0.05  # seconds until a record that Redis may not have is sent again
 _RETRY_TIMEOUT: Final = 30.0  # seconds for which a record is retried; no reader waits for more than a few seconds
@@ -174,7 +176,7 @@ class RedisStreamWriter:
         self._record_sizes.append(size)
         self._stream_bytes += size
         # The newest record is kept, however large it is.
-        while len(self._record_sizes) > 1 and self._stream_bytes > _MAX_STREAM_BYTES:
+        while len(self._record_sizes) > 1 and self._stream_bytes > MAX_STREAM_BYTES:
             self._stream_bytes -= self._record_sizes.popleft()
         return self._record_number - len(self._record_sizes) + 1
 

@@ -142,7 +142,7 @@ class BackgroundRecords:
         )  # fmt: skip
         key = response_key(tenant, id_)
         ttl_ms = min(self._ttl_ms, int(2000 * LEASE))
-        await self._execute(("HSET", key, *fields), ("PEXPIRE", key, ttl_ms))
+        await self._execute(("HSET", key, *fields), ("PEXPIRE", key, ttl_ms), size=len(body))
         await self._records.use(tenant, id_, len(body))
 
     async def renew(self, tenant: str, id_: str, body: bytes = b"") -> bool:
@@ -151,7 +151,8 @@ class BackgroundRecords:
         Raises RedisDownError.
         """
         key = response_key(tenant, id_)
-        (reply,) = await self._execute(("EVAL", _RENEW_SCRIPT, 1, key, self._ttl_ms, self._lease_end(), body))
+        command = ("EVAL", _RENEW_SCRIPT, 1, key, self._ttl_ms, self._lease_end(), body)
+        (reply,) = await self._execute(command, size=len(body))
         return bool(reply == 1)
 
     async def end(self, tenant: str, id_: str, body: bytes, events: bytes = b"") -> bool:
@@ -159,16 +160,18 @@ class BackgroundRecords:
         return await self._end(tenant, id_, body, events, 0)
 
     async def _end(self, tenant: str, id_: str, body: bytes, events: bytes, expired_by: int) -> bool:
-        key = response_key(tenant, id_)
-        (reply,) = await self._execute(("EVAL", _END_SCRIPT, 1, key, self._ttl_ms, body, events, expired_by))
+        key, size = response_key(tenant, id_), len(body) + len(events)
+        command = ("EVAL", _END_SCRIPT, 1, key, self._ttl_ms, body, events, expired_by)
+        (reply,) = await self._execute(command, size=size)
         if reply != 1:
             return False
-        await self._records.use(tenant, id_, len(body) + len(events))
+        await self._records.use(tenant, id_, size)
         return True
 
     async def add_events(self, tenant: str, id_: str, events: bytes) -> None:
         """Of a response that has ended without them. Raises RedisDownError."""
-        (reply,) = await self._execute(("EVAL", _EVENTS_SCRIPT, 1, response_key(tenant, id_), events))
+        command = ("EVAL", _EVENTS_SCRIPT, 1, response_key(tenant, id_), events)
+        (reply,) = await self._execute(command, size=len(events))
         if reply == 1:
             await self._records.use(tenant, id_, len(events))
 
@@ -188,8 +191,8 @@ class BackgroundRecords:
     def _lease_end(self) -> int:
         return int(1000 * (self._clock() + LEASE))
 
-    async def _execute(self, *commands: Command) -> list[Any]:
-        replies = await self._pipeline.execute(*commands)
+    async def _execute(self, *commands: Command, size: int = 0) -> list[Any]:
+        replies = await self._pipeline.execute(*commands, size=size)
         if any(isinstance(reply, Exception) for reply in replies):
             raise RedisDownError
         return replies
@@ -221,4 +224,4 @@ def follow_message(id_: str, stream_id: str, after: int) -> str:
 
 
 def runner_lost() -> ApiError:
-    return ApiError(503, "The router that generated the response has stopped.", code="router_lost")
+    return ApiError(503, "The router that generated the response is gone, or could not store it.", code="router_lost")

@@ -17,8 +17,11 @@ from router.core.endpoints.recording.sse import EventBuffer, payload, split_even
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 from router.errors import ApiError
 
-MAX_LOG_SIZE: Final = 8 << 20
-"""Bytes of all events of a response that are kept, before they are compressed."""
+MAX_LOG_SIZE: Final = 2 << 20
+"""Bytes of all events of a response that are kept, before they are compressed.
+
+A follower gets them in one record: half of what its stream in Redis keeps (see stream_writer).
+"""
 
 _FINAL: Final = ("response.completed", "response.incomplete", "response.failed")
 _PART: Final = 256 << 10  # bytes that are decompressed at once

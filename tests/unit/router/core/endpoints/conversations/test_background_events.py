@@ -16,6 +16,7 @@ from router.core.endpoints.conversations.background_events import (
 )
 from router.core.endpoints.recording.sse import payload, split_events
 from router.errors import ApiError
+from router.shared.inflight.stream_writer import MAX_STREAM_BYTES
 
 CREATED = b'event: response.created\ndata: {"type":"response.created","response":{"id":"e","status":"in_progress"}}\n\n'
 DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"a"}\n\n'
@@ -124,3 +125,7 @@ def test_events_are_made_for_a_response_whose_events_are_gone() -> None:
     response = {"id": "resp_1", "status": "cancelled"}
     assert last == {"type": "response.cancelled", "sequence_number": 1, "response": response}
     assert decoded(ended_events(b'{"id":"resp_1","status":"cancelled"}', 7)) == [{**last, "sequence_number": 8}]
+
+
+def test_what_is_kept_fits_twice_in_the_stream_of_a_follower() -> None:
+    assert 2 * MAX_LOG_SIZE <= MAX_STREAM_BYTES
