@@ -101,7 +101,8 @@ def _limit(data: RedisData, key: bytes, words: list[bytes]) -> list[int]:
             setattr(text.usage, name, value.copy() if isinstance(value, list | dict) else value)
     step = UsageUpdate(
         process=process.decode(),
-        acquire=ask == b"1",
+        acquire=ask != b"0",
+        needs_tokens=ask != b"2",
         released=int(done),
         running=_optional(working),
         tokens_used=int(spent),

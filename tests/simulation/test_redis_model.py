@@ -784,8 +784,8 @@ def test_reading_a_budget_writes_nothing_and_a_foreign_value_is_replaced(both: C
 
 QUOTA = Quota(requests_per_minute=3, tokens_per_minute=600, concurrent_requests=2)
 steps = st.builds(
-    UsageUpdate, process=st.sampled_from(["p", "q"]), acquire=st.booleans(), released=st.integers(-2, 2),
-    running=st.one_of(st.none(), st.integers(0, 2)), tokens_used=st.integers(0, 500),
+    UsageUpdate, process=st.sampled_from(["p", "q"]), acquire=st.booleans(), needs_tokens=st.booleans(),
+    released=st.integers(-2, 2), running=st.one_of(st.none(), st.integers(0, 2)), tokens_used=st.integers(0, 500),
 )  # fmt: skip
 
 

@@ -274,6 +274,20 @@ async def test_its_state_can_be_read_though_it_has_used_all_tokens_of_its_tenant
         assert (await get(setting.other, id_, query, authorization="Bearer sk-acme")).status_code == 200
 
 
+@pytest.mark.parametrize("has_redis", [True, False])
+@scenario
+async def test_a_tenant_without_tokens_still_has_a_limit_of_requests(world: World, has_redis: bool) -> None:
+    setting = await start(world, limited("tokens_per_minute = 5\nrequests_per_minute = 3"))
+    setting.script.may_end.set()
+    await ask(setting.one, "The sea?", key="sk-acme")
+    await asyncio.sleep(1)
+    assert (await ask(setting.one, "The sky?", key="sk-acme")).status_code == 429
+    if not has_redis:
+        world.redis.stop()
+    answers = [await get(setting.one, "resp_9", authorization="Bearer sk-acme") for _ in range(5)]
+    assert [answer.status_code for answer in answers] == ([404] * 2 + [429] * 3 if has_redis else [503] * 3 + [429] * 2)
+
+
 @scenario
 async def test_without_redis_it_is_refused(world: World) -> None:
     setting = await start(world)

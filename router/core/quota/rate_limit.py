@@ -53,7 +53,7 @@ class UsageUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """A change of a tenant's usage, reported by one process.
 
     - `process`: the id of the process.
-    - `acquire`: asks for admission of a request, which counts if it is granted.
+    - `acquire`: asks for admission of a request, which counts if it is granted; if it `needs_tokens`, not without one.
     - `released`: how many requests of this process have ended. Negative: how many run that were not counted.
     - `running`: how many requests this process has; None if it is not certain. It replaces the reported count.
     - `tokens_used`: tokens to subtract.
@@ -61,6 +61,7 @@ class UsageUpdate(msgspec.Struct, frozen=True, kw_only=True):
 
     process: str
     acquire: bool = False
+    needs_tokens: bool = True
     released: int = 0
     running: int | None = None
     tokens_used: int = 0
@@ -116,7 +117,7 @@ class TenantUsage:
         leases = ((name, count, min(expires_at, now + lease)) for name, (count, expires_at) in self._running.items())
         self._running = {name: (count, expires_at) for name, count, expires_at in leases if expires_at > now}
         refused, wait = (
-            self._check_limits(quota, now, request_count, level, own_running) if update.acquire else (None, 0)
+            self._check_limits(quota, update, now, request_count, level, own_running) if update.acquire else (None, 0)
         )
         if update.acquire and refused is None:
             request_count += 1
@@ -143,7 +144,9 @@ class TenantUsage:
             running=own_running,
         )
 
-    def _check_limits(self, quota: Quota, now: int, used: int, level: float, mine: int) -> tuple[LimitKind | None, int]:
+    def _check_limits(
+        self, quota: Quota, update: UsageUpdate, now: int, used: int, level: float, mine: int
+    ) -> tuple[LimitKind | None, int]:
         concurrent, requests, tokens = quota.concurrent_requests, quota.requests_per_minute, quota.tokens_per_minute
         if concurrent is not None and mine + sum(count for count, _ in self._running.values()) >= concurrent:
             return "concurrent requests", CONCURRENT_RETRY_MS
@@ -153,7 +156,7 @@ class TenantUsage:
                 used -= count
                 if used < requests:
                     return "requests", last + MINUTE_MS - now
-        if tokens is not None and level < ONE_TOKEN:
+        if tokens is not None and update.needs_tokens and level < ONE_TOKEN:
             return "tokens", ceil((1 - level) * MINUTE_MS / tokens)
         return None, 0
 

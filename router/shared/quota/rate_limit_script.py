@@ -23,11 +23,11 @@ RUNNING_LEASE_MS: Final = 3000
 _LIMIT_KINDS: Final[tuple[LimitKind | None, ...]] = (None, "requests", "tokens", "concurrent requests")
 
 # TenantUsage.apply, line for line. A value at the key that is not ours is replaced. The token level is stored as a
-# string, since cjson would lose digits of a number. ARGV: the process, whether a request asks for admission, requests
-# of the process that have ended, its running requests ('' if unknown), used tokens, the three limits ('' for none), the
-# lease in ms, and the time in ms ('' for Redis' clock). The reply: see `decode_status`.
+# string, since cjson would lose digits of a number. ARGV: the process, whether a request asks for admission (2: one
+# that needs no tokens), requests of the process that have ended, its running requests ('' if unknown), used tokens, the
+# three limits ('' for none), the lease in ms, and the time in ms ('' for Redis' clock). The reply: see `decode_status`.
 UPDATE_SCRIPT: Final = f"""
-local process, acquire, released = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
+local process, acquire, released = ARGV[1], ARGV[2] ~= '0', tonumber(ARGV[3])
 local reported_running, tokens_used = tonumber(ARGV[4]), tonumber(ARGV[5])
 local max_requests, max_tokens, max_concurrent = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local lease, now = tonumber(ARGV[9]), tonumber(ARGV[10])
@@ -75,7 +75,7 @@ if acquire then
         break
       end
     end
-  elseif max_tokens and level < {ONE_TOKEN} then
+  elseif max_tokens and ARGV[2] == '1' and level < {ONE_TOKEN} then
     refused, wait = 2, math.ceil((1 - level) * {MINUTE_MS} / max_tokens)
   else
     request_count, own_running = request_count + 1, own_running + 1
@@ -102,7 +102,8 @@ return {{refused, wait, requests_remaining, requests_reset, math.max(0, math.flo
 
 def update_command(key: str, quota: Quota, update: UsageUpdate, now: int | None = None) -> Command:
     """The command that applies an update; `now` in milliseconds replaces Redis' clock, for tests."""
-    usage = (update.process, int(update.acquire), update.released, _or_none(update.running), update.tokens_used)
+    acquire = int(update.acquire) if update.needs_tokens else 2 * update.acquire
+    usage = (update.process, acquire, update.released, _or_none(update.running), update.tokens_used)
     return (
         "EVAL",
         UPDATE_SCRIPT,

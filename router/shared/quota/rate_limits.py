@@ -123,10 +123,8 @@ class TenantLimits:
         counter = self._tenants.get(tenant)
         if counter is None:
             return Reservation(None, _UNLIMITED)
-        reservation = await counter.reserve(counter.quota.without_concurrency())
+        reservation = await counter.reserve(counter.quota.without_concurrency(), needs_tokens=False)
         reservation.release()
-        if reservation.status.exceeded == "tokens":
-            reservation.status = msgspec.structs.replace(reservation.status, exceeded=None)
         return reservation
 
     async def reserve(self, tenant: str) -> "Reservation":
@@ -243,15 +241,15 @@ class _TenantCounter:
         self._reported = False  # another Redis knows no running request; this one none that ended without the limit
         self.report()
 
-    async def reserve(self, quota: Quota) -> Reservation:
+    async def reserve(self, quota: Quota, *, needs_tokens: bool = True) -> Reservation:
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         if not self._reported and not self._unanswered.count:
             self.report()  # first, so that this request is not refused for requests that do not run
+        update = UsageUpdate(process=self._process_id, acquire=True, needs_tokens=needs_tokens)
         try:
-            update = UsageUpdate(process=self._process_id, acquire=True)
-            self._send(update, partial(self._on_reserve_reply, future, quota), quota)
+            self._send(update, partial(self._on_reserve_reply, future, quota, update), quota)
         except RedisDownError:
-            return self._reserve_locally(quota)
+            return self._reserve_locally(quota, update)
         try:
             return await future
         except asyncio.CancelledError:
@@ -262,10 +260,10 @@ class _TenantCounter:
             raise
 
     def _on_reserve_reply(
-        self, future: "asyncio.Future[Reservation]", quota: Quota, status: RateLimitStatus | None
+        self, future: "asyncio.Future[Reservation]", quota: Quota, update: UsageUpdate, status: RateLimitStatus | None
     ) -> None:
         if status is None:
-            reservation = self._reserve_locally(quota)
+            reservation = self._reserve_locally(quota, update)
         else:
             self._running_requests += status.exceeded is None
             reservation = Reservation(self, status)
@@ -274,10 +272,8 @@ class _TenantCounter:
         else:
             future.set_result(reservation)
 
-    def _reserve_locally(self, quota: Quota) -> Reservation:
-        status = self._update_locally(
-            UsageUpdate(process=self._process_id, acquire=True, running=self._running_requests), quota
-        )
+    def _reserve_locally(self, quota: Quota, update: UsageUpdate) -> Reservation:
+        status = self._update_locally(msgspec.structs.replace(update, running=self._running_requests), quota)
         self._running_requests += status.exceeded is None
         return Reservation(self, status)
 

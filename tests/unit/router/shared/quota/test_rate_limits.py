@@ -73,6 +73,7 @@ STEPS = st.lists(
             UsageUpdate,
             process=st.sampled_from("pqr"),
             acquire=st.booleans(),
+            needs_tokens=st.booleans(),
             released=st.integers(-2, 2),
             running=st.none() | st.integers(0, 3),
             tokens_used=st.integers(0, 200),
