@@ -428,6 +428,7 @@ async def test_one_is_stored_though_redis_refuses_that_at_first(
         await asyncio.sleep(5)
     assert refused
     ended = await until_status(setting.other, id_, status)
+    assert "could not store it" not in str(ended["error"])
     assert kinds(await following)[-1] == f"response.{status}"
     assert (await get(setting.one, id_)).json() == ended
     assert ((await ask(setting.one, "And?", id_)).status_code == 200) == can_be_continued
