@@ -27,7 +27,7 @@ from tests.simulation.invariants import begins_anew, check, parse_answer
 from tests.simulation.loop import SimulatedProcess, new_loop
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.network import SimulatedNetwork
-from tests.simulation.plan import FROZEN, REFUSING, SILENT, STREAM, ScenarioPlan, draw_plan
+from tests.simulation.plan import FROZEN, POISON, REFUSING, SILENT, STREAM, ScenarioPlan, draw_plan
 from tests.simulation.redis_client import OperatorClient
 from tests.simulation.redis_model import RedisModel
 from tests.simulation.routers import REDIS_ADDRESS, TENANTS, SimulatedRouter
@@ -167,7 +167,9 @@ class World:
     def _reasons(self, request: EngineRequest) -> bool:
         # Reasoning counts for a limit of tokens; what the history knows of the answer does not have it.
         may_reason = request.is_chat and request.streams and request.start is None and request.max_tokens is None
-        return self.plan.thoughts and may_reason and self._thoughts.random() < 0.5
+        # Without ids, no engine can go on with text after reasoning; a poison ends engines at any token.
+        can_go_on = self.plan.token_ids or POISON not in self.plan.kinds
+        return self.plan.thoughts and can_go_on and may_reason and self._thoughts.random() < 0.5
 
     def _generation(self, request: EngineRequest, router: str, engine: str, tokens: int) -> SimulatedGeneration:
         made, start = self.history.generations, request.start
