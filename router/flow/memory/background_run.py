@@ -114,7 +114,7 @@ class BackgroundRun:
             return
         self._drop_silent_followers(now)
         self._followers[stream_id] = _Follower(now, after)
-        # Even if that is empty: the first record tells the follower that this process is alive.
+        # Also without events: the first record shows the follower that this process is alive.
         self._leases.publish(self._key, stream_id, _NO_PRODUCER, self.log.after(after))
         if self.log.is_full:
             self._finish(stream_id, FULL)

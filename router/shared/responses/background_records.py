@@ -177,7 +177,7 @@ class BackgroundRecords:
 
     def source(self, tenant: str, id_: str, runner: str, after: int) -> StreamSource:
         """The stream of events with a number above `after`, for one follower."""
-        # Under `flight`, of whose changes the listener tells: a follower need not poll for each event.
+        # Under `flight`, since the listener wakes followers at each change of it: they need not poll for each event.
         key, stream_id = response_key(tenant, id_), secrets.token_hex(8)
         return StreamSource(
             flight_key(key, stream_id), runner, follow_message(id_, stream_id, after),
