@@ -46,6 +46,7 @@ SAID: Final = TEXT.replace("{step}", str(TURN - 1))
 """In the history of the turn, and of those after it."""
 TALKING: Final = {"calls": FEW_STEPS, "tools": TOOLS, "text": TEXT}
 THINKING: Final = TALKING | {"thought": THOUGHT}
+REFERRED: Final = THINKING | {"calls": STEPS}
 
 
 class Cut(NamedTuple):
@@ -196,8 +197,13 @@ async def run_agent(agent: str, deployment: Deployment, tmp_path: Path, failing:
     return run
 
 
-@pytest.mark.parametrize("deployment", [SCRIPT], indirect=True, ids=[""])
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize(
+    ("agent", "deployment"),
+    # The AI SDK refers to texts and thoughts by their IDs, which its second router has to find.
+    [*[(agent, SCRIPT) for agent in AGENTS], ("AI SDK, responses", REFERRED)],
+    indirect=["deployment"],
+    ids=[*AGENTS, "AI SDK, references"],
+)
 async def test_a_loop_of_twenty_steps_outlives_its_engine_and_its_router(
     agent: str, deployment: Deployment, tmp_path: Path
 ) -> None:

@@ -10,8 +10,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from router.core.cache.redis_keys import response_key, responses_key
-from tests.support.conversations import PREVIOUS_NOT_FOUND, RepeatingEngine, ask, id_of, texts_of
+from router.core.cache.redis_keys import response_key, response_sizes_key, responses_key
+from tests.support.conversations import PREVIOUS_NOT_FOUND, RepeatingEngine, ask, id_of, texts_of, user
 from tests.support.deployed_redis import FOLDERS, DeployedRedis
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess, http_client
@@ -95,6 +95,14 @@ class TestKeptResponses:
                 assert (found.output_text, found.previous_response_id) == ("The sky? Yes.", first.id)
                 listed = [item async for item in one.responses.input_items.list(second.id, order="asc", limit=1)]
                 assert [item.type for item in listed] == ["message"] * 3
+                held = await own_redis.command("HGET", response_sizes_key("default"), "item:msg_3")
+                assert held.split()[0] == second.id
+                referring: Any = [{"type": "item_reference", "id": "msg_3"}, user("And?")]
+                third = await one.responses.create(model="llama", input=referring)
+                assert third.output_text == "And? Yes."
+                await other.responses.delete(second.id)
+                with pytest.raises(openai.NotFoundError, match="Item with id 'msg_3' not found"):
+                    await one.responses.create(model="llama", input=referring)
                 await other.responses.delete(first.id)
                 with pytest.raises(openai.NotFoundError, match="Previous response with id"):
                     await one.responses.create(model="llama", input="And?", previous_response_id=first.id)

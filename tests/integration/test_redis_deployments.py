@@ -87,12 +87,16 @@ async def test_a_conversation_goes_on_at_another_router_until_it_is_purged(
             ids.append(id_of(await ask(router, f"{number}?", ids[-1] if ids else None, stream=number % 3 == 0)))
         listed = await first.http.get(f"/v1/responses/{ids[-1]}/input_items?order=asc")
         assert texts_of(listed.json()["data"])[::2] == [f"{number}?" for number in range(6)]
+        references: Any = [{"type": "item_reference", "id": item["id"]} for item in listed.json()["data"][1::2]]
+        assert (await ask(second, references, store=False)).status_code == 200
         await ask(second, "More?")
         await eventually(lambda: _has_left(first, ids))
         # How many there are depends on the tests before it.
         assert (await admin(first, "POST", "purge", tenant="default"))["responses"] >= 1
         answer = await ask(second, "And?", ids[-1])
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, PREVIOUS_NOT_FOUND)
+        answer = await ask(second, references)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "item_not_found")
 
 
 async def _has_left(router: RouterServer, ids: list[str]) -> bool:

@@ -20,7 +20,7 @@ from router.shared.inflight import claims
 from router.shared.prompts import recent_prompts
 from router.shared.quota import budgets
 from router.shared.quota import rate_limit_script as limits
-from router.shared.responses import background_records, response_index, response_records
+from router.shared.responses import background_records, item_index, response_index, response_records
 from router.store import entry_store as store
 from router.store.admin import answers, scan
 from tests.simulation.redis_data import RedisData
@@ -216,10 +216,18 @@ def _write_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
     is_collision = held.get(b"digest", words[1]) != words[1]
     if is_collision:
         _put(data, key, {**held, b"ambiguous": b"1"})
-    elif not held or held[b"parent"]:
+    elif b"digest" not in held or held[b"parent"]:
         _put(data, key, {**held, **dict(zip(words[2::2], words[3::2], strict=True))})
     data.expire_at(key, expires_at)
     return int(not is_collision)
+
+
+def _write_output(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    held = dict(data.get(key, dict) or {})
+    if not held.keys() & {b"digest", b"state"}:
+        _put(data, key, {**held, **dict(zip(words[1::2], words[2::2], strict=True))})
+    data.expire_at(key, data.clock() + int(words[0]))
+    return 1
 
 
 def _prolong_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
@@ -275,6 +283,42 @@ def _add_sizes(sizes: dict[bytes, bytes], count: int, size: int) -> None:
         sizes[name] = b"%d" % (int(sizes.get(name, b"0")) + more)
 
 
+def _forget_items(sizes: dict[bytes, bytes], id_: bytes) -> None:
+    for name in sizes.pop(b"items:" + id_, b"").split():
+        held = sizes.get(b"item:" + name, b"")
+        if held == b"?" or held.split(b" ")[0] == id_:
+            sizes.pop(b"item:" + name, None)
+
+
+def _add_items(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    id_, size, *pairs = words
+    fields = dict(data.get(key, dict) or {})
+    if id_ not in fields:
+        return 0
+    names = fields.get(b"items:" + id_, b"").split()
+    for name, digest in zip(pairs[::2], pairs[1::2], strict=True):
+        held = fields.get(b"item:" + name)
+        is_same = held is None or held.split(b" ")[-1] == digest
+        fields[b"item:" + name] = b" ".join((id_, size, digest)) if is_same else b"?"
+        names += [] if name in names else [name]
+    fields[b"items:" + id_] = b"".join(b" " + name for name in names)
+    _put(data, key, fields, keep_expiry=True)
+    return 1
+
+
+def _touch_responses(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    sizes_key, ttl, now, *ids = words
+    scores = SortedSet(data.get(key, SortedSet) or SortedSet())
+    for id_ in scores.keys() & set(ids):
+        scores[id_] = float(now)
+    if scores:
+        _put(data, key, scores)
+        data.expire_at(key, data.clock() + int(ttl))
+    if data.get(sizes_key, dict) is not None:
+        data.expire_at(sizes_key, data.clock() + int(ttl))
+    return 1
+
+
 def _use_response(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes]:
     sizes_key, ttl, now, most, most_bytes, size, new, *others = words
     scores = SortedSet(data.get(key, SortedSet) or SortedSet())
@@ -289,6 +333,7 @@ def _use_response(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes
     for id_ in gone:
         del scores[id_]
         _forget_response(sizes, id_)
+        _forget_items(sizes, id_)
     expired = 0
     while len(scores) > 1:
         oldest = scores.ranked()[0]
@@ -297,6 +342,7 @@ def _use_response(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes
             break
         del scores[oldest]
         _forget_response(sizes, oldest)
+        _forget_items(sizes, oldest)
         expired += has_expired
         gone += [] if has_expired else [oldest]
     if len(scores) == 1 and int(sizes[b":bytes"]) > int(most_bytes):
@@ -319,6 +365,7 @@ def _remove_response(data: RedisData, key: bytes, words: list[bytes]) -> int:
     if sizes is not None:
         left = dict(sizes)
         _forget_response(left, id_)
+        _forget_items(left, id_)
         data.put(sizes_key, left, keep_expiry=True)
     return 1
 
@@ -457,6 +504,9 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     response_index.USE_SCRIPT.encode(): _use_response,
     response_index.REMOVE_SCRIPT.encode(): _remove_response,
     response_index.CROWDING_SCRIPT.encode(): _response_crowding,
+    response_records._OUTPUT_SCRIPT.encode(): _write_output,
+    item_index.ADD_SCRIPT.encode(): _add_items,
+    item_index.TOUCH_SCRIPT.encode(): _touch_responses,
     response_records._PROLONG_SCRIPT.encode(): _prolong_response,
     answers._BEGINNING_SCRIPT.encode(): _beginning,
     str(scan._TIME_COMMAND[1]).encode(): _read_time,

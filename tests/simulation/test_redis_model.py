@@ -16,6 +16,7 @@ from router.core.cache.redis_keys import (
     responses_key,
     samples_key,
 )
+from router.core.endpoints.conversations.item_references import OutputItem
 from router.core.quota.budget import BudgetUse, use_at
 from router.core.quota.rate_limit import Quota, UsageUpdate
 from router.core.routing.session import Session
@@ -30,7 +31,7 @@ from router.shared.engines.announcements import (
 )
 from router.shared.quota import budgets
 from router.shared.quota.rate_limit_script import decode_status, update_command
-from router.shared.responses import background_records, response_index, response_records
+from router.shared.responses import background_records, item_index, response_index, response_records
 from router.shared.scripts import DELETE_IF_SAME, REPLACE_IF_SAME
 from tests.simulation.redis_scripts import SCRIPTS
 from tests.simulation.redis_test_clients import ClientFactory, ModelRedisClient, RealRedisClient
@@ -651,6 +652,22 @@ class Index:
         (sizes,) = self.client.send_commands(("HGETALL", response_sizes_key("acme")))
         return {name.decode(): int(value) for name, value in sorted(sizes.items())}
 
+    def add(self, response: str, *items: str) -> int:
+        """`items`: the id of each with its digest, such as `i=0`."""
+        pairs = [OutputItem(item[:-2], b"", item[-1]) for item in items]
+        (reply,) = self.client.send_commands(item_index.add_command("acme", response, 7, pairs))
+        return int(reply)
+
+    def places(self, *items: str) -> dict[str, str]:
+        """The response and the digest of each item that is known."""
+        (reply,) = self.client.send_commands(item_index.find_command("acme", items))
+        found = item_index.decode_places(items, reply)
+        assert all(place.size == 7 for place in found.values())
+        return {item: f"{place.response_id}={place.digest}" for item, place in found.items()}
+
+    def touch(self, now: int, *ids: str) -> None:
+        self.client.send_commands(item_index.touch_command("acme", LONG, self.AT + now, ids))
+
     def crowding(self) -> float:
         """In ms after AT."""
         (reply,) = self.client.send_commands(self.index.crowding("acme"))
@@ -720,6 +737,75 @@ def test_a_deleted_response_leaves_the_index(both: ClientFactory) -> None:
     client.send_commands(response_index.remove_command("acme", "b"))
     assert client.send_commands(("EXISTS", responses_key("acme"))) == [0]
     assert index.sizes() == {":bytes": 0, ":count": 0}
+
+
+def test_items_are_found_as_long_as_their_response_is_in_the_index(both: ClientFactory) -> None:
+    client = both.connect()
+    index = Index(client)
+    assert (index.add("a", "i=0"), index.places("i")) == (0, {}), "a response that the index does not have"
+    for number, id_ in enumerate("abc"):
+        index.use(number, id_)
+        assert index.add(id_, f"{id_}1=1", f"{id_}2=2") == 1
+    assert index.places("a1", "b2", "d1") == {"a1": "a=1", "b2": "b=2"}
+    assert index.use(10, "d") == ["a"]
+    client.send_commands(response_index.remove_command("acme", "b"))
+    assert index.places("a1", "a2", "b1", "b2", "c1", "c2") == {"c1": "c=1", "c2": "c=2"}
+    assert index.use(LONG + 2, "e") == [], "has expired"
+    assert index.places("c1", "c2") == {}
+    (left,) = client.send_commands(("HGETALL", response_sizes_key("acme")))
+    assert sorted(left) == [b":bytes", b":count", b"d", b"e"]
+
+
+def test_an_item_of_several_responses_is_found_in_the_last_one_and_not_if_they_differ(both: ClientFactory) -> None:
+    client = both.connect()
+    index = Index(client, most=9)
+    for number, id_ in enumerate("abc"):
+        index.use(number, id_)
+    index.add("a", "i=0", "j=0", "k=0")
+    index.add("b", "i=0", "j=1")
+    assert index.places("i", "j", "k") == {"i": "b=0", "k": "a=0"}
+    index.add("c", "j=1")
+    index.add("b", "i=0", "l=0")
+    assert index.places("i", "j", "l") == {"i": "b=0", "l": "b=0"}
+    client.send_commands(response_index.remove_command("acme", "a"))
+    assert index.places("i", "j", "k") == {"i": "b=0"}
+    client.send_commands(response_index.remove_command("acme", "b"))
+    client.send_commands(response_index.remove_command("acme", "c"))
+    (left,) = client.send_commands(("HGETALL", response_sizes_key("acme")))
+    assert sorted(left) == [b":bytes", b":count"]
+
+
+def test_what_is_touched_was_used_last(both: ClientFactory) -> None:
+    client = both.connect()
+    index = Index(client)
+    index.touch(0, "a")
+    assert client.send_commands(("EXISTS", responses_key("acme")), ("EXISTS", response_sizes_key("acme"))) == [0, 0]
+    for number, id_ in enumerate("abc"):
+        index.use(number, id_)
+    index.touch(5, "a", "gone")
+    assert index.kept() == ["a", "c", "b"]
+    assert index.use(6, "d") == ["b"]
+    left = client.send_commands(("PTTL", responses_key("acme")), ("PTTL", response_sizes_key("acme")))
+    assert all(0 < each <= LONG for each in left)
+
+
+def test_an_output_is_written_unless_the_response_is_kept_as_a_turn(both: ClientFactory) -> None:
+    client = both.connect()
+
+    def write(output: str) -> Any:
+        command = ("EVAL", response_records._OUTPUT_SCRIPT, 1, "k", LONG, "output", output)
+        return client.send_commands(command, ("HGETALL", "k"))
+
+    assert write("[1]") == [1, {b"output": b"[1]"}]
+    assert write("[2]") == [1, {b"output": b"[2]"}]
+    turn = ("digest", "d", "parent", "", "output", "[3]")
+    client.send_commands(("EVAL", response_records._WRITE_SCRIPT, 1, "k", LONG, "d", *turn))
+    kept = {b"digest": b"d", b"parent": b"", b"output": b"[3]"}
+    assert write("[4]") == [1, kept]
+    (left,) = client.send_commands(("PTTL", "k"))
+    assert 0 < left <= LONG
+    client.send_commands(("DEL", "k"), ("HSET", "k", "state", "running"))
+    assert write("[5]") == [1, {b"state": b"running"}]
 
 
 def test_a_tenth_of_what_has_room_was_used_since(both: ClientFactory) -> None:

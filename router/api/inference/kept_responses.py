@@ -15,8 +15,8 @@ from starlette.routing import Route, request_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.api.inference.tenant_requests import Answer, TenantRequest, TenantRequests
+from router.core.endpoints.conversations.ids import is_storable_id
 from router.core.endpoints.conversations.input_list import list_page, parse_page_query
-from router.core.endpoints.conversations.turn import is_response_id
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.responses import RESPONSES
 from router.errors import bad_request
@@ -119,7 +119,7 @@ def _with_errors(find: _Find) -> Answer:
 
     async def answer(request: TenantRequest) -> bytes:
         id_ = request.http.path_params["id"]
-        if not is_response_id(id_):
+        if not is_storable_id(id_):
             raise response_not_found(id_)
         try:
             return await find(request, id_)

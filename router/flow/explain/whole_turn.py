@@ -1,11 +1,19 @@
 """The body of a request as it is looked up: a turn of a conversation with all that was said before."""
 
 from router.core.endpoints.conversations.background_response import foreground_body
+from router.core.endpoints.conversations.ids import is_storable_id
+from router.core.endpoints.conversations.item_references import (
+    item_not_found,
+    references_too_large,
+    resolve_references,
+    resolved_size,
+)
 from router.core.endpoints.conversations.items import join_items
-from router.core.endpoints.conversations.turn import is_response_id, parse_turn, whole_body
+from router.core.endpoints.conversations.turn import Turn, parse_turn, whole_body
 from router.flow.memory.conversation_gateway import check_bounds, previous_not_found
+from router.shared.responses.kept_items import ItemNotFoundError
 from router.shared.responses.kept_response import ResponseNotFoundError
-from router.store.admin.kept_responses import find_response, read_conversation
+from router.store.admin.kept_responses import find_items, find_response, read_conversation
 from router.store.admin.scan import RedisClient
 
 
@@ -16,9 +24,12 @@ async def whole_turn(client: RedisClient, tenant: str, body: bytes, max_body: in
         return body
     if turn.is_background:
         body = foreground_body(body)
+    if turn.references:
+        turn = await _resolved(client, tenant, turn, max_body)
+        body = whole_body(body, turn.items)
     if turn.previous_id is None:
         return body
-    if not is_response_id(turn.previous_id):
+    if not is_storable_id(turn.previous_id):
         raise previous_not_found(turn.previous_id)
     try:
         last = await find_response(client, tenant, turn.previous_id)
@@ -27,3 +38,13 @@ async def whole_turn(client: RedisClient, tenant: str, body: bytes, max_body: in
     except ResponseNotFoundError:
         raise previous_not_found(turn.previous_id) from None
     return whole_body(body, join_items(said.items, turn.items))
+
+
+async def _resolved(client: RedisClient, tenant: str, turn: Turn, max_body: int) -> Turn:
+    try:
+        found = await find_items(client, tenant, turn.references)
+    except ItemNotFoundError as error:
+        raise item_not_found(error.id) from None
+    if len(turn.items) + resolved_size(turn.references, found) > max_body:
+        raise references_too_large(max_body)
+    return turn._replace(items=resolve_references(turn.items, found))

@@ -14,7 +14,7 @@ from router.core.endpoints.conversations.background_events import (
     events_after,
     failed_event,
 )
-from router.core.endpoints.conversations.turn import is_response_id, shown_id
+from router.core.endpoints.conversations.ids import is_storable_id, shown_id
 from router.core.endpoints.recording.sse import split_events
 from router.errors import ApiError, bad_request, unavailable
 from router.flow.caller import Caller
@@ -69,7 +69,7 @@ class BackgroundStreams:
 
 
 async def find_response(records: BackgroundRecords, tenant: str, id_: str) -> StoredResponse:
-    if not is_response_id(id_):
+    if not is_storable_id(id_):
         raise response_not_found(id_)
     try:
         return await records.find(tenant, id_, with_events=True)

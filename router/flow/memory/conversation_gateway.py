@@ -15,15 +15,9 @@ from router.core.cache.cache_control import CacheControl
 from router.core.cache.redis_keys import entry_key
 from router.core.endpoints.conversations.background_response import not_stored_error
 from router.core.endpoints.conversations.final_response import FinalResponse, find_final_response
+from router.core.endpoints.conversations.ids import is_storable_id, shown_id
 from router.core.endpoints.conversations.items import extend_digest, join_items
-from router.core.endpoints.conversations.turn import (
-    PREVIOUS_ID,
-    Turn,
-    is_response_id,
-    parse_turn,
-    shown_id,
-    whole_body,
-)
+from router.core.endpoints.conversations.turn import PREVIOUS_ID, Turn, parse_turn, whole_body
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.routing.session import session_of_root
 from router.errors import ApiError, bad_request
@@ -32,6 +26,7 @@ from router.flow.exchange import Exchange
 from router.flow.lookup import FullResponse
 from router.flow.memory.background_responses import BackgroundResponses
 from router.flow.memory.background_stream import responses_unavailable
+from router.flow.memory.item_references import ItemReferences
 from router.flow.memory.remembered_stream import RememberedStream
 from router.flow.request_handler import RequestHandler, StreamedResponse
 from router.net.redis.pipeline import RedisDownError
@@ -75,19 +70,22 @@ _FIRST: Final = Place()
 
 class ConversationGateway:
     """- A turn that names a stored response gets the items of all turns before it, or an error; never less.
+    - A reference to an item of a stored response becomes that item, or an error.
     - A complete response is stored before its client gets the end of it, unless the request has `store: false`.
     - The client gets its response also where it cannot be stored; that is logged and counted.
     - What was purged during a request is not stored after it.
     """
 
     def __init__(
-        self, gateway: RequestHandler, background: BackgroundResponses, records: ResponseRecords, purges: Purges, *,
+        self, gateway: RequestHandler, background: BackgroundResponses, records: ResponseRecords,
+        references: ItemReferences, purges: Purges, *,
         max_body: int, max_size: int, record_result: Callable[[str], None], clock: Callable[[], float],
     ) -> None:  # fmt: skip
         """`max_body`: bytes of a conversation; `max_size`: of what is stored for a turn. `clock`: see CacheLookup."""
         self._gateway = gateway
         self._background = background
         self._records = records
+        self._references = references
         self._purges = purges
         self._max_body = max_body
         self._max_size = max_size
@@ -102,8 +100,11 @@ class ConversationGateway:
         if turn is None:
             return await self._gateway.handle(exchange, control, body, caller)
         since, place, asked = self._purges.last_position, _FIRST, body
-        if turn.is_background and not turn.is_stored:
+        if turn.is_background and turn.kept == "nothing":
             raise not_stored_error()
+        if turn.references:
+            turn = await self._references.resolve(exchange.tenant, turn, caller.body_allocation)
+            body = whole_body(body, turn.items)
         if turn.previous_id is not None:
             said = await self._said_before(exchange.tenant, turn, turn.previous_id, caller)
             body, place = whole_body(body, join_items(said.items, turn.items)), _place_after(said)
@@ -112,7 +113,7 @@ class ConversationGateway:
             keep = partial(self._keep, exchange.tenant, turn, place, since)
             return await self._background.start(exchange, control, asked, body, caller, place.parent, keep)
         response = await self._gateway.handle(exchange, control, body, caller)
-        if not turn.is_stored:
+        if turn.kept == "nothing":
             return response
         remember = partial(self._remember, exchange.tenant, turn, place, since)
         if not isinstance(response, FullResponse):
@@ -124,7 +125,7 @@ class ConversationGateway:
 
     async def _said_before(self, tenant: str, turn: Turn, previous_id: str, caller: Caller) -> Conversation:
         """Raises ApiError."""
-        if not is_response_id(previous_id):
+        if not is_storable_id(previous_id):
             raise previous_not_found(previous_id)
         try:
             last = await self._records.find(tenant, previous_id)
@@ -156,15 +157,20 @@ class ConversationGateway:
     ) -> str:  # fmt: skip
         """The result, as a word for the metric. `events`: see ResponseRecords."""
         result = "invalid"
-        if not is_response_id(final.id):
+        is_too_large = _kept_size(turn, final) > self._max_size
+        if is_too_large and not turn.is_background:
+            turn = turn._replace(kept="output")  # so that later requests can refer to its items
+        if not is_storable_id(final.id):
             self._warning.log("a response cannot be kept: its engine gave it the id %.200r", final.id)
-        elif len(turn.items) + len(final.items) + len(final.body) > self._max_size:
+        elif _kept_size(turn, final) > self._max_size:
             result = "too-large"
         elif self._purges.covers(_any_entry_of(tenant), (), since):
             # Without any position, the log could not be read then, as in EntryStore.
             result = "failed" if since == BEGINNING else "purged"
         else:
             result = await self._store(tenant, turn, place, final, events)
+        if is_too_large and result == "stored":
+            result = "too-large"
         if result in _PROBLEMS:
             self._warning.log("a response cannot be kept: %s", _PROBLEMS[result])
         self._record_result(result)
@@ -173,6 +179,8 @@ class ConversationGateway:
     async def _store(self, tenant: str, turn: Turn, place: Place, final: FinalResponse, events: bytes | None) -> str:
         items = join_items(turn.items, final.items)
         try:
+            if turn.kept == "output":
+                return await self._records.store_output(tenant, final.id, final.items, self._clock())
             stored = KeptResponse(
                 id=final.id,
                 parent=place.parent,
@@ -191,6 +199,10 @@ class ConversationGateway:
             return "invalid"
         except RedisDownError:
             return "failed"
+
+
+def _kept_size(turn: Turn, final: FinalResponse) -> int:
+    return len(final.items) + (len(turn.items) + len(final.body) if turn.kept == "turn" else 0)
 
 
 def _place_after(said: Conversation) -> Place:

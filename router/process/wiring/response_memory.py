@@ -16,6 +16,7 @@ from router.flow.heartbeat import Heartbeats
 from router.flow.memory.background_responses import BackgroundLimits, BackgroundResponses
 from router.flow.memory.background_stream import BackgroundStreams
 from router.flow.memory.conversation_gateway import ConversationGateway
+from router.flow.memory.item_references import ItemReferences
 from router.flow.request_handler import RequestHandler
 from router.flow.sharing.generation_rules import GenerationRules
 from router.process.process_state import ProcessState
@@ -23,6 +24,7 @@ from router.process.wiring.redis_services import RedisServices
 from router.settings import Settings
 from router.shared.quota.rate_limits import ReadLimits
 from router.shared.responses.background_records import BackgroundRecords
+from router.shared.responses.kept_items import KeptItems
 from router.shared.responses.response_records import ResponseRecords
 
 
@@ -55,6 +57,7 @@ def with_memory(
         gateway,
         background,
         records,
+        ItemReferences(_items(settings, services), settings.router.max_body),
         services.cache.purges,
         max_body=settings.router.max_body,
         max_size=settings.responses.max_size,
@@ -97,6 +100,10 @@ def _background_records(settings: Settings, services: RedisServices, records: Re
     return BackgroundRecords(
         services.redis.pipeline, records, ttl=settings.responses.ttl, clock=services.redis.clock.now
     )
+
+
+def _items(settings: Settings, services: RedisServices) -> KeptItems:
+    return KeptItems(services.redis.pipeline, ttl=settings.responses.ttl, clock=services.redis.clock.now)
 
 
 def _records(

@@ -4,20 +4,22 @@
     its response_sizes_key    a hash: the bytes of each id, and how many there are, with all their bytes
 
 Both have the same slot in a cluster. An id that is stored again keeps the larger of its sizes: which one the record has
-is decided elsewhere, so the sum is never below what is there, unless Redis has evicted one of the two keys.
+is decided elsewhere, so the sum is never below what is there, unless Redis has evicted one of the two keys. The hash
+also says which response has an item; see item_index.
 """
 
 from typing import Any, Final, NamedTuple
 
 from router.core.cache.redis_keys import response_sizes_key, responses_key
 from router.net.redis.commands import Command
+from router.shared.responses.item_index import FORGET_ITEMS
 
 BYTES_FIELD: Final = ":bytes"
 COUNT_FIELD: Final = ":count"
-"""Of the hash; no id has a colon."""
+"""Of the hash; no id of a response has a colon."""
 
 # ZINCRBY and ZREVRANGE rather than ZADD and ZRANGE: the router's ACL has them.
-_FORGET: Final = """
+_FORGET: Final = f"""{FORGET_ITEMS}
 local function forget(id)
   local size = redis.call('HGET', KEYS[2], id)
   if not size then return 0 end
@@ -47,7 +49,10 @@ if tonumber(sums[1] or -1) < size then
 end
 local gone = redis.call('ZREVRANGE', KEYS[1], ARGV[3], -1)
 if #gone > 0 then redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - ARGV[3]) end
-for _, id in ipairs(gone) do total = total - forget(id) end
+for _, id in ipairs(gone) do
+  total = total - forget(id)
+  forget_items(id)
+end
 local expired = 0
 while true do
   local oldest = redis.call('ZREVRANGE', KEYS[1], -1, -1, 'WITHSCORES')
@@ -63,6 +68,7 @@ while true do
   end
   redis.call('ZREM', KEYS[1], oldest[1])
   total = total - forget(oldest[1])
+  forget_items(oldest[1])
   if has_expired then expired = expired + 1 else gone[#gone + 1] = oldest[1] end
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
@@ -73,6 +79,7 @@ return gone
 REMOVE_SCRIPT: Final = f"""{_FORGET}
 redis.call('ZREM', KEYS[1], ARGV[1])
 forget(ARGV[1])
+forget_items(ARGV[1])
 return 1
 """
 

@@ -3,6 +3,8 @@
     rh:1:response:{tenant}:{id}    one of them, a hash; see KeptResponse
     rh:1:response:{tenant}         those of a tenant; see response_index
 
+Of some, only the output is kept, so that later requests can refer to its items: their record has no digest.
+
 Theory of operation. A response is stored with the items of its own turn, and with the ids of those before it. So a
 conversation grows by what is new. An index bounds what a tenant has: the ones that were not used for longest leave.
 
@@ -26,9 +28,11 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from router.core.cache.redis_keys import response_key
+from router.core.endpoints.conversations.item_references import referable_items
 from router.net.redis.commands import Command, EncodedCommand, command_template
 from router.net.redis.errors import RedisBackendError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
+from router.shared.responses.item_index import add_command
 from router.shared.responses.kept_response import (
     EARLIER_FIELDS,
     TURN_FIELDS,
@@ -65,6 +69,14 @@ return 1
 _END_SCRIPT: Final = """
 if redis.call('HGET', KEYS[1], 'state') ~= 'running' then return 2 end
 redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return 1
+"""
+
+# Not of one that is kept as a turn, which has the same output. ARGV: the time to live in ms, and the fields.
+_OUTPUT_SCRIPT: Final = """
+local held = redis.call('HMGET', KEYS[1], 'digest', 'state')
+if not held[1] and not held[2] then redis.call('HSET', KEYS[1], unpack(ARGV, 2)) end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return 1
 """
@@ -142,7 +154,7 @@ class ResponseRecords:
     ) -> StoreResult:
         """`created`: seconds since the epoch. `events`: of one in the background, see EventLog.
 
-        Raises RedisDownError.
+        Raises RedisDownError, and MALFORMED_RESPONSE_ERRORS for an output that is no list of items.
         """
         now = int(1000 * self._clock())
         prolonged: tuple[str, ...] = ()
@@ -154,9 +166,10 @@ class ResponseRecords:
             script = _END_SCRIPT
             fields += ["state", "ended", "events", events]
         size = sum([len(word) for word in fields[1::2]])
-        written, left, *others = await self._pipeline.execute(
+        written, left, indexed, *others = await self._pipeline.execute(
             ("EVAL", script, 1, response_key(tenant, response.id), self._ttl_ms, response.digest, *fields),
             self._index.use(tenant, now, response.id, size, prolonged),
+            self._add_items(tenant, response.id, response.output),
             *[("PEXPIRE", response_key(tenant, id_), self._ttl_ms) for id_ in prolonged[:-1]],
             *[self._prolong(tenant, id_, response.alive_until) for id_ in prolonged[-1:]],
             size=size,
@@ -164,19 +177,37 @@ class ResponseRecords:
         if any(isinstance(reply, Exception) for reply in others):  # a server of a cluster is down
             with contextlib.suppress(RedisDownError):  # the next turn has to prolong them
                 self._pipeline.send(*[self._prolong(tenant, id_, 0) for id_ in (prolonged[-1], response.id)])
-        for error in (written, left):
+        return await self._settle(tenant, response.id, written, left, indexed)
+
+    async def store_output(self, tenant: str, id_: str, output: bytes, created: float) -> StoreResult:
+        """Keeps the items of a response for references to them. It cannot be continued. Raises as `store` does."""
+        fields = ("output", b"[%b]" % output, "created", f"{created:.3f}")
+        written, left, indexed = await self._pipeline.execute(
+            ("EVAL", _OUTPUT_SCRIPT, 1, response_key(tenant, id_), self._ttl_ms, *fields),
+            self._index.use(tenant, int(1000 * self._clock()), id_, len(output), ()),
+            self._add_items(tenant, id_, output),
+            size=len(output),
+        )
+        return await self._settle(tenant, id_, written, left, indexed)
+
+    async def _settle(self, tenant: str, id_: str, written: Any, left: Any, indexed: Any) -> StoreResult:
+        """What follows from the replies to the commands that write a record, and count it, and index its items."""
+        for error in (written, left, indexed):
             # A RedisBackendError: a server of a cluster that is down.
             if isinstance(error, Exception) and not isinstance(error, RedisBackendError):
                 self._on_refused(error)
         self._remove(tenant, left)
         if isinstance(written, Exception):
             if not isinstance(left, Exception):
-                await self._remove_absent(tenant, response.id)
+                await self._remove_absent(tenant, id_)
             return "failed"
         result = _RESULTS.get(written, "collision")
         if result == "ended":
-            await self._remove_absent(tenant, response.id)
+            await self._remove_absent(tenant, id_)
         return result
+
+    def _add_items(self, tenant: str, id_: str, output: bytes) -> Command:
+        return add_command(tenant, id_, len(output), referable_items(output))
 
     async def use(self, tenant: str, id_: str, size: int) -> None:
         """Counts a response that has another record until it is stored. Raises RedisDownError."""
@@ -194,8 +225,8 @@ class ResponseRecords:
     async def _remove_absent(self, tenant: str, id_: str) -> None:
         """Takes a response out of the index that could not be written. It may have been stored before."""
         with contextlib.suppress(RedisDownError):
-            (held,) = await self._pipeline.execute(("HGET", response_key(tenant, id_), "response"))
-            if not held or (isinstance(held, Exception) and not isinstance(held, RedisBackendError)):
+            (held,) = await self._pipeline.execute(("HMGET", response_key(tenant, id_), "response", "output"))
+            if held == [None, None] or (isinstance(held, Exception) and not isinstance(held, RedisBackendError)):
                 self._pipeline.send(remove_command(tenant, id_))
 
     async def delete(self, tenant: str, id_: str) -> bool:

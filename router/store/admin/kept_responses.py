@@ -1,12 +1,14 @@
 """Kept responses of /v1/responses, read as an administrator's command reads Redis.
 
-Both functions raise ResponseNotFoundError and RedisBackendError.
+The functions raise RedisBackendError, and an error for what is not there: ResponseNotFoundError or ItemNotFoundError.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from router.core.cache.redis_keys import response_key
 from router.net.redis.replies import decode_reply
+from router.shared.responses.item_index import decode_places, find_command
+from router.shared.responses.kept_items import check_all_found, decode_outputs, output_command, read_items
 from router.shared.responses.kept_response import (
     EARLIER_FIELDS,
     TURN_FIELDS,
@@ -36,6 +38,23 @@ async def read_conversation(client: RedisClient, tenant: str, last: KeptResponse
         if not other:
             raise ResponseNotFoundError
         known |= other
+    return found
+
+
+async def find_items(client: RedisClient, tenant: str, ids: Iterable[str]) -> dict[str, bytes]:
+    """By their ids. It prolongs no lives, as KeptItems does."""
+    unique = list(dict.fromkeys(ids))
+    (reply,) = await execute_commands(client, [find_command(tenant, unique)])
+    places = decode_reply(lambda values: decode_places(unique, values), reply) if reply is not None else {}
+    check_all_found(unique, places)
+    outputs: dict[str, bytes] = {}
+    response_ids = list({place.response_id: None for place in places.values()})
+    for start in range(0, len(response_ids), BATCH_SIZE):
+        batch = response_ids[start : start + BATCH_SIZE]
+        replies = await execute_commands(client, [output_command(response_key(tenant, id_)) for id_ in batch])
+        outputs |= decode_outputs(batch, replies)
+    found = read_items(places, outputs)
+    check_all_found(unique, found)
     return found
 
 

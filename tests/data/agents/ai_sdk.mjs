@@ -16,8 +16,6 @@ const { fullStream } = streamText({
   prompt: "Count the steps.",
   stopWhen: stepCountIs(40),
   maxOutputTokens: 2000,
-  // With its default, it sends only the IDs of what the model said: see docs/clients.md.
-  providerOptions: { openai: { store: false } },
   // The loop's end by an error is a part of the stream, which is thrown below.
   onError() {},
   tools: {

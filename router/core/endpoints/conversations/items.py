@@ -18,10 +18,15 @@ NULL: Final = msgspec.Raw(b"null")
 class _Item(msgspec.Struct):
     type: Any = None
     role: Any = None
+    id: Any = None
 
     @property
     def is_output(self) -> bool:
         return self.role == "assistant" or self.type in ("function_call", "custom_tool_call", "reasoning")
+
+    @property
+    def is_reference(self) -> bool:
+        return self.type == "item_reference" or (self.type is None and self.role is None and self.id is not None)
 
 
 _split = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -56,12 +61,21 @@ def split_items(items: bytes) -> list[msgspec.Raw]:
     return _split(list_of(items))
 
 
-def has_output(items: bytes) -> bool:
-    """Whether something that a model has said is among them. False if they are not valid."""
+def find_history(items: bytes) -> tuple[bool, bool]:
+    """Whether something that a model has said is among them, and whether a reference to it may be.
+
+    Both are False if they are not valid.
+    """
     try:
-        return any(item.is_output for item in _decode_items(list_of(items)))
+        decoded = _decode_items(list_of(items))
     except MALFORMED_RESPONSE_ERRORS:
-        return False
+        return False, False
+    return any(item.is_output for item in decoded), any(item.is_reference for item in decoded)
+
+
+def has_typed_reference(items: bytes) -> bool:
+    """Whether a reference with its type may be among them; without parsing them."""
+    return b'"item_reference"' in items
 
 
 def extend_digest(digest: str, items: bytes) -> str:

@@ -1,18 +1,15 @@
 """One turn of a conversation: a request to /v1/responses that may continue a stored response."""
 
-import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from router.core.endpoints.conversations.items import NULL, has_output, items_of, list_of
+from router.core.endpoints.conversations.item_references import find_references
+from router.core.endpoints.conversations.items import NULL, find_history, has_typed_reference, items_of, list_of
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 from router.errors import ApiError
 
 PREVIOUS_ID: Final = "previous_response_id"
-
-_MAX_ID: Final = 128  # characters
-_RESPONSE_ID: Final = re.compile(rf"[A-Za-z0-9_-]{{1,{_MAX_ID}}}")
 
 _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -29,27 +26,28 @@ class _Body(msgspec.Struct):
 _decode_body = msgspec.json.Decoder(_Body).decode
 
 
+Kept = Literal["turn", "output", "nothing"]
+"""What is kept of a response: all that later turns need to continue it, the items of its output alone, or nothing."""
+
+
 class Turn(NamedTuple):
-    """`items`: of its input. `previous_id`: None in the first turn. `is_stored`: see docs/wire.md."""
+    """`items`: of its input. `previous_id`: None in the first turn. `kept`: see docs/wire.md.
+
+    `references`: the ids of the items that it refers to, in their order.
+    """
 
     items: bytes
     previous_id: str | None
-    is_stored: bool
+    kept: Kept
     is_background: bool
-
-
-def is_response_id(text: str) -> bool:
-    """Whether a response with this id can be stored: an engine may give any, and it is a part of a key."""
-    return _RESPONSE_ID.fullmatch(text) is not None
-
-
-def shown_id(text: str) -> str:
-    """What a message shows of an id that a client has sent."""
-    return text[:_MAX_ID]
+    references: tuple[str, ...] = ()
 
 
 def parse_turn(body: bytes) -> Turn | None:
-    """None for a request that the memory does not change: it is invalid, or about state that only an engine keeps."""
+    """None for a request that the memory does not change: it is invalid, or about state that only an engine keeps.
+
+    Raises ApiError (400) for one with too many references.
+    """
     try:
         fields = _decode_body(body)
         items = items_of(fields.input)
@@ -59,9 +57,17 @@ def parse_turn(body: bytes) -> Turn | None:
     if fields.conversation or not isinstance(previous_id, str | None):
         return None
     is_background = fields.background is True
-    # A client that sends its history keeps it itself. All of it would be stored again with each turn.
-    keeps_itself = fields.store is None and previous_id is None and not is_background and has_output(items)
-    return Turn(items, previous_id, fields.store is not False and not keeps_itself, is_background)
+    kept: Kept = "turn"
+    if fields.store is False:
+        # Such a client sends all that was said itself, so that its items are not parsed for a reference without a type.
+        kept, may_refer = "nothing", has_typed_reference(items)
+    else:
+        is_history, may_refer = find_history(items)
+        if fields.store is None and previous_id is None and not is_background and (is_history or may_refer):
+            # A client that sends its history: all of it would be stored again with each turn.
+            kept = "output"
+    references = tuple(find_references(items)) if may_refer else ()
+    return Turn(items, previous_id, kept, is_background, references)
 
 
 def whole_body(body: bytes, items: bytes) -> bytes:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.endpoints.conversations.final_response import find_final_response
+from router.core.endpoints.conversations.ids import is_storable_id
 from router.core.endpoints.conversations.input_list import PageQuery, list_page, parse_page_query
 from router.core.endpoints.conversations.items import extend_digest, items_of, join_items, list_of, split_items
 from router.core.endpoints.conversations.turn import (
-    is_response_id,
     parse_turn,
     whole_body,
     with_previous_id,
@@ -102,9 +102,9 @@ def test_a_digest_of_what_is_no_json_is_refused() -> None:
 
 def test_a_turn_has_its_items_and_says_whether_it_is_stored() -> None:
     turn = parse_turn(b'{"model": "m", "input": [{"a": 1}], "previous_response_id": "resp_1", "store": false}')
-    assert turn == (b'{"a": 1}', "resp_1", False, False)
+    assert turn == (b'{"a": 1}', "resp_1", "nothing", False, ())
     for store in (b"", b', "store": true', b', "store": null'):
-        assert parse_turn(b'{"input": [], "previous_response_id": null%b}' % store) == (b"", None, True, False)
+        assert parse_turn(b'{"input": [], "previous_response_id": null%b}' % store) == (b"", None, "turn", False, ())
 
 
 @pytest.mark.parametrize(
@@ -113,21 +113,23 @@ def test_a_turn_has_its_items_and_says_whether_it_is_stored() -> None:
         b'{"role": "assistant", "content": "The sea."}',
         b'{"type": "function_call", "name": "f"}',
         b'{"type": "reasoning"}',
+        b'{"type": "item_reference", "id": "msg_1"}',
     ],
 )
 def test_a_client_that_sends_what_was_said_before_keeps_it_itself_unless_it_says_otherwise(item: bytes) -> None:
     items = b'{"role": "user", "content": "The sea?"}, %b' % item
 
-    def is_stored(rest: bytes) -> bool:
+    def kept(rest: bytes) -> str:
         turn = parse_turn(b'{"input": [%b]%b}' % (items, rest))
         assert turn is not None
-        return turn.is_stored
+        return turn.kept
 
-    assert not is_stored(b"")
-    assert not is_stored(b', "store": null')
-    assert is_stored(b', "store": true')
-    assert is_stored(b', "previous_response_id": "resp_1"')
-    assert is_stored(b', "background": true')
+    assert kept(b"") == "output"
+    assert kept(b', "store": null') == "output"
+    assert kept(b', "store": true') == "turn"
+    assert kept(b', "store": false') == "nothing"
+    assert kept(b', "previous_response_id": "resp_1"') == "turn"
+    assert kept(b', "background": true') == "turn"
 
 
 def test_only_true_is_in_the_background() -> None:
@@ -140,7 +142,7 @@ def test_only_true_is_in_the_background() -> None:
 def test_results_of_tools_are_no_output_of_a_model() -> None:
     turn = parse_turn(b'{"input": [{"type": "function_call_output", "output": "4"}, 5]}')
     assert turn is not None
-    assert turn.is_stored
+    assert turn.kept == "turn"
 
 
 @pytest.mark.parametrize(
@@ -167,8 +169,8 @@ def test_a_whole_body_names_no_other_response_and_keeps_all_other_bytes() -> Non
 
 @pytest.mark.parametrize("id_", ["", "a b", "a:b", "*", "a/b", "é", "x" * 129, "resp_1\n"])
 def test_an_id_is_a_part_of_a_key(id_: str) -> None:
-    assert not is_response_id(id_)
-    assert is_response_id("resp_0aB-" + "x" * 119)
+    assert not is_storable_id(id_)
+    assert is_storable_id("resp_0aB-" + "x" * 119)
 
 
 # -- a response -------------------------------------------------------------------------------------------------------
