@@ -52,12 +52,18 @@ def referable_items(output: bytes) -> list[OutputItem]:
 
 
 def find_references(items: bytes) -> list[str]:
-    """The id of each reference, in their order. Raises ApiError (400) if there are too many."""
+    """The id of each reference, in their order.
+
+    Raises ApiError: 400 if there are too many, 404 for an id that no kept item has.
+    """
     found = [id_ for id_ in _reference_ids(items) if id_ is not None]
     if len(found) > MAX_REFERENCES:
         raise bad_request(
             f"`input` has more than {MAX_REFERENCES} references to items.", param=_PARAM, code="too_many_references"
         )
+    for id_ in found:
+        if not is_storable_id(id_):
+            raise item_not_found(id_)
     return found
 
 

@@ -46,7 +46,7 @@ class Turn(NamedTuple):
 def parse_turn(body: bytes) -> Turn | None:
     """None for a request that the memory does not change: it is invalid, or about state that only an engine keeps.
 
-    Raises ApiError (400) for one with too many references.
+    Raises ApiError for references that are too many, or cannot be found.
     """
     try:
         fields = _decode_body(body)

@@ -81,6 +81,13 @@ def test_an_input_has_at_most_so_many_references() -> None:
     assert (refused.value.status, refused.value.code, refused.value.param) == (400, "too_many_references", "input")
 
 
+@pytest.mark.parametrize("id_", [b"", b"a b", b"a:b", b"x" * 129])
+def test_an_id_that_no_kept_item_has_is_not_found(id_: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        find_references(b'{"type": "item_reference", "id": "%b"}' % id_)
+    assert (refused.value.status, refused.value.code) == (404, "item_not_found")
+
+
 def test_an_item_can_be_referred_to_by_an_id_of_the_usual_form() -> None:
     output = b'{"id": "rs_1", "type": "reasoning"}, {"id": "a b"},{"id": 7},{"type": "message"},{"id":"msg_1","n":1.0}'
     found = referable_items(output)
@@ -94,7 +101,7 @@ def test_an_item_can_be_referred_to_by_an_id_of_the_usual_form() -> None:
             referable_items(malformed)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.sampled_from(["msg_1", "rs_2", "é"]), st.text(max_size=5))))
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(["msg_1", "rs_2", "fc-3"]), st.text(max_size=5))))
 def test_what_is_resolved_is_the_list_with_the_items(written: list[tuple[bool, str, str]]) -> None:
     items, whole = [], []
     for is_reference, id_, text in written:
