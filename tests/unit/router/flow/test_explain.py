@@ -284,7 +284,7 @@ async def test_without_redis_it_reports_that(own_redis: RedisServer) -> None:
     [
         (RESPONSES, {"input": "x", "conversation": "conv_1"}, "`conversation`"),
         (RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}, "`web_search`"),
-        (RESPONSES, {"input": [{"type": "item_reference", "id": "a"}]}, "`input`"),
+        (RESPONSES, {"input": [{"id": "a"}], "store": False}, "`input`"),
         (
             CHAT,
             {"messages": [{"role": "user", "content": [{"image_url": "https://example.com/cat.png"}]}]},
