@@ -372,6 +372,10 @@ class Engine:
         self.traits = changed
         return True
 
+    def forget_parser(self) -> None:
+        """The server may have been started with other options."""
+        self.learn(parses_tokens=traits_of(self.kind, self.config.stated_traits).parses_tokens)
+
     def inherit_state(self, previous: "Engine") -> None:
         # After a reload of the settings: the same engine process, so its state is still true.
         self.up, self.drained, self.gauges, self.external_load = (
@@ -384,6 +388,8 @@ class Engine:
         self.failures, self._failed_at = previous.failures, previous._failed_at  # noqa: SLF001 - as above
         self.watch = previous.watch  # it has the requests that are in flight
         self.learn_kind(previous.kind)
+        if self.kind == previous.kind:
+            self.learn(parses_tokens=previous.traits.parses_tokens)
         self.drafts, self.has_draft = previous.drafts, self.has_draft or previous.has_draft
         self.tokens_per_step_by_bin = previous.tokens_per_step_by_bin
         self.adapters = previous.adapters

@@ -25,6 +25,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
     - `priority`: it runs vLLM's priority scheduler, so it takes the field `priority`.
     - `lists_adapters`: its /v1/models lists LoRA adapters, with their base model as `parent`.
     - `token_ids`: its streams have the ids of tokens where `return_token_ids` asks for them.
+    - `parses_tokens`: it has an endpoint that makes a chat of ids; None is unknown.
     - `continues_messages`: it goes on with a chat's last message where `continue_final_message` asks for it.
     - `shortens_answers`: it takes a `max_tokens` that exceeds its context, and generates what has room.
     - `completion_limit`: the tokens of a completion without `max_tokens`, at most; UNLIMITED: as many as there is room
@@ -40,6 +41,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
     priority: bool = False
     lists_adapters: bool = True
     token_ids: bool = False
+    parses_tokens: bool | None = False
     continues_messages: bool = False
     shortens_answers: bool = False
     completion_limit: int | None = None
@@ -54,7 +56,11 @@ _OPENAI_LIMIT: Final = 16
 _TRAITS: Final[Mapping[EngineKind, EngineTraits]] = MappingProxyType(
     {
         "vllm": EngineTraits(
-            ends_without_done=False, token_ids=True, continues_messages=True, completion_limit=_OPENAI_LIMIT
+            ends_without_done=False,
+            token_ids=True,
+            parses_tokens=None,
+            continues_messages=True,
+            completion_limit=_OPENAI_LIMIT,
         ),
         "sglang": EngineTraits(
             ends_without_done=False, cache_salt=False, continues_messages=True, completion_limit=_OPENAI_LIMIT

@@ -62,6 +62,7 @@ class ModelListReader:
 
     async def read_first(self, engine: Engine) -> None:
         self._last_reads.pop(engine.name, None)
+        engine.forget_parser()
         await self._read(engine, is_first=True)
 
     async def refresh(self, engine: Engine) -> None:

@@ -45,6 +45,7 @@ args = [
     "--worker-extension-cls", "tests.e2e.slow_worker.SlowSteps",
     "--enable-auto-tool-choice",
     "--tool-call-parser", "step3",
+    "--enable-scale-out",
 ]
 
 [engine.launch.env]

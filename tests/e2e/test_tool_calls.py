@@ -1,15 +1,23 @@
-"""Real vLLM with a parser that holds the arguments of a tool call back: a router at default timeouts waits for them."""
+"""Real vLLM with a parser that holds the arguments of a tool call back: a router at default timeouts waits for them.
+
+A call that has begun at an engine which dies is continued by another one, with the same parser.
+"""
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
+from router.core.endpoints.continuation.derendered_chat import DERENDER_PATH
+from router.core.endpoints.recording.sse import split_events
 from router.settings.tables import TimeoutSettings
 from tests.e2e.vllm_process_tree import VllmProcessTree
+from tests.support.router_process import RouterProcess
+from tests.support.scripted_engine import Request, Response, ScriptedEngine, json_response
 
 pytestmark = [pytest.mark.vllm, pytest.mark.real]
 
@@ -79,6 +87,101 @@ def ask(tree: VllmProcessTree, slow_steps: Path) -> Answer:
             elif '"tool_calls"' in line:
                 slow_steps.write_text("0.2")
     return Answer(events, response.headers["x-engine"], done, silence)
+
+
+class Recorded:
+    """An engine that sends the first events of a stream, and dies."""
+
+    def __init__(self, events: Sequence[bytes]) -> None:
+        self._events = events
+        self.engine = ScriptedEngine(script=self)
+
+    async def __call__(self, request: Request) -> Response:
+        if request.method == "POST":
+            return Response(self._events, content_type="text/event-stream", end="reset")
+        return json_response({"data": [{"id": "tiny", "object": "model", "owned_by": "vllm"}]})
+
+
+class Constrained:
+    """Passes requests on to an engine, which generates what fits `regex` in a completion."""
+
+    def __init__(self, url: str, regex: str) -> None:
+        self._url = url
+        self._regex = regex
+        self.paths: list[str] = []
+        self.engine = ScriptedEngine(script=self)
+
+    async def __call__(self, request: Request) -> Response:
+        body = request.body
+        if request.method == "POST":
+            self.paths.append(request.path)
+        if request.path == "/v1/completions":
+            body = json.dumps(json.loads(body) | {"structured_outputs": {"regex": self._regex}}).encode()
+        async with httpx.AsyncClient(timeout=120) as http:
+            answer = await http.request(
+                request.method, f"{self._url}{request.path}", content=body, headers={"content-type": "application/json"}
+            )
+        return Response(answer.content, answer.status_code, answer.headers["content-type"])
+
+
+CONFIGURATION = """
+[router]
+
+[cache]
+url = "unix://{redis}"
+
+[timeouts]
+first_token = "2m"
+min_tokens_per_second = 0.5
+
+[[model]]
+name = "tiny"
+"""
+
+
+async def test_a_call_that_has_begun_at_an_engine_that_dies_is_continued_by_another(
+    replicas: VllmProcessTree, tmp_path: Path
+) -> None:
+    real = f"http://127.0.0.1:{replicas.ports['one']}"
+    body = {**BODY, "stream_options": {"include_usage": True}}
+    async with httpx.AsyncClient(timeout=120) as http:
+        whole = await http.post(f"{real}/v1/chat/completions", json={**body, "return_token_ids": True})
+        events = split_events(whole.content)
+        begun = next(number for number, event in enumerate(events) if b'"tool_calls":[' in event) + 1
+        ids = [token for event in events[:begun] for token in token_ids(event)]
+        said = (await http.post(f"{real}/detokenize", json={"model": "tiny", "tokens": ids})).json()["prompt"]
+        head, pattern, tail = CALL.partition("[a-z]{40}")
+        assert head.startswith(said), "the call has begun, and its arguments have not"
+        first = Recorded(events[:begun])
+        second = Constrained(real, head.removeprefix(said) + pattern + tail)
+        text = CONFIGURATION.format(redis=replicas.redis_socket)
+        for name, engine in (("a", first.engine), ("b", second.engine)):
+            await engine.start()
+            text += f'[[engine]]\nname = "{name}"\nmodel = "tiny"\nurl = "{engine.url}"\nmax_model_len = 4096\n'
+        router = RouterProcess(tmp_path, text.replace('name = "b"\n', 'name = "b"\nshare = 0\n'))
+        try:
+            router.start()
+            await router.wait_until_ready()
+            del body["structured_outputs"]  # a stream with a grammar is not continued
+            answer = await http.post(f"{router.url}/v1/chat/completions", json=body)
+        finally:
+            router.kill()
+            await first.engine.stop()
+            await second.engine.stop()
+    continued, unbroken = (
+        Answer([json.loads(event[6:]) for event in split_events(each.content)[:-1]], "", done=True, silence=0.0)
+        for each in (answer, whole)
+    )
+    assert [event["error"] for event in continued.events if "error" in event] == []
+    assert continued.call == unbroken.call
+    assert continued.finish_reasons == ["tool_calls"]
+    assert continued.events[-1]["usage"]["completion_tokens"] == unbroken.events[-1]["usage"]["completion_tokens"]
+    assert second.paths[:2] == [DERENDER_PATH, "/v1/completions"]
+
+
+def token_ids(event: bytes) -> list[int]:
+    choices = json.loads(event[6:])["choices"]
+    return [token for choice in choices for token in choice.get("token_ids") or ()]
 
 
 def finished(tree: VllmProcessTree) -> float:

@@ -26,7 +26,7 @@ SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "a", "schema": {
 
 
 class Case(NamedTuple):
-    """A request, and its engines. `rest`: tables of the configuration. `kind`, `deltas`: of the engines."""
+    """A request, and its engines. `rest`: tables of the configuration. The last fields, and `kind`: see ToyScript."""
 
     fields: Mapping[str, Any] = MappingProxyType({})
     path: str = "/v1/chat/completions"
@@ -38,6 +38,7 @@ class Case(NamedTuple):
     second: str = ""
     knows_ids: bool = True
     deltas: tuple[str, ...] = ("content",)
+    scaled_out: bool = False
 
 
 COMPLETION: Final = "/v1/completions"
@@ -90,6 +91,11 @@ CASES: Final[dict[str, list[Case]]] = {
         Case({"tools": TOOLS}, deltas=("tool_calls",)),
     ],
     "tools, text after reasoning": [Case({"tools": TOOLS}, deltas=("reasoning", "content"))],
+    "either, engines of vLLM with `--enable-scale-out`": [
+        Case({"tools": TOOLS}, scaled_out=True, deltas=("content", "content", "tool_calls")),
+        Case({"tools": TOOLS, "max_tokens": None}, scaled_out=True, deltas=("tool_calls",), groups=(2,)),
+        Case({"tools": TOOLS, "temperature": 0.7}, scaled_out=True, deltas=("reasoning", "content")),
+    ],
     '`tool_choice` "required" or a tool': [
         Case({"tools": TOOLS, "tool_choice": "required"}),
         Case({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}),
@@ -156,6 +162,7 @@ async def test_a_stream_goes_on_as_the_table_says(redis_server: RedisServer, mak
     for case in CASES[row]:
         options: Any = {
             "groups": list(case.groups), "kind": case.kind, "knows_ids": case.knows_ids, "deltas": case.deltas,
+            "scaled_out": case.scaled_out,
         }  # fmt: skip
         first = ToyScript(ToyModel(ANSWER, [1]), Break(1500), name="a", **options)
         second = ToyScript(ToyModel(ANSWER, [1]), name="b", **options)

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from router.core.endpoints.continuation.derendered_chat import DERENDER_PATH
 from tests.support.router_server import LLAMA
 from tests.support.scripted_engine import End, Request, Response, ScriptedEngine, json_response
 from tests.support.toy_model import PROMPT_IDS, ToyModel, stream_bytes
@@ -34,13 +35,14 @@ class ToyScript:
     - `may_answer`: requests wait for it. `may_break`: streams wait for it before they break off.
     - `knows_ids`: whether it knows `return_token_ids`. `adapters`: the paths of its LoRA adapters, by id.
     - `deltas`: the fields of its chats; see stream_bytes.
+    - `scaled_out`: it has a parser of tokens (vLLM's --enable-scale-out), for which a token has the field of its event.
     - `context`: its context length in tokens, which it does not check. `chat_limit`: of a chat that states none.
     """
 
     def __init__(
         self, model: ToyModel, *breaks: Break, name: str = "toy", groups: list[int] | None = None,
         kind: str = "vllm", knows_ids: bool = True, adapters: Mapping[str, str] = MappingProxyType({}),
-        context: int = 4096, chat_limit: int = 4000, deltas: Sequence[str] = ("content",),
+        context: int = 4096, chat_limit: int = 4000, deltas: Sequence[str] = ("content",), scaled_out: bool = False,
     ) -> None:  # fmt: skip
         self.engine = ScriptedEngine(script=self)
         self.model = model
@@ -52,6 +54,7 @@ class ToyScript:
         self.adapters = dict(adapters)
         self.context = context
         self.deltas = deltas
+        self.scaled_out = scaled_out
         self.default_limit = {True: chat_limit, False: 4000 if kind == "llamacpp" else 16}
         self.may_answer = _set_event()
         self.may_break = _set_event()
@@ -64,6 +67,8 @@ class ToyScript:
         if request.method != "POST":
             return self._page(request.path)
         body = json.loads(request.body)
+        if request.path == DERENDER_PATH:
+            return self._derender(body)
         self.bodies.append(body)
         self.paths.append(request.path)
         await self.may_answer.wait()
@@ -77,6 +82,22 @@ class ToyScript:
             return json_response({"error": {"message": "out of range"}}, 400)
         end = _ENDS.get(fault.how, "complete")
         return Response(self._broken_off(data, fault), content_type="text/event-stream", end=end)
+
+    def _derender(self, body: dict[str, Any]) -> Response:
+        if not (self.scaled_out and body):
+            return json_response({"error": {"message": "disabled or empty"}}, 400 if self.scaled_out else 403)
+        (choice,) = body["generate_response"]["choices"]
+        message: dict[str, Any] = {"content": "", "tool_calls": []}
+        arguments = ""
+        for number, token in enumerate(self.model.tokens[: len(choice["token_ids"])]):
+            name = self.deltas[min(number, len(self.deltas) - 1)]
+            if name == "tool_calls":
+                arguments += token.decode()
+            else:
+                message[name] = message.get(name, "") + token.decode()
+        if arguments:
+            message["tool_calls"] = [{"id": "new", "function": {"name": "", "arguments": arguments}}]
+        return json_response({"choices": [{"message": message}]})
 
     def _page(self, path: str) -> Response:
         if path != "/v1/models":

@@ -1,128 +1,28 @@
 """Streams of agents, with reasoning and calls of tools, whose engine dies: another engine begins anew, or goes on."""
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import pytest
 
-from tests.support.router_server import LLAMA, router_config
-from tests.support.scripted_engine import Request, Response, ScriptedEngine, json_response
-from tests.support.sse_answers import parse_events
+from tests.support.scripted_engine import Request, Response
 from tests.support.streaming_client import LiveStream, open_stream
-from tests.world.processes import WorldRouter
 from tests.world.scenario import World, scenario
-
-TOOLS: Final = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
-CALL: Final = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "look", "arguments": ""}}
-ARGUMENTS: Final = {"index": 0, "function": {"arguments": '{"at":"sea"}'}}
-CALLS: Final[Sequence[dict[str, Any]]] = ({"tool_calls": [CALL]}, {}, {"tool_calls": [ARGUMENTS]})
-"""As vLLM sends them where ids are asked for: an event in the middle has only these."""
-
-
-class Speaker:
-    """An engine of vLLM that says these deltas; with `breaks`, its connection closes then, once `may_break` is set."""
-
-    def __init__(self, name: str, *deltas: dict[str, Any], breaks: bool = False) -> None:
-        self.name = name
-        self.deltas = deltas
-        self.breaks = breaks
-        self.may_break = asyncio.Event()
-        self.may_break.set()
-        self.bodies: list[dict[str, Any]] = []
-        self.engine = ScriptedEngine(script=self)
-
-    async def __call__(self, request: Request) -> Response:
-        if request.path == "/v1/models":
-            return json_response({"data": [{"id": LLAMA, "object": "model", "owned_by": "vllm"}]})
-        if request.method != "POST":
-            return Response()
-        self.bodies.append(json.loads(request.body))
-        frames = self._frames(with_ids=bool(self.bodies[-1].get("return_token_ids")))
-        return Response(
-            self._send(frames), content_type="text/event-stream", end="close" if self.breaks else "complete"
-        )
-
-    async def _send(self, frames: list[bytes]) -> AsyncGenerator[bytes, None]:
-        for frame in frames:
-            yield frame
-        await self.may_break.wait()
-
-    def _frames(self, *, with_ids: bool) -> list[bytes]:
-        head: dict[str, Any] = {"id": f"chat-{self.name}", "object": "chat.completion.chunk", "created": 1}
-        events: list[dict[str, Any]] = []
-        for number, delta in enumerate(({"role": "assistant", "content": ""}, *self.deltas)):
-            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
-            if number:
-                choice["token_ids"] = [900 + number] if with_ids else None
-            if delta or with_ids:
-                events.append({**head, "model": LLAMA, "choices": [choice]})
-        events[0] |= {"prompt_token_ids": [7, 8, 9] if with_ids else None, "prompt_text": None}
-        if self.breaks:
-            return [_encode(event) for event in events]
-        reason = "tool_calls" if "tool_calls" in self.deltas[-1] else "stop"
-        end = {
-            "index": 0,
-            "delta": {},
-            "logprobs": None,
-            "finish_reason": reason,
-            "token_ids": [2] if with_ids else None,
-        }
-        used = len(self.deltas) + 1
-        usage = {"prompt_tokens": 3, "total_tokens": 3 + used, "completion_tokens": used}
-        events += [{**head, "model": LLAMA, "choices": [end]}, {**head, "model": LLAMA, "choices": [], "usage": usage}]
-        return [*map(_encode, events), b"data: [DONE]\n\n"]
-
-
-def _encode(event: dict[str, Any]) -> bytes:
-    return b"data: %b\n\n" % json.dumps(event, separators=(",", ":")).encode()
-
-
-def thoughts(name: str) -> list[dict[str, Any]]:
-    return [{"reasoning": f"{name}{number} "} for number in range(3)]
-
-
-async def start(world: World, *speakers: Speaker) -> WorldRouter:
-    for speaker in speakers:
-        await speaker.engine.start()
-    return await another_router(world, *speakers)
-
-
-async def another_router(world: World, *speakers: Speaker) -> WorldRouter:
-    table = {speaker.name: ("llama", "any", speaker.engine.url) for speaker in speakers}
-    return await world.router(router_config(world.redis.url, table))
-
-
-BODY: Final[dict[str, Any]] = {
-    "model": "llama", "stream": True, "messages": [{"role": "user", "content": "x"}], "tools": TOOLS,
-    "temperature": 0, "max_tokens": 50, "stream_options": {"include_usage": True},
-}  # fmt: skip
-
-
-class Said(NamedTuple):
-    reasoning: str
-    text: str
-    calls: list[dict[str, Any]]
-    finish: list[str]
-    tokens: int
-
-
-def said(content: bytes) -> Said:
-    events = parse_events(content)
-    assert {event["id"] for event in events} == {"chat-a"}
-    assert content.count(b'"role"') == content.count(b"[DONE]") == 1
-    assert b'token_ids":[' not in content
-    choices = [event["choices"][0] for event in events if event["choices"]]
-    deltas = [choice["delta"] for choice in choices]
-    return Said(
-        "".join(delta.get("reasoning") or "" for delta in deltas),
-        "".join(delta.get("content") or "" for delta in deltas),
-        [call for delta in deltas for call in delta.get("tool_calls") or ()],
-        [choice["finish_reason"] for choice in choices if choice["finish_reason"]],
-        events[-1]["usage"]["completion_tokens"],
-    )
+from tests.world.speakers import (
+    ARGUMENTS,
+    BODY,
+    CALL,
+    CALLS,
+    TOOLS,
+    Said,
+    Speaker,
+    another_router,
+    said,
+    start,
+    thoughts,
+)
 
 
 @scenario

@@ -57,7 +57,7 @@ def classify_failure(reason: str, retry_after: float | None) -> FailureClass:
             return FailureClass(
                 counts_for_breaker=False, may_retry_engine=False, uses_retry_budget=False, counts_as_attempt=False
             )
-        case "refused" | "too-large":  # an error of the client; a limit of the router
+        case "refused" | "too-large" | "unparsed":  # an error of the client; a limit of the router; a missing option
             return _NOT_ENGINE_FAILURE
         case "diverged":  # it did not repeat what the client has; without that to repeat, it may go on
             return FailureClass(counts_for_breaker=False, uses_retry_budget=False)

@@ -1,6 +1,7 @@
 """One attempt at one engine: a stream, the rest of a stream, or a JSON response."""
 
 import time
+from functools import partial
 from typing import Final
 
 from router.core.endpoints.continuation.stream_so_far import asks_token_ids
@@ -13,14 +14,14 @@ from router.core.endpoints.recording.token_ids import TokenIdCutter
 from router.core.endpoints.requests.upload import media_type
 from router.core.endpoints.requests.workload import workload
 from router.flow.attempts.attempt import Attempt
+from router.flow.attempts.continuation.derendered_response import DerenderedResponse
 from router.flow.attempts.continuation.seam import ContinuationLimits, Restart, Seam
 from router.flow.attempts.dispatch_errors import check_unreadable, engine_timeout
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_request import EngineRequests
-from router.flow.attempts.engine_stream import EngineStream, Publisher
+from router.flow.attempts.engine_stream import EngineStream, Publisher, StreamedResponse
 from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError
-from router.net.client.response import EngineResponse
 
 _LEAST_TIME: Final = 0.1  # seconds; with less for the rest of a stream, an engine would fail that is healthy
 
@@ -59,12 +60,18 @@ class EngineAttempts:
 
     async def rest(self, seam: Seam, attempt: Attempt, inflight: InFlightRequest) -> tuple[EngineStream, Restart]:
         """The stream of an engine that goes on, and how it does."""
-        restart = seam.restart_at(attempt.engine)
+        engine = attempt.engine
+        restart = seam.restart_at(engine)
+        if restart is not None and restart.derenders and engine.traits.parses_tokens is None:
+            await self._requests.learn_parser(engine)
+            restart = seam.restart_at(engine)
+            if restart is None:
+                raise EngineError("unparsed", "the engine has no parser of tokens (--enable-scale-out)")
         if restart is None:  # it could go on, but not any more after what another engine said
             raise EngineError("diverged", "the engine cannot go on with the response")
         recorder = seam.new_recorder(restart)
         # By the client's request: the time that the tokens before took counts, too, unless they are generated again.
-        total = self._timeouts.total(workload(seam.request), attempt.engine.max_model_len)
+        total = self._timeouts.total(workload(seam.request), engine.max_model_len)
         if not restart.anew:
             total -= seam.elapsed(time.perf_counter())
         if total < _LEAST_TIME:
@@ -73,14 +80,17 @@ class EngineAttempts:
             attempt, inflight, restart.request, min(self._timeouts.first_token, total),
             token_ids=restart.asks_token_ids, total=total,
         )  # fmt: skip
+        streamed: StreamedResponse = response
+        if restart.derenders:
+            streamed = DerenderedResponse(response, seam.new_chat(), partial(self._requests.derender, engine))
         try:
-            return await self._start(attempt, response, recorder, inflight), restart
+            return await self._start(attempt, streamed, recorder, inflight), restart
         except EngineError as error:
             seam.on_failure(error)
             raise
 
     async def _start(
-        self, attempt: Attempt, response: EngineResponse, recorder: Recorder, publisher: Publisher
+        self, attempt: Attempt, response: StreamedResponse, recorder: Recorder, publisher: Publisher
     ) -> EngineStream:
         stream = EngineStream(
             attempt, response, recorder, self._health, publisher,

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Mapping
+from typing import Final
 
+from router.core.endpoints.continuation.derendered_chat import DERENDER_PATH
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.errors.engine_errors import (
     UNSUPPORTED_ENDPOINT,
@@ -26,6 +28,11 @@ from router.net.client.response import EngineResponse
 from router.settings import Settings
 from router.upstream.client import EngineClient
 from router.upstream.engine import Engine
+
+_MAX_DERENDERED: Final = 16 << 20  # bytes: the ids of all tokens of a response, and some events
+# What vLLM answers to an empty request for its parser of tokens; and without --enable-scale-out, or before 0.32.
+_INVALID: Final = (400, 422)
+_WITHOUT_PARSER: Final = (403, 404)
 
 
 class EngineRequests:
@@ -82,6 +89,25 @@ class EngineRequests:
         if engine.unserved_paths:
             engine.unserved_paths.discard(request.endpoint.path)
         return response
+
+    async def learn_parser(self, engine: Engine) -> None:
+        """Asks whether the engine has a parser of tokens. Raises EngineError."""
+        status, _ = await self._post_tokens(engine, b"{}", self.timeouts.first_token)
+        engine.learn(parses_tokens=status in _INVALID)
+
+    async def derender(self, engine: Engine, body: bytes, timeout: float) -> bytes:
+        """Sends a body of DerenderedChat; returns the reply. Raises EngineError."""
+        status, reply = await self._post_tokens(engine, body, timeout)
+        if status != 200:
+            if status in _WITHOUT_PARSER:
+                engine.learn(parses_tokens=False)
+            detail = summary(engine.without_secrets(reply), engine.address)
+            raise EngineError("unparsed", f"the engine's parser of tokens returned status {status}", detail=detail)
+        return reply
+
+    async def _post_tokens(self, engine: Engine, body: bytes, timeout: float) -> tuple[int, bytes]:
+        with await self._client.post_json(engine, DERENDER_PATH, body, timeout=timeout) as response:
+            return response.status, await response.read(_MAX_DERENDERED)
 
     def _body(
         self, engine: Engine, origin: RequestOrigin, request: InferenceRequest, *, stream_usage: bool, token_ids: bool

@@ -17,7 +17,6 @@ from router.flow.attempts.attempt import Attempt
 from router.flow.attempts.dispatch_errors import reported_error
 from router.flow.attempts.engine_health import EngineHealth
 from router.net.client.errors import EngineError, broken_off
-from router.net.client.response import EngineResponse
 from router.upstream.engine import Engine
 
 
@@ -29,6 +28,16 @@ class Publisher(Protocol):
 
     def pass_comments(self, comments: bytes) -> None:
         """Comments that came before the first token, so they are no part of the stream."""
+
+
+class StreamedResponse(Protocol):
+    """See EngineResponse."""
+
+    async def stream_to(self, sink: Callable[[bytes], bool], chunk_timeout: float) -> bool: ...
+
+    def bind_if(self, is_bound: Callable[[], bool]) -> None: ...
+
+    def close(self, *, linger: bool = False) -> None: ...
 
 
 class EngineStream:
@@ -47,7 +56,7 @@ class EngineStream:
     )  # fmt: skip
 
     def __init__(
-        self, attempt: Attempt, response: EngineResponse, recorder: Recorder, health: EngineHealth,
+        self, attempt: Attempt, response: StreamedResponse, recorder: Recorder, health: EngineHealth,
         publisher: Publisher, *, first_timeout: float, chunk_timeout: float,
     ) -> None:  # fmt: skip
         """Maximum seconds from one chunk to the next: before the first token, and after it.

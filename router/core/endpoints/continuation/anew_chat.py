@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from router.core.endpoints.continuation.event_forms import EMPTY_VALUES, event_forms, literal_count
+from router.core.endpoints.continuation.event_forms import EMPTY_VALUES, MAX_LITERAL_EVENTS, event_forms, literal_count
 from router.core.endpoints.continuation.repeated_reasoning import (
     REASONING_FIELDS,
     FollowingReasoning,
@@ -17,7 +17,6 @@ from router.core.endpoints.continuation.repeated_reasoning import (
     reasoning_of,
 )
 from router.core.endpoints.continuation.second_stream import SecondChoiceStream
-from router.core.endpoints.continuation.stream_so_far import MAX_LITERAL_EVENTS
 from router.core.endpoints.endpoint import Recorder
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
 from router.core.endpoints.recording.delta_template import StreamParts

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from router.core.endpoints.continuation.event_forms import literal_count
+from router.core.endpoints.continuation.event_forms import MAX_LITERAL_EVENTS, literal_count
 from router.core.endpoints.continuation.second_stream import SecondStream
-from router.core.endpoints.continuation.stream_so_far import MAX_LITERAL_EVENTS
 from router.core.endpoints.errors.engine_errors import is_error_body
 from router.core.endpoints.recording.json_repair import decode_repaired
 from router.core.endpoints.recording.sse import payload

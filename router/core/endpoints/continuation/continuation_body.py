@@ -55,14 +55,15 @@ def remaining_tokens(request: InferenceRequest, generated: int) -> int | None:
 
 
 def request_by_ids(
-    request: InferenceRequest, so_far: StreamSoFar, max_model_len: int | None
+    request: InferenceRequest, so_far: StreamSoFar, max_model_len: int | None, *, parsed: bool = False
 ) -> InferenceRequest | None:
     """A completion of the ids of the prompt and of the settled text. None if it would not be the same request.
 
-    `max_model_len`: the engine's context in tokens; None if unknown.
+    `max_model_len`: the engine's context in tokens; None if unknown. `parsed`: see router.core.endpoints.continuation.
+    derendered_chat.
     """
     fields = request.fields
-    if fields.get("tools"):
+    if not parsed and fields.get("tools"):
         return None  # a completion has no calls: the client would get them as text
     if so_far.prompt_ids is None or (request.endpoint is CHAT and not _is_text_only(fields["messages"])):
         return None

@@ -3,6 +3,7 @@
 They have the id, the time and the names of the first engine's events, no second role, and the usage of the whole.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -34,17 +35,18 @@ class ContinuedRecorder(SecondChoiceStream):
 
     def __init__(
         self, recorder: ChoicesRecorder, stream_format: ChoicesFormat, so_far: StreamSoFar, *, by_ids: bool,
-        may_call: bool = False,
+        other_fields: Sequence[str] = (),
     ) -> None:  # fmt: skip
         """`stream_format`: of the client's stream. `by_ids`: see router.core.endpoints.continuation.stream_so_far.
 
-        `may_call`: whether the engine may call tools after the text.
+        `other_fields`: what deltas may have besides text.
         """
         super().__init__(recorder)
         self._format = stream_format
         self._so_far = so_far
         self._by_ids = by_ids
-        self._known_fields = (*_TEXT_FIELDS, "tool_calls") if may_call else _TEXT_FIELDS
+        self._other_fields = other_fields
+        self._known_fields = (*_TEXT_FIELDS, *other_fields)
         self._repeated = so_far.unsettled if by_ids else ""
         self._carried_ids: list[Any] = []  # of events that were left out
         self._generated_before = so_far.settled_tokens if by_ids else so_far.text_tokens
@@ -79,7 +81,7 @@ class ContinuedRecorder(SecondChoiceStream):
                 self.failure = DIVERGED
                 return None
             self._repeated, text = self._repeated[length:], text[length:]
-        if text or reason is not None or fields.get("tool_calls"):
+        if text or reason is not None or any(map(fields.get, self._other_fields)):
             self.started = True
         elif not self.started:
             return None  # the role, or what the client has

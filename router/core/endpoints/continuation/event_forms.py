@@ -9,6 +9,9 @@ from router.core.endpoints.recording.sse import payload
 
 EMPTY_VALUES: Final[tuple[Any, ...]] = (None, "", [], {})
 
+MAX_LITERAL_EVENTS: Final = 1000
+"""Events that may be decoded one by one, which is what events without a template need."""
+
 _decode_event = msgspec.json.Decoder(dict[str, Any]).decode
 
 

@@ -4,7 +4,8 @@ Theory. A client has read part of a response, and the engine that generated it i
 gets the prompt and what has been said, as the beginning of its own response. There are two ways:
 
 - by token ids: vLLM sends the ids of the prompt and of each event's tokens. The next engine gets exactly these, so it
-  is in the state that the failed one was in.
+  is in the state that the failed one was in. A chat with tools goes this way only if the engine has a parser for them;
+  see router.core.endpoints.continuation.derendered_chat.
 - by text: a chat gets what has been said as a last message to be continued, a completion gets it after its prompt. The
   next engine tokenizes it anew, which need not give the same tokens.
 
@@ -22,12 +23,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from router.core.endpoints.continuation.event_forms import EMPTY_VALUES, literal_count, said_fields
+from router.core.endpoints.continuation.event_forms import MAX_LITERAL_EVENTS, literal_count, said_fields
+from router.core.endpoints.continuation.published_events import PublishedCall, PublishedEvent, calls_of, read_events
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recording.delta_template import FINISH_REASON, StreamParts, TemplateRun
-from router.core.endpoints.recording.sse import payload
 from router.core.endpoints.recording.token_ids import TokenIdCutter
-from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS, MalformedResponseError
+from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 
 MAX_ASKING_BODY: Final = 1 << 20
 """Bytes. For a request with a larger body, engines are not asked for token ids: the prompt's come in one event."""
@@ -87,9 +88,7 @@ _HARMLESS: Final[dict[str, tuple[Any, ...]]] = {
 MAX_REPEATED: Final = 256
 """Characters that may be generated again and compared; with more, the way by text is sooner at what is new."""
 
-MAX_LITERAL_EVENTS: Final = 1000
-"""Events that may be decoded one by one, which is what events without a template need."""
-
+_USAGE: Final = b'"usage"'
 _LAST_PARTS: Final = 4
 """Parts at the end of a stream in one of which a finish reason is: after it come the usage and the end."""
 
@@ -145,10 +144,11 @@ class StreamSoFar(msgspec.Struct, frozen=True, kw_only=True):
     - `text_tokens`: as far as it is known, without those whose text was held back: an engine that goes on from the text
       generates them again. `text_pieces`: the same, as pieces of TokenIdCutter.
     - `prompt_tokens`: None if unknown.
-    - `has_reasoning`: reasoning came before the text. `has_calls`: a call of a tool has begun.
+    - `has_reasoning`: reasoning came before the text. `calls`: of tools, in their order; the last one may have begun.
     - `prompt_ids`: the ids to go on from, as JSON without brackets: the prompt's, and those of the settled text; None
       if they are not known. `settled_tokens`: how many of these were generated; `settled_pieces`: the same, as pieces,
       and `published_pieces`: all that the client has; `unsettled`: the text after the settled one.
+    - `generated_ids`: the ids of all that has been said, as JSON without brackets; None if they are not known.
     - `head`: the first fields of each event, in their order.
     """
 
@@ -160,27 +160,14 @@ class StreamSoFar(msgspec.Struct, frozen=True, kw_only=True):
     text_pieces: int
     prompt_tokens: int | None
     has_reasoning: bool
-    has_calls: bool
     prompt_ids: bytes | None
     settled_tokens: int
     settled_pieces: int
     published_pieces: int
     unsettled: str
+    calls: list[PublishedCall]
+    generated_ids: bytes | None
     head: dict[str, Any]
-
-
-class _Event(msgspec.Struct, frozen=True):
-    """An event of one choice. `usage`: that of the response up to here, as (prompt, completion). `has_calls`: of tools.
-
-    `text`: without the reasoning, which may end in the same event.
-    """
-
-    text: str
-    has_reasoning: bool
-    has_ids: bool
-    finish_reason: str | None
-    usage: tuple[int, int] | None = None
-    has_calls: bool = False
 
 
 class _TokenCount(NamedTuple):
@@ -192,12 +179,6 @@ class _TokenCount(NamedTuple):
     prompt_tokens: int | None
 
 
-_decode_event = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_texts = msgspec.json.Decoder(list[str]).decode
-_USAGE: Final = b'"usage"'
-_HEAD_FIELDS: Final = ("id", "object", "created", "model", "system_fingerprint")
-
-
 def held_back_chars(fields: Mapping[str, Any]) -> int:
     """The number of characters that vLLM always holds back, since a stop string may begin in them."""
     stop = fields.get("stop")
@@ -207,31 +188,36 @@ def held_back_chars(fields: Mapping[str, Any]) -> int:
 
 
 def read_so_far(
-    parts: StreamParts | None, cutter: TokenIdCutter | None, held_back: int = 0, limit: int | None = None
-) -> StreamSoFar | str:
+    parts: StreamParts | None, cutter: TokenIdCutter | None, held_back: int = 0, limit: int | None = None, *,
+    to_derender: bool = False,
+) -> StreamSoFar | str:  # fmt: skip
     """What has been published, by the recorded events; or why it cannot be continued, in a word.
 
-    `held_back`: see held_back_chars. `limit`: tokens of the whole response; None for any number.
+    `held_back`: see held_back_chars. `limit`: tokens of the whole response; None for any number. `to_derender`: all of
+    it is settled, since a parser reads the tokens from the first one.
     """
     if parts is None:
         return "too-large"
     if literal_count(parts) > MAX_LITERAL_EVENTS:
         return "no-template"
     try:
-        events, head = _read_events(parts)
+        events, head = read_events(parts)
     except MALFORMED_RESPONSE_ERRORS:
         return "malformed"
     text, has_reasoning = "".join([event.text for event in events]), any(event.has_reasoning for event in events)
     finish_reason = next((event.finish_reason for event in reversed(events) if event.finish_reason), None)
-    has_calls = any(event.has_calls for event in events)
+    calls = calls_of(events)
     id_events = [event for event in events if event.has_ids]
     pieces = _known_pieces(cutter, id_events)
     # Events that were withheld, such as one with the finish reason "abort", come last and do not count.
     counts = [piece.count(b",") + 1 if piece else 0 for piece in pieces[: len(id_events)]]
     is_over = finish_reason is not None or (limit is not None and has_reasoning and sum(counts) >= limit)
-    if not (text or has_calls or is_over):
+    if not (text or calls or is_over):
         return "reasoning" if has_reasoning else "no-text"
-    settled, unsettled = _settled_events(id_events, counts, text, held_back)
+    if to_derender:
+        settled, unsettled = len(id_events) if counts else 0, ""
+    else:
+        settled, unsettled = _settled_events(id_events, counts, text, held_back)
     text_pieces = _text_events(id_events, counts, text, held_back)
     counted = _count_tokens(events, counts, text_pieces)
     prompt_tokens = counted.prompt_tokens
@@ -246,33 +232,43 @@ def read_so_far(
         text_pieces=text_pieces,
         prompt_tokens=prompt_tokens,
         has_reasoning=has_reasoning,
-        has_calls=has_calls,
         prompt_ids=_prompt_ids(cutter, pieces[:settled]) if pieces else None,
         settled_tokens=sum(counts[:settled]),
         settled_pieces=settled,
         published_pieces=len(id_events),
         unsettled=unsettled,
+        calls=calls,
+        generated_ids=_generated_ids(pieces, events),
         head=head,
     )
 
 
-def _known_pieces(cutter: TokenIdCutter | None, id_events: Sequence[_Event]) -> Sequence[bytes]:
+def _known_pieces(cutter: TokenIdCutter | None, id_events: Sequence[PublishedEvent]) -> Sequence[bytes]:
     """The ids of each event; empty if those of the prompt or of an event are not known."""
     if cutter is None or cutter.prompt is None or not 0 < len(id_events) <= len(cutter.pieces):
         return ()
     return cutter.pieces
 
 
-def _count_tokens(events: Sequence[_Event], counts: Sequence[int], text_pieces: int) -> _TokenCount:
+def _count_tokens(events: Sequence[PublishedEvent], counts: Sequence[int], text_pieces: int) -> _TokenCount:
     """`counts`: the tokens of each event by their ids, empty if they are not known."""
     usage = events[-1].usage
     prompt_tokens = usage[0] if usage is not None else None
-    spoken = [event for event in events if event.text or event.has_reasoning or event.has_calls]
+    spoken = [event for event in events if event.text or event.has_reasoning or event.calls]
     if counts and all(event.has_ids for event in spoken):
         return _TokenCount(sum(counts), sum(counts[:text_pieces]), True, prompt_tokens)
     # An engine without ids.
     tokens = usage[1] if usage is not None else len(spoken)
     return _TokenCount(tokens, tokens, usage is not None, prompt_tokens)
+
+
+def _generated_ids(pieces: Sequence[bytes], events: Sequence[PublishedEvent]) -> bytes | None:
+    spoken = [event for event in events if event.text or event.has_reasoning or event.calls]
+    # The ids of what the last event says may be in a later one, which has not come.
+    if not (pieces and spoken and spoken[-1].has_ids):
+        return None
+    ids = b",".join([piece for piece in pieces[: sum(event.has_ids for event in events)] if piece])
+    return ids if _ID_LIST.fullmatch(ids) is not None else None
 
 
 def _prompt_ids(cutter: TokenIdCutter | None, settled: Sequence[bytes]) -> bytes | None:
@@ -294,16 +290,16 @@ def may_be_complete(parts: StreamParts, cutter: TokenIdCutter | None, limit: int
     return sum([piece.count(b",") + 1 for piece in pieces if piece]) >= limit
 
 
-def find_obstacle(parts: StreamParts | None, cutter: TokenIdCutter | None, *, has_tools: bool = False) -> str | None:
+def find_obstacle(parts: StreamParts | None, cutter: TokenIdCutter | None, *, only_text: bool = False) -> str | None:
     """An obstacle of the stream, or "uncounted" if its tokens are not counted, as far as it takes no reading.
 
-    `has_tools`: of the request; then only a stream that has nothing but text can go on.
+    `only_text`: only a stream that has nothing else can go on.
     """
     if parts is None:
         return "too-large"
     if literal_count(parts) > MAX_LITERAL_EVENTS:
         return "no-template"
-    if has_tools:
+    if only_text:
         try:
             if said_fields(parts) != {"content"}:
                 return "tools"
@@ -320,7 +316,9 @@ def _may_have_usage(parts: StreamParts) -> bool:
     )
 
 
-def _settled_events(id_events: Sequence[_Event], counts: Sequence[int], text: str, held_back: int) -> tuple[int, str]:
+def _settled_events(
+    id_events: Sequence[PublishedEvent], counts: Sequence[int], text: str, held_back: int
+) -> tuple[int, str]:
     """The number of events up to the last one at whose end ids and text agree, and the published text after it."""
     published = len(text)
     for number in range(len(counts), 0, -1):
@@ -332,7 +330,7 @@ def _settled_events(id_events: Sequence[_Event], counts: Sequence[int], text: st
     return 0, text
 
 
-def _text_events(id_events: Sequence[_Event], counts: Sequence[int], text: str, held_back: int) -> int:
+def _text_events(id_events: Sequence[PublishedEvent], counts: Sequence[int], text: str, held_back: int) -> int:
     """The number of events that have all tokens of the published text."""
     published, whole, whole_length, last = len(text), 0, 0, 0
     for number in range(len(counts), 0, -1):
@@ -350,72 +348,3 @@ def _text_events(id_events: Sequence[_Event], counts: Sequence[int], text: str, 
         rest -= counts[whole]
         whole += 1
     return whole
-
-
-def _read_events(parts: StreamParts) -> tuple[list[_Event], dict[str, Any]]:
-    events: list[_Event] = []
-    head: dict[str, Any] = {}
-    for part in parts.parts:
-        if not isinstance(part, TemplateRun):
-            data = payload(part)
-            if data is not None:
-                events.append(_read_event(_decode_event(data), head))
-            continue
-        if not part.texts:
-            continue
-        template = parts.templates[part.template_index]
-        begin, end = template.begin_with(part.first_number), template.end_with(part.first_number)
-        form = _read_event(_decode_event(payload(b"%bx%b" % (begin, end)) or b""), head)
-        if form.text and form.has_reasoning:  # the texts may be either
-            if len(part.texts) > MAX_LITERAL_EVENTS:
-                raise MalformedResponseError("too many events that must be decoded one by one")
-            events += [_read_event(_decode_event(payload(begin + text + end) or b""), head) for text in part.texts]
-            continue
-        if not form.text:
-            events += [form] * len(part.texts)
-            continue
-        texts = _decode_texts(b'["%b"]' % b'","'.join(part.texts))
-        if len(texts) != len(part.texts):
-            raise MalformedResponseError("a text is not the content of a string")
-        events += [_Event(text, False, form.has_ids, None, form.usage) for text in texts]
-    return events, head
-
-
-def _read_event(event: dict[str, Any], head: dict[str, Any]) -> _Event:
-    for name in _HEAD_FIELDS:
-        if name in event:
-            head.setdefault(name, event[name])
-    match event.get("choices"):
-        case [{"index": 0} as choice]:
-            pass
-        case _:
-            raise MalformedResponseError("an event has not one choice")
-    fields = choice["delta"] if "delta" in choice else {"text": choice.get("text")}
-    if not isinstance(fields, dict):
-        raise MalformedResponseError("a delta is not an object")
-    text, has_reasoning, has_calls = "", False, False
-    for name, value in fields.items():
-        if name in ("content", "text") and isinstance(value, str):
-            text += value
-        elif name in ("reasoning", "reasoning_content") and isinstance(value, str):
-            has_reasoning = has_reasoning or bool(value)
-        elif name == "tool_calls" and isinstance(value, list):
-            has_calls = has_calls or bool(value)
-        elif name != "role" and value not in EMPTY_VALUES:
-            raise MalformedResponseError("a delta has something else than text")
-    reason = choice.get("finish_reason")
-    return _Event(
-        text,
-        has_reasoning,
-        "token_ids" in choice,
-        reason if isinstance(reason, str) else None,
-        _usage_of(event.get("usage")),
-        has_calls,
-    )
-
-
-def _usage_of(usage: Any) -> tuple[int, int] | None:
-    match usage:
-        case {"prompt_tokens": int(prompt), "completion_tokens": int(completion)} if prompt > 0 and completion > 0:
-            return prompt, completion
-    return None

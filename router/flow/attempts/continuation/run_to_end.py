@@ -107,7 +107,7 @@ class _Run:
         if seam.may_be_complete:
             return False
         # The last takes longest, and is asked of all streams of an engine at once.
-        return self._is_at_limit or not self._able(seam) or seam.has_obstacle
+        return self._is_at_limit or not (able := self._able(seam)) or seam.has_obstacle_at(able)
 
     async def go_on(self, failure: EngineError) -> EngineStream | None:
         """The stream of the engine that goes on; None if the response needed no engine and is complete.
@@ -134,7 +134,7 @@ class _Run:
             return None
         candidates = seam.candidates(able) if not at_limit else []
         if not candidates:
-            self._give_up(failure, "limit" if at_limit else "no-engine")
+            self._give_up(failure, "limit" if at_limit else seam.missing if able else "no-engine")
         stream = await self._ask(seam, candidates, failure)
         inflight.prompt.on_first_token(time.perf_counter())  # the in-flight request has published its first one before
         inflight.trace.on_continued(seam.tokens)
@@ -160,7 +160,7 @@ class _Run:
             self._inflight.record.continuations.append(Continuation(failure.reason, "cancelled"))
             raise
         except ApiError as refusal:
-            self._give_up(failure, refusal.reason)
+            self._give_up(failure, refusal.reason if seam.candidates(candidates) else seam.missing)
         # Without randomness, an engine that begins in the state of the failed one generates what that would have.
         self._engines.append(stream.engine)
         self.is_exact = self.is_exact and restart.exact and self._inflight.request.temperature == 0

@@ -9,6 +9,7 @@ import msgspec
 from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.continuation.continuation_body import remaining_tokens, request_by_ids, request_by_text
 from router.core.endpoints.continuation.continued_stream import ContinuedRecorder, end_locally
+from router.core.endpoints.continuation.derendered_chat import DerenderedChat
 from router.core.endpoints.continuation.stream_so_far import (
     StreamSoFar,
     find_obstacle,
@@ -72,6 +73,7 @@ class Restart(NamedTuple):
     - `exact`: it begins in the state of the failed one. Without randomness, it then generates what that would have.
     - `asks_token_ids`: it is asked for the ids of its tokens.
     - `anew`: it gets the client's request, and begins the response anew.
+    - `derenders`: its parser makes a chat of the tokens.
     """
 
     request: InferenceRequest
@@ -79,6 +81,7 @@ class Restart(NamedTuple):
     exact: bool
     asks_token_ids: bool
     anew: bool = False
+    derenders: bool = False
 
 
 class Seam:
@@ -86,7 +89,7 @@ class Seam:
 
     - `obstacle`: why no engine can go on, in a word; None if nothing is known against it.
     - Before `read`: `has_obstacle`, `able` and `may_be_complete`. `read` takes longer for a longer stream.
-    - After it: `begins_anew`, `tokens`, `is_complete`, `end`, `candidates`, `restart_at`, `new_recorder`.
+    - After it: `begins_anew`, `tokens`, `is_complete`, `end`, `candidates`, `restart_at`, `new_recorder`, `new_chat`.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class Seam:
         self._by_text: list[InferenceRequest | None] = []  # empty: not made yet
         self.so_far: StreamSoFar | None = None
         self.begins_anew = False
+        self._needs_parser = False  # what has been said cannot be the text of a message
         self._may_begin_anew = may_begin_anew(request)
         self._rest_obstacle = self._obstacle_of_rest()
         self.obstacle = self._rest_obstacle if not self._may_begin_anew else None
@@ -152,7 +156,7 @@ class Seam:
         assert isinstance(self._recorder, ChoicesRecorder)  # else there is an obstacle
         so_far = read_so_far(
             self._recorder.parts, self._recorder.token_ids, held_back_chars(self.request.fields),
-            remaining_tokens(self.request, 0),
+            remaining_tokens(self.request, 0), to_derender=self._has_tools,
         )  # fmt: skip
         if isinstance(so_far, str):
             return so_far
@@ -161,9 +165,15 @@ class Seam:
             return None
         if self._must_count and not so_far.counted:
             return "uncounted"  # an event may have several tokens, so the client might get more than it asked for
-        if not self.is_complete and (so_far.has_calls or (so_far.has_reasoning and self._has_tools)):
-            return "tools"  # what a parser has read of a call is lost, and a continued message has no reasoning
+        if not self.is_complete and (so_far.calls or (so_far.has_reasoning and self._has_tools)):
+            self._needs_parser = True
+            return None if self._may_derender(so_far) else "tools"
         return None
+
+    def _may_derender(self, so_far: StreamSoFar) -> bool:
+        """Whether a parser of tokens can take what has been said, if an engine has one."""
+        # An engine cuts a text off at a stop string, which a parser of tokens does not.
+        return self._may_use_ids and so_far.generated_ids is not None and not self.request.fields.get("stop")
 
     @property
     def _has_tools(self) -> bool:
@@ -173,14 +183,14 @@ class Seam:
     def _must_count(self) -> bool:
         return remaining_tokens(self.request, 0) is not None or bool(self.request.fields.get("min_tokens"))
 
-    @property
-    def has_obstacle(self) -> bool:
-        """Whether no engine can go on, as far as it is known without `read`."""
+    def has_obstacle_at(self, engines: Sequence[Engine]) -> bool:
+        """Whether none of these engines can go on, as far as it is known without `read`."""
         if self.obstacle is not None:
             return True
         if self._rest_obstacle is None:
             assert isinstance(self._recorder, ChoicesRecorder)  # else there is an obstacle
-            found = find_obstacle(self._recorder.parts, self._recorder.token_ids, has_tools=self._has_tools)
+            only_text = self._has_tools and not any(engine.traits.parses_tokens for engine in engines)
+            found = find_obstacle(self._recorder.parts, self._recorder.token_ids, only_text=only_text)
             if found is None or (found == "uncounted" and not self._must_count):
                 return False
         return isinstance(self._begin_anew(), str)
@@ -244,6 +254,11 @@ class Seam:
             and not engine.drained
         ]
 
+    @property
+    def missing(self) -> str:
+        """In a word, what no engine has if there are no `candidates`."""
+        return "tools" if self._needs_parser else "no-engine"
+
     def candidates(self, able: Sequence[Engine]) -> list[Engine]:
         """Those of the `able` engines that can go on."""
         return [engine for engine in able if self.restart_at(engine) is not None]
@@ -255,12 +270,16 @@ class Seam:
         assert self.so_far is not None
         if engine.max_model_len is not None and self.repeated_tokens >= engine.max_model_len:
             return None
-        by_ids = None
-        if self._may_use_ids and engine.traits.token_ids:
+        by_ids, derenders = None, self._needs_parser
+        # An engine that may have no parser of tokens is asked for it before it gets the request.
+        has_parser = not derenders or engine.traits.parses_tokens is not False
+        if self._may_use_ids and engine.traits.token_ids and has_parser:
             by_ids = self._request_by_ids(self.so_far, engine.max_model_len)
         if by_ids is not None:
-            exact = not any(self.request.fields.get(name) for name in _OUTPUT_FIELDS)
-            return Restart(by_ids, True, exact, self._asks_token_ids(engine))
+            exact = not derenders and not any(self.request.fields.get(name) for name in _OUTPUT_FIELDS)
+            return Restart(by_ids, True, exact, self._asks_token_ids(engine), derenders=derenders)
+        if self._needs_parser:
+            return None
         by_text = self._request_by_text(self.so_far, engine)
         return None if by_text is None else Restart(by_text, False, False, self._asks_token_ids(engine))
 
@@ -281,7 +300,9 @@ class Seam:
     def _request_by_ids(self, so_far: StreamSoFar, max_model_len: int | None) -> InferenceRequest | None:
         # Made once for all engines with this context, since it has all tokens.
         if max_model_len not in self._by_context:
-            self._by_context[max_model_len] = request_by_ids(self.request, so_far, max_model_len)
+            self._by_context[max_model_len] = request_by_ids(
+                self.request, so_far, max_model_len, parsed=self._needs_parser
+            )
         return self._by_context[max_model_len]
 
     def _asks_token_ids(self, engine: Engine) -> bool:
@@ -301,8 +322,19 @@ class Seam:
         assert self.so_far is not None
         assert isinstance(self._recorder, ChoicesRecorder)
         return ContinuedRecorder(
-            self._recorder, self._choices_format, self.so_far, by_ids=restart.by_ids, may_call=self._has_tools
-        )
+            self._recorder, self._choices_format, self.so_far, by_ids=restart.by_ids,
+            other_fields=("tool_calls",) if self._has_tools else (),
+        )  # fmt: skip
+
+    def new_chat(self) -> DerenderedChat:
+        """What makes a chat of the tokens of an engine that derenders."""
+        so_far, recorder = self.so_far, self._recorder
+        assert so_far is not None
+        assert isinstance(recorder, StreamRecorder)
+        assert recorder.token_ids is not None  # else no engine derenders
+        prompt = recorder.token_ids.prompt or b""
+        one_call = self.request.fields.get("parallel_tool_calls") is False
+        return DerenderedChat(self._client_request.body, prompt, so_far, one_call=one_call)
 
     def on_failure(self, error: EngineError) -> None:
         """An attempt has failed before its first token."""

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.core.endpoints.continuation.stream_so_far import MAX_LITERAL_EVENTS
+from router.core.endpoints.continuation.event_forms import MAX_LITERAL_EVENTS
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
 from router.flow.attempts.continuation.seam import Seam
@@ -63,7 +63,7 @@ REQUESTS: list[dict[str, Any]] = [
 def test_a_chat_with_only_reasoning_begins_anew_with_the_request_of_the_client(fields: dict[str, Any]) -> None:
     request = chat(stream=True, **fields)
     seam = seam_of(request, {"reasoning": "Hm"}, {"reasoning": ", well"})
-    assert (seam.obstacle, seam.has_obstacle, seam.may_be_complete) == (None, False, False)
+    assert (seam.obstacle, seam.has_obstacle_at(()), seam.may_be_complete) == (None, False, False)
     seam.read()
     assert (seam.obstacle, seam.begins_anew, seam.tokens, seam.is_complete) == (None, True, 0, False)
     restart = seam.restart_at(new_engine("other"))
@@ -81,7 +81,7 @@ def test_several_choices_and_token_ids_for_the_client_never_begin_anew() -> None
 def test_a_request_that_only_begins_anew_stays_with_its_engine_once_it_has_text() -> None:
     schema = chat(stream=True, response_format={"type": "json_object"})
     seam = seam_of(schema, {"reasoning": "Hm"}, {"content": "{"})
-    assert (seam.obstacle, seam.has_obstacle) == (None, True)
+    assert (seam.obstacle, seam.has_obstacle_at(())) == (None, True)
     seam.read()
     assert seam.obstacle == "schema"
 
@@ -99,7 +99,7 @@ CALL = {"index": 0, "id": "call-1", "type": "function", "function": {"name": "f"
 def test_a_chat_with_tools_goes_on_by_text_as_long_as_it_has_called_none() -> None:
     for fields in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}, {"parallel_tool_calls": False}):
         seam = seam_of(chat(stream=True, tools=TOOLS, **fields), {"content": "I "}, {"content": "look"})
-        assert not seam.has_obstacle
+        assert not seam.has_obstacle_at(())
         seam.read()
         assert (seam.obstacle, seam.begins_anew, seam.tokens) == (None, False, 2)
         restart = seam.restart_at(new_engine("other", "vllm"))
@@ -121,7 +121,7 @@ def test_a_chat_with_tools_goes_on_by_text_as_long_as_it_has_called_none() -> No
 )
 def test_a_chat_with_tools_does_not_go_on_after_a_call_or_reasoning(fields: Any, deltas: list[dict[str, Any]]) -> None:
     seam = seam_of(chat(stream=True, tools=TOOLS, **fields), *deltas)
-    assert (seam.has_obstacle, seam.may_be_complete) == (True, False)  # so it stays with an engine that may be back
+    assert (seam.has_obstacle_at(()), seam.may_be_complete) == (True, False)  # it stays with an engine that may be back
     seam.read()
     assert seam.obstacle == "tools"
 

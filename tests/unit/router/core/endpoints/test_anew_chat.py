@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.endpoints.chat import CHAT
-from router.core.endpoints.continuation.stream_so_far import MAX_LITERAL_EVENTS
+from router.core.endpoints.continuation.event_forms import MAX_LITERAL_EVENTS
 from router.core.endpoints.endpoint import Recorder
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
 from router.core.endpoints.recording.recorded_response import RecordedResponse

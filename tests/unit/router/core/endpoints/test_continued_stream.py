@@ -238,21 +238,24 @@ def test_a_stream_that_lacks_only_its_end_keeps_the_usage_that_its_engine_sent()
 
 
 @pytest.mark.parametrize(
-    ("delta", "may_call", "passes"),
+    ("delta", "other_fields", "passes"),
     [
-        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}, True, True),
-        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}, False, False),
-        ({"reasoning": "Hm"}, True, False),
+        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}, ("tool_calls",), True),
+        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}, (), False),
+        ({"reasoning": "Hm"}, ("tool_calls",), False),
+        ({"reasoning": "Hm"}, ("tool_calls", "reasoning"), True),
     ],
 )
-def test_only_an_engine_with_tools_may_call_one(delta: dict[str, Any], may_call: bool, passes: bool) -> None:
+def test_deltas_may_have_other_fields_than_text_only_if_they_are_named(
+    delta: dict[str, Any], other_fields: tuple[str, ...], passes: bool
+) -> None:
     request = request_of(chat=True, max_tokens=None, stop=[])
     recorder = new_recorder(request, ids=False)
     head = {"id": "first", "object": "chat.completion.chunk", "created": 1, "model": "m"}
     recorder.feed(encode_event({**head, "choices": [choice_delta(content="a")]}))
     so_far = read_so_far(recorder.parts, None)
     assert not isinstance(so_far, str)
-    stream = ContinuedRecorder(recorder, CHAT_CHOICES, so_far, by_ids=False, may_call=may_call)
+    stream = ContinuedRecorder(recorder, CHAT_CHOICES, so_far, by_ids=False, other_fields=other_fields)
     event = {**head, "choices": [choice_delta(**delta)]}
     assert stream.feed(encode_event({**event, "id": "second"})) == (encode_event(event) if passes else b"")
     assert (stream.started, stream.failure) == ((True, None) if passes else (False, DIVERGED))
