@@ -9,8 +9,8 @@ import pytest
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
 from router.core.endpoints.continuation.continuation_body import request_by_ids
+from router.core.endpoints.continuation.event_forms import MAX_LITERAL_EVENTS
 from router.core.endpoints.continuation.stream_so_far import (
-    MAX_LITERAL_EVENTS,
     StreamSoFar,
     find_obstacle,
     held_back_chars,
