@@ -283,11 +283,15 @@ def _add_sizes(sizes: dict[bytes, bytes], count: int, size: int) -> None:
         sizes[name] = b"%d" % (int(sizes.get(name, b"0")) + more)
 
 
-def _forget_items(sizes: dict[bytes, bytes], id_: bytes) -> None:
-    for name in sizes.pop(b"items:" + id_, b"").split():
-        held = sizes.get(b"item:" + name, b"")
-        if held == b"?" or held.split(b" ")[0] == id_:
-            sizes.pop(b"item:" + name, None)
+def _forget_item(fields: dict[bytes, bytes], name: bytes, id_: bytes) -> None:
+    count, response, rest = fields.pop(b"item:" + name).split(b" ", 2)
+    if int(count) > 1:
+        fields[b"item:" + name] = b"%d %b %b" % (int(count) - 1, b"?" if response == id_ else response, rest)
+
+
+def _forget_items(fields: dict[bytes, bytes], id_: bytes) -> None:
+    for name in fields.pop(b"items:" + id_, b"").split():
+        _forget_item(fields, name, id_)
 
 
 def _add_items(data: RedisData, key: bytes, words: list[bytes]) -> int:
@@ -295,13 +299,15 @@ def _add_items(data: RedisData, key: bytes, words: list[bytes]) -> int:
     fields = dict(data.get(key, dict) or {})
     if id_ not in fields:
         return 0
-    names = fields.get(b"items:" + id_, b"").split()
+    before, names = fields.get(b"items:" + id_, b"").split(), list(dict.fromkeys(pairs[::2]))
+    counts = {name: int(fields.get(b"item:" + name, b"0").split()[0]) + (name not in before) for name in names}
     for name, digest in zip(pairs[::2], pairs[1::2], strict=True):
         held = fields.get(b"item:" + name)
-        is_same = held is None or held.split(b" ")[-1] == digest
-        fields[b"item:" + name] = b" ".join((id_, size, digest)) if is_same else b"?"
-        names += [] if name in names else [name]
-    fields[b"items:" + id_] = b"".join(b" " + name for name in names)
+        shown = digest if held is None or held.split()[-1] == digest else b"?"
+        fields[b"item:" + name] = b"%d %b %b %b" % (counts[name], id_, size, shown)
+    for name in set(before) - set(names):
+        _forget_item(fields, name, id_)
+    fields[b"items:" + id_] = b" ".join(names)
     _put(data, key, fields, keep_expiry=True)
     return 1
 

@@ -769,10 +769,31 @@ def test_an_item_of_several_responses_is_found_in_the_last_one_and_not_if_they_d
     assert index.places("i", "j", "l") == {"i": "b=0", "l": "b=0"}
     client.send_commands(response_index.remove_command("acme", "a"))
     assert index.places("i", "j", "k") == {"i": "b=0"}
+    index.use(3, "d")
+    index.add("d", "i=0", "j=2", "j=2")
+    assert index.places("i", "j") == {"i": "d=0"}, "b and c have another j"
+    client.send_commands(response_index.remove_command("acme", "d"))
+    assert index.places("i", "j") == {}, "which other response has i is not known"
+    index.add("b", "i=0")
+    assert index.places("i") == {"i": "b=0"}
     client.send_commands(response_index.remove_command("acme", "b"))
     client.send_commands(response_index.remove_command("acme", "c"))
     (left,) = client.send_commands(("HGETALL", response_sizes_key("acme")))
     assert sorted(left) == [b":bytes", b":count"]
+
+
+def test_a_response_that_is_stored_again_with_other_items_has_only_those(both: ClientFactory) -> None:
+    client = both.connect()
+    index = Index(client)
+    index.use(0, "a")
+    index.use(1, "b")
+    index.add("b", "i=0")
+    index.add("a", "i=0", "j=0", "k=0")
+    index.add("a", "k=1", "l=0")
+    assert index.places("i", "j", "k", "l") == {"l": "a=0"}
+    client.send_commands(response_index.remove_command("acme", "b"))
+    (left,) = client.send_commands(("HGETALL", response_sizes_key("acme")))
+    assert sorted(left) == [b":bytes", b":count", b"a", b"item:k", b"item:l", b"items:a"]
 
 
 def test_what_is_touched_was_used_last(both: ClientFactory) -> None:

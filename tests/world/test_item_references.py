@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from itertools import count
+from collections.abc import Iterator
+from itertools import count, repeat
 from typing import Any, Final
 
 import httpx
@@ -25,8 +26,8 @@ Item = dict[str, Any]
 class ItemEngine(RepeatingEngine):
     """Its items have ids of their own, as vLLM's do; those of RepeatingEngine are counted in each conversation."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, ids: Iterator[str] | None = None) -> None:
+        super().__init__(ids)
         self._numbers = count(1)
 
     def _response(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -263,6 +264,30 @@ async def test_an_id_that_two_items_have_is_not_found(world: World) -> None:
         if text == "The sea?":
             assert not await not_found(setting.other, "msg_1", store=False)
     assert await not_found(setting.other, "msg_1")
+
+
+@scenario
+async def test_an_id_of_two_items_is_not_found_while_one_of_them_is_kept(world: World) -> None:
+    setting = await start(world, script=RepeatingEngine())
+    sea, sky = [id_of(await ask(setting.one, text)) for text in ("The sea?", "The sky?")]
+    await setting.one.http.delete(f"{RESPONSES}/{sea}")
+    wind = id_of(await ask(setting.one, "The wind?"))
+    assert await not_found(setting.other, "msg_1", store=False), "who means the sky must not get the wind"
+    for id_ in (sky, wind):
+        await setting.one.http.delete(f"{RESPONSES}/{id_}")
+    await ask(setting.one, "The rain?")
+    assert not await not_found(setting.other, "msg_1", store=False)
+
+
+@scenario
+async def test_a_response_id_that_comes_again_and_again_takes_no_more_room(world: World) -> None:
+    # As that of a client whose `request_id` is always the same.
+    setting = await start(world, script=ItemEngine(repeat("resp_1")))
+    for number in range(20):
+        items = [await send(setting.one, [user(f"{number}?"), CALL, RESULT]), await ask(setting.one, f"{number}?")]
+        fields = await world.redis.client.hgetall(response_sizes_key("default"))
+        last = item_of(items[-1])["id"]
+        assert fields.keys() == {":bytes", ":count", "resp_1", "items:resp_1", f"item:{last}"}
 
 
 @scenario

@@ -1,10 +1,15 @@
 """Which kept response has an item: fields of the hash at the tenant's response_sizes_key.
 
-    item:{id}         the response that has this item in its output, the bytes of that output, the digest of the item;
-                      `?` if two responses gave the id to different items, so that nobody knows which one is meant
+    item:{id}         how many responses have an item with this id, one of them, the bytes of its output, and the digest
+                      of the item
     items:{response}  the ids of the items of a response
 
-They leave with the response; see response_index. An item that came in several responses is found in the last of them.
+An item that came in several responses is found in the last of them. If that one leaves, `?` stands for the response: the
+others are not known. If two items have the id, `?` stands for the digest: nobody knows which one is meant, as long as a
+response with one of them is kept.
+
+The fields leave with the response; see response_index. An id that is stored again with other items loses the items that
+it had before.
 """
 
 import re
@@ -16,37 +21,50 @@ from router.core.endpoints.conversations.item_references import OutputItem
 from router.net.redis.commands import Command
 
 _ITEM: Final = "item:"
-_KNOWN: Final = re.compile(rb"([A-Za-z0-9_-]+) ([0-9]{1,15}) ([0-9a-f]+)")
+_KNOWN: Final = re.compile(rb"[0-9]+ ([A-Za-z0-9_-]+) ([0-9]{1,15}) ([0-9a-f]+)")
 
+# The hash is the last key of each script.
 FORGET_ITEMS: Final = """
-local function forget_items(id)
-  local names = redis.call('HGET', KEYS[2], 'items:' .. id)
-  if not names then return end
-  for name in string.gmatch(names, '%S+') do
-    local held = redis.call('HGET', KEYS[2], 'item:' .. name)
-    if held == '?' or held and string.match(held, '^%S+') == id then redis.call('HDEL', KEYS[2], 'item:' .. name) end
+local function forget_item(name, id)
+  local held = redis.call('HGET', KEYS[#KEYS], 'item:' .. name) or ''
+  local count, response, rest = string.match(held, '^(%d+) (%S+) (.+)$')
+  if not count or count == '1' then
+    redis.call('HDEL', KEYS[#KEYS], 'item:' .. name)
+    return
   end
-  redis.call('HDEL', KEYS[2], 'items:' .. id)
+  if response == id then response = '?' end
+  redis.call('HSET', KEYS[#KEYS], 'item:' .. name, count - 1 .. ' ' .. response .. ' ' .. rest)
+end
+local function forget_items(id)
+  local names = redis.call('HGET', KEYS[#KEYS], 'items:' .. id)
+  if not names then return end
+  for name in string.gmatch(names, '%S+') do forget_item(name, id) end
+  redis.call('HDEL', KEYS[#KEYS], 'items:' .. id)
 end
 """
 """For the scripts of response_index."""
 
 # ARGV: the id of a response, the bytes of its output, and of each item the id and the digest. Only of a response that
 # the index has.
-ADD_SCRIPT: Final = """
-local id, known = ARGV[1], {}
+ADD_SCRIPT: Final = f"""{FORGET_ITEMS}
+local id, counted, names, listed = ARGV[1], {{}}, {{}}, {{}}
 if not redis.call('HGET', KEYS[1], id) then return 0 end
-local names = redis.call('HGET', KEYS[1], 'items:' .. id) or ''
-for name in string.gmatch(names, '%S+') do known[name] = true end
+local before = redis.call('HGET', KEYS[1], 'items:' .. id) or ''
+for name in string.gmatch(before, '%S+') do counted[name] = true end
 for at = 3, #ARGV, 2 do
   local name, digest = ARGV[at], ARGV[at + 1]
-  local held, value = redis.call('HGET', KEYS[1], 'item:' .. name), id .. ' ' .. ARGV[2] .. ' ' .. digest
-  if held and string.match(held, '%S+$') ~= digest then value = '?' end
-  redis.call('HSET', KEYS[1], 'item:' .. name, value)
-  if not known[name] then names = names .. ' ' .. name end
-  known[name] = true
+  local held = redis.call('HGET', KEYS[1], 'item:' .. name) or ''
+  local count, known = string.match(held, '^(%d+) .* (%S+)$')
+  if known and known ~= digest then digest = '?' end
+  if not count or not counted[name] then count = (count or 0) + 1 end
+  redis.call('HSET', KEYS[1], 'item:' .. name, count .. ' ' .. id .. ' ' .. ARGV[2] .. ' ' .. digest)
+  if not listed[name] then names[#names + 1] = name end
+  counted[name], listed[name] = true, true
 end
-redis.call('HSET', KEYS[1], 'items:' .. id, names)
+for name in string.gmatch(before, '%S+') do
+  if not listed[name] then forget_item(name, id) end
+end
+redis.call('HSET', KEYS[1], 'items:' .. id, table.concat(names, ' '))
 return 1
 """
 

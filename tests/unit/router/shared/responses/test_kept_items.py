@@ -39,9 +39,11 @@ def test_an_item_that_is_not_as_the_index_says_is_not_found(outputs: dict[str, b
 
 
 def test_the_index_may_have_nothing_or_an_id_that_two_items_have() -> None:
-    digest = "0f" * 16
-    reply = [None, b"?", b"resp_1 70 " + digest.encode(), b"resp_1", b""]
-    assert decode_places(["a", "b", "c", "d", "e"], reply) == {"c": ItemPlace("resp_1", 70, digest)}
+    digest = b"0f" * 16
+    reply = [
+        None, b"2 resp_1 70 ?", b"1 resp_1 70 " + digest, b"12 ? 70 " + digest, b"resp_1 70 " + digest, b"resp_1", b""
+    ]  # fmt: skip
+    assert decode_places(list("abcdefg"), reply) == {"c": ItemPlace("resp_1", 70, digest.decode())}
 
 
 def test_an_output_may_be_gone() -> None:
