@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Iterator
 from itertools import count, repeat
 from typing import Any, Final
@@ -342,6 +343,30 @@ async def test_of_a_client_that_keeps_its_history_only_the_output_is_kept(world:
     assert not await not_found(setting.one, item_of(answer)["id"])
     assert (await setting.one.http.delete(f"{RESPONSES}/{id_}")).status_code == 200
     assert await not_found(setting.one, item_of(answer)["id"])
+
+
+@scenario
+async def test_a_stream_does_not_hold_the_history_that_is_not_kept(world: World) -> None:
+    script = ItemEngine()
+    setting = await start(world, script=script)
+    script.may_end.clear()
+    grown: list[int] = []
+    streams = []
+    tracemalloc.start()
+    try:
+        for fields in ({"store": False}, {"store": False}, {}):
+            before, _ = tracemalloc.get_traced_memory()
+            history = [user(f"{len(grown)} " + "z" * 1_000_000), CALL, RESULT]
+            streams.append(asyncio.ensure_future(send(setting.one, history, stream=True, **fields)))
+            del history
+            await asyncio.sleep(1)
+            grown.append(round((tracemalloc.get_traced_memory()[0] - before) / 1_000_000))
+    finally:
+        tracemalloc.stop()
+    assert grown[2] == grown[1], "megabytes"
+    script.may_end.set()
+    assert [answer.status_code for answer in await asyncio.gather(*streams)] == [200] * 3
+    assert await kept_results(setting.one) == {"stored": 1}
 
 
 @scenario

@@ -115,6 +115,8 @@ class ConversationGateway:
         response = await self._gateway.handle(exchange, control, body, caller)
         if turn.kept == "nothing":
             return response
+        if turn.kept == "output":
+            turn = turn._replace(items=b"", references=())  # a stream would hold them to its end
         remember = partial(self._remember, exchange.tenant, turn, place, since)
         if not isinstance(response, FullResponse):
             return RememberedStream(response, partial(remember, is_stream=True))
@@ -177,10 +179,10 @@ class ConversationGateway:
         return result
 
     async def _store(self, tenant: str, turn: Turn, place: Place, final: FinalResponse, events: bytes | None) -> str:
-        items = join_items(turn.items, final.items)
         try:
             if turn.kept == "output":
                 return await self._records.store_output(tenant, final.id, final.items, self._clock())
+            items = join_items(turn.items, final.items)
             stored = KeptResponse(
                 id=final.id,
                 parent=place.parent,
