@@ -39,6 +39,17 @@ class ItemEngine(RepeatingEngine):
         return response
 
 
+class ThinkingEngine(ItemEngine):
+    """Each output has a long thought before its message."""
+
+    def _response(self, body: dict[str, Any]) -> dict[str, Any]:
+        response = super()._response(body)
+        (message,) = response["output"]
+        content = [{"type": "reasoning_text", "text": "z" * 2000}]
+        thought = {"id": f"rs_of_{message['id']}", "type": "reasoning", "summary": [], "content": content}
+        return {**response, "output": [thought, message]}
+
+
 class Setting:
     """Two routers with one engine."""
 
@@ -398,6 +409,20 @@ async def test_an_input_has_at_most_the_bytes_of_a_body_with_what_it_refers_to(w
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
         assert answer.json()["error"]["param"] == "input"
     assert (await send(setting.one, [reference(ids[0])] * 5)).status_code == 200
+
+
+@scenario
+async def test_outputs_with_the_items_have_at_most_the_bytes_of_a_body_as_explained(world: World) -> None:
+    setting = await start(world, KEYS, router='max_body = "3KiB"', script=ThinkingEngine())
+    answers = [await ask(setting.one, f"{number}?", key="sk-acme") for number in range(2)]
+    ids = [response_of(answer)["output"][1]["id"] for answer in answers]
+    for named, status in ((ids[:1], 200), (ids, 413)):
+        items = [user("A"), *[reference(id_) for id_ in named], user("B")]
+        question = {"body": {"model": "llama", "input": items}, "path": RESPONSES, "tenant": "acme"}
+        explained = await setting.one.http.post("/admin/cache/explain", json=question, headers=ADMIN)
+        answer = await send(setting.other, items, key="sk-acme")
+        assert (explained.status_code, answer.status_code) == (status, status)
+        assert explained.json().get("error") == answer.json().get("error")
 
 
 @scenario

@@ -41,10 +41,13 @@ async def whole_turn(client: RedisClient, tenant: str, body: bytes, max_body: in
 
 
 async def _resolved(client: RedisClient, tenant: str, turn: Turn, max_body: int) -> Turn:
+    def check(size: int) -> None:
+        if len(turn.items) + size > max_body:
+            raise references_too_large(max_body)
+
     try:
-        found = await find_items(client, tenant, turn.references)
+        found = await find_items(client, tenant, turn.references, check)
     except ItemNotFoundError as error:
         raise item_not_found(error.id) from None
-    if len(turn.items) + resolved_size(turn.references, found) > max_body:
-        raise references_too_large(max_body)
+    check(resolved_size(turn.references, found))
     return turn._replace(items=resolve_references(turn.items, found))

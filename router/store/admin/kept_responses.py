@@ -3,7 +3,7 @@
 The functions raise RedisBackendError, and an error for what is not there: ResponseNotFoundError or ItemNotFoundError.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from router.core.cache.redis_keys import response_key
 from router.net.redis.replies import decode_reply
@@ -41,14 +41,21 @@ async def read_conversation(client: RedisClient, tenant: str, last: KeptResponse
     return found
 
 
-async def find_items(client: RedisClient, tenant: str, ids: Iterable[str]) -> dict[str, bytes]:
-    """By their ids. It prolongs no lives, as KeptItems does."""
+async def find_items(
+    client: RedisClient, tenant: str, ids: Iterable[str], check: Callable[[int], None]
+) -> dict[str, bytes]:
+    """By their ids. `check` gets how many bytes will be read, and may refuse them with an exception.
+
+    It prolongs no lives, as KeptItems does.
+    """
     unique = list(dict.fromkeys(ids))
     (reply,) = await execute_commands(client, [find_command(tenant, unique)])
     places = decode_reply(lambda values: decode_places(unique, values), reply) if reply is not None else {}
     check_all_found(unique, places)
+    sizes = {place.response_id: place.size for place in places.values()}
+    check(sum(sizes.values()))
     outputs: dict[str, bytes] = {}
-    response_ids = list({place.response_id: None for place in places.values()})
+    response_ids = list(sizes)
     for start in range(0, len(response_ids), BATCH_SIZE):
         batch = response_ids[start : start + BATCH_SIZE]
         replies = await execute_commands(client, [output_command(response_key(tenant, id_)) for id_ in batch])
