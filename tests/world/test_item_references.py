@@ -361,11 +361,12 @@ async def test_a_stream_does_not_hold_the_history_that_is_not_kept(world: World)
     script = ItemEngine()
     setting = await start(world, script=script)
     script.may_end.clear()
+    requests: list[dict[str, Any]] = [{"store": False}, {"store": False}, {}]
     grown: list[int] = []
     streams = []
     tracemalloc.start()
     try:
-        for fields in ({"store": False}, {"store": False}, {}):
+        for fields in requests:
             before, _ = tracemalloc.get_traced_memory()
             history = [user(f"{len(grown)} " + "z" * 1_000_000), CALL, RESULT]
             streams.append(asyncio.ensure_future(send(setting.one, history, stream=True, **fields)))

@@ -46,7 +46,7 @@ log = logging.getLogger("roundhouse.responses")
 _PROBLEMS: Final = {
     "failed": "Redis does not answer, or takes no writes",
     "collision": "its engine has given its id to another one before; neither can be continued",
-    "too-large": "with its input, it has more than responses.max_size",
+    "too-large": "it is larger than responses.max_size",
 }
 """What is logged, by the result."""
 

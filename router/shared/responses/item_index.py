@@ -4,12 +4,12 @@
                       of the item
     items:{response}  the ids of the items of a response
 
-An item that came in several responses is found in the last of them. If that one leaves, `?` stands for the response: the
-others are not known. If two items have the id, `?` stands for the digest: nobody knows which one is meant, as long as a
-response with one of them is kept.
+An item that came in several responses is found in the last of them. If that one leaves, the response is `?`: the others
+are not known. If two items have the id, the digest is `?`: as long as a response with one of them is kept, nobody knows
+which one is meant.
 
-The fields leave with the response; see response_index. An id that is stored again with other items loses the items that
-it had before.
+The fields leave with the response; see response_index. A response that is stored again with other items loses those of
+before.
 """
 
 import re

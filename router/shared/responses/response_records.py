@@ -3,7 +3,7 @@
     rh:1:response:{tenant}:{id}    one of them, a hash; see KeptResponse
     rh:1:response:{tenant}         those of a tenant; see response_index
 
-Of some, only the output is kept, so that later requests can refer to its items: their record has no digest.
+A record without a digest has only the output: later requests can refer to its items, and cannot continue it.
 
 Theory of operation. A response is stored with the items of its own turn, and with the ids of those before it. So a
 conversation grows by what is new. An index bounds what a tenant has: the ones that were not used for longest leave.

@@ -1,5 +1,5 @@
 """References in the input of /v1/responses: `{"type": "item_reference", "id": …}`, in place of an item of an earlier
-response. The AI SDK sends them for whatever a model has said.
+response. The AI SDK sends them for all items that a model has generated.
 
 Source: https://platform.openai.com/docs/api-reference/responses/create, the item reference of `input`.
 """
