@@ -146,7 +146,10 @@ class DerenderedChat:
         return b"".join([*events, *self._passed_on])
 
     def _rest_of(self, message: _Message, end: _Choice) -> Json | None:
-        said = self._so_far
+        said, calls = self._so_far, (message.tool_calls or [])[: 1 if self._one_call else None]
+        if len(calls) < len(said.calls):
+            # Where the limit cut the last call off, some parsers take the markup of all calls for text.
+            return {} if end.finish_reason == "length" else None
         delta: Json = {}
         # The parser of a stream passes white space on that the parser of a message leaves out.
         text, before = (message.content or "").lstrip(), said.text.lstrip()
@@ -155,15 +158,13 @@ class DerenderedChat:
                 delta["content"] = rest
         elif text.rstrip() != before.rstrip():
             return None
-        calls = self._rest_of_calls((message.tool_calls or [])[: 1 if self._one_call else None], end)
-        if calls:
-            delta["tool_calls"] = calls
-        return delta if calls is not None else None
+        rests = self._rest_of_calls(calls)
+        if rests:
+            delta["tool_calls"] = rests
+        return delta if rests is not None else None
 
-    def _rest_of_calls(self, calls: Sequence[_Call], end: _Choice) -> list[Json] | None:
+    def _rest_of_calls(self, calls: Sequence[_Call]) -> list[Json] | None:
         begun = self._so_far.calls
-        if len(calls) < len(begun) and end.finish_reason != "length":  # there, the last one may be no call
-            return None
         rests: list[Json] = []
         for number, call in enumerate(calls):
             name, arguments = call.function.name, call.function.arguments

@@ -124,8 +124,9 @@ def test_a_parser_that_reads_something_else_than_the_client_has_diverges(reply: 
     assert ended(new_chat("I look.", BEGUN)).rest(reply) is None
 
 
-def test_a_call_that_the_limit_cuts_off_ends_where_it_is() -> None:
-    (end,) = rest(ended(new_chat("I look.", BEGUN), "length"), parsed("I look."))
+@pytest.mark.parametrize("content", ["I look.", 'I look.\n<tool_call>{"name": "look", "arguments": {"at"', None])
+def test_a_call_that_the_limit_cuts_off_ends_where_it_is(content: str | None) -> None:
+    (end,) = rest(ended(new_chat("I look.", BEGUN), "length"), parsed(content))
     assert (end["delta"], end["finish_reason"]) == ({}, "length")
 
 
