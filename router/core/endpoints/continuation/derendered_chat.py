@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from router.core.endpoints.continuation.compact_json import compact_json
 from router.core.endpoints.continuation.published_events import PublishedCall
 from router.core.endpoints.continuation.stream_so_far import StreamSoFar
 from router.core.endpoints.recording.json_repair import decode_repaired
@@ -188,6 +189,10 @@ class DerenderedChat:
 
 
 def _rest_of_call(begun: PublishedCall, name: str, arguments: str) -> str | None:
-    if name != begun.name or not arguments.startswith(begun.arguments):
+    if name != begun.name:
         return None
-    return arguments[len(begun.arguments) :]
+    if arguments.startswith(begun.arguments):
+        return arguments[len(begun.arguments) :]
+    # Some parsers of a stream pass on what the model wrote, where those of a message write the JSON anew.
+    said, whole = compact_json(begun.arguments), compact_json(arguments)
+    return whole[len(said) :] if whole.startswith(said) else None

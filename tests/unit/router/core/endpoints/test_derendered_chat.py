@@ -106,6 +106,33 @@ def test_a_response_without_calls_keeps_its_finish_reason() -> None:
         assert end["finish_reason"] == reason
 
 
+@pytest.mark.parametrize(
+    ("said", "whole", "arguments"),
+    [
+        ('{"at":"sea', '{"at": "sea side", "n": [1, 2]}', '{"at":"sea side","n":[1,2]}'),
+        ('{"at": "caf\u00e9', '{"at": "caf\\u00e9 \\ud83c\\udf0a"}', '{"at": "caf\u00e9 \U0001f30a"}'),
+        ('{"at":"\\u00e9\\/', '{"at": "\u00e9/b"}', '{"at":"\\u00e9\\/b"}'),
+        ('{"at":"a\\', '{"at": "a\\nb"}', '{"at":"a\\nb"}'),
+        ('{"at":"a\\\\u00e9 "', '{"at": "a\\\\u00e9 "}', '{"at":"a\\\\u00e9 "}'),
+        (' {"at": 1}\n', '{"at": 1}', ' {"at": 1}\n'),
+        ("{ }", "{}", "{ }"),
+    ],
+)
+def test_a_parser_may_write_arguments_otherwise_than_a_stream(said: str, whole: str, arguments: str) -> None:
+    choices = rest(ended(new_chat("", PublishedCall(0, "look", said))), parsed(None, ("look", whole)))
+    more = [call["function"]["arguments"] for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    assert said + "".join(more) == arguments
+
+
+@pytest.mark.parametrize(
+    ("said", "whole"),
+    [('{"at":"a b', '{"at": "ab"}'), ('{"at":"\\ud83c', '{"at": "\U0001f30a"}'), ('{"n":1e3', '{"n": 1000.0}')],
+)
+def test_arguments_that_mean_something_else_diverge(said: str, whole: str) -> None:
+    chat = ended(new_chat("", PublishedCall(0, "look", said)))
+    assert chat.rest(parsed(None, ("look", whole))) is None
+
+
 def test_a_client_that_wants_one_call_gets_no_further_one() -> None:
     (text, _) = rest(ended(new_chat("", BEGUN, one_call=True)), parsed(None, WHOLE, ("find", "{}")))
     assert [call["index"] for call in text["delta"]["tool_calls"]] == [0]
