@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.support.scripted_engine import Response, json_response
 from tests.support.streaming_client import open_stream
 from tests.world.scenario import World, scenario
 from tests.world.speakers import ARGUMENTS, BODY, CALL, PROMPT_IDS, Said, ScaledOutSpeaker, Speaker, said, start
@@ -78,6 +79,26 @@ async def test_engines_without_a_parser_are_asked_once_and_a_begun_call_ends(wor
     assert len(asked) == 1
     metrics = await router.metrics()
     assert metrics['llm_continuations_total{model="llama",reason="broken-off",result="tools"}'] == 2
+
+
+class BusySpeaker(ScaledOutSpeaker):
+    """One whose parser answers with this status, unless it is 0."""
+
+    status = 503
+
+    def _derender(self, body: dict[str, Any]) -> Response:
+        return json_response({"error": {"message": "busy"}}, self.status) if self.status else super()._derender(body)
+
+
+@scenario
+async def test_an_engine_that_is_too_busy_to_tell_whether_it_has_a_parser_is_asked_again(world: World) -> None:
+    first, second = ScaledOutSpeaker("a", *RESPONSE, says=6), BusySpeaker("b", *RESPONSE)
+    router = await start(world, first, second)
+    for second.status in (503, 429, 401):
+        assert b'"error"' in (await router.post("/v1/chat/completions", BODY)).content
+        assert not second.bodies
+    second.status = 0
+    assert said((await router.post("/v1/chat/completions", BODY)).content).finish == ["tool_calls"]
 
 
 @scenario

@@ -64,9 +64,6 @@ class EngineAttempts:
         restart = seam.restart_at(engine)
         if restart is not None and restart.derenders and engine.traits.parses_tokens is None:
             await self._requests.learn_parser(engine)
-            restart = seam.restart_at(engine)
-            if restart is None:
-                raise EngineError("unparsed", "the engine has no parser of tokens (--enable-scale-out)")
         if restart is None:  # it could go on, but not any more after what another engine said
             raise EngineError("diverged", "the engine cannot go on with the response")
         recorder = seam.new_recorder(restart)

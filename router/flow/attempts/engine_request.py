@@ -32,7 +32,7 @@ from router.upstream.engine import Engine
 _MAX_DERENDERED: Final = 16 << 20  # bytes: the ids of all tokens of a response, and some events
 # What vLLM answers to an empty request for its parser of tokens; and without --enable-scale-out, or before 0.32.
 _INVALID: Final = (400, 422)
-_WITHOUT_PARSER: Final = (403, 404)
+_WITHOUT_PARSER: Final = (403, 404, 405, 501)
 
 
 class EngineRequests:
@@ -91,18 +91,17 @@ class EngineRequests:
         return response
 
     async def learn_parser(self, engine: Engine) -> None:
-        """Asks whether the engine has a parser of tokens. Raises EngineError."""
-        status, _ = await self._post_tokens(engine, b"{}", self.timeouts.first_token)
-        engine.learn(parses_tokens=status in _INVALID)
+        """Asks whether the engine has a parser of tokens. Raises EngineError if it has none, or has not told."""
+        status, reply = await self._post_tokens(engine, b"{}", self.timeouts.first_token)
+        if status not in _INVALID:
+            raise _unparsed(engine, status, reply)
+        engine.learn(parses_tokens=True)
 
     async def derender(self, engine: Engine, body: bytes, timeout: float) -> bytes:
         """Sends a body of DerenderedChat; returns the reply. Raises EngineError."""
         status, reply = await self._post_tokens(engine, body, timeout)
         if status != 200:
-            if status in _WITHOUT_PARSER:
-                engine.learn(parses_tokens=False)
-            detail = summary(engine.without_secrets(reply), engine.address)
-            raise EngineError("unparsed", f"the engine's parser of tokens returned status {status}", detail=detail)
+            raise _unparsed(engine, status, reply)
         return reply
 
     async def _post_tokens(self, engine: Engine, body: bytes, timeout: float) -> tuple[int, bytes]:
@@ -147,6 +146,14 @@ def _failure_of(engine: Engine, request: InferenceRequest, status: int, failure:
     if status == 404 and lacks_endpoint(failure):
         engine.note_unserved(request.endpoint.path, time.perf_counter())
     return failure
+
+
+def _unparsed(engine: Engine, status: int, reply: bytes) -> EngineError:
+    # Any other status, such as one of a busy engine or of a proxy, need not be the same next time.
+    if status in _WITHOUT_PARSER:
+        engine.learn(parses_tokens=False)
+    detail = summary(engine.without_secrets(reply), engine.address)
+    return EngineError("unparsed", f"the engine's parser of tokens returned status {status}", detail=detail)
 
 
 def engine_timeouts(settings: Settings) -> EngineTimeouts:
