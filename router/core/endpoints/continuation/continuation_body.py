@@ -54,6 +54,14 @@ def remaining_tokens(request: InferenceRequest, generated: int) -> int | None:
     return None if request.max_tokens is None else max(0, request.max_tokens - generated)
 
 
+def may_be_asked_by_ids(request: InferenceRequest) -> bool:
+    """Whether a completion of ids can be the same request, as far as it is known without them."""
+    fields = request.fields
+    if request.endpoint is CHAT and not _is_text_only(fields["messages"]):
+        return False
+    return fields.keys() <= _SHARED_FIELDS | _PROMPT_FIELDS | _IDLE_FIELDS
+
+
 def request_by_ids(
     request: InferenceRequest, so_far: StreamSoFar, max_model_len: int | None, *, parsed: bool = False
 ) -> InferenceRequest | None:
@@ -65,12 +73,10 @@ def request_by_ids(
     fields = request.fields
     if not parsed and fields.get("tools"):
         return None  # a completion has no calls: the client would get them as text
-    if so_far.prompt_ids is None or (request.endpoint is CHAT and not _is_text_only(fields["messages"])):
+    if so_far.prompt_ids is None or not may_be_asked_by_ids(request):
         return None
     # With another temperature, it would not be generated again.
     if so_far.unsettled and (request.temperature != 0 or len(so_far.unsettled) > MAX_REPEATED):
-        return None
-    if not fields.keys() <= _SHARED_FIELDS | _PROMPT_FIELDS | _IDLE_FIELDS:
         return None
     limit = remaining_tokens(request, so_far.settled_tokens)
     if limit is None:

@@ -7,7 +7,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from router.core.endpoints.completions import COMPLETIONS
-from router.core.endpoints.continuation.continuation_body import remaining_tokens, request_by_ids, request_by_text
+from router.core.endpoints.continuation.continuation_body import (
+    may_be_asked_by_ids,
+    remaining_tokens,
+    request_by_ids,
+    request_by_text,
+)
 from router.core.endpoints.continuation.continued_stream import ContinuedRecorder, end_locally
 from router.core.endpoints.continuation.derendered_chat import DerenderedChat
 from router.core.endpoints.continuation.stream_so_far import (
@@ -172,8 +177,19 @@ class Seam:
 
     def _may_derender(self, so_far: StreamSoFar) -> bool:
         """Whether a parser of tokens can take what has been said, if an engine has one."""
+        return so_far.generated_ids is not None and self._fits_parser
+
+    @property
+    def _fits_parser(self) -> bool:
+        """The same without the stream: whether nothing of the request is against it, and ids were asked for."""
+        assert isinstance(self._recorder, ChoicesRecorder)
         # An engine cuts a text off at a stop string, which a parser of tokens does not.
-        return self._may_use_ids and so_far.generated_ids is not None and not self.request.fields.get("stop")
+        return (
+            self._may_use_ids
+            and self._recorder.token_ids is not None
+            and not self.request.fields.get("stop")
+            and may_be_asked_by_ids(self.request)
+        )
 
     @property
     def _has_tools(self) -> bool:
@@ -189,7 +205,8 @@ class Seam:
             return True
         if self._rest_obstacle is None:
             assert isinstance(self._recorder, ChoicesRecorder)  # else there is an obstacle
-            only_text = self._has_tools and not any(engine.traits.parses_tokens for engine in engines)
+            may_derender = any(engine.traits.parses_tokens for engine in engines) and self._fits_parser
+            only_text = self._has_tools and not may_derender
             found = find_obstacle(self._recorder.parts, self._recorder.token_ids, only_text=only_text)
             if found is None or (found == "uncounted" and not self._must_count):
                 return False

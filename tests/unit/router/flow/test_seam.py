@@ -8,6 +8,7 @@ import pytest
 from router.core.endpoints.continuation.event_forms import MAX_LITERAL_EVENTS
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.recording.choices_recorder import ChoicesRecorder
+from router.core.endpoints.recording.token_ids import TokenIdCutter
 from router.flow.attempts.continuation.seam import Seam
 from router.net.client.errors import EngineError
 from router.settings.tables import EngineKind
@@ -41,8 +42,9 @@ def test_the_engines_that_can_go_on_are_found_before_the_stream_is_read() -> Non
     assert seam.obstacle == "no-template"
 
 
-def seam_of(request: InferenceRequest, *deltas: dict[str, Any]) -> Seam:
+def seam_of(request: InferenceRequest, *deltas: dict[str, Any], token_ids: bool = False) -> Seam:
     recorder = choices_recorder(1 << 20)
+    recorder.token_ids = TokenIdCutter() if token_ids else None
     for delta in deltas:
         recorder.feed(encode_event(chat_event(choice_delta(**delta))))
     return Seam(request, recorder, new_engine("failed"), EngineError("reset", "gone"), dispatched_at=0.0)
@@ -124,6 +126,29 @@ def test_a_chat_with_tools_does_not_go_on_after_a_call_or_reasoning(fields: Any,
     assert (seam.has_obstacle_at(()), seam.may_be_complete) == (True, False)  # it stays with an engine that may be back
     seam.read()
     assert seam.obstacle == "tools"
+
+
+IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "stays"), [({}, False), ({"stop": ["x"]}, True), ({"messages": IMAGE}, True), ({"unknown": 1}, True)]
+)
+def test_a_begun_call_leaves_its_engine_if_the_parser_of_another_can_take_it(
+    fields: dict[str, Any], stays: bool
+) -> None:
+    seam = seam_of(chat(stream=True, tools=TOOLS, **fields), {"tool_calls": [CALL]}, token_ids=True)
+    parser = new_engine("other", "vllm")
+    assert seam.has_obstacle_at([parser]), "it has not told whether it has one"
+    parser.learn(parses_tokens=True)
+    assert seam.has_obstacle_at([parser]) is stays
+
+
+def test_a_begun_call_without_ids_stays_with_its_engine() -> None:
+    seam = seam_of(chat(stream=True, tools=TOOLS), {"tool_calls": [CALL]})
+    parser = new_engine("other", "vllm")
+    parser.learn(parses_tokens=True)
+    assert seam.has_obstacle_at([parser])
 
 
 def test_a_chat_that_has_called_its_tool_lacks_only_its_end() -> None:
