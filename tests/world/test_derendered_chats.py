@@ -2,9 +2,12 @@
 
 import asyncio
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 
+from router.core.routing.prefill import EnginePrefill, SentPrompt
+from router.settings.tables import TimeoutSettings
 from tests.support.scripted_engine import Response, json_response
 from tests.support.streaming_client import open_stream
 from tests.world.scenario import World, scenario
@@ -65,6 +68,37 @@ async def test_the_rest_may_take_longer_than_silence_may(world: World) -> None:
         content = await stream.read_to_end()
     assert b'"finish_reason":"tool_calls"' in content
     assert b"\n\n:" in content, "a comment, while the client waits"
+
+
+@scenario
+async def test_the_time_to_the_first_token_is_that_of_the_completion_and_not_of_the_rest(world: World) -> None:
+    first, second = ScaledOutSpeaker("a", *RESPONSE, says=4), ScaledOutSpeaker("b", *RESPONSE)
+    second.token_seconds = 1.0
+    seconds = []
+    original = EnginePrefill.on_first_token
+
+    def on_first_token(prefill: EnginePrefill, sent: SentPrompt, now: float) -> None:
+        seconds.append(now - sent.sent_at)
+        original(prefill, sent, now)
+
+    router = await start(world, first, second)
+    with patch.object(EnginePrefill, "on_first_token", on_first_token):
+        assert said((await router.post("/v1/chat/completions", BODY)).content).finish == ["tool_calls"]
+    assert len(seconds) == 2
+    assert seconds[1] < 2, "the rest took four times as long"
+
+
+@scenario
+async def test_an_engine_that_stalls_in_the_rest_is_left_as_soon_as_in_a_stream(world: World) -> None:
+    first, second, third = (
+        ScaledOutSpeaker(name, *RESPONSE, says=says) for name, says in (("a", 4), ("b", 6), ("c", None))
+    )
+    second.may_break.clear()
+    router = await start(world, first, second, third)
+    began_at = world.loop.time()
+    assert said((await router.post("/v1/chat/completions", BODY)).content).finish == ["tool_calls"]
+    assert world.loop.time() - began_at == pytest.approx(TimeoutSettings().between_tokens, abs=1)
+    assert (len(second.bodies), len(third.bodies)) == (1, 1)
 
 
 @scenario

@@ -79,7 +79,11 @@ class EngineAttempts:
         )  # fmt: skip
         streamed: StreamedResponse = response
         if restart.derenders:
-            streamed = DerenderedResponse(response, seam.new_chat(), partial(self._requests.derender, engine))
+            streamed = DerenderedResponse(
+                response, seam.new_chat(), partial(self._requests.derender, engine),
+                token_timeout=self._timeouts.between_tokens,
+                on_first_token=lambda: inflight.prompt.on_first_token(time.perf_counter()),
+            )  # fmt: skip
         try:
             return await self._start(attempt, streamed, recorder, inflight), restart
         except EngineError as error:

@@ -17,6 +17,7 @@ from router.core.endpoints.continuation.compact_json import compact_json
 from router.core.endpoints.continuation.published_events import PublishedCall
 from router.core.endpoints.continuation.stream_so_far import StreamSoFar
 from router.core.endpoints.recording.json_repair import decode_repaired
+from router.core.endpoints.recording.recording import MAX_EVENT_SIZE
 from router.core.endpoints.recording.sse import EventBuffer, error_payload, payload, split_events
 from router.core.endpoints.requests.malformed import MalformedResponseError
 
@@ -87,9 +88,16 @@ class DerenderedChat:
         self._passed_on: list[bytes] = []
         self.is_over = False
 
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._ids)
+
     def feed(self, data: bytes) -> None:
         """Raises MALFORMED_RESPONSE_ERRORS."""
-        for frame in split_events(self._buffer.feed(data)):
+        frames = self._buffer.feed(data)
+        if self._buffer.pending > MAX_EVENT_SIZE:
+            raise MalformedResponseError("an event is too long")
+        for frame in split_events(frames):
             content = payload(frame)
             if self.is_over or not content:
                 continue

@@ -15,19 +15,33 @@ Derender = Callable[[bytes, float], Awaitable[bytes]]
 class DerenderedResponse:
     """What EngineStream needs of an EngineResponse. All events come at the end, at once."""
 
-    def __init__(self, response: EngineResponse, chat: DerenderedChat, derender: Derender) -> None:
-        """`response`: a completion of ids, whose events have the ids of tokens."""
+    def __init__(
+        self, response: EngineResponse, chat: DerenderedChat, derender: Derender, *, token_timeout: float,
+        on_first_token: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`response`: a completion of ids, whose events have the ids of tokens.
+
+        `token_timeout`: seconds from one token to the next; the parser may take as long. `on_first_token` is called
+        when the engine has generated the first one.
+        """
         self._response = response
         self._chat = chat
         self._derender = derender
+        self._token_timeout = token_timeout
+        self._on_first_token = on_first_token
 
     async def stream_to(self, sink: Callable[[bytes], bool], chunk_timeout: float) -> bool:
-        """See EngineResponse.stream_to. The parser may take as long as a chunk."""
+        """See EngineResponse.stream_to. `chunk_timeout`: seconds until the first token."""
+        timeout = self._token_timeout
         try:
-            if not await self._response.stream_to(self._collect, chunk_timeout):
+            if not await self._response.stream_to(self._begin, chunk_timeout):
                 return False  # the completion broke off
+            if self._chat.has_tokens:
+                self._on_first_token()
+            if not self._chat.is_over and not await self._response.stream_to(self._collect, timeout):
+                return False
             request = self._chat.request()
-            rest = self._chat.rest(await self._derender(request, chunk_timeout) if request is not None else None)
+            rest = self._chat.rest(await self._derender(request, timeout) if request is not None else None)
         except MALFORMED_RESPONSE_ERRORS as error:
             raise EngineError("malformed", "the engine's response is not valid") from error
         if rest is None:
@@ -39,6 +53,10 @@ class DerenderedResponse:
 
     def close(self, *, linger: bool = False) -> None:
         self._response.close(linger=linger)
+
+    def _begin(self, data: bytes) -> bool:
+        self._chat.feed(data)
+        return self._chat.has_tokens or self._chat.is_over
 
     def _collect(self, data: bytes) -> bool:
         self._chat.feed(data)

@@ -136,7 +136,6 @@ class _Run:
         if not candidates:
             self._give_up(failure, "limit" if at_limit else seam.missing if able else "no-engine")
         stream = await self._ask(seam, candidates, failure)
-        inflight.prompt.on_first_token(time.perf_counter())  # the in-flight request has published its first one before
         inflight.trace.on_continued(seam.tokens)
         record.continuations.append(
             Continuation(failure.reason, "continued", stream.engine.name, seam.tokens, seam.repeated_tokens)
@@ -163,6 +162,8 @@ class _Run:
             self._give_up(failure, refusal.reason if seam.candidates(candidates) else seam.missing)
         # Without randomness, an engine that begins in the state of the failed one generates what that would have.
         self._engines.append(stream.engine)
+        if not restart.derenders:  # else it was before the rest; the in-flight request has published its own before
+            self._inflight.prompt.on_first_token(time.perf_counter())
         self.is_exact = self.is_exact and restart.exact and self._inflight.request.temperature == 0
         return stream
 

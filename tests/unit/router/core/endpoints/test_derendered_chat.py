@@ -8,6 +8,7 @@ import pytest
 from router.core.endpoints.continuation.derendered_chat import DerenderedChat
 from router.core.endpoints.continuation.published_events import PublishedCall
 from router.core.endpoints.continuation.stream_so_far import StreamSoFar
+from router.core.endpoints.recording.recording import MAX_EVENT_SIZE
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 
 HEAD = {"id": "first", "object": "chat.completion.chunk", "created": 1, "model": "m"}
@@ -187,7 +188,9 @@ def test_an_error_event_and_the_usage_pass() -> None:
         b'data: {"choices":[{"token_ids":["a"]}]}\n\n',
         b'data: {"choices":[{"token_ids":[1]},{"token_ids":[2]}]}\n\n',
         b"data: {\n\n",
+        b"data: " + b" " * MAX_EVENT_SIZE,
     ],
+    ids=range(6),
 )
 def test_what_is_no_completion_with_ids_is_malformed(data: bytes) -> None:
     with pytest.raises(MALFORMED_RESPONSE_ERRORS):
