@@ -10,6 +10,8 @@ from router.core.routing.prefill import EnginePrefill, SentPrompt
 from router.settings.tables import TimeoutSettings
 from tests.support.scripted_engine import Response, json_response
 from tests.support.streaming_client import open_stream
+from tests.support.waiting import eventually
+from tests.world.processes import WorldRouter
 from tests.world.scenario import World, scenario
 from tests.world.speakers import ARGUMENTS, BODY, CALL, PROMPT_IDS, Said, ScaledOutSpeaker, Speaker, said, start
 
@@ -113,6 +115,71 @@ async def test_engines_without_a_parser_are_asked_once_and_a_begun_call_ends(wor
     assert len(asked) == 1
     metrics = await router.metrics()
     assert metrics['llm_continuations_total{model="llama",reason="broken-off",result="tools"}'] == 2
+
+
+async def is_idle(router: WorldRouter) -> bool:
+    page = (await router.http.get("/healthz")).json()
+    return not any(engine["in_flight"] for engine in page["engines"].values())
+
+
+class FaultySpeaker(ScaledOutSpeaker):
+    """One whose parser replies with this, if it is asked for tokens."""
+
+    reply: Response | None = None
+
+    def _derender(self, body: dict[str, Any]) -> Response:
+        reply = super()._derender(body)
+        return self.reply if self.reply is not None and body else reply
+
+
+FAULTS: Final = {
+    "500": json_response({"error": {"message": "oops"}}, 500),
+    "400": json_response({"error": {"message": "choice 0 has empty token_ids"}}, 400),
+    "no JSON": Response(b"<html>", content_type="text/html"),
+    "no choice": json_response({"choices": []}),
+    "other tokens": json_response({"choices": [{"message": {"content": "You look."}}]}),
+    "too long": Response(b" " * (17 << 20)),
+    "closed": Response([b"{"], end="close"),
+    "silent": Response([b"{"], end="hold"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@scenario
+async def test_an_engine_whose_parser_fails_is_left_for_another(world: World, fault: str) -> None:
+    first, second, third = (
+        ScaledOutSpeaker("a", *RESPONSE, says=6),
+        FaultySpeaker("b", *RESPONSE),
+        ScaledOutSpeaker("c", *RESPONSE),
+    )
+    second.reply = FAULTS[fault]
+    router = await start(world, first, second, third)
+    content = (await router.post("/v1/chat/completions", BODY)).content
+    if fault == "other tokens":  # those of another engine would not mean anything else
+        assert content.count(b'"error"') == 1
+        assert b"You" not in content
+    else:
+        assert said(content).finish == ["tool_calls"]
+    await eventually(lambda: is_idle(router))
+    assert not any(each.engine.running for each in (first, second, third))
+
+
+@pytest.mark.parametrize("phase", ["completion", "parser"])
+@scenario
+async def test_an_engine_is_free_once_the_client_has_left_in_the_rest(world: World, phase: str) -> None:
+    first = ScaledOutSpeaker("a", *RESPONSE, says=4)
+    second = FaultySpeaker("b", *RESPONSE, says=6 if phase == "completion" else None)
+    second.reply = Response([b"{"], end="hold")
+    if phase == "completion":
+        second.may_break.clear()
+    router = await start(world, first, second)
+    async with open_stream(router, "x", tools=BODY["tools"], max_tokens=50) as stream:
+        await stream.read_until(b"look.")
+        await eventually(lambda: second.engine.running == 1 and second.bodies)
+        await asyncio.sleep(5)
+        assert second.engine.running == 1
+    await eventually(lambda: is_idle(router))
+    assert not second.engine.running
 
 
 class BusySpeaker(ScaledOutSpeaker):
