@@ -2,7 +2,8 @@
 
 Theory of operation. A completion of ids has only text. What it means, such as a call of a tool, is known to the parsers
 of the chat. vLLM has an endpoint for them (`derender`, with --enable-scale-out), which makes a message of the ids of a
-whole response. So the rest of the tokens is generated first. Then the client gets what it has not of that message.
+whole response. So the rest of the tokens is generated first. Then the client gets the part of that message that it
+does not have yet.
 
 The endpoint can also read a stream chunk by chunk. But some parsers lose a call if a chunk has several tokens, and with
 a request for each token, the work grows with the square of their number.
