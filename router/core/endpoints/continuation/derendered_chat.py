@@ -168,12 +168,12 @@ class DerenderedChat:
                 delta["content"] = rest
         elif text.rstrip() != before.rstrip():
             return None
-        rests = self._rest_of_calls(calls)
+        rests = self._rest_of_calls(calls, is_cut_off=end.finish_reason == "length")
         if rests:
             delta["tool_calls"] = rests
         return delta if rests is not None else None
 
-    def _rest_of_calls(self, calls: Sequence[_Call]) -> list[Json] | None:
+    def _rest_of_calls(self, calls: Sequence[_Call], *, is_cut_off: bool) -> list[Json] | None:
         begun = self._so_far.calls
         rests: list[Json] = []
         for number, call in enumerate(calls):
@@ -184,7 +184,9 @@ class DerenderedChat:
                 continue
             rest = _rest_of_call(begun[number], name, arguments)
             if rest is None:
-                return None
+                # Of arguments that the limit cut off, some parsers leave the last one out, which the client has begun.
+                is_last = number == len(calls) - 1 and name == begun[number].name
+                return rests if is_cut_off and is_last else None
             if rest:
                 rests.append({"index": begun[number].index, "function": {"arguments": rest}})
         return rests

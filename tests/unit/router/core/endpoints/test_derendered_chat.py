@@ -158,6 +158,15 @@ def test_a_call_that_the_limit_cuts_off_ends_where_it_is(content: str | None) ->
     assert (end["delta"], end["finish_reason"]) == ({}, "length")
 
 
+def test_an_argument_that_the_limit_cuts_off_may_be_left_out_by_the_parser() -> None:
+    begun = PublishedCall(0, "look", '{"at": "sea", "for": "gul')
+    (end,) = rest(ended(new_chat("", begun), "length"), parsed(None, ("look", '{"at": "sea"}')))
+    assert (end["delta"], end["finish_reason"]) == ({}, "length")
+    assert ended(new_chat("", begun)).rest(parsed(None, ("look", '{"at": "sea"}'))) is None
+    for other in (("find", "{}"), ("look", "{}")):
+        assert ended(new_chat("", begun), "length").rest(parsed(None, other, WHOLE)) is None
+
+
 @pytest.mark.parametrize("reason", ["abort", "error"])
 def test_a_response_that_is_cut_off_is_not_parsed(reason: str) -> None:
     chat = new_chat()
