@@ -200,6 +200,7 @@ class DerenderedChat:
 
 
 def _rest_of_call(begun: PublishedCall, name: str, arguments: str) -> str | None:
+    """None if it is another call."""
     if name != begun.name:
         return None
     if arguments.startswith(begun.arguments):

@@ -17,7 +17,7 @@ _decode_texts = msgspec.json.Decoder(list[str]).decode
 
 
 class PublishedCall(msgspec.Struct):
-    """A call of a tool, or a part of one."""
+    """A call of a tool, or a part of one; in a form that is not known, with the index -1."""
 
     index: int
     name: str
@@ -134,7 +134,7 @@ def _read_call(call: Any) -> PublishedCall:
             name, arguments = function.get("name") or "", function.get("arguments") or ""
             if isinstance(name, str) and isinstance(arguments, str):
                 return PublishedCall(index, name, arguments)
-    raise MalformedResponseError("a call has no function")
+    return PublishedCall(-1, "", "")
 
 
 def _usage_of(usage: Any) -> tuple[int, int] | None:
