@@ -141,7 +141,7 @@ class ResponsesSettings(Strict, frozen=True):
     """
 
     ttl: Seconds = Seconds(86400)
-    max_per_tenant: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    max_per_tenant: Annotated[int, Meta(ge=1, le=1_000_000)] = 50_000
     max_bytes_per_tenant: Bytes = Bytes(1 << 30)
     max_size: Bytes = Bytes(1 << 20)
     max_background: Annotated[int, Meta(ge=0, le=100_000)] = 256

@@ -173,6 +173,19 @@ def test_turns_over_two_routers_reach_the_engine_as_the_items_that_it_has_said(
     assert (gone.status_code, gone.json()["error"]["code"]) == (404, "previous_response_not_found")
 
 
+def test_items_of_a_stream_are_referred_to_by_their_ids(urls: list[str], replicas: VllmProcessTree) -> None:
+    first = turn(urls[0], input="Tell me of rivers.", stream=True)
+    asked, more = user("Tell me of rivers."), user("And of lakes?")
+    references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    second = turn(urls[1], input=[asked, *references, more])
+    whole = {"input": [asked, *first["output"], more], "temperature": 0, "max_output_tokens": 12}
+    alone = post(f"http://127.0.0.1:{replicas.ports['one']}", RESPONSES, **whole).json()
+    assert (alone["usage"]["input_tokens"], text_of(alone["output"][0])) == (
+        second["usage"]["input_tokens"],
+        text_of(second["output"][0]),
+    )
+
+
 def test_two_answers_to_a_request_with_temperature_are_handed_out_in_turn_by_both_routers(urls: list[str]) -> None:
     fields = {"messages": [user("Tell me of ships.")], "temperature": 1.5, "max_tokens": 12}
     answers = [post(urls[number % 2], "/v1/chat/completions", **fields) for number in range(6)]

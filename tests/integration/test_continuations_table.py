@@ -91,7 +91,7 @@ CASES: Final[dict[str, list[Case]]] = {
         Case({"tools": TOOLS}, deltas=("tool_calls",)),
     ],
     "tools, text after reasoning": [Case({"tools": TOOLS}, deltas=("reasoning", "content"))],
-    "either, engines of vLLM with `--enable-scale-out`": [
+    "a begun call, or text after reasoning, engines of vLLM with `--enable-scale-out`": [
         Case({"tools": TOOLS}, scaled_out=True, deltas=("content", "content", "tool_calls")),
         Case({"tools": TOOLS, "max_tokens": None}, scaled_out=True, deltas=("tool_calls",), groups=(2,)),
         Case({"tools": TOOLS, "temperature": 0.7}, scaled_out=True, deltas=("reasoning", "content")),
