@@ -1,4 +1,4 @@
-"""What the client of a stream gets while there is nothing else to send: comments.
+"""What the client of a stream gets while there is nothing else to send: comments, or pings at /v1/messages.
 
 A proxy cuts a connection that is silent for a minute or so, and a first token can take longer: in the queue, during the
 prefill of a long prompt, while an engine starts. A line that begins with a colon is a comment, which every reader of an
@@ -17,8 +17,6 @@ from router.flow.exchange import Exchange
 
 START_COMMENT_INTERVAL: Final = 5.0
 """Seconds between two comments while an engine starts: a person may read how long it takes."""
-
-HEARTBEAT: Final = b": heartbeat\n\n"
 
 _TOLERANCE: Final = 0.001  # seconds; a timer may be early by the resolution of the clock
 
@@ -113,7 +111,9 @@ class Heartbeat(RunningHeartbeat):
         elif self._has_progress():
             self._sent_at = now
         elif now - self._sent_at >= interval - _TOLERANCE:
-            self._beat(HEARTBEAT, now)
+            streaming = self._exchange.endpoint.streaming
+            assert streaming is not None  # else the exchange has no stream
+            self._beat(streaming.heartbeat, now)
         rest = self._sent_at + interval - now  # less than all of it after an engine's comment
         if self._waits is not None:
             rest = min(rest, START_COMMENT_INTERVAL)

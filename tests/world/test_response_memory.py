@@ -197,11 +197,17 @@ async def test_a_turn_of_a_chain_is_routed_by_its_first_response_unless_the_clie
     engines = [await world.engine() for _ in range(4)]
     table = {f"e{number}": ("llama", "any", engine.url) for number, engine in enumerate(engines)}
     router = await world.router(router_config(world.redis.url, table))
-    places = set()
+    by_root, by_session = list[set[str]](), list[set[str]]()
     for number in range(8):
         first = id_of(await ask(router, f"The sea {number}?"))
-        places |= {(number, (await ask(router, "And?", first)).headers["x-engine"]) for _ in range(2)}
-    assert len(places) == 8
+        answers = [await ask(router, text, first) for text in ("And?", "But?", "So?")]
+        by_root.append({answer.headers["x-engine"] for answer in answers})
+        named = [await ask(router, text, first, prompt_cache_key="session") for text in ("Or?", "If?")]
+        by_session.append({answer.headers["x-engine"] for answer in named})
+        assert {answer.headers["x-cache"] for answer in answers + named} == {"MISS"}
+    assert {len(engines) for engines in by_root + by_session} == {1}
+    assert len(set.union(*by_root)) > 1
+    assert by_session != by_root
 
 
 # -- what is not stored -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.router_server import LLAMA, LLAMA_ALIAS, MISTRAL, chat_body
 from tests.support.sse_answers import parse_events
+from tests.support.typed_answers import MESSAGES, RESPONSES, typed_body
 from tests.support.waiting import eventually
 from tests.world.defaults import default_router
 from tests.world.processes import WorldEngine
@@ -255,3 +256,33 @@ async def test_a_response_says_where_it_came_from(world: World, stream: bool) ->
         assert hit.headers[name] == miss.headers[name]
     assert hit.headers["x-request-id"] != miss.headers["x-request-id"]
     assert await eventually(lambda: redis.exists(miss.headers["x-cache-key"]))
+
+
+# -- /v1/messages -----------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_anthropics_beta_headers_and_query_are_accepted_and_change_no_key(world: World) -> None:
+    router, _ = await default_router(world)
+    body = typed_body(MESSAGES, CHAT, temperature=0)
+    first = await router.post(
+        f"{MESSAGES}?beta=true", body, anthropic_beta="effort-2025-11-24", anthropic_version="2023-06-01"
+    )
+    second = await router.post(MESSAGES, body)
+    assert [answer.headers["x-cache"] for answer in (first, second)] == ["MISS", "HIT"]
+    assert first.json()["content"] == second.json()["content"]
+
+
+@pytest.mark.parametrize(
+    ("path", "heartbeat"), [(MESSAGES, b'event: ping\ndata: {"type": "ping"}\n\n'), (RESPONSES, b": heartbeat\n\n")]
+)
+@scenario
+async def test_a_silent_stream_gets_heartbeats_that_are_not_stored(world: World, path: str, heartbeat: bytes) -> None:
+    router, engines = await default_router(world)
+    await engines.chat.set_faults({"fault": "ttft", "ms": 20_000})
+    body = typed_body(path, CHAT, temperature=0, stream=True)
+    first = await router.post(path, body)
+    assert first.content.startswith(heartbeat)
+    assert first.content.count(heartbeat) == 1
+    second = await router.post(path, body)
+    assert (second.headers["x-cache"], second.content) == ("HIT", first.content.removeprefix(heartbeat))

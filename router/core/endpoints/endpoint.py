@@ -175,6 +175,7 @@ class Streaming:
     - `frames_from_body`: the events with all the information of a stored JSON response, and with the usage event if the
       flag is set. None if there are no such events. Raises MALFORMED_RESPONSE_ERRORS.
     - `choices_format`: of an endpoint whose streams another engine can continue; None for the others.
+    - `heartbeat`: what a client gets that has got nothing for long. Every reader of an event stream ignores comments.
     - `begin_anew`: of an endpoint at which a stream of which the client has only reasoning can begin anew. It takes the
       recorder of the stream that was broken off, and returns that of the second engine's stream, which passes rewritten
       events on to the first one; or why not, in a word. The first recorder stays as it is until the second stream has
@@ -187,6 +188,7 @@ class Streaming:
     frames_from_body: Callable[[bytes, bool], bytes | None]
     choices_format: ChoicesFormat | None = None
     begin_anew: Callable[[Recorder], Recorder | str] | None = None
+    heartbeat: bytes = b": heartbeat\n\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

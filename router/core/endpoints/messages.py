@@ -309,6 +309,8 @@ MESSAGES: Final = Endpoint(
         replay_end=b"",
         frames_from_body=frames_from_message,
         begin_anew=_begin_anew,
+        # As Anthropic sends it; its clients skip it, also before `message_start`.
+        heartbeat=b'event: ping\ndata: {"type": "ping"}\n\n',
     ),
     errors=ANTHROPIC_ERRORS,
 )
