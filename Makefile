@@ -119,7 +119,7 @@ costs: $(VENV)/.developed $(REDIS_BINARY) $(filter compiled test-more test-vllm,
 
 test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CLIENTS_NODE)/.installed
 	ROUNDHOUSE_CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS_VENV)/bin/python ROUNDHOUSE_CLIENTS_NODE=$(CURDIR)/$(CLIENTS_NODE) \
-		$(VENV)/bin/pytest tests/integration/test_clients_page.py tests/integration/test_continuations_clients.py \
+		$(VENV)/bin/python $(RUN_TESTS) tests/integration/test_clients_page.py tests/integration/test_continuations_clients.py \
 		tests/integration/test_agents.py
 
 # Only ALL=1 judges how good the models are.

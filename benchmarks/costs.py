@@ -78,7 +78,11 @@ class Comparison(NamedTuple):
 
 
 def read_figures(text: str) -> Figures:
+    """Raises ValueError for a figure that does not say why it is as high as it is."""
     document = tomllib.loads(text)
+    for row in document["figure"]:
+        if not row.get("why", "").strip():
+            raise ValueError(f"the figure of {row['path']!r} has no `why`")
     return Figures(document["yardstick"], {row["path"]: row["million"] for row in document["figure"]})
 
 

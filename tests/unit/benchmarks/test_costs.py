@@ -16,6 +16,12 @@ def test_a_path_is_dearer_if_it_takes_over_two_per_cent_more_than_its_figure(
     assert Comparison("miss", 1.0, counted, scale).is_dearer is is_dearer
 
 
+@pytest.mark.parametrize("why", ["", 'why = ""', 'why = " "'])
+def test_a_figure_says_why_it_is_as_high_as_it_is(why: str) -> None:
+    with pytest.raises(ValueError, match="no `why`"):
+        read_figures(f'yardstick = 1.0\n[[figure]]\npath = "a"\nmillion = 1.0\n{why}')
+
+
 def test_the_figures_are_those_of_paths_that_exist() -> None:
     figures = read_figures(FIGURES.read_text(encoding="utf-8"))
     assert figures.paths.keys() <= {path.name for path in PATHS}
