@@ -7,12 +7,10 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.redis_process import RedisServer
-from tests.support.router_server import MakeRouter, router_config
+from tests.support.router_server import router_config
 from tests.support.toy_model import PROMPT_IDS, ToyModel
 from tests.support.toy_script import Break, ToyScript, toy_engines
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+from tests.world.scenario import World, scenario
 
 PAGE: Final = ROOT / "docs" / "resilience.md"
 ANSWER: Final = "The sea is wide and blue."
@@ -152,12 +150,13 @@ def table() -> dict[str, str]:
     return rows
 
 
-async def test_the_table_has_every_request_once() -> None:
+def test_the_table_has_every_request_once() -> None:
     assert list(table()) == list(CASES)
 
 
 @pytest.mark.parametrize("row", CASES)
-async def test_a_stream_goes_on_as_the_table_says(redis_server: RedisServer, make_router: MakeRouter, row: str) -> None:
+@scenario
+async def test_a_stream_goes_on_as_the_table_says(world: World, row: str) -> None:
     expected = table()[row]
     for case in CASES[row]:
         options: Any = {
@@ -167,18 +166,17 @@ async def test_a_stream_goes_on_as_the_table_says(redis_server: RedisServer, mak
         first = ToyScript(ToyModel(ANSWER, [1]), Break(1500), name="a", **options)
         second = ToyScript(ToyModel(ANSWER, [1]), name="b", **options)
         async with toy_engines(*[first, second][: case.engines]) as engines:
-            text = router_config(redis_server.url, engines, rest=case.rest)
+            text = router_config(world.redis.url, engines, rest=case.rest)
             text = text.replace('name = "llama"\n', f'name = "llama"\n{case.model}\n')
             if case.second:
                 text = text.replace('name = "b"\n', f'name = "b"\n{case.second}\n')
-            router = await make_router(text)
-            for engine in (first, second)[: case.engines]:
-                await engine.asked_for_models.wait()
+            router = await world.router(text)
             body: dict[str, Any] = {"model": "llama", "stream": True, "temperature": 0, "max_tokens": 100}
             if case.path != COMPLETION:
                 body["messages"] = [{"role": "user", "content": "x"}]
             answer = await router.post(case.path, {**body, **case.fields})
             metrics = await router.metrics()
+            await router.stop()
         assert case.kind == "vllm" or not any("return_token_ids" in each for each in first.bodies + second.bodies)
         results = [
             (name.partition('result="')[2].partition('"')[0], name)
