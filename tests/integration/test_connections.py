@@ -112,21 +112,6 @@ async def test_a_long_target_is_refused(router: RouterServer) -> None:
 # -- bodies -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_body_that_is_too_large_is_refused_before_it_is_read(router: RouterServer) -> None:
-    async with connect(router.port) as connection:
-        connection.write(CHAT_HEAD, b"content-length: %d\r\n\r\n" % (1 << 40))
-        assert (await connection.read_response()).error_code == "body_too_large"
-
-
-async def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(
-    redis_server: RedisServer, engines: EngineSet, make_router: MakeRouter
-) -> None:
-    router = await make_router(router_config(redis_server.url, engines.as_config(), router='max_body = "1KiB"'))
-    async with connect(router.port) as connection:
-        connection.write(CHAT_HEAD, b"transfer-encoding: chunked\r\n\r\n400\r\n", b"x" * 1024, b"\r\n1\r\nx\r\n")
-        assert (await connection.read_response()).error_code == "body_too_large"
-
-
 async def test_chunk_extensions_and_trailers_are_ignored(router: RouterServer) -> None:
     async with connect(router.port) as connection:
         body = b"%x;name=value\r\n%b\r\n0\r\nx-trailer: y\r\n\r\n" % (len(CHAT), CHAT)

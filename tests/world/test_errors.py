@@ -137,23 +137,23 @@ async def test_an_invalid_number_of_tokens_is_no_internal_error(world: World) ->
 
 
 @scenario
-async def test_a_body_over_the_limit_is_413(world: World) -> None:
+async def test_a_body_as_large_as_the_limit_is_served(world: World) -> None:
     router = await start(world, router='max_body = "2KiB"')
     fits = json.dumps(chat_body("x" * 1900)).encode()
     assert (await router.post(CHAT, fits.ljust(2048))).status_code == 200
-    assert error_of(await router.post(CHAT, fits.ljust(2049)), 413)["code"] == "body_too_large"
 
 
 @pytest.mark.parametrize(
     "rest",
     [
-        b"Content-Length: 10000000000\r\n\r\n{",
-        b"Transfer-Encoding: chunked\r\n\r\n" + b"400\r\n%b\r\n" % (b"x" * 1024) * 3,
+        b"Content-Length: 2049\r\n\r\n{",
+        b"Content-Length: %d\r\n\r\n" % (1 << 40),
+        b"Transfer-Encoding: chunked\r\n\r\n" + b"400\r\n%b\r\n" % (b"x" * 1024) * 2 + b"1\r\nx\r\n",
     ],
-    ids=["announced", "grows"],
+    ids=["announced", "huge", "grows"],
 )
 @scenario
-async def test_a_body_that_is_too_large_is_refused_before_its_end(world: World, rest: bytes) -> None:
+async def test_a_body_over_the_limit_is_refused_before_its_end(world: World, rest: bytes) -> None:
     router = await start(world, router='max_body = "2KiB"')
     reader, writer = await asyncio.open_connection(router.name, PORT)
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + rest)
