@@ -4,7 +4,6 @@ import asyncio
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from router.core.routing.prefix_cache.prompt_chain import PIECE, PromptChain
 from router.shared.prompts.prompt_records import (
     ASK_DELAY,
     CHAIN_VERSION,
+    FLUSH_DELAY,
     MAX_AGE,
     MAX_PIECES,
     MAX_REMOTE_PIECES,
@@ -21,10 +21,10 @@ from router.shared.prompts.prompt_records import (
     UNHEARD_AWAY_TOKENS,
     PromptRecords,
 )
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 URLS = ("http://a", "http://b")
-pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def prompt(*path: int) -> PromptChain:
@@ -79,9 +79,10 @@ def pair() -> tuple[Wire, Process, Process]:
 
 
 async def flushed() -> None:
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(1.5 * FLUSH_DELAY)
 
 
+@on_virtual_time
 async def test_what_one_process_sends_the_other_knows() -> None:
     _, one, other = pair()
     one.send(URLS[1], prompt(1, 2, 3))
@@ -90,6 +91,7 @@ async def test_what_one_process_sends_the_other_knows() -> None:
     assert other.remote() == [0, 1]
 
 
+@on_virtual_time
 async def test_a_first_token_ends_the_queue_and_the_answer_is_known_with_the_next_turn() -> None:
     _, one, other = pair()
     number = one.send(URLS[0], prompt(1, 2))
@@ -105,6 +107,7 @@ async def test_a_first_token_ends_the_queue_and_the_answer_is_known_with_the_nex
     assert other.prefills.of(URLS[0]).inflow(other.wire.now) > 500
 
 
+@on_virtual_time
 async def test_an_answer_that_changes_the_end_of_a_prompt_is_known_as_it_is() -> None:
     _, one, other = pair()
     number = one.send(URLS[0], prompt(1, 2, 3))
@@ -113,6 +116,7 @@ async def test_an_answer_that_changes_the_end_of_a_prompt_is_known_as_it_is() ->
     assert other.prefills.of(URLS[0]).index.match(prompt(1, 2, 9, 9).hashes) == 4
 
 
+@on_virtual_time
 async def test_a_process_alone_sends_only_that_it_is_there() -> None:
     wire = Wire()
     alone = Process(wire, "one")
@@ -123,6 +127,7 @@ async def test_a_process_alone_sends_only_that_it_is_there() -> None:
     assert len(wire.sent) == 1
 
 
+@on_virtual_time
 async def test_a_new_process_is_heard_and_answered_at_once() -> None:
     wire = Wire()
     one, other = Process(wire, "one"), Process(wire, "other")
@@ -133,6 +138,7 @@ async def test_a_new_process_is_heard_and_answered_at_once() -> None:
     assert (one.remote(), other.remote()) == ([0, 1], [1, 0])
 
 
+@on_virtual_time
 async def test_records_are_sent_together() -> None:
     wire, one, _ = pair()
     before = len(wire.sent)
@@ -142,6 +148,7 @@ async def test_records_are_sent_together() -> None:
     assert len(wire.sent) == before + 1
 
 
+@on_virtual_time
 async def test_a_prompt_of_12_kib_takes_200_bytes_and_a_very_long_one_is_cut() -> None:
     wire, one, other = pair()
     one.send(URLS[0], prompt(*range(12)))
@@ -153,6 +160,7 @@ async def test_a_prompt_of_12_kib_takes_200_bytes_and_a_very_long_one_is_cut() -
     assert other.prefills.of(URLS[0]).index.match(prompt(*range(400)).hashes) > 300
 
 
+@on_virtual_time
 async def test_a_message_that_comes_twice_changes_nothing() -> None:
     wire, one, other = pair()
     number = one.send(URLS[0], prompt(1))
@@ -165,6 +173,7 @@ async def test_a_message_that_comes_twice_changes_nothing() -> None:
     assert other.remote() == [0, 0]
 
 
+@on_virtual_time
 async def test_a_prompt_whose_end_is_lost_is_forgotten_once_its_process_says_that_it_has_ended() -> None:
     wire, one, other = pair()
     ended, answered, open_ = (one.send(URLS[0], prompt(number)) for number in range(3))
@@ -187,6 +196,7 @@ async def test_a_prompt_whose_end_is_lost_is_forgotten_once_its_process_says_tha
     assert other.remote() == [0, 0]
 
 
+@on_virtual_time
 async def test_a_process_sends_the_ends_of_prompts_before_it_says_that_they_have_ended() -> None:
     _, one, other = pair()
     number = one.send(URLS[0], prompt(1))
@@ -197,6 +207,7 @@ async def test_a_process_sends_the_ends_of_prompts_before_it_says_that_they_have
     assert other.prefills.of(URLS[0]).index.match(prompt(1, 2).hashes) == 2
 
 
+@on_virtual_time
 async def test_a_prompt_that_does_not_end_is_forgotten_after_a_while() -> None:
     wire, one, other = pair()
     one.send(URLS[0], prompt(1))
@@ -211,6 +222,7 @@ async def test_a_prompt_that_does_not_end_is_forgotten_after_a_while() -> None:
     assert other.prefills.of(URLS[0]).pending == 0
 
 
+@on_virtual_time
 async def test_the_prompts_of_a_process_that_is_gone_are_forgotten_with_it() -> None:
     wire, one, other = pair()
     one.send(URLS[0], prompt(1))
@@ -222,6 +234,7 @@ async def test_the_prompts_of_a_process_that_is_gone_are_forgotten_with_it() -> 
     assert other.prefills.of(URLS[0]).pending == 0
 
 
+@on_virtual_time
 async def test_an_end_whose_begin_was_lost_is_ignored() -> None:
     wire, one, other = pair()
     wire.loses = True
@@ -234,6 +247,7 @@ async def test_an_end_whose_begin_was_lost_is_ignored() -> None:
     assert (other.remote(), other.known(prompt(1, 2))) == ([0, 0], [(0, 0), (0, 0)])
 
 
+@on_virtual_time
 async def test_a_url_that_is_not_configured_here_is_ignored() -> None:
     _, one, other = pair()
     one.prefills.keep((*URLS, "http://c"))
@@ -242,6 +256,7 @@ async def test_a_url_that_is_not_configured_here_is_ignored() -> None:
     assert other.prefills.known("http://c") is None
 
 
+@on_virtual_time
 async def test_the_prompts_of_others_are_bounded_by_their_pieces() -> None:
     _, one, other = pair()
     for number in range(MAX_REMOTE_PIECES // MAX_PIECES + 3):
@@ -262,6 +277,7 @@ async def test_the_prompts_of_others_are_bounded_by_their_pieces() -> None:
 # -- a process that starts --------------------------------------------------------------------------------------------
 
 
+@on_virtual_time
 async def test_processes_that_start_get_what_the_one_that_has_most_knows() -> None:
     wire, one, _ = pair()
     for number in range(40):
@@ -278,6 +294,7 @@ async def test_processes_that_start_get_what_the_one_that_has_most_knows() -> No
             assert cached[number % 2] == 3 * PIECE // 4
 
 
+@on_virtual_time
 async def test_a_snapshot_is_asked_of_others_only_if_they_have_something() -> None:
     wire, _, _ = pair()
     later = Process(wire, "later")
@@ -311,6 +328,7 @@ async def test_no_message_raises_an_exception(payload: bytes) -> None:
     other.known(prompt(1))
 
 
+@on_virtual_time
 async def test_a_process_with_another_version_of_the_chains_is_not_heard() -> None:
     _, _, other = pair()
     other.records.on_message(msgspec.msgpack.encode((CHAIN_VERSION + 1, "x", [(0, 1, URLS[0], (b"", b""))])))
@@ -320,6 +338,7 @@ async def test_a_process_with_another_version_of_the_chains_is_not_heard() -> No
 # -- while others cannot be heard -------------------------------------------------------------------------------------
 
 
+@on_virtual_time
 async def test_prompts_stay_closer_to_their_homes_while_others_are_not_heard() -> None:
     wire, one, _ = pair()
     assert one.records.away_tokens(AWAY_TOKENS) == AWAY_TOKENS
@@ -333,6 +352,7 @@ async def test_prompts_stay_closer_to_their_homes_while_others_are_not_heard() -
     assert one.records.away_tokens(AWAY_TOKENS) == AWAY_TOKENS
 
 
+@on_virtual_time
 async def test_a_process_that_is_gone_is_not_waited_for() -> None:
     wire, one, other = pair()
     wire.processes.remove(other)
@@ -344,6 +364,7 @@ async def test_a_process_that_is_gone_is_not_waited_for() -> None:
     assert len(wire.sent) == sent
 
 
+@on_virtual_time
 async def test_a_worker_knows_that_there_are_others_before_it_hears_of_them() -> None:
     wire = Wire()
     worker = Process(wire, "one", has_workers=True)
