@@ -9,8 +9,7 @@ from router.net.redis.cluster import ClusterBackend
 from router.net.redis.commands import after_previous
 from router.net.redis.deadline import MAX_EXTRA_TIME
 from router.net.redis.url import HostPort
-
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+from tests.support.virtual_time import on_virtual_time
 
 HOST = ("here", 1)
 SLOTS = [[0, 16383, [b"here", 1]]]
@@ -35,6 +34,7 @@ class Server:
         pass
 
 
+@on_virtual_time
 async def test_a_later_command_has_its_full_timeout_after_a_large_one() -> None:
     timeouts: list[tuple[float, float]] = []
 
@@ -44,8 +44,8 @@ async def test_a_later_command_has_its_full_timeout_after_a_large_one() -> None:
     link = ClusterBackend([HOST], open_server, timeout=1)
     assert await link.execute([("GET", "large"), after_previous(("GET", "small"))], TIMEOUT) == [b"OK", b"OK"]
     (silence, more), (silence_later, more_later) = timeouts
-    assert 0 < silence <= TIMEOUT
+    assert silence == pytest.approx(TIMEOUT)
     assert more == pytest.approx(MAX_EXTRA_TIME)
-    assert 0.5 * TIMEOUT < silence_later <= TIMEOUT
-    assert silence_later + more_later <= MAX_EXTRA_TIME, "all of it has one cap"
+    assert silence_later == pytest.approx(TIMEOUT)
+    assert silence_later + more_later == pytest.approx(MAX_EXTRA_TIME - TIMEOUT), "all of it has one cap"
     await link.aclose()
