@@ -1,7 +1,10 @@
-"""Rate limits in Redis: the script counts as TenantUsage does, atomically, whatever its key contains."""
+"""Rate limits in Redis: the script counts as TenantUsage does, atomically, whatever its key contains.
+
+tests/world/test_running_requests.py has what depends on the lease of running requests.
+"""
 
 import asyncio
-import time
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,7 +22,6 @@ from router.shared.quota.rate_limit_script import RUNNING_LEASE_MS, decode_statu
 from router.shared.quota.rate_limits import Reservation, TenantLimits, tenant_quotas
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import router_config
-from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -126,6 +128,20 @@ async def test_the_usage_expires_when_it_no_longer_matters(redis: Any) -> None:
     assert 595 < await redis.ttl(KEY) <= 601, "a debt of ten minutes"
 
 
+async def test_the_script_counts_by_the_clock_of_redis_in_milliseconds(redis: Any) -> None:
+    async def now() -> int:
+        seconds, microseconds = await redis.time()
+        return int(seconds * 1000 + microseconds // 1000)
+
+    before = await now()
+    limits = Quota(concurrent_requests=1)
+    await redis.execute_command(*update_command(KEY, limits, UsageUpdate(process="p", acquire=True)))
+    usage = json.loads(await redis.get(KEY))
+    assert before <= usage["at"] <= await now()
+    assert usage["requests"] == [[usage["at"], 1]]
+    assert usage["working"] == {"p": [1, usage["at"] + RUNNING_LEASE_MS]}
+
+
 async def test_of_many_concurrent_requests_at_two_processes_exactly_the_limit_is_admitted(
     pipelines: list[RedisPipeline],
 ) -> None:
@@ -144,62 +160,6 @@ async def test_a_tenant_without_limits_sends_nothing_to_redis(
     assert not limits.has_limits("unheard-of")
     limits.subtract_tokens("free", 10)
     assert await own_redis.command("KEYS", "*") == []
-
-
-async def test_slots_are_counted_over_both_processes_and_released(pipelines: list[RedisPipeline]) -> None:
-    one, other = both(pipelines, concurrent_requests=3)
-    permits = [await reserve(one), await reserve(other), await reserve(one)]
-    assert [permit.status.exceeded for permit in permits] == [None] * 3
-    refused = await reserve(other)
-    assert refused.status.exceeded == "concurrent requests"
-    refused.release()
-    assert (await reserve(one)).status.exceeded is not None, "a refused request has no slot to release"
-    permits[0].release()
-    permits[0].release()
-    assert [(await reserve(other)).status.exceeded for _ in range(2)] == [None, "concurrent requests"]
-
-
-async def test_a_cancelled_reservation_holds_no_slot(pipelines: list[RedisPipeline]) -> None:
-    one, other = both(pipelines, concurrent_requests=1)
-    reserving = asyncio.ensure_future(reserve(one))
-    await asyncio.sleep(0)
-    reserving.cancel()
-    await asyncio.wait([reserving])
-
-    async def is_admitted() -> bool:
-        return (await reserve(other)).status.exceeded is None
-
-    await eventually(is_admitted)
-
-
-async def test_requests_of_a_router_without_the_limit_take_no_slots_of_one_that_has_it(
-    pipelines: list[RedisPipeline],
-) -> None:
-    (without,) = both(pipelines[:1], requests_per_minute=1000)
-    (limited,) = both(pipelines[1:], requests_per_minute=1000, concurrent_requests=2)
-    running = [await reserve(without) for _ in range(5)]
-    assert [(await reserve(limited)).status.exceeded for _ in range(3)] == [None, None, "concurrent requests"]
-    for permit in running:
-        permit.release()
-
-
-async def test_a_live_process_keeps_its_slots_and_a_dead_one_does_not(pipelines: list[RedisPipeline]) -> None:
-    one, other = both(pipelines, concurrent_requests=1)
-    reporting = asyncio.ensure_future(one.run())
-    assert (await reserve(one)).status.exceeded is None
-    started = time.monotonic()
-
-    async def is_admitted() -> bool:
-        return (await reserve(other)).status.exceeded is None
-
-    async def is_refused() -> bool:
-        return time.monotonic() - started > 1.5 * RUNNING_LEASE_MS / 1000 or await is_admitted()
-
-    await eventually(is_refused)
-    assert not await is_admitted()
-    reporting.cancel()
-    await eventually(is_admitted)
-    assert time.monotonic() - started < 8 * RUNNING_LEASE_MS / 1000
 
 
 async def test_without_redis_each_process_counts_for_itself_with_the_full_limits(
@@ -223,43 +183,6 @@ async def test_tokens_used_without_redis_count_too(pipelines: list[RedisPipeline
     assert (await reserve(limits)).status.exceeded == "tokens"
 
 
-async def test_a_redis_that_was_emptied_gets_the_running_requests(
-    pipelines: list[RedisPipeline], own_redis: RedisServer
-) -> None:
-    one, other = both(pipelines, concurrent_requests=2)
-    reporting = asyncio.ensure_future(one.run())
-    held = [await reserve(one), await reserve(one)]
-    own_redis.kill()
-    assert (await reserve(one)).status.exceeded is not None
-    held.pop().release()
-    (await reserve(other)).release()  # so that it has detected it too
-    await own_redis.start()
-    for pipeline in pipelines:
-        await pipeline.wait_until_up()
-    await eventually(lambda: own_redis.command("EXISTS", KEY))
-    assert [(await reserve(other)).status.exceeded for _ in range(2)] == [None, "concurrent requests"]
-    reporting.cancel()
-
-
-async def test_an_end_that_redis_missed_is_corrected(pipelines: list[RedisPipeline], own_redis: RedisServer) -> None:
-    one, other = both(pipelines, concurrent_requests=2)
-    reporting = asyncio.ensure_future(one.run())
-    held = [await reserve(one), await reserve(one)]
-    own_redis.freeze()
-    held.pop().release()
-    await eventually(lambda: not pipelines[0].up)
-    own_redis.thaw()
-    for pipeline in pipelines:
-        await pipeline.wait_until_up()
-
-    async def is_admitted() -> bool:
-        return (await reserve(other)).status.exceeded is None
-
-    await eventually(is_admitted)
-    assert (await reserve(other)).status.exceeded == "concurrent requests"
-    reporting.cancel()
-
-
 async def test_a_redis_that_cannot_count_blocks_no_request(
     pipelines: list[RedisPipeline], own_redis: RedisServer
 ) -> None:
@@ -268,54 +191,7 @@ async def test_a_redis_that_cannot_count_blocks_no_request(
     assert [(await reserve(limits)).status.exceeded for _ in range(3)] == [None, None, "requests"]
 
 
-# -- other limits, and another Redis ----------------------------------------------------------------------------------
-
-
-async def test_requests_that_began_before_a_limit_count_for_it(pipelines: list[RedisPipeline]) -> None:
-    one, other = both(pipelines, requests_per_minute=50)
-    ended, running = await reserve(one), await reserve(one)
-    ended.release()
-    for limits, pipeline in zip((one, other), pipelines, strict=True):
-        limits.configure(pipeline, {"acme": Quota(concurrent_requests=2)})
-    assert (await reserve(one)).status.exceeded is None
-    assert (await reserve(other)).status.exceeded == "concurrent requests"
-    running.release()
-
-    async def is_admitted() -> bool:  # at once, but for the order in which Redis reads two connections
-        return (await reserve(other)).status.exceeded is None
-
-    await eventually(is_admitted)
-
-
-async def test_running_requests_of_a_tenant_whose_limit_goes_and_returns_count_for_it(
-    pipelines: list[RedisPipeline],
-) -> None:
-    one, other = both(pipelines, concurrent_requests=2)
-    reporting = asyncio.ensure_future(one.run())
-    held = [await reserve(one), await reserve(one)]
-    one.configure(pipelines[0], {})
-    assert not one.has_limits("acme")
-    await asyncio.sleep(1.5 * RUNNING_LEASE_MS / 1000)
-    assert (await reserve(other)).status.exceeded == "concurrent requests"
-    held.pop().release()
-    one.configure(pipelines[0], {"acme": Quota(concurrent_requests=2)})
-    assert [(await reserve(one)).status.exceeded for _ in range(2)] == [None, "concurrent requests"]
-    reporting.cancel()
-
-
-async def test_another_redis_gets_the_running_requests(
-    pipelines: list[RedisPipeline], own_redis: RedisServer, redis_server: RedisServer, redis: Any
-) -> None:
-    moving, _ = both(pipelines, concurrent_requests=2)
-    held = [await reserve(moving), await reserve(moving)]
-    elsewhere = open_pipeline(open_backend(redis_server.url, timeout=2.5), timeout=2.5, retry=0.02)
-    await elsewhere.start()
-    moving.configure(elsewhere, {"acme": Quota(concurrent_requests=2)})
-    late = limits_of(elsewhere, {"acme": Quota(concurrent_requests=2)})
-    assert (await reserve(late)).status.exceeded == "concurrent requests"
-    held.pop().release()
-    assert [(await reserve(late)).status.exceeded for _ in range(2)] == [None, "concurrent requests"]
-    await elsewhere.aclose()
+# -- other limits ----------------------------------------------------------------------------------
 
 
 async def test_what_is_counted_without_redis_still_counts_with_other_limits(
