@@ -1,4 +1,4 @@
-"""A leader that stops by a signal. tests/world/test_coalescing_lost_leader.py has those that are killed or frozen."""
+"""A leader that stops by a signal. tests/world/test_coalescing_lost_leader.py has the rule, and other ways to end."""
 
 import asyncio
 import signal
@@ -11,6 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from router.core.cache.redis_keys import KEY_PREFIX, claim_key
 from tests.support.redis_process import RedisServer
 from tests.support.router_process import RouterProcess
 from tests.support.router_server import MakeRouter, RouterServer, chat_body, router_config
@@ -54,7 +55,9 @@ class Setting:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def setting(tmp_path: Path, redis_server: RedisServer, make_router: MakeRouter) -> AsyncIterator[Setting]:
+async def setting(
+    tmp_path: Path, redis: Any, redis_server: RedisServer, make_router: MakeRouter
+) -> AsyncIterator[Setting]:
     engine = ScriptedEngine(*ANSWER, paced=True)
     await engine.start()
     text = router_config(redis_server.url, {"scripted": ("llama", "any", engine.url)})
@@ -68,7 +71,7 @@ async def setting(tmp_path: Path, redis_server: RedisServer, make_router: MakeRo
         await engine.stop()
 
 
-async def test_a_leader_that_stops_finishes_generations_that_only_others_follow(setting: Setting) -> None:
+async def test_a_leader_that_stops_finishes_generations_that_only_others_follow(setting: Setting, redis: Any) -> None:
     async with httpx.AsyncClient(base_url=setting.leader.url, trust_env=False, verify=False, timeout=15) as http:
         leading = await setting.lead(http)
         following = setting.follow(stream=True)
@@ -76,7 +79,8 @@ async def test_a_leader_that_stops_finishes_generations_that_only_others_follow(
         leading.cancel()
     setting.leader.send_signal(signal.SIGTERM)
     await eventually(lambda: not accepts(setting.leader))
-    await asyncio.sleep(1)  # the engine takes this long
+    for _ in range(2):  # the time between two is enough to end, if it does not wait
+        await renewal(redis)
     setting.engine.chunk_permits.release()
     setting.engine.chunk_permits.release()
     answer = await following
@@ -84,6 +88,19 @@ async def test_a_leader_that_stops_finishes_generations_that_only_others_follow(
     assert chat_text(answer) == "one two"
     assert len(setting.engine.bodies) == 1
     await eventually(lambda: not setting.leader.is_running)
+
+
+async def renewal(redis: Any) -> None:
+    """Returns once the leader has renewed its claim."""
+    (claim,) = await redis.keys(f"{claim_key(KEY_PREFIX)}*")
+    left = await redis.pttl(claim)
+
+    async def is_renewed() -> bool:
+        nonlocal left
+        before, left = left, await redis.pttl(claim)
+        return bool(left > before)
+
+    await eventually(is_renewed)
 
 
 def accepts(router: RouterProcess) -> bool:

@@ -1,4 +1,4 @@
-"""The leader process is killed or frozen: followers in another process never hang."""
+"""The leader process is killed, frozen or stopped: followers in another process never hang."""
 
 import asyncio
 
@@ -84,3 +84,35 @@ async def test_a_client_that_reconnects_after_its_router_died_is_served_by_anoth
     for _ in range(2):
         engine.chunk_permits.release()
     assert chat_text(await request) == "one two"
+
+
+@pytest.mark.parametrize("is_continued", [True, False])
+@scenario
+async def test_a_leader_that_stops_waits_for_generations_that_only_others_follow_until_its_grace_period_ends(
+    world: World, is_continued: bool
+) -> None:
+    engine = await world.scripted_engine(*ANSWER, paced=True)
+    engines, patient = {"scripted": ("llama", "any", engine.url)}, '[timeouts]\nbetween_tokens = "10m"\n'
+    text = router_config(world.redis.url, engines, router='drain = "5s"\ngrace = "20s"', rest=patient)
+    leader, follower = await world.router(text), await world.router(text)
+    leading = await lead(leader)
+    async with open_stream(follower, "x") as following:
+        await following.read_until_text("one ")
+        assert following.headers["x-cache"] == "COALESCED"
+        leading.cancel()
+        await leader.run_inside(drain(leader))
+        stopping = asyncio.ensure_future(leader.stop())
+        await asyncio.sleep(24)
+        assert not stopping.done()
+        assert not engine.client_disconnected.is_set()
+        if is_continued:
+            for _ in range(2):
+                engine.chunk_permits.release()
+            assert (await following.read_to_end()).endswith(DONE_FRAME)
+            assert not engine.client_disconnected.is_set()
+        await asyncio.wait_for(stopping, 2)
+    assert len(engine.bodies) == 1
+
+
+async def drain(router: WorldRouter) -> None:
+    router.application.drain()
