@@ -1,7 +1,6 @@
 """The promises of RedisPipeline, with a real Redis."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -138,25 +137,6 @@ async def test_closing_sends_queued_commands(
 
 
 # -- when Redis does not answer ---------------------------------------------------------------------------------------
-
-
-async def test_a_frozen_redis_costs_one_timeout_however_many_wait_and_then_nothing(
-    own_redis: RedisServer, open_pipeline: OpenPipeline
-) -> None:
-    await own_redis.start()
-    pipeline = await open_pipeline(own_redis, timeout=0.5)
-    await asyncio.wait_for(pipeline.wait_until_up(), 10)
-    own_redis.freeze()
-    started = time.perf_counter()
-    waiting = [pipeline.execute(("INCR", "n"), size=BATCH // 10) for _ in range(500)]
-    failed = await asyncio.gather(*waiting, return_exceptions=True)
-    assert {type(error) for error in failed} == {RedisDownError}
-    assert 0.4 < time.perf_counter() - started < 5, "once, and not once for each of the 50 batches"
-    started = time.perf_counter()
-    for _ in range(100):
-        with pytest.raises(RedisDownError):
-            pipeline.execute(("INCR", "n"))
-    assert time.perf_counter() - started < 5, "no caller waits any more"
 
 
 async def test_nothing_is_retried(own_redis: RedisServer, open_pipeline: OpenPipeline) -> None:
