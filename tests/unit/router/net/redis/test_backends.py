@@ -1,7 +1,6 @@
 """The promises of RedisBackend, with every Redis deployment."""
 
 import asyncio
-import statistics
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
@@ -256,7 +255,7 @@ async def test_after_a_failover_in_a_cluster_the_new_primary_is_found(start_own:
     assert traffic.slowest < MAX_SECONDS
 
 
-async def test_a_frozen_primary_costs_one_timeout_and_the_other_keys_are_served(start_own: StartDeployment) -> None:
+async def test_while_a_primary_is_frozen_the_other_keys_are_served(start_own: StartDeployment) -> None:
     cluster: Cluster = await start_own("cluster")
     async with aclosing(open_backend(cluster.url, timeout=2)) as backend:
         await _freeze_one(cluster, backend)
@@ -277,9 +276,7 @@ async def _freeze_one(cluster: Cluster, backend: RedisBackend) -> None:
             # On a busy machine the replica may already have taken over, and another server may be silent, too.
             failed = (key in mine or took[-1] > 0.4) and isinstance(reply, RedisBackendError)
             assert failed if key in mine and len(took) == 1 else failed or reply == key.encode()
-    assert took[0] > 0.4
-    # A busy machine may stall some of them for as long.
-    assert statistics.median(took) < 0.4, "no command waits for the frozen server any more"
+    assert took[0] > 0.4, "test_cluster_deadline.py has what the next ones take"
     assert await eventually(lambda: answers(backend, *(("GET", key) for key in KEYS))) == [key.encode() for key in KEYS]
     frozen.thaw()
     assert await eventually(lambda: answers(backend, *(("GET", key) for key in KEYS))) == [key.encode() for key in KEYS]
