@@ -76,11 +76,3 @@ async def test_every_event_is_forwarded_as_soon_as_the_engine_has_sent_it(script
         assert await read_until(stream, lambda data: len(data) >= len(b"".join(pieces))) == b"".join(pieces)
         assert not engine.client_disconnected.is_set()
     await asyncio.wait_for(engine.client_disconnected.wait(), 10)
-
-
-async def test_an_event_that_is_cut_in_two_is_forwarded_when_complete(scripted: Any) -> None:
-    complete, half = chat_frame(content="a"), chat_frame(content="b")[:-10]
-    router, _ = await scripted(ROLE_FRAME, complete, half, hold=True, rest='[timeouts]\nbetween_tokens = "50ms"')
-    answer = await router.chat(CHAT, stream=True)
-    received = answer.content
-    assert received.startswith(ROLE_FRAME + complete + b'data: {"error"')

@@ -18,7 +18,7 @@ from tests.simulation.network import SimulatedNetwork
 
 P = ParamSpec("P")
 
-_LIMIT: Final = 3600.0  # seconds of virtual time after which a test has failed
+_LIMIT: Final = 24 * 3600.0  # seconds of virtual time after which a test has failed
 _STEP: Final = 0.1  # seconds of virtual time between two checks whether it has ended
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.router_server import LLAMA, LLAMA_ALIAS, MISTRAL, chat_body
-from tests.support.sse_answers import parse_events
+from tests.support.sse_answers import ROLE_FRAME, chat_frame, parse_events
 from tests.support.typed_answers import MESSAGES, RESPONSES, typed_body
 from tests.support.waiting import eventually
 from tests.world.defaults import default_router
@@ -211,6 +211,14 @@ async def test_usage_in_every_event_is_forwarded_to_clients_that_request_it(worl
         answer = await router.chat(CHAT, stream=True, stream_options=options)
         assert answer.headers["x-cache"] == cache
         assert all(event["usage"]["prompt_tokens"] for event in parse_events(answer.content))
+
+
+@scenario
+async def test_an_event_that_is_cut_in_two_is_forwarded_when_complete(world: World) -> None:
+    complete, half = chat_frame(content="a"), chat_frame(content="b")[:-10]
+    router, _ = await scripted_router(world, ROLE_FRAME, complete, half, hold=True)
+    answer = await router.chat(CHAT, stream=True)  # until the timeout between tokens
+    assert answer.content.startswith(ROLE_FRAME + complete + b'data: {"error"')
 
 
 # -- headers ----------------------------------------------------------------------------------------------------------

@@ -6,11 +6,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from router.api.websocket.conversation import Conversation
-from router.api.websocket.session import Session
+from router.api.websocket.session import IDLE_TIMEOUT, Session
 from router.flow.body_budget import BodyAllocation, BodyBudget
 from router.net.server.client_connection import CLIENT_EXTENSION
 from router.net.server.websocket import GOING_AWAY, NORMAL_CLOSURE, Message
+from tests.support.virtual_time import on_virtual_time
 
 COMPLETED = b'data: {"type":"response.completed","response":{"id":"resp_1","output":[]}}\n\n'
 HANDSHAKE = {
@@ -120,15 +123,19 @@ async def test_no_message_is_taken_before_the_client_has_read_the_answer_to_the_
     assert connection.drained_at == [2, 3, 4]
 
 
+@on_virtual_time
 async def test_an_idle_connection_closes() -> None:
     connection = FakeConnection(ends=False)
-    await serve(connection, FakeApplication(), idle_timeout=0.01)
+    await serve(connection, FakeApplication())
+    assert asyncio.get_running_loop().time() == pytest.approx(IDLE_TIMEOUT)
     assert (connection.sent, connection.closed) == ([], (NORMAL_CLOSURE, "idle"))
 
 
+@on_virtual_time
 async def test_an_old_connection_closes_and_says_why() -> None:
     connection = FakeConnection(create(), ends=False)
-    await serve(connection, FakeApplication(COMPLETED), max_age=0.01)
+    await serve(connection, FakeApplication(COMPLETED), max_age=IDLE_TIMEOUT / 2)
+    assert asyncio.get_running_loop().time() == pytest.approx(IDLE_TIMEOUT / 2)
     assert connection.sent[1]["error"]["code"] == "websocket_connection_limit_reached"
     assert connection.closed == (NORMAL_CLOSURE, "too old")
 
