@@ -75,4 +75,4 @@ async def test_every_event_is_forwarded_as_soon_as_the_engine_has_sent_it(script
         stream = answer.aiter_bytes()
         assert await read_until(stream, lambda data: len(data) >= len(b"".join(pieces))) == b"".join(pieces)
         assert not engine.client_disconnected.is_set()
-    await asyncio.wait_for(engine.client_disconnected.wait(), 10)
+    await asyncio.wait_for(engine.client_disconnected.wait(), TEST_TIMEOUT)

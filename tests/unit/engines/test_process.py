@@ -158,7 +158,7 @@ async def test_killing_lets_a_waiting_stop_return(started: Started) -> None:
     stopping = asyncio.ensure_future(child.stop(grace_period=600))
     await asyncio.sleep(0)
     child.kill()
-    await asyncio.wait_for(stopping, 10)
+    await asyncio.wait_for(stopping, TEST_TIMEOUT)
 
 
 async def test_stopping_a_process_that_ended_or_never_started_does_nothing(started: Started, tmp_path: Path) -> None:

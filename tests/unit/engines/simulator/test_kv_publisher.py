@@ -141,4 +141,4 @@ async def test_an_engine_publishes_what_its_prefix_cache_holds(subscriber: Subsc
 async def test_an_engine_with_events_ends_at_once(subscriber: Subscriber) -> None:
     engine = SimulatedEngine(kv_events_config=json.dumps(subscriber.config))
     await engine.start()
-    assert await asyncio.wait_for(engine.stop(), 10) == 0
+    assert await asyncio.wait_for(engine.stop(), TEST_TIMEOUT) == 0

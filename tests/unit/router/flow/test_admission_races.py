@@ -13,6 +13,7 @@ from router.upstream.catalog import Catalog, Model
 from router.upstream.engine import Engine
 from router.upstream.engine_config import EngineConfig
 from tests.support.virtual_time import run_on_virtual_time
+from tests.support.waiting import TEST_TIMEOUT
 
 
 def engine(name: str, places: int | None = 1, model: str = "m") -> Engine:
@@ -165,7 +166,7 @@ async def test_a_request_between_two_changes_of_the_configuration_is_notified_of
     await second.run_loop()
     third = AdmissionHarness(a)
     held.release()
-    (await asyncio.wait_for(waiting, 5)).release()
+    (await asyncio.wait_for(waiting, TEST_TIMEOUT)).release()
     for harness in (first, second, third):
         harness.admission.close()
     assert (a.in_flight, a.on_slot_freed) == (0, ())

@@ -14,6 +14,7 @@ from router.flow.result import GenerationResult, lost_result
 from router.flow.sharing.inflight import MAX_LAG, InFlightRequest
 from tests.support.factories import chat
 from tests.support.inflight_factory import in_flight_request
+from tests.support.waiting import TEST_TIMEOUT
 
 BODY = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"one"},"finish_reason":"stop"}]}'
 RECORDED = RecordedResponse(body=BODY, stream=None, prompt_tokens=1, completion_tokens=2)
@@ -59,7 +60,7 @@ async def test_a_client_that_wants_json_retries_when_the_stream_grows_beyond_wha
     for _ in range(3):
         inflight.publish(b"x" * (MAX_LAG // 2 + 1))
     with pytest.raises(RetryRequest):
-        await asyncio.wait_for(starting, 5)
+        await asyncio.wait_for(starting, TEST_TIMEOUT)
     assert exchange.outcome == "complete", "the next attempt decides"
 
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from router.net.loop_turns import LoopTurns
+from tests.support.waiting import TEST_TIMEOUT
 
 
 @pytest.mark.asyncio
@@ -29,4 +30,4 @@ async def test_one_stream_goes_on_in_each_iteration_of_the_event_loop_in_their_o
     await asyncio.gather(*tasks, return_exceptions=True)
     assert [number for number, _ in seams] == [number for number in range(100) if number not in (0, 7, 99)]
     assert len({at for _, at in seams}) == len(seams)
-    await asyncio.wait_for(turns.take(), 5)  # it starts again
+    await asyncio.wait_for(turns.take(), TEST_TIMEOUT)  # it starts again

@@ -13,7 +13,7 @@ from router.core.types import Entry
 from router.net.redis.pipeline import RedisDownError
 from tests.support.redis_process import RedisServer
 from tests.support.store_fixture import StoreFixture
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -202,7 +202,7 @@ async def test_a_killed_redis_is_detected_at_once_and_used_again_when_it_is_back
         await store.get("k")
     assert await store.put("k", ENTRY) == "dropped"
     await own_redis.start()
-    await asyncio.wait_for(store.wait_until_up(), 10)
+    await asyncio.wait_for(store.wait_until_up(), TEST_TIMEOUT)
     assert await store.get("k") is None
     assert await store.put("k", ENTRY) == "stored"
 
@@ -212,7 +212,7 @@ async def test_a_store_opens_without_redis_and_connects_later(own_redis: RedisSe
     await asyncio.sleep(0)
     await own_redis.start()
     store = await opening
-    await asyncio.wait_for(store.wait_until_up(), 10)
+    await asyncio.wait_for(store.wait_until_up(), TEST_TIMEOUT)
     assert await store.put("k", ENTRY) == "stored"
 
 
@@ -223,7 +223,7 @@ async def test_what_was_generated_without_redis_from_the_start_is_dropped_and_no
     since = store.purges.last_position
     assert await store.put("k", ENTRY) == "dropped"
     await own_redis.start()
-    await asyncio.wait_for(store.wait_until_up(), 10)
+    await asyncio.wait_for(store.wait_until_up(), TEST_TIMEOUT)
     assert await store.put("k", ENTRY, since) == "dropped"
     assert await store.put("k", ENTRY) == "stored"
 
@@ -264,7 +264,7 @@ async def test_a_redis_that_has_become_a_replica_is_down_until_it_is_a_primary(
     with pytest.raises(RedisDownError):
         await store.get("k")
     await own_redis.command("REPLICAOF", "NO", "ONE")
-    await asyncio.wait_for(store.wait_until_up(), 10)
+    await asyncio.wait_for(store.wait_until_up(), TEST_TIMEOUT)
     assert await store.get("k") == ENTRY
 
 

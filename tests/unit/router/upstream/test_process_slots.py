@@ -13,6 +13,7 @@ from router.upstream.engine import Engine
 from router.upstream.engine_config import EngineConfig
 from router.upstream.process_slots import ProcessSlots
 from router.upstream.shared_slots import SharedSlots, WorkerPlace, create_directory
+from tests.support.waiting import TEST_TIMEOUT
 
 Slots = ProcessSlots | SharedSlots
 
@@ -76,8 +77,8 @@ async def test_a_slot_that_the_newer_configuration_frees_goes_to_a_request_that_
     later, earlier = new.wait(), old.wait()
     await asyncio.sleep(0)
     held.release()
-    slot = await asyncio.wait_for(earlier, 5)
+    slot = await asyncio.wait_for(earlier, TEST_TIMEOUT)
     assert not later.done()
     assert slot is not None
     slot.release()
-    assert await asyncio.wait_for(later, 5) is not None
+    assert await asyncio.wait_for(later, TEST_TIMEOUT) is not None

@@ -20,7 +20,7 @@ from router.upstream.engine import UNBOUNDED_IN_FLIGHT, Engine
 from router.upstream.engine_config import EngineConfig
 from router.upstream.shared_slots import SharedSlots, WorkerPlace, create_directory, release_worker
 from router.upstream.slot_file import SlotFile
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 ANNOUNCED = AnnouncedEngine(
     name="a", model="m", task="any", url="http://127.0.0.1:1", served_model="m", restarts={}, capacity=1
@@ -58,7 +58,7 @@ class Worker:
         return asyncio.ensure_future(enter())
 
     async def has(self) -> Slot:
-        slot = await asyncio.wait_for(self.ask(), 5)
+        slot = await asyncio.wait_for(self.ask(), TEST_TIMEOUT)
         assert slot is not None
         return slot
 
@@ -107,7 +107,7 @@ async def test_a_request_gets_the_slot_that_another_worker_frees(make_pair: Make
     waiting = other.ask()
     await until_queued(other, 1)
     held.release()
-    slot = await asyncio.wait_for(waiting, 5)
+    slot = await asyncio.wait_for(waiting, TEST_TIMEOUT)
     assert slot is not None
     slot.release()
     assert one.engine.load == other.engine.load == 0
@@ -123,11 +123,11 @@ async def test_a_freed_slot_goes_to_the_worker_whose_last_one_is_older_and_not_t
     await until_queued(one, 1)
     await until_queued(other, 1)
     held.release()
-    slot = await asyncio.wait_for(foreign, 5)
+    slot = await asyncio.wait_for(foreign, TEST_TIMEOUT)
     assert not own.done()
     assert slot is not None
     slot.release()
-    assert await asyncio.wait_for(own, 5) is not None
+    assert await asyncio.wait_for(own, TEST_TIMEOUT) is not None
 
 
 async def test_a_worker_that_does_not_react_delays_the_others_but_does_not_stop_them(make_pair: MakePair) -> None:
@@ -138,7 +138,7 @@ async def test_a_worker_that_does_not_react_delays_the_others_but_does_not_stop_
     await until_queued(one, 1)
     await until_queued(frozen, 1)
     held.release()
-    assert await asyncio.wait_for(own, 5) is not None
+    assert await asyncio.wait_for(own, TEST_TIMEOUT) is not None
     foreign.cancel()
 
 
@@ -151,7 +151,7 @@ async def test_a_worker_that_has_no_use_for_a_slot_any_more_leaves_it_to_the_oth
     await until_queued(other, 1)
     foreign.cancel()
     held.release()
-    assert await asyncio.wait_for(own, 5) is not None
+    assert await asyncio.wait_for(own, TEST_TIMEOUT) is not None
 
 
 async def test_workers_that_wait_for_an_engine_that_takes_no_requests_do_not_wake_each_other_for_ever(
@@ -277,4 +277,4 @@ async def test_the_supervisor_wakes_the_workers_that_wait_when_one_has_ended(
     other.slots.close()  # it frees what it holds, but wakes nobody
     assert not waiting.done()
     release_worker(WorkerPlace(directory, 1, 2))
-    assert await asyncio.wait_for(waiting, 5) is not None
+    assert await asyncio.wait_for(waiting, TEST_TIMEOUT) is not None

@@ -15,7 +15,7 @@ from router.net.server.eager import EagerRunner
 from router.shared.connection.redis import open_backend
 from router.shared.connection.redis import open_pipeline as new_pipeline
 from tests.support.redis_process import RedisServer
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -142,12 +142,12 @@ async def test_closing_sends_queued_commands(
 async def test_nothing_is_retried(own_redis: RedisServer, open_pipeline: OpenPipeline) -> None:
     await own_redis.start()
     pipeline = await open_pipeline(own_redis, timeout=0.5)
-    await asyncio.wait_for(pipeline.wait_until_up(), 10)
+    await asyncio.wait_for(pipeline.wait_until_up(), TEST_TIMEOUT)
     own_redis.freeze()
     with pytest.raises(RedisDownError):
         await pipeline.execute(("INCR", "n"))
     own_redis.thaw()
-    await asyncio.wait_for(pipeline.wait_until_up(), 10)
+    await asyncio.wait_for(pipeline.wait_until_up(), TEST_TIMEOUT)
     assert await own_redis.command("GET", "n") in (None, "1"), (
         "Redis may have had it before it froze; it is not sent again"
     )
@@ -171,7 +171,7 @@ async def test_a_killed_redis_is_detected_at_once_and_used_again_when_it_is_back
     with pytest.raises(RedisDownError):
         pipeline.send(("GET", "k"))
     await own_redis.start()
-    await asyncio.wait_for(pipeline.wait_until_up(), 10)
+    await asyncio.wait_for(pipeline.wait_until_up(), TEST_TIMEOUT)
     assert await pipeline.execute(("SET", "k", "v")) == [b"OK"]
 
 
@@ -217,4 +217,4 @@ async def test_a_waiter_that_raises_keeps_no_reply_from_others(pipeline: RedisPi
         raise ZeroDivisionError
 
     pipeline.execute_eager(("PING",)).then(fail)
-    assert await asyncio.wait_for(pipeline.execute(("PING",)), 5) == [b"PONG"]
+    assert await asyncio.wait_for(pipeline.execute(("PING",)), TEST_TIMEOUT) == [b"PONG"]

@@ -17,7 +17,7 @@ from router.shared.cache import purges as purges_module
 from router.shared.cache.purges import BEGINNING, Purges
 from tests.support.redis_process import RedisServer
 from tests.support.store_fixture import StoreFixture
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -281,7 +281,7 @@ async def test_an_invalid_record_is_ignored(
 ) -> None:
     start_position = store.purges.last_position
     await add_record(redis, record)
-    assert await asyncio.wait_for(store.put(OTHER, ENTRY, start_position), 5) == "stored"
+    assert await asyncio.wait_for(store.put(OTHER, ENTRY, start_position), TEST_TIMEOUT) == "stored"
     assert "cannot be decoded" in caplog.text
     await add_record(redis, ACME)
     assert await store.put(KEY, ENTRY, start_position) == "purged"

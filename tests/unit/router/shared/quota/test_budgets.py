@@ -13,6 +13,7 @@ from router.net.redis.pipeline import RedisDownError
 from router.net.redis.replies import decode_reply
 from router.shared.quota.budgets import MAX_AMOUNT, BudgetCounter
 from router.shared.quota.rate_limits import TenantLimits
+from tests.support.waiting import TEST_TIMEOUT
 
 NOON = 1_790_000_000.0
 
@@ -46,7 +47,7 @@ def counter(pipeline: Pipeline) -> BudgetCounter:
 
 
 async def read(counted: BudgetCounter) -> BudgetUse:
-    return await asyncio.wait_for(counted.read(), 5)
+    return await asyncio.wait_for(counted.read(), TEST_TIMEOUT)
 
 
 @given(
