@@ -55,9 +55,7 @@ async def test_an_announced_engine_that_could_not_be_applied_once_joins_later_an
 
 
 @on_virtual_time
-async def test_an_engine_without_room_for_its_slots_is_tried_again_until_the_workers_count_its_requests_together() -> (
-    None
-):
+async def test_an_engine_without_room_for_its_slots_is_tried_again_until_the_workers_count_together() -> None:
     runtimes, process_state = Runtimes(), MagicMock()
     application = Application(runtimes.create, process_state, CONFIGURED)
     process_state.on_fleet_change()
