@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from router.api.dashboard import event_hub
-from router.api.dashboard.event_hub import MAX_VIEWERS, EventHub, Viewer
+from router.api.dashboard.event_hub import KEEP_ALIVE_INTERVAL, MAX_VIEWERS, EventHub, Viewer
 from router.errors import ApiError
 from router.net.redis.errors import RedisBackendError
+from tests.support.virtual_time import on_virtual_time
 from tests.support.waiting import eventually
 
 
@@ -32,8 +32,7 @@ class Documents:
 
 
 async def read(viewer: Viewer) -> bytes:
-    async with asyncio.timeout(5):
-        return await viewer.take() or b""
+    return await viewer.take() or b""
 
 
 async def read_until(viewer: Viewer, wanted: bytes) -> bytes:
@@ -43,11 +42,7 @@ async def read_until(viewer: Viewer, wanted: bytes) -> bytes:
     return data
 
 
-@pytest.fixture(autouse=True)
-def short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_hub, "_TICK", 0.001)
-
-
+@on_virtual_time
 async def test_a_viewer_keeps_only_the_newest_event_of_each_kind() -> None:
     viewer = Viewer()
     for number in range(1000):
@@ -56,22 +51,28 @@ async def test_a_viewer_keeps_only_the_newest_event_of_each_kind() -> None:
     assert await read(viewer) == b"status 999\n\nrequests 999\n\n"
 
 
-async def test_a_quiet_stream_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_hub, "KEEP_ALIVE_INTERVAL", 0.01)
-    assert await read(Viewer()) == b": keep-alive\n\n"
+@on_virtual_time
+async def test_a_quiet_stream_gets_comments() -> None:
+    viewer = Viewer()
+    for number in range(1, 4):
+        assert await read(viewer) == b": keep-alive\n\n"
+        assert asyncio.get_running_loop().time() == pytest.approx(number * KEEP_ALIVE_INTERVAL)
 
 
+@on_virtual_time
 async def test_what_has_not_changed_is_not_sent_again() -> None:
     documents = Documents()
     hub = documents.hub()
     viewer = hub.subscribe()
     first = await read_until(viewer, b"event: requests")
     assert first.startswith(b"retry: 2000\n\n")
+    assert await read(viewer) == b": keep-alive\n\n", "all have been read again meanwhile"
     documents.status = 2
-    assert await read_until(viewer, b"data: 2") == b"event: status\ndata: 2\n\n"
+    assert await read(viewer) == b"event: status\ndata: 2\n\n"
     await hub.aclose()
 
 
+@on_virtual_time
 async def test_a_second_viewer_gets_the_latest_documents_at_once() -> None:
     hub = Documents().hub()
     await read_until(hub.subscribe(), b"event: requests")
@@ -80,6 +81,7 @@ async def test_a_second_viewer_gets_the_latest_documents_at_once() -> None:
 
 
 @pytest.mark.parametrize("error", [RedisBackendError("down"), RuntimeError("a defect")])
+@on_virtual_time
 async def test_a_document_that_cannot_be_read_does_not_end_the_others(error: Exception) -> None:
     documents = Documents()
     documents.error = error
@@ -93,6 +95,7 @@ async def test_a_document_that_cannot_be_read_does_not_end_the_others(error: Exc
     await hub.aclose()
 
 
+@on_virtual_time
 async def test_the_hub_reads_only_while_there_are_viewers_and_starts_again() -> None:
     hub = Documents().hub()
     for _ in range(2):
@@ -102,6 +105,7 @@ async def test_the_hub_reads_only_while_there_are_viewers_and_starts_again() -> 
         await eventually(lambda: hub._task is None)
 
 
+@on_virtual_time
 async def test_viewers_are_bounded_and_end_when_the_hub_closes() -> None:
     hub = Documents().hub()
     viewers = [hub.subscribe() for _ in range(MAX_VIEWERS)]
