@@ -176,7 +176,10 @@ class InferenceEndpoint:
     async def _send_api_error(
         self, exchange: Exchange, error: ApiError, caller: Caller, client: ClientConnection
     ) -> None:
-        # Also after comments in a stream: its client has got nothing else, and what went wrong counts the same.
+        if exchange.stream and not caller.has_begun and error.code in self._endpoint.errors.streamed_codes:
+            exchange.status, caller.has_begun = 200, True
+            client.start_response(200, self._header_lines(exchange, caller), None)
+        # Also in a stream that has begun: its client has got nothing else, and what went wrong counts the same.
         exchange.status = error.status
         exchange.outcome = "refused"
         exchange.error_reason = error.reason

@@ -1,7 +1,7 @@
 """A request that exceeds the model's context length: parsed from engines' messages, written as agents parse it.
 
 By this error, agents know that they have to shorten their history: most by OpenAI's `code`, Claude Code by the text of
-Anthropic's message, from which it also parses the numbers.
+Anthropic's message, from which it also parses the numbers, and LangChain in a stream by the words of OpenAI's message.
 
 Sources: vLLM's renderers and serving, SGLang's tokenizer manager, llama.cpp's server; the messages of Anthropic's API.
 """
@@ -28,6 +28,8 @@ _PROMPT: Final = re.compile(
 _COMPLETION: Final = re.compile(
     r"(\d{1,12}) in the completion|(\d{1,12}) tokens for the completion|is too large: (\d{1,12})\."
 )
+
+_OPENAI_WORDS: Final = "exceeds the context window"
 
 # vLLM does not count the tokens of a text that has too many characters for any.
 _TEXT: Final = re.compile(r"your prompt contains \d{1,12} characters")
@@ -64,6 +66,11 @@ def anthropic_message(message: str) -> str:
     if prompt is None or prompt <= limit:
         prompt, is_exact = limit + 1, False
     return f"prompt is too long: {'' if is_exact else 'at least '}{prompt} tokens > {limit} maximum"
+
+
+def openai_stream_message(message: str) -> str:
+    """The message with the words that OpenAI's API has in a stream of /v1/responses."""
+    return message if _OPENAI_WORDS in message else f"The request {_OPENAI_WORDS} of this model. {message}"
 
 
 def _number(pattern: re.Pattern[str], message: str) -> int | None:

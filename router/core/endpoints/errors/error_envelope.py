@@ -26,11 +26,13 @@ class ErrorEnvelope:
     """How the clients of an endpoint read errors.
 
     - `body`: the JSON body, for a request with this id.
-    - `frame`: the event that ends a stream which fails after its first byte; nothing follows it.
+    - `frame`: the event that ends a stream which fails; nothing follows it.
+    - `streamed_codes`: with one of these, the answer to a request for a stream is a stream with `frame`, status 200.
     """
 
     body: Callable[[ApiError, str], bytes]
     frame: Callable[[ApiError, BrokenStream], bytes]
+    streamed_codes: tuple[str, ...] = ()
 
 
 def openai_body(error: ApiError, _request_id: str) -> bytes:

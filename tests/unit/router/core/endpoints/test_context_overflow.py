@@ -5,7 +5,12 @@ import json
 import pytest
 
 from router.core.endpoints.errors.anthropic_errors import ANTHROPIC_ERRORS
-from router.core.endpoints.errors.context_overflow import ContextOverflow, anthropic_message, find_context_overflow
+from router.core.endpoints.errors.context_overflow import (
+    ContextOverflow,
+    anthropic_message,
+    find_context_overflow,
+    openai_stream_message,
+)
 from router.core.endpoints.errors.engine_errors import parse_refusal, parse_reported_error
 from router.core.routing.context_length import context_length_error
 from router.core.routing.token_bounds import TokenBounds
@@ -73,6 +78,13 @@ def test_the_numbers_are_those_of_the_engines_message(message: str, overflow: Co
 )
 def test_agents_of_anthropic_get_the_numbers_in_its_words(message: str, words: str) -> None:
     assert anthropic_message(message) == words
+
+
+def test_a_stream_has_the_words_of_openais_streams_once_and_the_numbers() -> None:
+    shown = openai_stream_message(VLLM)
+    assert shown == f"The request exceeds the context window of this model. {VLLM}"
+    assert openai_stream_message(shown) == shown
+    assert find_context_overflow(shown) == find_context_overflow(VLLM)
 
 
 def test_a_refusal_gets_openais_code_and_keeps_the_rest() -> None:

@@ -1,9 +1,10 @@
 """A failing stream ends with an error in the format of its endpoint."""
 
 import json
+from typing import Any
 
 import pytest
-from openai.types.responses import ResponseFailedEvent
+from openai.types.responses import ResponseCreatedEvent, ResponseFailedEvent
 
 from router.core.endpoints.chat import CHAT
 from router.core.endpoints.completions import COMPLETIONS
@@ -11,7 +12,7 @@ from router.core.endpoints.count_tokens import COUNT_TOKENS
 from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.errors.error_envelope import BrokenStream
 from router.core.endpoints.messages import MESSAGES
-from router.core.endpoints.recording.sse import payload
+from router.core.endpoints.recording.sse import payload, split_events
 from router.core.endpoints.recording.typed_events import encode_event
 from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.table import ENDPOINTS
@@ -67,8 +68,27 @@ def test_a_stream_of_responses_ends_with_its_own_response_as_failed() -> None:
     assert event["error"]["message"] == "It broke off."  # openai-python raises for it
 
 
-@pytest.mark.parametrize("sent", [b"", b": waiting\n\n", b"data: not JSON\n\n", b'data: {"response": 7}\n\n'])
-def test_a_stream_of_responses_that_never_began_ends_with_a_response_of_its_own(sent: bytes) -> None:
+def test_a_stream_of_responses_of_which_nothing_was_sent_begins_and_fails() -> None:
+    stream = BrokenStream("request-1", "llama", 5)
+    first, last = (json.loads(payload(event) or b"") for event in split_events(RESPONSES.errors.frame(ERROR, stream)))
+    created = ResponseCreatedEvent.model_validate(first, strict=True)
+    failed = ResponseFailedEvent.model_validate(last, strict=True)
+    assert (created.sequence_number, created.response.status, created.response.error) == (0, "in_progress", None)
+    assert (failed.sequence_number, failed.response.status) == (1, "failed")
+    for response in (created.response, failed.response):
+        assert (response.id, response.model, response.created_at) == ("resp_request-1", "llama", 5)
+
+
+def test_a_request_that_exceeds_the_context_fails_in_the_words_of_openais_streams() -> None:
+    error = ApiError(400, "This model's maximum context length is 4096 tokens.", code="context_length_exceeded")
+    event = failed_event(error)
+    message = f"The request exceeds the context window of this model. {error.message}"
+    assert event["response"]["error"] == {"code": "context_length_exceeded", "message": message}
+    assert event["error"]["message"] == message
+
+
+@pytest.mark.parametrize("sent", [b": waiting\n\n", b"data: not JSON\n\n", b'data: {"response": 7}\n\n'])
+def test_a_stream_of_responses_without_a_response_ends_with_a_response_of_its_own(sent: bytes) -> None:
     frame = RESPONSES.errors.frame(ERROR, BrokenStream("request-1", "llama", 5, sent, sent))
     event = ResponseFailedEvent.model_validate(json.loads(payload(frame) or b""), strict=True)
     assert (event.sequence_number, event.response.id, event.response.status) == (0, "resp_request-1", "failed")
@@ -87,8 +107,18 @@ def test_a_stream_of_responses_that_never_began_ends_with_a_response_of_its_own(
     ],
 )
 def test_a_failed_response_has_a_code_that_its_clients_know(error: ApiError, expected: str) -> None:
-    event = json.loads(payload(error_frame(RESPONSES, error)) or b"")
-    assert event["response"]["error"]["code"] == expected
+    assert failed_event(error)["response"]["error"]["code"] == expected
+
+
+def failed_event(error: ApiError) -> dict[str, Any]:
+    """The event that ends a stream of responses."""
+    event: dict[str, Any] = json.loads(payload(split_events(error_frame(RESPONSES, error))[-1]) or b"")
+    return event
+
+
+def test_only_a_stream_of_responses_begins_for_an_error_and_only_for_a_request_that_exceeds_the_context() -> None:
+    streamed = {endpoint.path: endpoint.errors.streamed_codes for endpoint in ENDPOINTS}
+    assert {path: codes for path, codes in streamed.items() if codes} == {"/v1/responses": ("context_length_exceeded",)}
 
 
 @pytest.mark.parametrize("endpoint", [CHAT, COMPLETIONS])
@@ -99,5 +129,7 @@ def test_the_others_end_with_an_error_and_nothing_else(endpoint: Endpoint) -> No
 @pytest.mark.parametrize("endpoint", [one for one in ENDPOINTS if one.streaming is not None])
 def test_every_recorder_knows_the_error_of_its_endpoint(endpoint: Endpoint) -> None:
     recorder = make_recorder(endpoint, 1000)
-    assert recorder.feed(error_frame(endpoint, ERROR)) == b""
+    *before, frame = split_events(error_frame(endpoint, ERROR))
+    assert recorder.feed(b"".join(before)) == b"".join(before)
+    assert recorder.feed(frame) == b""
     assert recorder.failure is not None
