@@ -5,7 +5,7 @@ clients (Codex) know no other event that ends a stream early. In addition to the
 has an `error`: OpenAI's own clients raise an exception for an event with this field, as for one of any other endpoint.
 
 A request for a stream that exceeds the context gets a stream with this event, as at OpenAI: Codex shortens its history
-only then, and takes any response with status 400 for a request that it cannot mend.
+only then, and takes any response with status 400 for an invalid request.
 
 Source: https://platform.openai.com/docs/api-reference/responses-streaming/response/failed.
 """
