@@ -12,7 +12,7 @@ from tests.support.purge_log import keys_except_log
 from tests.support.router_server import MISTRAL, router_config, with_fallback
 from tests.support.typed_answers import RESPONSES, post_typed, typed_events
 from tests.support.waiting import collect
-from tests.world.processes import WorldEngine, WorldRouter
+from tests.world.processes import WorldRouter
 from tests.world.scenario import World, scenario
 from tests.world.test_websocket import Event, opened
 
@@ -28,9 +28,9 @@ TOO_LONG: Final[dict[str, dict[str, Any]]] = {
 too_long = pytest.mark.parametrize("fields", TOO_LONG.values(), ids=TOO_LONG)
 
 
-async def start(world: World, **options: Any) -> tuple[WorldRouter, WorldEngine]:
+async def start(world: World, **options: Any) -> WorldRouter:
     engine = await world.engine()
-    return await world.router(router_config(world.redis.url, {"one": ("llama", "any", engine.url)}, **options)), engine
+    return await world.router(router_config(world.redis.url, {"one": ("llama", "any", engine.url)}, **options))
 
 
 def check_refused(events: list[Event]) -> None:
@@ -48,7 +48,7 @@ def check_refused(events: list[Event]) -> None:
 @too_long
 @scenario
 async def test_a_stream_fails_with_the_code_and_json_is_refused(world: World, fields: dict[str, Any]) -> None:
-    router, _ = await start(world, rest=ADMIN_KEY)
+    router = await start(world, rest=ADMIN_KEY)
     streamed = await post_typed(router, RESPONSES, "", stream=True, **fields)
     assert (streamed.status_code, streamed.headers["x-cache"]) == (200, "MISS")
     assert streamed.headers["content-type"].startswith("text/event-stream")
@@ -68,9 +68,9 @@ async def test_a_stream_fails_with_the_code_and_json_is_refused(world: World, fi
 
 @scenario
 async def test_two_that_share_it_are_both_told(world: World) -> None:
-    router, _ = await start(world)
-    body = {"stream": True, **TOO_LONG["for the engine"]}
-    for answer in await asyncio.gather(*(post_typed(router, RESPONSES, "", **body) for _ in range(2))):
+    router = await start(world)
+    fields = TOO_LONG["for the engine"]
+    for answer in await asyncio.gather(*(post_typed(router, RESPONSES, "", stream=True, **fields) for _ in range(2))):
         assert answer.status_code == 200
         check_refused(typed_events(answer.content))
 
@@ -78,9 +78,9 @@ async def test_two_that_share_it_are_both_told(world: World) -> None:
 @too_long
 @scenario
 async def test_a_websocket_has_the_same_events_and_goes_on(world: World, fields: dict[str, Any]) -> None:
-    router, _ = await start(world)
+    router = await start(world)
     async with opened(router) as socket:
-        check_refused(await socket.answer(**{"text": "", **fields}))
+        check_refused(await socket.answer("", **fields))
         assert (await socket.answer("The sea?"))[-1]["type"] == "response.completed"
 
 
@@ -97,11 +97,12 @@ async def test_a_fallback_model_with_a_longer_context_answers_before(world: Worl
 @too_long
 @scenario
 async def test_openais_client_raises_for_it(world: World, fields: dict[str, Any]) -> None:
-    router, _ = await start(world)
+    router = await start(world)
     http: Any = router.http  # the library wants its own fork of httpx
     client = AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, http_client=http)
     seen: list[Any] = []
-    stream: Any = await client.responses.create(**{"model": "llama", "input": "", "stream": True, **fields})
+    body: dict[str, Any] = {"model": "llama", "input": "", "stream": True, **fields}
+    stream: Any = await client.responses.create(**body)
     with pytest.raises(openai.APIError, match=LIMIT) as raised:
         await collect(stream, seen)
     assert raised.value.code == "context_length_exceeded"
