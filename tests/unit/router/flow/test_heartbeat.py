@@ -10,7 +10,7 @@ from router.core.endpoints.chat import CHAT
 from router.flow.body_budget import BodyAllocation, BodyBudget
 from router.flow.caller import NO_HEARTBEAT, Caller
 from router.flow.exchange import Exchange
-from router.flow.heartbeat import HEARTBEAT, Heartbeats
+from router.flow.heartbeat import Heartbeats
 from tests.simulation.clock import CLOCK
 from tests.simulation.loop import VirtualLoop, new_loop
 
@@ -72,7 +72,7 @@ def run(client: Client, seconds: float, begin: Callable[[], None]) -> list[tuple
     return client.got
 
 
-BEAT = HEARTBEAT.decode().strip()
+BEAT = ": heartbeat"
 
 
 def test_the_headers_and_a_comment_come_after_an_interval_of_silence_and_a_comment_after_each_further_one(
