@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn
@@ -55,6 +56,8 @@ class _Interruption:
         self.code = 128 + number
         loop = self._task.get_loop()
         if asyncio.current_task(loop) is self._task:
+            # The task may stand between a call of a coroutine function and the await of the coroutine.
+            warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             sys.exit(self.code)
         # At once, since the task's next step may be a read of standard input; the loop may stand in a wait, which the
         # second line ends.

@@ -1,7 +1,9 @@
 """A signal ends a command that has to tidy up, whatever Python was doing when it arrived."""
 
 import asyncio
+import gc
 import signal
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -56,6 +58,22 @@ def test_a_signal_just_before_the_tasks_turn_ends_its_wait_and_not_the_next_one(
     with pytest.raises(SystemExit) as caught:
         asyncio.run(command())
     assert (caught.value.code, went_on) == (143, [])
+
+
+def test_a_signal_between_a_coroutine_and_its_await_ends_the_command_without_a_warning() -> None:
+    async def command() -> None:
+        with cancelled_by_signals():
+            handler: Callable[..., Any] = signal.getsignal(signal.SIGTERM)  # type: ignore[assignment]
+            coroutine = asyncio.sleep(60)
+            handler(signal.SIGTERM, None)
+            await coroutine
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with suppress(SystemExit):
+            asyncio.run(command())
+        gc.collect()
+    assert told == []
 
 
 def test_a_read_after_a_swallowed_cancellation_is_not_begun() -> None:
