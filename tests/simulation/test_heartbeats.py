@@ -95,9 +95,9 @@ def test_a_client_in_the_queue_gets_comments_and_the_refusal_as_an_error_event_o
     scenarios: dict[str, Any],
 ) -> None:
     _, chat, messages = scenarios["full"]
-    for client in (chat, messages):
+    for client, heartbeat in ((chat, HEARTBEAT), (messages, 'event: ping\ndata: {"type": "ping"}\n\n')):
         assert client["status"] == 200
-        assert client["got"][:-1] == [[15.0, HEARTBEAT], [30.0, HEARTBEAT]]
+        assert client["got"][:-1] == [[15.0, heartbeat], [30.0, heartbeat]]
         assert client["got"][-1][0] == 40.0
     error = json.loads(chat["got"][-1][1].removeprefix("data: "))["error"]
     assert error["code"] == "queue_timeout"
