@@ -96,7 +96,7 @@ class TestKeptResponses:
                 listed = [item async for item in one.responses.input_items.list(second.id, order="asc", limit=1)]
                 assert [item.type for item in listed] == ["message"] * 3
                 held = await own_redis.command("HGET", response_sizes_key("default"), "item:msg_3")
-                assert held.split()[0] == second.id
+                assert held.split()[1] == second.id
                 referring: Any = [{"type": "item_reference", "id": "msg_3"}, user("And?")]
                 third = await one.responses.create(model="llama", input=referring)
                 assert third.output_text == "And? Yes."
