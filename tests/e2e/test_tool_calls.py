@@ -135,8 +135,9 @@ first_token = "2m"
 min_tokens_per_second = 0.5
 
 [[model]]
-name = "tiny"
+name = "begun"
 """
+"""Of a model of its own: the engines that `roundhouse up` announces in Redis serve the other one."""
 
 
 async def test_a_call_that_has_begun_at_an_engine_that_dies_is_continued_by_another(
@@ -157,13 +158,14 @@ async def test_a_call_that_has_begun_at_an_engine_that_dies_is_continued_by_anot
         text = CONFIGURATION.format(redis=replicas.redis_socket)
         for name, engine in (("a", first.engine), ("b", second.engine)):
             await engine.start()
-            text += f'[[engine]]\nname = "{name}"\nmodel = "tiny"\nurl = "{engine.url}"\nmax_model_len = 4096\n'
+            text += f'[[engine]]\nname = "{name}"\nmodel = "begun"\nserved_model = "tiny"\n'
+            text += f'url = "{engine.url}"\nmax_model_len = 4096\n'
         router = RouterProcess(tmp_path, text.replace('name = "b"\n', 'name = "b"\nshare = 0\n'))
         try:
             router.start()
             await router.wait_until_ready()
             del body["structured_outputs"]  # a stream with a grammar is not continued
-            answer = await http.post(f"{router.url}/v1/chat/completions", json=body)
+            answer = await http.post(f"{router.url}/v1/chat/completions", json=body | {"model": "begun"})
         finally:
             router.kill()
             await first.engine.stop()
