@@ -4,8 +4,8 @@
 clients (Codex) know no other event that ends a stream early. In addition to the fields of OpenAI's reference, the event
 has an `error`: OpenAI's own clients raise an exception for an event with this field, as for one of any other endpoint.
 
-A request for a stream that exceeds the context gets a stream with this event, as at OpenAI: Codex shortens its history
-only then, and takes any response with status 400 for an invalid request.
+A request for a stream that exceeds the context gets a stream with this event, as at OpenAI: older versions of Codex do
+not know the `code` of a response with status 400, and then cannot shorten their history.
 
 Source: https://platform.openai.com/docs/api-reference/responses-streaming/response/failed.
 """
