@@ -214,9 +214,8 @@ def read_so_far(
     is_over = finish_reason is not None or (limit is not None and has_reasoning and sum(counts) >= limit)
     if not (text or calls or is_over):
         return "reasoning" if has_reasoning else "no-text"
-    if to_derender:
-        settled, unsettled = len(id_events) if counts else 0, ""
-    else:
+    settled, unsettled = len(counts), ""
+    if not to_derender:
         settled, unsettled = _settled_events(id_events, counts, text, held_back)
     text_pieces = _text_events(id_events, counts, text, held_back)
     counted = _count_tokens(events, counts, text_pieces)

@@ -68,12 +68,12 @@ def test_a_signal_between_a_coroutine_and_its_await_ends_the_command_without_a_w
             handler(signal.SIGTERM, None)
             await coroutine
 
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with suppress(SystemExit):
             asyncio.run(command())
         gc.collect()
-    assert told == []
+    assert caught == []
 
 
 def test_a_read_after_a_swallowed_cancellation_is_not_begun() -> None:

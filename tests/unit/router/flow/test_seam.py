@@ -139,7 +139,7 @@ def test_a_begun_call_leaves_its_engine_if_the_parser_of_another_can_take_it(
 ) -> None:
     seam = seam_of(chat(stream=True, tools=TOOLS, **fields), {"tool_calls": [CALL]}, token_ids=True)
     parser = new_engine("other", "vllm")
-    assert seam.has_obstacle_at([parser]), "it has not told whether it has one"
+    assert seam.has_obstacle_at([parser]), "it is not known whether it has one"
     parser.learn(parses_tokens=True)
     assert seam.has_obstacle_at([parser]) is stays
 
