@@ -91,7 +91,7 @@ class EngineRequests:
         return response
 
     async def learn_parser(self, engine: Engine) -> None:
-        """Asks whether the engine has a parser of tokens. Raises EngineError if it has none, or if its answer is neither."""
+        """Asks whether the engine has a parser of tokens. Raises EngineError if it has none, or if that is unknown."""
         status, reply = await self._post_tokens(engine, b"{}", self.timeouts.first_token)
         if status not in _INVALID:
             raise _unparsed(engine, status, reply)
