@@ -8,13 +8,14 @@ import redis.asyncio as aioredis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError
 
 from router.net.redis.backend import RedisBackend
 from router.net.redis.cluster import ClusterBackend
 from router.net.redis.handshake import CLIENT_NAME, Handshake
-from router.net.redis.sentinel import ParallelSentinel, SentinelBackend, SentinelPool
+from router.net.redis.sentinel import SentinelBackend, Sentinels
 from router.net.redis.standalone import StandaloneBackend
 from router.net.redis.url import HostPort, RedisUrl, parse_redis_url
 
@@ -39,7 +40,7 @@ def open_client(url: str, *, timeout: float) -> RedisPyClient:
         )
     if address.kind == "sentinel":
         sentinels = _sentinels(address, timeout)
-        pool = SentinelPool(address.service, sentinels, db=address.db, **options)  # type: ignore[no-untyped-call]
+        pool = SentinelConnectionPool(address.service, sentinels, db=address.db, **options)  # type: ignore[no-untyped-call]
         return aioredis.Redis.from_pool(pool)
     to_server = _TLSPrimaryConnection if address.tls else _PrimaryConnection
     kind, place = _place(address, address.hosts[0] if address.hosts else None, to_server)
@@ -107,10 +108,9 @@ class _TLSPrimaryConnection(SSLConnection, _PrimaryConnection):
     """The same connection with TLS."""
 
 
-def _sentinels(address: RedisUrl, timeout: float) -> ParallelSentinel:
+def _sentinels(address: RedisUrl, timeout: float) -> Sentinels:
     # Half of the time is for the Sentinels, the other half for the master.
-    options = _sentinel_options(address, timeout / 2) | _tls_options(address)
-    return ParallelSentinel(address.hosts, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+    return Sentinels(address.hosts, partial(new_connection, address, timeout=timeout / 2, to_sentinel=True))
 
 
 def _tls_options(address: RedisUrl) -> dict[str, Any]:

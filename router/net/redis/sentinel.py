@@ -11,16 +11,18 @@ it a replica. So the next command after a failure finds the new master
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.sentinel import MasterNotFoundError
 
 from router.net.redis.commands import Command
 from router.net.redis.connection import ServerAddress
 from router.net.redis.errors import REDIS_ERRORS, RedisBackendError, is_port
 from router.net.redis.handshake import Handshake
-from router.net.redis.replies import decode_reply
+from router.net.redis.replies import decode_reply, hash_fields
 from router.net.redis.standalone import StandaloneBackend
+from router.net.redis.url import HostPort
 
 _ASK_TIMEOUT: Final = 2.0  # seconds
 
@@ -28,7 +30,7 @@ _ASK_TIMEOUT: Final = 2.0  # seconds
 class SentinelBackend(StandaloneBackend):
     """The backend for one master, through one connection."""
 
-    def __init__(self, service: str, sentinels: "ParallelSentinel", handshake: Callable[[], Handshake]) -> None:
+    def __init__(self, service: str, sentinels: "Sentinels", handshake: Callable[[], Handshake]) -> None:
         super().__init__("", handshake)  # the address is known once the Sentinels have been asked
         self._service = service
         self._sentinels = sentinels
@@ -46,10 +48,6 @@ class SentinelBackend(StandaloneBackend):
             raise RedisBackendError.from_exception(error) from error
         return [self]
 
-    async def aclose(self) -> None:
-        await super().aclose()
-        await self._sentinels.aclose()
-
     async def _resolve_address(self) -> ServerAddress:
         self._address = await self._sentinels.discover_master(self._service)
         return self._address
@@ -62,21 +60,20 @@ class SentinelBackend(StandaloneBackend):
             raise RedisBackendError("the server is not the master")
 
 
-class SentinelPool(SentinelConnectionPool):
-    """redis-py's pool, which would leave the connections to the Sentinels open."""
+class Sentinels:
+    """Takes the place of redis-py's client, which asks one Sentinel after the other and waits for each that is frozen.
 
-    async def disconnect(self, inuse_connections: bool = True) -> None:
-        await super().disconnect(inuse_connections)
-        if inuse_connections:  # False: redis-py only drops idle connections to a former master
-            await self.sentinel_manager.aclose()
+    Each query has a connection of its own, which ends with it, so there is nothing to close.
+    """
 
+    def __init__(self, hosts: Sequence[HostPort], new_connection: Callable[[HostPort], AbstractConnection]) -> None:
+        self._hosts: Final = hosts
+        self._new_connection: Final = new_connection
 
-class ParallelSentinel(Sentinel):
-    """redis-py's Sentinel client, which would ask one Sentinel after the other and wait for each that is frozen."""
-
-    async def discover_master(self, service_name: str) -> tuple[str, int]:
-        queries = [asyncio.create_task(_query_state(sentinel, service_name)) for sentinel in self.sentinels]
-        states: list[dict[str, Any]] = []
+    async def discover_master(self, service_name: str) -> ServerAddress:
+        """Raises MasterNotFoundError."""
+        queries = [asyncio.create_task(_query_state(self._new_connection(host), service_name)) for host in self._hosts]
+        states: list[_MasterState] = []
         try:
             for query in asyncio.as_completed(queries):
                 state = await query
@@ -89,29 +86,40 @@ class ParallelSentinel(Sentinel):
                 slow.cancel()
         if not states:
             raise MasterNotFoundError("no Sentinel knows the master")
-        latest = max(states, key=_epoch)
-        if not self.check_master_state(latest, service_name):
+        latest = max(states)
+        if not latest.is_up:
             raise MasterNotFoundError("the master is down and no new one is elected yet")
-        return latest["ip"], int(latest["port"])
+        return latest.address
 
 
-async def _query_state(sentinel: Any, service: str) -> dict[str, Any] | None:
-    """A Sentinel's state of the master; None if it gives none: it does not answer, or does not know the service."""
+class _MasterState(NamedTuple):
+    """What a Sentinel says of the master."""
+
+    epoch: int
+    is_up: bool
+    address: ServerAddress
+
+
+async def _query_state(connection: AbstractConnection, service: str) -> _MasterState | None:
+    """None if the Sentinel gives none: it does not answer, or does not know the service."""
     try:
-        masters = await sentinel.sentinel_masters()
-        return decode_reply(partial(_read_state, service=service), masters)
+        await connection.connect()  # type: ignore[no-untyped-call]
+        await connection.send_command("SENTINEL", "MASTERS")
+        return decode_reply(partial(_read_state, service=service.encode()), await connection.read_response())
     except REDIS_ERRORS:
         return None
     except Exception:  # noqa: BLE001 - whatever redis-py's parser raises for a reply of another form
         return None
+    finally:
+        await connection.disconnect(nowait=True)  # closes it before it waits for anything, even when cancelled
 
 
-def _read_state(masters: Any, service: str) -> dict[str, Any] | None:
-    state: dict[str, Any] | None = masters.get(service)
-    if state is not None and not (isinstance(state["ip"], str) and is_port(int(state["port"])) and _epoch(state) >= 0):
-        raise ValueError("no address")
-    return state
-
-
-def _epoch(state: dict[str, Any]) -> int:
-    return int(state.get("config-epoch", 0))
+def _read_state(masters: list[Any], service: bytes) -> _MasterState | None:
+    for fields in map(hash_fields, masters):
+        if fields[b"name"] == service:
+            name, port, epoch = fields[b"ip"].decode(), int(fields[b"port"]), int(fields.get(b"config-epoch", 0))
+            flags = set(fields[b"flags"].split(b","))
+            if not is_port(port) or epoch < 0:
+                raise ValueError("no address")
+            return _MasterState(epoch, b"master" in flags and flags.isdisjoint((b"s_down", b"o_down")), (name, port))
+    return None
