@@ -6,6 +6,7 @@ import time
 import pytest
 
 from router.core.api_keys import KeyRecord, hash_key
+from router.core.cache.redis_keys import KEYS_RECORDS_KEY
 from router.net.redis.connect import open_client
 from router.shared.connection.redis import open_backend, open_pipeline
 from router.shared.credentials.stored_keys import StoredKeys
@@ -44,5 +45,7 @@ async def test_a_key_is_created_used_and_revoked(deployment: Deployment) -> None
         assert known[hash_key(made.key.encode())].revoked is not None
         assert pipeline.up
     finally:
+        # While Redis has keys, routers of later tests, whose configuration says nothing of keys, refuse all requests.
+        await client.delete(KEYS_RECORDS_KEY)
         await pipeline.aclose()
         await client.aclose()
