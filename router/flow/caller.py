@@ -60,11 +60,12 @@ class Caller:
     - `scope`: of ASGI.
     - `reservation`: of a tenant with limits, else None; to be released at the end of the request.
     - `has_begun`: it has got the head of the response.
+    - `priority`: in place of that of its body and tenant, see router.core.quota.priority; None: theirs.
     """
 
     __slots__ = (
-        "body_allocation", "connection", "form_type", "has_begun", "heartbeat", "max_ttft", "prefer", "request_id",
-        "reservation", "scope", "send", "session",
+        "body_allocation", "connection", "form_type", "has_begun", "heartbeat", "max_ttft", "prefer", "priority",
+        "request_id", "reservation", "scope", "send", "session",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +84,7 @@ class Caller:
         self.heartbeat = NO_HEARTBEAT
         self.reservation: Reservation | None = None
         self.has_begun = False
+        self.priority: int | None = None
 
     def retries_after_break(self) -> bool:
         """Whether its client repeats a request if the connection breaks during a stream, but not after an error event.

@@ -215,7 +215,10 @@ class Gateway:
         else:
             selection = Selection(_no_engines, parsed.request)
         caller.body_allocation.retain()  # the generation may outlive the request; the coalescer releases it
-        origin = new_origin(exchange, parsed, caller, self._candidates.priority(parsed, exchange.tenant))
+        priority = (
+            caller.priority if caller.priority is not None else self._candidates.priority(parsed, exchange.tenant)
+        )
+        origin = new_origin(exchange, parsed, caller, priority)
         new = NewGeneration(
             request=selection.request,
             record=GenerationRecord(origin, selection.prompt.placement),

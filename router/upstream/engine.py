@@ -417,6 +417,10 @@ class Engine:
         """Whether all of its slots are taken."""
         return self.max_in_flight is not None and self._counted_in_flight >= self.max_in_flight
 
+    def is_taken(self, share: float) -> bool:
+        """Whether this share of its slots is taken, or more."""
+        return self.max_in_flight is not None and self._counted_in_flight >= share * self.max_in_flight
+
     @property
     def _counted_in_flight(self) -> int:
         """The requests that are counted as they come and go: at an engine with a limit, also those of other workers."""

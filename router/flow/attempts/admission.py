@@ -138,6 +138,10 @@ class Admission:
                 return Slot(self, engine, tenant)
         return None
 
+    def waiting(self, model_name: str) -> int:
+        """How many requests wait for a slot at one of its engines."""
+        return len(self._models[model_name].queue)
+
     def slot_wait(self, engine: Engine) -> float:
         """Seconds until a new request would get a slot there, by the ends of the last ones; 0 if they are unknown."""
         model = self._models[engine.model]

@@ -1,0 +1,42 @@
+"""A line of a batch's output file, or of its error file.
+
+Source: https://platform.openai.com/docs/api-reference/batch/request-output
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+_encode: Final = msgspec.json.Encoder().encode
+
+_ID_PREFIX: Final = "batch_req_"
+_NUMBER_DIGITS: Final = 8
+
+
+def line_id(batch_id: str, number: int) -> str:
+    """The id of a result, which ends with the number of its line in the input file."""
+    return f"{_ID_PREFIX}{batch_id.removeprefix('batch_')}{number:0{_NUMBER_DIGITS}x}"
+
+
+def number_of(line: bytes) -> int | None:
+    """The number of the input line that a result is of; None for what is no result."""
+    start = line.find(b'"', len(b'{"id":"'))
+    try:
+        return int(line[start - _NUMBER_DIGITS : start], 16)
+    except ValueError:
+        return None
+
+
+def response_line(id_: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
+    """`id_`: of the line. `body`: JSON, of the response or of an error."""
+    # JSON has line breaks only between its tokens, so the value stays the same.
+    body = body.replace(b"\r", b" ").replace(b"\n", b" ")
+    return b'{"id":%b,"custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":%b},"error":null}\n' % (
+        _encode(id_), _encode(custom_id), status, _encode(request_id), body,
+    )  # fmt: skip
+
+
+def error_line(id_: str, custom_id: str | None, number: int, code: str, message: str) -> bytes:
+    """A line without a response. `number`: of the line in the input file, from 1 on."""
+    error: dict[str, Any] = {"code": code, "message": message, "line": number}
+    return _encode({"id": id_, "custom_id": custom_id, "response": None, "error": error}) + b"\n"

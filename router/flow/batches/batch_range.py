@@ -1,0 +1,130 @@
+"""One range of a batch's lines: they run in this process, and their results go to files."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from router.core.batches.batch_object import RequestCounts
+from router.core.batches.line_index import DUPLICATE, LineEntry
+from router.core.batches.request_line import BadLine, RequestLine, parse_line
+from router.core.batches.result_line import error_line, line_id, response_line
+from router.core.cache.cache_control import CacheControl
+from router.core.endpoints.endpoint import Endpoint
+from router.errors import ENGINE_LOST, NOT_CACHED, ApiError
+from router.flow.batches.line_requests import LineRequests
+from router.flow.batches.spare_capacity import SpareCapacity
+from router.flow.lookup import FullResponse
+from router.shared.batches.batch_folder import Kind, PartWriter, read_line
+from router.shared.batches.files import BatchFiles
+
+_MAX_FAILURES: Final = 3
+"""Attempts of the router after which a failure of the engines is the line's result."""
+
+_FIRST_DELAY: Final = 1.0
+_MAX_DELAY: Final = 30.0
+_LONG_DELAY: Final = 60
+"""Seconds: a refusal for so long, as by a budget, holds for all lines of the tenant."""
+
+_BUSY: Final = (408, 409, 425, 429, 503)
+_FAILED: Final = (500, 502, 504)
+_FINAL: Final = (ENGINE_LOST, NOT_CACHED)
+
+
+class TenantRefusedError(Exception):
+    """The tenant gets nothing for a while. `retry_after` in seconds."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.message: Final = error.message
+        self.retry_after: Final = error.retry_after or _LONG_DELAY
+
+
+class BatchRange:
+    """- A line counts once its result is on the disk.
+    - A line that finds the engines busy or down is sent again, until the range is stopped.
+    """
+
+    def __init__(
+        self, files: BatchFiles, requests: LineRequests, capacity: SpareCapacity, endpoint: Endpoint, tenant: str,
+        batch_id: str, control: CacheControl, writer: PartWriter, known: RequestCounts,
+    ) -> None:  # fmt: skip
+        """`writer`: has the results so far; `known`: how many these are."""
+        self._files = files
+        self._requests = requests
+        self._capacity = capacity
+        self._endpoint = endpoint
+        self._tenant = tenant
+        self._batch_id = batch_id
+        self._control = control
+        self._writer = writer
+        self._flushing = asyncio.Lock()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self.completed = known.completed
+        self.failed = known.failed
+
+    def set_paused(self, paused: bool) -> None:
+        if paused:
+            self._resumed.clear()
+        else:
+            self._resumed.set()
+
+    async def run(self, source: Path, entries: Sequence[LineEntry], concurrency: int) -> None:
+        """Returns when all lines have a result. Raises OSError and TenantRefusedError."""
+        lines = iter(entries)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(concurrency, len(entries))):
+                    group.create_task(self._run_lines(source, lines))
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _run_lines(self, source: Path, lines: Iterator[LineEntry]) -> None:
+        for entry in lines:
+            await self._resumed.wait()
+            line = await self._files.run(_read, source, entry)
+            kind, result = await self._result(entry, line)
+            self._writer.add(kind, result)
+            async with self._flushing:
+                await self._files.run(self._writer.write, self._writer.take())
+            if kind == "output":
+                self.completed += 1
+            else:
+                self.failed += 1
+
+    async def _result(self, entry: LineEntry, line: bytes) -> tuple[Kind, bytes]:
+        id_ = line_id(self._batch_id, entry.number)
+        parsed = parse_line(line, self._endpoint.path)
+        if isinstance(parsed, RequestLine) and entry.flags & DUPLICATE:
+            message = "Another line of the file has the same `custom_id`."
+            parsed = BadLine(parsed.custom_id, "duplicate_custom_id", message)
+        if isinstance(parsed, BadLine):
+            return "errors", error_line(id_, parsed.custom_id, entry.number, parsed.code, parsed.message)
+        request_id, answer = await self._answer(parsed)
+        if isinstance(answer, FullResponse):
+            return "output", response_line(id_, parsed.custom_id, 200, request_id, answer.body)
+        body = self._endpoint.errors.body(answer, request_id)
+        return "errors", response_line(id_, parsed.custom_id, answer.status, request_id, body)
+
+    async def _answer(self, line: RequestLine) -> tuple[str, FullResponse | ApiError]:
+        failures, delay = 0, _FIRST_DELAY
+        while True:
+            await self._resumed.wait()
+            async with self._capacity.one_more(line.model):
+                request_id, answer = await self._requests.send(self._endpoint, self._tenant, self._control, line.body)
+            if isinstance(answer, FullResponse):
+                return request_id, answer
+            failures += answer.status in _FAILED
+            is_worth_it = answer.status in _BUSY or (answer.status in _FAILED and failures < _MAX_FAILURES)
+            if answer.code in _FINAL or not is_worth_it:
+                return request_id, answer
+            if (answer.retry_after or 0) >= _LONG_DELAY and answer.status == 429:
+                raise TenantRefusedError(answer)
+            await asyncio.sleep(max(delay, answer.retry_after or 0.0))
+            delay = min(2 * delay, _MAX_DELAY)
+
+
+def _read(source: Path, entry: LineEntry) -> bytes:
+    with source.open("rb") as file:
+        return read_line(file, entry)

@@ -1,0 +1,96 @@
+"""The requests of batches: each is passed on as a client's, for a client that never leaves."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Final
+
+from router.core.cache.cache_control import CacheControl
+from router.core.endpoints.endpoint import Endpoint
+from router.errors import ApiError, internal_error
+from router.flow.body_budget import BodyAllocation
+from router.flow.caller import NO_HEARTBEAT, Caller
+from router.flow.exchange import Exchange, new_request_id
+from router.flow.lookup import FullResponse
+from router.flow.request_handler import RequestHandler
+from router.shared.quota.rate_limits import RequestLimits
+
+log = logging.getLogger("roundhouse.batches")
+
+_LOWEST_PRIORITY: Final = 2**31 - 1
+"""Of engines, too, whose field may have 32 bits."""
+
+
+class _NoClient:
+    """In place of the client."""
+
+    def cancel_on_disconnect(self) -> None:
+        pass
+
+    def start_response(self, status: int, header_bytes: bytes, content_length: int | None) -> None:
+        pass
+
+    def can_break_off(self) -> bool:
+        return False
+
+    def try_send(self, data: bytes) -> bool:
+        return True
+
+
+_NO_CLIENT: Final = _NoClient()
+
+
+class LineRequests:
+    """- Each request has the lowest priority, counts for its tenant's limits, and has a line of its own in the log."""
+
+    def __init__(
+        self, handlers: Mapping[str, RequestHandler], limits: RequestLimits,
+        new_allocation: Callable[[], BodyAllocation], record_request: Callable[[Exchange, float], None],
+    ) -> None:  # fmt: skip
+        """`handlers`: by the path of the endpoint."""
+        self._handlers = handlers
+        self._limits = limits
+        self._new_allocation = new_allocation
+        self._record_request = record_request
+
+    async def send(
+        self, endpoint: Endpoint, tenant: str, control: CacheControl, body: bytes
+    ) -> tuple[str, FullResponse | ApiError]:
+        """The id of the request, and its response or error."""
+        exchange = Exchange(endpoint=endpoint, request_id=new_request_id(), started_at=time.perf_counter())
+        exchange.tenant, exchange.outcome = tenant, "left"
+        caller = Caller(_NO_CLIENT, _send_nothing, self._new_allocation())
+        caller.request_id, caller.priority = exchange.request_id, _LOWEST_PRIORITY
+        try:
+            answer = await self._answer(exchange, control, body, caller)
+        except ApiError as error:
+            answer = error.with_traceback(None)
+            exchange.status, exchange.outcome, exchange.error_reason = error.status, "refused", error.reason
+        except Exception:
+            log.exception("a line of a batch has failed")
+            answer = internal_error()
+            exchange.status, exchange.outcome, exchange.error_reason = 500, "failed", answer.reason
+        finally:
+            caller.heartbeat.stop()
+            caller.heartbeat = NO_HEARTBEAT
+            caller.body_allocation.release()
+            if caller.reservation is not None:
+                caller.reservation.release()
+            self._record_request(exchange, time.perf_counter())
+        return exchange.request_id, answer
+
+    async def _answer(
+        self, exchange: Exchange, control: CacheControl, body: bytes, caller: Caller
+    ) -> FullResponse | ApiError:
+        caller.body_allocation.allocate(len(body))
+        if self._limits.has_limits(exchange.tenant):
+            caller.reservation = await self._limits.reserve(exchange.tenant)
+            caller.reservation.raise_if_exceeded()
+        response = await self._handlers[exchange.endpoint.path].handle(exchange, control, body, caller)
+        assert isinstance(response, FullResponse), "a line of a batch is no stream"
+        exchange.status, exchange.outcome = 200, "complete"
+        return response
+
+
+async def _send_nothing(_: MutableMapping[str, Any]) -> None:
+    pass

@@ -1,0 +1,78 @@
+"""Whether the engines of a model have room for work that nobody waits for."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from router.core.resilience.readiness import Readiness
+from router.core.types import AUTO
+from router.errors import ApiError
+from router.flow.attempts.admission import Admission
+from router.upstream.catalog import Catalog
+from router.upstream.engine import Engine
+
+_MAX_SHARE: Final = 0.75
+"""Of an engine's slots: above that, no line begins, so that a request of a person finds one free."""
+
+_LOOK_INTERVAL: Final = 0.25
+
+
+class SpareCapacity:
+    """- No line of a batch begins at a model for which requests wait, or all of whose engines are busy.
+    - No more than `max_in_flight` lines run in this process.
+    """
+
+    def __init__(
+        self, catalog: Catalog, admission: Admission, readiness: Callable[[Engine], Readiness], *, max_in_flight: int,
+        max_kv_usage: float,
+    ) -> None:  # fmt: skip
+        """`max_kv_usage`: of an engine's KV cache; above that, no line begins there."""
+        self._catalog = catalog
+        self._admission = admission
+        self._readiness = readiness
+        self._max_in_flight = max_in_flight
+        self._max_kv_usage = max_kv_usage
+        self._in_flight = 0
+        self._released = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def one_more(self, model: str) -> AsyncIterator[None]:
+        """Waits until a line may begin. `model`: its name as the client wrote it."""
+        while self._in_flight >= self._max_in_flight or not self.has_room(model):
+            self._released.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_INTERVAL):
+                    await self._released.wait()
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            self._released.set()
+
+    def has_room(self, name: str) -> bool:
+        try:
+            requested = self._catalog.requested_name(name)
+            models = self._catalog.models if requested == AUTO else [self._catalog.resolve(requested, None)]
+        except ApiError:
+            return True  # it is refused, which needs no engine
+        for model in models:
+            configured = model.configured_name
+            engines = self._catalog.engines_for(configured)
+            if self._admission.waiting(configured):
+                continue
+            if any(map(self._is_spare, engines)):
+                return True
+            if model.wake is not None and not any(engine.up for engine in engines):
+                return True  # the line waits for an engine to start, as any request does
+        return False
+
+    def _is_spare(self, engine: Engine) -> bool:
+        gauges = engine.gauges
+        return (
+            self._readiness(engine) is Readiness.READY
+            and not engine.is_taken(_MAX_SHARE)
+            and not gauges.waiting
+            and (gauges.kv_cache_usage or 0.0) <= self._max_kv_usage
+        )

@@ -1,0 +1,270 @@
+"""What the processes that work on a batch keep in its folder: the index of its lines, and the results so far.
+
+    {folder}/{tenant}/{batch}/index-{token}            see router.core.batches.line_index
+    {folder}/{tenant}/{batch}/{range}-{token}.output   results of a range, by one holder of its lease
+    {folder}/{tenant}/{batch}/{range}-{token}.errors   its lines without a result, or with an error
+    {folder}/{tenant}/{batch}/{token}.output           all of them, joined; then a file of the tenant
+
+All functions block; they are called in threads. None of them needs more memory than a few lines, and the index.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final, Literal, NamedTuple
+
+import xxhash
+
+from router.core.batches.batch_object import BatchError, RequestCounts
+from router.core.batches.line_index import (
+    DUPLICATE,
+    ENTRY_SIZE,
+    LineEntry,
+    order_key,
+    pack_entries,
+    unpack_entries,
+)
+from router.core.batches.request_line import BadLine, is_object, parse_line
+from router.core.batches.result_line import error_line, line_id, number_of
+
+RANGE_LINES: Final = 100
+
+_MAX_ENVELOPE: Final = 1 << 16  # bytes of a line besides the request's body
+_COPY_SIZE: Final = 1 << 20
+_BUSY: Final = 0.001  # seconds of work after which the event loop gets the interpreter
+
+Kind = Literal["output", "errors"]
+KINDS: Final[Sequence[Kind]] = ("output", "errors")
+
+
+class InvalidInputError(Exception):
+    """The input file cannot be a batch's."""
+
+    def __init__(self, code: str, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.error: Final = BatchError(code, message, line)
+
+
+class JoinedResults(NamedTuple):
+    """`output`, `errors`: None where there are no lines."""
+
+    counts: RequestCounts
+    output: Path | None
+    errors: Path | None
+
+
+class _Pauses:
+    """Lets the event loop run during long work in a thread, which else holds the interpreter for 5 ms each time."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def pause_if_due(self) -> None:
+        if time.monotonic() - self._began > _BUSY:
+            time.sleep(_BUSY)
+            self._began = time.monotonic()
+
+
+class BatchFolder:
+    """Of one batch."""
+
+    def __init__(self, folder: Path, batch_id: str, endpoint: str, max_body: int) -> None:
+        """`folder`: need not exist. `max_body`: bytes of a request."""
+        self._folder = folder
+        self._batch_id = batch_id
+        self._endpoint = endpoint
+        self._max_line = max_body + _MAX_ENVELOPE
+
+    # -- the input ----------------------------------------------------------------------------------------------------
+
+    def check_input(self, source: Path, token: str, max_lines: int, is_stopped: Callable[[], bool]) -> int:
+        """Writes the index; the result is the number of lines. Raises InvalidInputError and OSError."""
+        keys: list[tuple[bytes, LineEntry]] = []
+        seen: set[int] = set()
+        pauses = _Pauses()
+        with source.open("rb") as file:
+            for entry, line in self._lines(file):
+                if len(keys) == max_lines:
+                    raise InvalidInputError("too_many_lines", f"The file has more than {max_lines} lines.")
+                keys.append(self._indexed(entry, line, seen))
+                pauses.pause_if_due()
+                if is_stopped():
+                    raise InvalidInputError("stopped", "The router stops.")
+        if not keys:
+            raise InvalidInputError("empty_file", "The file has no lines.")
+        keys.sort()
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._index(token)
+        with _create(path) as index:
+            for first in range(0, len(keys), RANGE_LINES):
+                index.write(pack_entries(entry for _, entry in keys[first : first + RANGE_LINES]))
+            _sync(index)
+        return len(keys)
+
+    def _lines(self, file: BinaryIO) -> Iterator[tuple[LineEntry, bytes]]:
+        """The lines of a file, but for empty ones at its end. Raises InvalidInputError."""
+        offset = number = 0
+        is_over = False
+        while line := file.readline(self._max_line + 1):
+            number += 1
+            if len(line) > self._max_line:
+                raise InvalidInputError("line_too_long", f"The line has more than {self._max_line} bytes.", number)
+            if not line.strip():
+                is_over = True
+            elif is_over:
+                raise InvalidInputError("invalid_json_line", "The line before is empty.", number)
+            else:
+                yield LineEntry(offset, len(line), number, 0), line
+            offset += len(line)
+
+    def _indexed(self, entry: LineEntry, line: bytes, seen: set[int]) -> tuple[bytes, LineEntry]:
+        parsed = parse_line(line, self._endpoint)
+        if isinstance(parsed, BadLine):
+            if not is_object(line):
+                raise InvalidInputError("invalid_json_line", parsed.message, entry.number)
+            return b"", entry
+        id_hash = xxhash.xxh3_64_intdigest(parsed.custom_id.encode())
+        if id_hash in seen:
+            return b"", entry._replace(flags=DUPLICATE)
+        seen.add(id_hash)
+        return order_key(parsed.body), entry
+
+    def entries(self, index: str, range_: int) -> list[LineEntry]:
+        """Those of a range. `index`: the token of the check."""
+        with self._index(index).open("rb") as file:
+            file.seek(range_ * RANGE_LINES * ENTRY_SIZE)
+            return list(unpack_entries(file.read(RANGE_LINES * ENTRY_SIZE)))
+
+    # -- the results of a range ---------------------------------------------------------------------------------------
+
+    def take_over(self, range_: int, token: str) -> tuple["PartWriter", set[int], RequestCounts]:
+        """Begins the results of a range with those that others have written. The numbers of their lines, and how many.
+
+        The caller closes the writer.
+        """
+        known: set[int] = set()
+        counts: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        earlier = self._parts(range_)
+        writer = PartWriter(self._part(range_, token, "output"), self._part(range_, token, "errors"))
+        for kind, path in earlier:
+            for line in _whole_lines(path):
+                number = number_of(line)
+                if number is not None and number not in known:
+                    known.add(number)
+                    counts[kind] += 1
+                    writer.add(kind, line)
+        writer.write(writer.take())
+        return writer, known, RequestCounts(len(known), counts["output"], counts["errors"])
+
+    def _parts(self, range_: int) -> list[tuple[Kind, Path]]:
+        return [(kind, path) for kind in KINDS for path in sorted(self._folder.glob(f"{range_}-*.{kind}"))]
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def join(self, token: str, ranges: int, done: Mapping[int, str], source: Path | None, index: str) -> JoinedResults:
+        """All results. `done`: the tokens of the ranges that are done, by number.
+
+        `source`: the input, if each line without a result is to be an error; else None.
+        """
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        counts: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        pauses = _Pauses()
+        with _create(self._joined(token, "output")) as output, _create(self._joined(token, "errors")) as errors:
+            files: dict[Kind, BinaryIO] = {"output": output, "errors": errors}
+            for range_ in range(ranges):
+                token_of_range = done.get(range_)
+                known: set[int] = set()
+                for kind, path in self._parts(range_):
+                    if token_of_range is not None and path.stem != f"{range_}-{token_of_range}":
+                        continue
+                    for line in _whole_lines(path):
+                        number = number_of(line)
+                        if number is not None and number not in known:
+                            known.add(number)
+                            files[kind].write(line)
+                            counts[kind] += 1
+                        pauses.pause_if_due()
+                if source is not None:
+                    counts["errors"] += self._add_expired(errors, source, index, range_, known)
+            for file in files.values():
+                _sync(file)
+        return JoinedResults(
+            RequestCounts(sum(counts.values()), counts["output"], counts["errors"]),
+            self._joined(token, "output") if counts["output"] else None,
+            self._joined(token, "errors") if counts["errors"] else None,
+        )
+
+    def _add_expired(self, errors: BinaryIO, source: Path, index: str, range_: int, known: set[int]) -> int:
+        message = "This request could not be executed before the completion window expired."
+        count = 0
+        with source.open("rb") as file:
+            for entry in self.entries(index, range_):
+                if entry.number not in known:
+                    parsed = parse_line(read_line(file, entry), self._endpoint)
+                    id_ = line_id(self._batch_id, entry.number)
+                    errors.write(error_line(id_, parsed.custom_id, entry.number, "batch_expired", message))
+                    count += 1
+        return count
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- paths --------------------------------------------------------------------------------------------------------
+
+    def _index(self, token: str) -> Path:
+        return self._folder / f"index-{token}"
+
+    def _part(self, range_: int, token: str, kind: Kind) -> Path:
+        return self._folder / f"{range_}-{token}.{kind}"
+
+    def _joined(self, token: str, kind: Kind) -> Path:
+        return self._folder / f"{token}.{kind}"
+
+
+class PartWriter:
+    """Appends results. Those that `write` has returned for outlast the process and the machine."""
+
+    def __init__(self, output: Path, errors: Path) -> None:
+        self._files: dict[Kind, BinaryIO] = {"output": _create(output), "errors": _create(errors)}
+        self._lines: list[tuple[Kind, bytes]] = []
+
+    def add(self, kind: Kind, line: bytes) -> None:
+        self._lines.append((kind, line))
+
+    def take(self) -> list[tuple[Kind, bytes]]:
+        """What was added since the last call, for `write`. Not to be called in a thread, where results get lost."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def write(self, lines: Sequence[tuple[Kind, bytes]]) -> None:
+        for kind, line in lines:
+            self._files[kind].write(line)
+        for kind in {kind for kind, _ in lines}:
+            _sync(self._files[kind])
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def read_line(file: BinaryIO, entry: LineEntry) -> bytes:
+    file.seek(entry.offset)
+    return file.read(entry.length)
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):  # else its process has ended while it wrote
+                yield line
+
+
+def _create(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,421 @@
+"""Batches in Redis: what they are, how far they are, and which process works on which part.
+
+    rh:1:batch                   a sorted set: `{tenant}:{id}` of the batches that have not ended -> when created
+    rh:1:batch:{tenant}          a sorted set: the ids of a tenant's batches -> when created
+    rh:1:batch:{tenant}:{id}     a hash
+        spec         what its client asked for, JSON: see BatchSpec
+        status       see BatchObject; `{status}_at`: since when, in seconds since the epoch
+        paused       1: no line begins
+        total        lines of its file; `ranges`: the parts that they are divided into
+        index        the token of the check, which names the index of its lines
+        completed, failed    lines of the ranges that are done
+        errors       why it has failed, JSON
+        output, error_file   ids of files, once there are any
+        ends_as      while it is finalizing: its status after that
+        job          `{token} {until}`: the process that checks its file, or joins its output
+        range:{n}    of a range that was begun: `held {token} {until} {completed} {failed}`, later `done {token} 0 …`
+
+Theory of operation. A process takes a range for the time of a lease, and prolongs that while it works. Its results are
+in a file that has the token of the lease in its name. A range is done once, by the token that holds it then; so the
+results of a process that has lost its lease do not count, whatever it writes later. A process that takes over a range
+begins with the results that are there. The same holds for the check at the beginning and for the end.
+
+Each script has one key, so that it works in a cluster.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from router.core.batches.batch_object import ENDED, BatchErrors, BatchObject, RequestCounts
+from router.core.cache.redis_keys import OPEN_BATCHES_KEY, batch_key, batches_key
+from router.net.redis.commands import Command
+from router.net.redis.pipeline import RedisDownError, RedisPipeline
+from router.net.redis.replies import hash_fields
+
+LEASE: Final = 30.0
+"""Seconds without a sign of life after which another process takes over what a process held."""
+
+RENEW_INTERVAL: Final = 5.0
+
+KEPT_AFTER_END: Final = 30 * 86400
+"""Seconds for which a batch that has ended is kept."""
+
+_encode: Final = msgspec.json.Encoder().encode
+
+# ARGV: now in ms, the end of the lease in ms, the token, now in s, when it expires in s. The reply: what to do, and the
+# number of the range or how the batch ends.
+_CLAIM_SCRIPT: Final = """
+local key, now = KEYS[1], tonumber(ARGV[1])
+local batch = redis.call('HMGET', key, 'status', 'ranges', 'ends_as', 'job', 'paused', 'expires')
+local status, ranges, ends_as = batch[1], tonumber(batch[2] or 0), batch[3]
+if not status then return {'ended'} end
+
+local function take_job(what)
+    local until_ms = batch[4] and tonumber(string.match(batch[4], ' (%d+)$')) or 0
+    if until_ms > now then return {'wait'} end
+    redis.call('HSET', key, 'job', ARGV[3] .. ' ' .. ARGV[2])
+    return {what, ends_as or ''}
+end
+
+local function finalize(as, new_status)
+    ends_as = as
+    redis.call('HSET', key, 'ends_as', as)
+    if new_status then redis.call('HSET', key, 'status', new_status, new_status .. '_at', ARGV[4]) end
+end
+
+if status == 'validating' then
+    if batch[5] == '1' then return {'wait'} end
+    return take_job('validate')
+end
+if status == 'in_progress' and now >= 1000 * tonumber(batch[6]) then
+    finalize('expired', 'finalizing')
+    status = 'finalizing'
+end
+if status == 'cancelling' and not ends_as then finalize('cancelled') end
+if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' then
+    local open, held = nil, false
+    for first = 0, ranges - 1, 500 do
+        local names = {}
+        for n = first, math.min(first + 499, ranges - 1) do names[#names + 1] = 'range:' .. n end
+        for i, state in ipairs(redis.call('HMGET', key, unpack(names))) do
+            if not state then
+                open = open or first + i - 1
+            elseif string.sub(state, 1, 4) == 'held' then
+                if tonumber(string.match(state, '^held %S+ (%d+)')) > now then held = true
+                else open = open or first + i - 1 end
+            end
+        end
+    end
+    if status ~= 'in_progress' then
+        if held then return {'wait'} end
+        return take_job('finalize')
+    end
+    if open then
+        if batch[5] == '1' then return {'wait'} end
+        redis.call('HSET', key, 'range:' .. open, 'held ' .. ARGV[3] .. ' ' .. ARGV[2] .. ' 0 0')
+        return {'range', tostring(open)}
+    end
+    if held then return {'wait'} end
+    finalize('completed', 'finalizing')
+    return take_job('finalize')
+end
+return {'ended'}
+"""
+
+# ARGV: the number of the range, the token, the end of the lease in ms, lines completed and failed. The reply: whether
+# the work is to go on, 0, 1, or 2 while it is paused.
+_RENEW_RANGE_SCRIPT: Final = """
+local name = 'range:' .. ARGV[1]
+local batch = redis.call('HMGET', KEYS[1], 'status', name, 'paused')
+if not batch[2] or string.match(batch[2], '^held (%S+)') ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], name, 'held ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5])
+if batch[1] ~= 'in_progress' then return 0 end
+return batch[3] == '1' and 2 or 1
+"""
+
+# ARGV: the number of the range, the token, lines completed and failed, and `done` or `open`.
+_FINISH_RANGE_SCRIPT: Final = """
+local name = 'range:' .. ARGV[1]
+local state = redis.call('HGET', KEYS[1], name)
+if not state or string.match(state, '^held (%S+)') ~= ARGV[2] then return 0 end
+if ARGV[5] == 'open' then
+    redis.call('HSET', KEYS[1], name, 'held ' .. ARGV[2] .. ' 0 ' .. ARGV[3] .. ' ' .. ARGV[4])
+    return 1
+end
+redis.call('HSET', KEYS[1], name, 'done ' .. ARGV[2] .. ' 0 ' .. ARGV[3] .. ' ' .. ARGV[4])
+redis.call('HINCRBY', KEYS[1], 'completed', ARGV[3])
+redis.call('HINCRBY', KEYS[1], 'failed', ARGV[4])
+return 1
+"""
+
+# ARGV: the token, the end of the lease in ms.
+_RENEW_JOB_SCRIPT: Final = """
+local job = redis.call('HGET', KEYS[1], 'job')
+if not job or string.match(job, '^(%S+)') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'job', ARGV[1] .. ' ' .. ARGV[2])
+return 1
+"""
+
+# ARGV: the token, the time to live in ms or 0, fields and values. A batch that was cancelled meanwhile stays so.
+_FINISH_JOB_SCRIPT: Final = """
+local batch = redis.call('HMGET', KEYS[1], 'job', 'status')
+if not batch[1] or string.match(batch[1], '^(%S+)') ~= ARGV[1] then return 0 end
+redis.call('HDEL', KEYS[1], 'job')
+local fields = {}
+for i = 3, #ARGV, 2 do
+    local is_start = ARGV[i] == 'status' and ARGV[i + 1] == 'in_progress'
+    if not (is_start and batch[2] == 'cancelling') then
+        fields[#fields + 1] = ARGV[i]
+        fields[#fields + 1] = ARGV[i + 1]
+    end
+end
+redis.call('HSET', KEYS[1], unpack(fields))
+if ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return 1
+"""
+
+# ARGV: now in s. The reply: the status before.
+_CANCEL_SCRIPT: Final = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status == 'validating' or status == 'in_progress' then
+    redis.call('HSET', KEYS[1], 'status', 'cancelling', 'cancelling_at', ARGV[1], 'paused', '0')
+end
+return status
+"""
+
+# ARGV: 1 or 0. The reply: the status.
+_PAUSE_SCRIPT: Final = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status == 'validating' or status == 'in_progress' then redis.call('HSET', KEYS[1], 'paused', ARGV[1]) end
+return status
+"""
+
+
+class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client asked for. Times in seconds since the epoch. `cache_control`: for each of its requests."""
+
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    metadata: Mapping[str, str] | None = None
+    cache_control: str = ""
+
+
+_decode_spec: Final = msgspec.json.Decoder(BatchSpec).decode
+_decode_errors: Final = msgspec.json.Decoder(BatchErrors).decode
+
+
+class BatchNotFoundError(Exception):
+    """The tenant has no such batch."""
+
+
+class BatchName(NamedTuple):
+    tenant: str
+    id: str
+
+    @property
+    def key(self) -> str:
+        return batch_key(self.tenant, self.id)
+
+
+class Claim(NamedTuple):
+    """What a process is to do. `range`: which one. `ends_as`: the batch's last status.
+
+    `what`: `validate`, `range` or `finalize`; `wait` if there is nothing now, `ended` if there never will be.
+    """
+
+    what: str
+    token: str
+    range: int = -1
+    ends_as: str = ""
+
+
+class BatchRecord(NamedTuple):
+    """`shown`: as clients see it. `tokens`: of the ranges that are done, by number.
+
+    `index_token`: of the check; empty before it.
+    """
+
+    spec: BatchSpec
+    shown: BatchObject
+    ranges: int
+    index_token: str
+    tokens: Mapping[int, str]
+
+
+class BatchRecords:
+    """- Each tenant finds its own batches alone.
+    - A range is held by one process at a time, and done once.
+    - Raises RedisDownError where Redis does not answer, and also where it refuses the command.
+    """
+
+    def __init__(self, pipeline: RedisPipeline, *, clock: Callable[[], float]) -> None:
+        """`clock`: Redis' time, in seconds since the epoch."""
+        self._pipeline = pipeline
+        self._clock = clock
+
+    # -- for clients --------------------------------------------------------------------------------------------------
+
+    async def create(self, name: BatchName, spec: BatchSpec) -> None:
+        fields = (
+            "spec", _encode(spec), "status", "validating", "validating_at", spec.created_at, "expires", spec.expires_at,
+        )  # fmt: skip
+        await self._execute(
+            ("HSET", name.key, *fields),
+            ("ZADD", batches_key(name.tenant), spec.created_at, name.id),
+            ("ZADD", OPEN_BATCHES_KEY, spec.created_at, f"{name.tenant}:{name.id}"),
+        )
+
+    async def find(self, name: BatchName) -> BatchRecord:
+        """Raises BatchNotFoundError."""
+        (reply,) = await self._execute(("HGETALL", name.key))
+        return self._decode(name, reply)
+
+    async def ids(self, tenant: str) -> list[str]:
+        """Of all its batches, the newest first."""
+        (reply,) = await self._execute(("ZREVRANGE", batches_key(tenant), 0, -1))
+        return [id_.decode() for id_ in reply]
+
+    async def find_all(self, tenant: str, ids: Sequence[str]) -> list[BatchObject]:
+        """Those of them that are still kept."""
+        names = [BatchName(tenant, id_) for id_ in ids]
+        replies = await self._execute(*[("HGETALL", name.key) for name in names]) if names else []
+        found = []
+        gone = []
+        for name, reply in zip(names, replies, strict=True):
+            try:
+                found.append(self._decode(name, reply).shown)
+            except BatchNotFoundError:
+                gone.append(name.id)
+        if gone:
+            await self._execute(("ZREM", batches_key(tenant), *gone))
+        return found
+
+    async def cancel(self, name: BatchName) -> str:
+        """The status before. Raises BatchNotFoundError."""
+        return await self._change(name, _CANCEL_SCRIPT, int(self._clock()))
+
+    async def pause(self, name: BatchName, *, paused: bool) -> str:
+        """The status. Raises BatchNotFoundError."""
+        return await self._change(name, _PAUSE_SCRIPT, int(paused))
+
+    async def _change(self, name: BatchName, script: str, argument: int) -> str:
+        (status,) = await self._execute(("EVAL", script, 1, name.key, argument))
+        if status is None:
+            raise BatchNotFoundError
+        return str(status, "ascii")
+
+    # -- for processes that work on them ------------------------------------------------------------------------------
+
+    async def open(self) -> list[BatchName]:
+        """The batches that have not ended, the oldest first."""
+        (reply,) = await self._execute(("ZRANGE", OPEN_BATCHES_KEY, 0, -1))
+        return [BatchName(tenant, id_) for tenant, _, id_ in (member.decode().partition(":") for member in reply)]
+
+    async def claim(self, name: BatchName, token: str) -> Claim:
+        now = self._clock()
+        (reply,) = await self._execute(
+            ("EVAL", _CLAIM_SCRIPT, 1, name.key, int(1000 * now), self._lease_end(), token, int(now))
+        )
+        what, *rest = [word.decode() for word in reply]
+        if what == "ended":
+            await self._execute(("ZREM", OPEN_BATCHES_KEY, f"{name.tenant}:{name.id}"))
+        if what == "range":
+            return Claim(what, token, int(rest[0]))
+        return Claim(what, token, ends_as=rest[0] if rest else "")
+
+    async def renew_range(self, name: BatchName, claim: Claim, completed: int, failed: int) -> int:
+        """0: the range is another process', or the batch is ending. 2: it is paused."""
+        command = (
+            "EVAL", _RENEW_RANGE_SCRIPT, 1, name.key, claim.range, claim.token, self._lease_end(), completed, failed,
+        )  # fmt: skip
+        (reply,) = await self._execute(command)
+        return int(reply)
+
+    async def finish_range(self, name: BatchName, claim: Claim, completed: int, failed: int, *, done: bool) -> bool:
+        """`done`: else another process may take it at once. False: the range is another process'."""
+        state = "done" if done else "open"
+        command = ("EVAL", _FINISH_RANGE_SCRIPT, 1, name.key, claim.range, claim.token, completed, failed, state)
+        (reply,) = await self._execute(command)
+        return bool(reply == 1)
+
+    async def renew_job(self, name: BatchName, token: str) -> bool:
+        (reply,) = await self._execute(("EVAL", _RENEW_JOB_SCRIPT, 1, name.key, token, self._lease_end()))
+        return bool(reply == 1)
+
+    async def begin(self, name: BatchName, token: str, total: int, ranges: int) -> bool:
+        """Its file has been checked."""
+        now = int(self._clock())
+        fields = (
+            "status", "in_progress", "in_progress_at", now, "total", total, "ranges", ranges, "index", token,
+        )  # fmt: skip
+        return await self._finish_job(name, token, 0, *fields)
+
+    async def fail(self, name: BatchName, token: str, errors: BatchErrors) -> bool:
+        now = int(self._clock())
+        return await self._end(name, token, "failed", "failed_at", now, "errors", _encode(errors))
+
+    async def end(
+        self, name: BatchName, token: str, status: str, counts: RequestCounts, output: str, error_file: str
+    ) -> bool:
+        """`output`, `error_file`: ids of files, empty for none."""
+        files = [field for field in (("output", output), ("error_file", error_file)) if field[1]]
+        return await self._end(
+            name, token, status, f"{status}_at", int(self._clock()), "completed", counts.completed, "failed",
+            counts.failed, *[word for pair in files for word in pair],
+        )  # fmt: skip
+
+    async def _end(self, name: BatchName, token: str, status: str, *fields: str | int | bytes) -> bool:
+        ended = await self._finish_job(name, token, 1000 * KEPT_AFTER_END, "status", status, *fields)
+        if ended:
+            await self._execute(("ZREM", OPEN_BATCHES_KEY, f"{name.tenant}:{name.id}"))
+        return ended
+
+    async def _finish_job(self, name: BatchName, token: str, ttl_ms: int, *fields: str | int | bytes) -> bool:
+        (reply,) = await self._execute(("EVAL", _FINISH_JOB_SCRIPT, 1, name.key, token, ttl_ms, *fields))
+        return bool(reply == 1)
+
+    def _lease_end(self) -> int:
+        return int(1000 * (self._clock() + LEASE))
+
+    async def _execute(self, *commands: Command) -> list[Any]:
+        replies = await self._pipeline.execute(*commands)
+        if any(isinstance(reply, Exception) for reply in replies):
+            raise RedisDownError
+        return replies
+
+    def _decode(self, name: BatchName, reply: Any) -> BatchRecord:
+        fields = self._pipeline.decode(hash_fields, reply)
+        if b"spec" not in fields or b"status" not in fields:
+            raise BatchNotFoundError
+        return self._pipeline.decode(lambda values: _read(name, values), fields)
+
+
+def _read(name: BatchName, fields: Mapping[bytes, bytes]) -> BatchRecord:
+    spec = _decode_spec(fields[b"spec"])
+    status: Any = fields[b"status"].decode()
+    total, ranges = _number(fields, b"total") or 0, _number(fields, b"ranges") or 0
+    completed, failed = _number(fields, b"completed") or 0, _number(fields, b"failed") or 0
+    tokens = {}
+    for field, value in fields.items():
+        if field.startswith(b"range:"):
+            state, token, _, range_completed, range_failed = value.split(b" ")
+            if state == b"done":
+                tokens[int(field[6:])] = token.decode()
+            elif status not in ENDED:
+                completed, failed = completed + int(range_completed), failed + int(range_failed)
+    times: dict[str, Any] = {f"{each}_at": _number(fields, f"{each}_at".encode()) for each in _TIMED}
+    shown = BatchObject(
+        id=name.id,
+        endpoint=spec.endpoint,
+        errors=_decode_errors(fields[b"errors"]) if b"errors" in fields else None,
+        input_file_id=spec.input_file_id,
+        completion_window=spec.completion_window,
+        status=status,
+        output_file_id=_text(fields, b"output"),
+        error_file_id=_text(fields, b"error_file"),
+        created_at=spec.created_at,
+        expires_at=spec.expires_at,
+        request_counts=RequestCounts(total, completed, failed),
+        metadata=spec.metadata,
+        paused=fields.get(b"paused") == b"1",
+        **times,
+    )
+    return BatchRecord(spec, shown, ranges, _text(fields, b"index") or "", tokens)
+
+
+_TIMED: Final = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+
+
+def _number(fields: Mapping[bytes, bytes], name: bytes) -> int | None:
+    value = fields.get(name)
+    return int(value) if value is not None else None
+
+
+def _text(fields: Mapping[bytes, bytes], name: bytes) -> str | None:
+    value = fields.get(name)
+    return value.decode() if value is not None else None

@@ -1,0 +1,73 @@
+"""Lines of output and error files, in OpenAI's form, each on one line."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.batches.completion_window import parse_window
+from router.core.batches.line_index import LineEntry, order_key, pack_entries, unpack_entries
+from router.core.batches.result_line import error_line, line_id, number_of, response_line
+from router.errors import ApiError
+
+
+def test_a_response_is_on_one_line_however_its_engine_wrote_it() -> None:
+    body = json.dumps({"choices": [{"text": "a\nb"}]}, indent=2).encode()
+    line = response_line(line_id("batch_5f", 26), 'a"b', 200, "req", body)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert json.loads(line) == {
+        "id": "batch_req_5f0000001a",
+        "custom_id": 'a"b',
+        "response": {"status_code": 200, "request_id": "req", "body": {"choices": [{"text": "a\nb"}]}},
+        "error": None,
+    }
+
+
+def test_an_error_names_the_line() -> None:
+    assert json.loads(error_line("x", None, 3, "code", "Words.")) == {
+        "id": "x",
+        "custom_id": None,
+        "response": None,
+        "error": {"code": "code", "message": "Words.", "line": 3},
+    }
+
+
+@given(st.integers(1, 2**31), st.text(max_size=9))
+def test_a_result_tells_the_number_of_its_line(number: int, custom_id: str) -> None:
+    id_ = line_id("batch_0123456789abcdef01234567", number)
+    assert number_of(response_line(id_, custom_id, 200, "", b"{}")) == number
+    assert number_of(error_line(id_, custom_id, number, "", "")) == number
+
+
+@given(st.binary(max_size=60))
+def test_what_is_no_result_has_no_number(line: bytes) -> None:
+    number_of(line)
+    assert number_of(b"") is None
+    assert number_of(b'{"id":"batch_req_nonsense"') is None
+
+
+@given(st.lists(st.builds(LineEntry, st.integers(0, 2**63), st.integers(0, 2**31), st.integers(0, 2**31), st.just(1))))
+def test_entries_can_be_packed(entries: list[LineEntry]) -> None:
+    assert list(unpack_entries(pack_entries(entries))) == entries
+
+
+def test_bodies_that_begin_alike_are_neighbours() -> None:
+    systems = [bytes([65 + number]) * 3000 for number in range(4)]
+    bodies = [system + b"%d" % number for number in range(5) for system in systems]
+    ordered = sorted(bodies, key=order_key)
+    changes = sum(one[:1] != other[:1] for one, other in pairwise(ordered))
+    assert changes == len(systems) - 1
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("24h", 86400), ("7d", 604_800), ("90m", 5400), ("30d", 2_592_000)])
+def test_windows_are_durations(text: str, seconds: int) -> None:
+    assert parse_window(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "24", "0h", "-1h", "1.5h", "31d", "24H", "h", "24 h", "99999999d", "24h\n"])
+def test_other_windows_are_refused(text: str) -> None:
+    with pytest.raises(ApiError):
+        parse_window(text)

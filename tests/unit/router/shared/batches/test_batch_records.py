@@ -1,0 +1,203 @@
+"""Batches in Redis: each part of the work has one holder, and counts once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from router.core.batches.batch_object import BatchError, BatchErrors, RequestCounts
+from router.core.cache.redis_keys import OPEN_BATCHES_KEY
+from router.shared.batches.batch_records import LEASE, BatchName, BatchNotFoundError, BatchRecords, BatchSpec, Claim
+from router.shared.connection.redis import open_backend, open_pipeline
+from tests.support.redis_process import RedisServer
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NAME = BatchName("acme", "batch_1")
+SPEC = BatchSpec(
+    endpoint="/v1/embeddings", input_file_id="file-1", completion_window="24h", created_at=1000, expires_at=87_400
+)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def records(redis_server: RedisServer, redis: Any, clock: Clock) -> AsyncIterator[BatchRecords]:
+    pipeline = open_pipeline(open_backend(redis_server.url, timeout=2), timeout=2, retry=0.05)
+    await pipeline.start()
+    yield BatchRecords(pipeline, clock=clock)
+    await pipeline.aclose()
+
+
+async def begun(records: BatchRecords, ranges: int = 2) -> None:
+    await records.create(NAME, SPEC)
+    claim = await records.claim(NAME, "check")
+    assert claim == Claim("validate", "check")
+    assert await records.begin(NAME, "check", 100 * ranges, ranges)
+
+
+async def claims(records: BatchRecords, count: int) -> list[tuple[str, int]]:
+    found = [await records.claim(NAME, f"t{number}") for number in range(count)]
+    return [(claim.what, claim.range) for claim in found]
+
+
+async def test_a_batch_goes_from_its_check_to_its_end(records: BatchRecords, clock: Clock) -> None:
+    await begun(records)
+    assert await records.open() == [NAME]
+    assert await claims(records, 3) == [("range", 0), ("range", 1), ("wait", -1)]
+    one, two = Claim("range", "t0", 0), Claim("range", "t1", 1)
+    assert await records.renew_range(NAME, two, 7, 1) == 1
+    assert (await records.find(NAME)).shown.request_counts == RequestCounts(200, 7, 1)
+    assert await records.finish_range(NAME, one, 99, 1, done=True)
+    assert await claims(records, 1) == [("wait", -1)]
+    assert await records.finish_range(NAME, two, 98, 2, done=True)
+    claim = await records.claim(NAME, "end")
+    assert claim == Claim("finalize", "end", ends_as="completed")
+    record = await records.find(NAME)
+    assert (record.shown.status, record.tokens) == ("finalizing", {0: "t0", 1: "t1"})
+    clock.now += 5
+    assert await records.end(NAME, "end", "completed", RequestCounts(200, 197, 3), "file-2", "file-3")
+    shown = (await records.find(NAME)).shown
+    assert (shown.status, shown.completed_at, shown.output_file_id, shown.error_file_id) == (
+        "completed", 1005, "file-2", "file-3",
+    )  # fmt: skip
+    assert shown.request_counts == RequestCounts(200, 197, 3)
+    assert await records.open() == []
+    assert (await records.claim(NAME, "x")).what == "ended"
+
+
+async def test_a_batch_that_cannot_begin_has_failed_and_says_why(records: BatchRecords) -> None:
+    await records.create(NAME, SPEC)
+    await records.claim(NAME, "check")
+    errors = BatchErrors((BatchError("invalid_json_line", "Words.", 3),))
+    assert await records.fail(NAME, "check", errors)
+    shown = (await records.find(NAME)).shown
+    assert (shown.status, shown.errors, shown.failed_at) == ("failed", errors, 1000)
+    assert await records.open() == []
+
+
+async def test_who_loses_its_lease_counts_no_more(records: BatchRecords, clock: Clock) -> None:
+    await begun(records, 1)
+    assert await claims(records, 2) == [("range", 0), ("wait", -1)]
+    late = Claim("range", "t0", 0)
+    clock.now += LEASE - 1
+    assert await records.renew_range(NAME, late, 1, 0) == 1
+    clock.now += LEASE - 1
+    assert (await records.claim(NAME, "other")).what == "wait"
+    clock.now += 1.1
+    assert await records.claim(NAME, "other") == Claim("range", "other", 0)
+    assert await records.renew_range(NAME, late, 50, 0) == 0
+    assert not await records.finish_range(NAME, late, 100, 0, done=True)
+    assert await records.finish_range(NAME, Claim("range", "other", 0), 90, 10, done=True)
+    assert not await records.finish_range(NAME, Claim("range", "other", 0), 90, 10, done=True), "once"
+    assert (await records.find(NAME)).shown.request_counts == RequestCounts(100, 90, 10)
+
+
+async def test_the_check_and_the_end_are_taken_over_too(records: BatchRecords, clock: Clock) -> None:
+    await records.create(NAME, SPEC)
+    assert (await records.claim(NAME, "a")).what == "validate"
+    assert (await records.claim(NAME, "b")).what == "wait"
+    assert await records.renew_job(NAME, "a")
+    clock.now += LEASE + 1
+    assert (await records.claim(NAME, "b")).what == "validate"
+    assert not await records.renew_job(NAME, "a")
+    assert not await records.begin(NAME, "a", 7, 1)
+    assert await records.begin(NAME, "b", 0, 0)
+    assert (await records.claim(NAME, "c")).what == "finalize"
+    clock.now += LEASE + 1
+    assert (await records.claim(NAME, "d")).what == "finalize"
+    assert not await records.end(NAME, "c", "completed", RequestCounts(), "", "")
+    assert await records.end(NAME, "d", "completed", RequestCounts(), "", "")
+
+
+async def test_a_range_that_is_given_back_is_free_at_once(records: BatchRecords) -> None:
+    await begun(records, 1)
+    await records.claim(NAME, "a")
+    assert await records.finish_range(NAME, Claim("range", "a", 0), 3, 1, done=False)
+    assert (await records.find(NAME)).shown.request_counts == RequestCounts(100, 3, 1)
+    assert await records.claim(NAME, "b") == Claim("range", "b", 0)
+
+
+async def test_a_cancelled_batch_ends_once_nobody_works_on_it(records: BatchRecords) -> None:
+    await begun(records)
+    held = await records.claim(NAME, "a")
+    assert await records.cancel(NAME) == "in_progress"
+    assert await records.renew_range(NAME, held, 5, 0) == 0
+    assert (await records.claim(NAME, "b")).what == "wait"
+    assert (await records.find(NAME)).shown.status == "cancelling"
+    await records.finish_range(NAME, held, 5, 0, done=False)
+    assert await records.claim(NAME, "b") == Claim("finalize", "b", ends_as="cancelled")
+    assert await records.end(NAME, "b", "cancelled", RequestCounts(5, 5, 0), "file-2", "")
+    assert (await records.find(NAME)).shown.cancelled_at == 1000
+    assert await records.cancel(NAME) == "cancelled", "it stays as it has ended"
+
+
+async def test_a_batch_that_is_cancelled_while_it_is_checked_does_not_begin(records: BatchRecords) -> None:
+    await records.create(NAME, SPEC)
+    await records.claim(NAME, "a")
+    await records.cancel(NAME)
+    assert await records.begin(NAME, "a", 100, 1)
+    assert (await records.claim(NAME, "b")) == Claim("finalize", "b", ends_as="cancelled")
+
+
+async def test_a_batch_ends_with_its_window(records: BatchRecords, clock: Clock) -> None:
+    await begun(records)
+    held = await records.claim(NAME, "a")
+    clock.now = float(SPEC.expires_at)
+    assert (await records.claim(NAME, "b")) == Claim("finalize", "b", ends_as="expired"), "the lease of a is over"
+    assert await records.renew_range(NAME, held, 5, 0) == 0
+
+
+async def test_a_paused_batch_begins_nothing(records: BatchRecords) -> None:
+    await begun(records)
+    held = await records.claim(NAME, "a")
+    assert await records.pause(NAME, paused=True) == "in_progress"
+    assert (await records.find(NAME)).shown.paused
+    assert await records.renew_range(NAME, held, 1, 0) == 2
+    assert (await records.claim(NAME, "b")).what == "wait"
+    await records.pause(NAME, paused=False)
+    assert (await records.claim(NAME, "b")).what == "range"
+
+
+async def test_ranges_are_found_among_thousands(records: BatchRecords) -> None:
+    await begun(records, 1100)
+    for number in range(1100):
+        claim = await records.claim(NAME, "t")
+        assert claim.range == number
+        await records.finish_range(NAME, claim, 1, 0, done=True)
+    assert (await records.claim(NAME, "end")).what == "finalize"
+
+
+async def test_each_part_has_one_holder_whoever_asks_at_once(records: BatchRecords) -> None:
+    await begun(records, 5)
+    found = await asyncio.gather(*[records.claim(NAME, f"t{number}") for number in range(8)])
+    assert sorted(claim.range for claim in found) == [-1, -1, -1, 0, 1, 2, 3, 4]
+
+
+async def test_a_tenant_finds_its_own_batches_alone(records: BatchRecords, redis: Any) -> None:
+    await begun(records)
+    other = BatchName("other", NAME.id)
+    for call in (records.find(other), records.cancel(other), records.pause(other, paused=True)):
+        with pytest.raises(BatchNotFoundError):
+            await call
+    assert (await records.claim(other, "x")).what == "ended"
+    assert await records.ids("other") == []
+    assert await records.ids("acme") == [NAME.id]
+    assert [each.id for each in await records.find_all("acme", [NAME.id, "batch_gone"])] == [NAME.id]
+    await redis.delete(NAME.key)
+    assert await records.find_all("acme", [NAME.id]) == []
+    assert await records.ids("acme") == []
+    assert (await records.claim(NAME, "x")).what == "ended"
+    assert await redis.zcard(OPEN_BATCHES_KEY) == 0
