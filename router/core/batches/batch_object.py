@@ -38,7 +38,7 @@ class BatchErrors(msgspec.Struct, frozen=True):
 class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
     """Times are in seconds since the epoch.
 
-    `paused`: it gets no engine until it is resumed, which is no state of OpenAI's.
+    `paused`: no line begins until it is resumed. `waiting_for`: why no line runs, in words. OpenAI has neither.
     """
 
     id: str

@@ -240,6 +240,7 @@ class BatchRunner:
         failure = None if running.cancelled() else running.exception()
         if isinstance(failure, TenantRefusedError):
             self._not_before[name] = loop.time() + min(_MAX_REFUSED, failure.retry_after)
+            await self._records.set_waiting(name, failure.message)
         elif failure is not None:
             raise failure
 

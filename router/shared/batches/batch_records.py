@@ -6,6 +6,7 @@
         spec         what its client asked for, JSON: see BatchSpec
         status       see BatchObject; `{status}_at`: since when, in seconds since the epoch
         paused       1: no line begins
+        waiting      why no line runs, in words, until one does
         total        lines of its file; `ranges`: the parts that they are divided into
         index        the token of the check, which names the index of its lines
         completed, failed    lines of the ranges that are done
@@ -94,6 +95,7 @@ if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' t
     end
     if open then
         if batch[5] == '1' then return {'wait'} end
+        redis.call('HDEL', key, 'waiting')
         redis.call('HSET', key, 'range:' .. open, 'held ' .. ARGV[3] .. ' ' .. ARGV[2] .. ' 0 0')
         return {'range', tostring(open)}
     end
@@ -323,6 +325,10 @@ class BatchRecords:
         (reply,) = await self._execute(command)
         return bool(reply == 1)
 
+    async def set_waiting(self, name: BatchName, reason: str) -> None:
+        """Why no line runs, for those who look; until a range is claimed."""
+        await self._execute(("HSET", name.key, "waiting", reason))
+
     async def renew_job(self, name: BatchName, token: str) -> bool:
         (reply,) = await self._execute(("EVAL", _RENEW_JOB_SCRIPT, 1, name.key, token, self._lease_end()))
         return bool(reply == 1)
@@ -403,6 +409,7 @@ def _read(name: BatchName, fields: Mapping[bytes, bytes]) -> BatchRecord:
         request_counts=RequestCounts(total, completed, failed),
         metadata=spec.metadata,
         paused=fields.get(b"paused") == b"1",
+        waiting_for=_text(fields, b"waiting") if status == "in_progress" else None,
         **times,
     )
     return BatchRecord(spec, shown, ranges, _text(fields, b"index") or "", tokens)
