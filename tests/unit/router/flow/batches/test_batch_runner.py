@@ -100,7 +100,7 @@ class World:
             yield content
 
         record = await self.files.create("acme", "in.jsonl", "batch", chunks())
-        fields = {"cache_control": "", "expires_at": 90_000} | changed
+        fields: dict[str, Any] = {"cache_control": "", "expires_at": 90_000} | changed
         spec = BatchSpec(
             endpoint=EMBEDDINGS.path, input_file_id=record.id, completion_window="24h", created_at=1000, **fields
         )
@@ -132,7 +132,7 @@ class World:
         await eventually(has_status)
         return await self.shown()
 
-    def results(self, id_: str | None) -> dict[str, Any]:
+    def results(self, id_: str | None) -> dict[str | None, Any]:
         """By custom_id; each once."""
         if id_ is None:
             return {}
@@ -163,7 +163,7 @@ def check_outputs(world: World, shown: BatchObject, count: int) -> None:
     results = world.results(shown.output_file_id)
     assert set(results) == {f"n{number}" for number in range(count)}
     for custom_id, result in results.items():
-        assert result["response"]["body"] == {"echo": f"text {custom_id[1:]}"}
+        assert result["response"]["body"] == {"echo": f"text {str(custom_id)[1:]}"}
         assert (result["response"]["status_code"], result["error"]) == (200, None)
 
 

@@ -1,0 +1,132 @@
+"""When a line of a batch may begin: while nobody waits, and an engine is far from full."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from router.core.resilience.readiness import Readiness
+from router.errors import unknown_model
+from router.flow.batches.spare_capacity import SpareCapacity
+from router.upstream.engine_gauges import EngineGauges
+from tests.support.virtual_time import on_virtual_time
+
+
+class Engine:
+    """`taken`: the share of its slots."""
+
+    def __init__(
+        self, taken: float = 0.0, *, up: bool | None = True, state: Readiness = Readiness.READY, **gauges: Any
+    ):
+        self.taken = taken
+        self.up = up
+        self.state = state
+        self.gauges = EngineGauges(**gauges)
+
+    def is_taken(self, share: float) -> bool:
+        return self.taken >= share
+
+
+class Catalog:
+    """The model `m`, and `other`, whose engines are full."""
+
+    def __init__(self, engines: list[Engine], wake: float | None = None) -> None:
+        self.models = [
+            SimpleNamespace(configured_name="m", wake=wake),
+            SimpleNamespace(configured_name="other", wake=None),
+        ]
+        self._engines = {"m": engines, "other": [Engine(1.0)]}
+
+    def requested_name(self, name: str) -> str:
+        return name or "m"
+
+    def resolve(self, name: str, _: None) -> Any:
+        for model in self.models:
+            if model.configured_name == name:
+                return model
+        raise unknown_model(name)
+
+    def engines_for(self, name: str) -> list[Engine]:
+        return self._engines[name]
+
+
+def capacity(*engines: Engine, waiting: int = 0, wake: float | None = None, max_in_flight: int = 2) -> SpareCapacity:
+    catalog: Any = Catalog(list(engines), wake)
+    admission: Any = SimpleNamespace(waiting=lambda _: waiting)
+    readiness: Any = lambda engine: engine.state  # noqa: E731
+    return SpareCapacity(catalog, admission, readiness, max_in_flight=max_in_flight, max_kv_usage=0.7)
+
+
+def test_a_line_begins_where_an_engine_has_room() -> None:
+    assert capacity(Engine()).has_room("m")
+    assert capacity(Engine(1.0), Engine(0.5)).has_room("m")
+    assert capacity(Engine()).has_room("")
+    assert capacity(Engine()).has_room("auto")
+    assert capacity(Engine(kv_cache_usage=0.7)).has_room("m")
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        Engine(0.75),
+        Engine(kv_cache_usage=0.71),
+        Engine(waiting=1.0),
+        Engine(state=Readiness.DOWN, up=False),
+        Engine(state=Readiness.BLOCKED),
+        Engine(state=Readiness.PROBING),
+    ],
+)
+def test_no_line_begins_at_an_engine_that_is_busy_or_down(engine: Engine) -> None:
+    assert not capacity(engine).has_room("m")
+    assert not capacity(engine).has_room("auto")
+    assert not capacity().has_room("m")
+
+
+def test_no_line_begins_while_requests_wait() -> None:
+    assert not capacity(Engine(), waiting=1).has_room("m")
+    assert not capacity(Engine(), waiting=1).has_room("auto")
+
+
+def test_a_line_may_start_an_engine() -> None:
+    down = Engine(state=Readiness.DOWN, up=False)
+    assert capacity(down, wake=60.0).has_room("m")
+    assert not capacity(down, Engine(1.0), wake=60.0).has_room("m"), "one is up, and busy"
+
+
+def test_a_line_that_is_refused_needs_no_engine() -> None:
+    assert capacity(Engine(1.0)).has_room("unknown")
+
+
+@on_virtual_time
+async def test_no_more_lines_run_than_may() -> None:
+    spare = capacity(Engine())
+    running = most = 0
+
+    async def line() -> None:
+        nonlocal running, most
+        async with spare.one_more("m"):
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(1)
+            running -= 1
+
+    began = asyncio.get_running_loop().time()
+    await asyncio.gather(*[line() for _ in range(6)])
+    assert most == 2
+    assert asyncio.get_running_loop().time() - began == pytest.approx(3, abs=0.01)
+
+
+@on_virtual_time
+async def test_a_line_begins_soon_after_there_is_room() -> None:
+    engine = Engine(1.0)
+    spare = capacity(engine)
+
+    async def free() -> None:
+        await asyncio.sleep(10)
+        engine.taken = 0.0
+
+    freeing = asyncio.create_task(free())
+    async with spare.one_more("m"):
+        assert 10 <= asyncio.get_running_loop().time() < 10.3
+    await freeing
