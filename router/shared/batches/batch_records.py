@@ -248,8 +248,9 @@ class BatchRecords:
         )  # fmt: skip
         await self._execute(
             ("HSET", name.key, *fields),
-            ("ZADD", batches_key(name.tenant), spec.created_at, name.id),
-            ("ZADD", OPEN_BATCHES_KEY, spec.created_at, f"{name.tenant}:{name.id}"),
+            # Not ZADD, so that the router's user of Redis needs no further right; the member is new.
+            ("ZINCRBY", batches_key(name.tenant), spec.created_at, name.id),
+            ("ZINCRBY", OPEN_BATCHES_KEY, spec.created_at, f"{name.tenant}:{name.id}"),
         )
 
     async def find(self, name: BatchName) -> BatchRecord:
@@ -295,8 +296,9 @@ class BatchRecords:
 
     async def open(self) -> list[BatchName]:
         """The batches that have not ended, the oldest first."""
-        (reply,) = await self._execute(("ZRANGE", OPEN_BATCHES_KEY, 0, -1))
-        return [BatchName(tenant, id_) for tenant, _, id_ in (member.decode().partition(":") for member in reply)]
+        (reply,) = await self._execute(("ZREVRANGE", OPEN_BATCHES_KEY, 0, -1))
+        members = [member.decode().partition(":") for member in reversed(reply)]
+        return [BatchName(tenant, id_) for tenant, _, id_ in members]
 
     async def claim(self, name: BatchName, token: str) -> Claim:
         now = self._clock()

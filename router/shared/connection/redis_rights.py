@@ -34,7 +34,7 @@ class NeededCommand(NamedTuple):
     def loss(self) -> str:
         """What does not work without it."""
         if self.use == "administration":
-            return "`roundhouse cache`, purges and the admin API fail"
+            return "`roundhouse cache`, purges, batches and the admin API fail"
         return _LOSSES.get(self.name, "nothing is cached")
 
 
@@ -96,7 +96,7 @@ _NO_STATUS: Final = "the dashboard and `roundhouse top` lack routers, traffic an
 _NO_PUSHES: Final = f"{_NO_SHARING}, and no entry is served from a router's memory"
 _NO_STATE: Final = "drains, API keys and announced engines in Redis are not read"
 _LOSSES: Final[Mapping[str, str]] = {
-    "client|setname": "`roundhouse cache`, purges and the admin API fail",
+    "client|setname": "`roundhouse cache`, purges, batches and the admin API fail",
     "client|tracking": _NO_PUSHES,
     "subscribe": _NO_PUSHES,
     "ping": _NO_PUSHES,
