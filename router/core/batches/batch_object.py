@@ -16,9 +16,12 @@ ENDED: Final = ("completed", "failed", "expired", "cancelled")
 
 
 class RequestCounts(msgspec.Struct, frozen=True):
+    """`cached`: those of the completed ones that no engine has worked on for this batch. OpenAI has no such field."""
+
     total: int = 0
     completed: int = 0
     failed: int = 0
+    cached: int = 0
 
 
 class BatchError(msgspec.Struct, frozen=True):

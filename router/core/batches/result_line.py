@@ -11,6 +11,8 @@ _encode: Final = msgspec.json.Encoder().encode
 
 _ID_PREFIX: Final = "batch_req_"
 _NUMBER_DIGITS: Final = 8
+_RESPONSE: Final = b',"response":{"status_code":'
+_CACHED: Final = (b"HIT", b"STALE", b"COALESCED")
 
 
 def line_id(batch_id: str, number: int) -> str:
@@ -27,13 +29,20 @@ def number_of(line: bytes) -> int | None:
         return None
 
 
-def response_line(id_: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
-    """`id_`: of the line. `body`: JSON, of the response or of an error."""
+def response_line(id_: str, custom_id: str, status: int, request_id: str, cache: str, body: bytes) -> bytes:
+    """`id_`: of the line. `cache`: X-Cache of the response. `body`: JSON, of the response or of an error."""
     # JSON has line breaks only between its tokens, so the value stays the same.
     body = body.replace(b"\r", b" ").replace(b"\n", b" ")
-    return b'{"id":%b,"custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":%b},"error":null}\n' % (
-        _encode(id_), _encode(custom_id), status, _encode(request_id), body,
+    return b'{"id":%b,"custom_id":%b%b%d,"cache":%b,"request_id":%b,"body":%b},"error":null}\n' % (
+        _encode(id_), _encode(custom_id), _RESPONSE, status, _encode(cache), _encode(request_id), body,
     )  # fmt: skip
+
+
+def is_cached(line: bytes) -> bool:
+    """Whether the result came from the cache, or from the generation of another request."""
+    # Its quotation marks would be escaped in a `custom_id`.
+    _, _, rest = line.partition(_RESPONSE)
+    return rest[:80].partition(b'"cache":"')[2].startswith(_CACHED)
 
 
 def error_line(id_: str, custom_id: str | None, number: int, code: str, message: str) -> bytes:

@@ -12,10 +12,10 @@ from router.core.batches.result_line import error_line, line_id, response_line
 from router.core.cache.cache_control import CacheControl
 from router.core.endpoints.endpoint import Endpoint
 from router.errors import ENGINE_LOST, NOT_CACHED, ApiError
-from router.flow.batches.line_requests import LineRequests
+from router.flow.batches.line_requests import LineAnswer, LineRequests
 from router.flow.batches.spare_capacity import SpareCapacity
 from router.flow.lookup import FullResponse
-from router.shared.batches.batch_folder import Kind, PartWriter, read_line
+from router.shared.batches.batch_folder import Kind, PartWriter, count_result, read_line
 from router.shared.batches.files import BatchFiles
 
 _MAX_FAILURES: Final = 3
@@ -61,8 +61,7 @@ class BatchRange:
         self._flushing = asyncio.Lock()
         self._resumed = asyncio.Event()
         self._resumed.set()
-        self.completed = known.completed
-        self.failed = known.failed
+        self.counts = known
 
     def set_paused(self, paused: bool) -> None:
         if paused:
@@ -88,10 +87,7 @@ class BatchRange:
             self._writer.add(kind, result)
             async with self._flushing:
                 await self._files.run(self._writer.write, self._writer.take())
-            if kind == "output":
-                self.completed += 1
-            else:
-                self.failed += 1
+            self.counts = count_result(self.counts, kind, result)
 
     async def _result(self, entry: LineEntry, line: bytes) -> tuple[Kind, bytes]:
         id_ = line_id(self._batch_id, entry.number)
@@ -101,24 +97,25 @@ class BatchRange:
             parsed = BadLine(parsed.custom_id, "duplicate_custom_id", message)
         if isinstance(parsed, BadLine):
             return "errors", error_line(id_, parsed.custom_id, entry.number, parsed.code, parsed.message)
-        request_id, answer = await self._answer(parsed)
+        request_id, cache, answer = await self._answer(parsed)
         if isinstance(answer, FullResponse):
-            return "output", response_line(id_, parsed.custom_id, 200, request_id, answer.body)
+            return "output", response_line(id_, parsed.custom_id, 200, request_id, cache, answer.body)
         body = self._endpoint.errors.body(answer, request_id)
-        return "errors", response_line(id_, parsed.custom_id, answer.status, request_id, body)
+        return "errors", response_line(id_, parsed.custom_id, answer.status, request_id, cache, body)
 
-    async def _answer(self, line: RequestLine) -> tuple[str, FullResponse | ApiError]:
+    async def _answer(self, line: RequestLine) -> LineAnswer:
         failures, delay = 0, _FIRST_DELAY
         while True:
             await self._resumed.wait()
             async with self._capacity.one_more(line.model):
-                request_id, answer = await self._requests.send(self._endpoint, self._tenant, self._control, line.body)
+                found = await self._requests.send(self._endpoint, self._tenant, self._control, line.body)
+            answer = found.answer
             if isinstance(answer, FullResponse):
-                return request_id, answer
+                return found
             failures += answer.status in _FAILED
             is_worth_it = answer.status in _BUSY or (answer.status in _FAILED and failures < _MAX_FAILURES)
             if answer.code in _FINAL or not is_worth_it:
-                return request_id, answer
+                return found
             if (answer.retry_after or 0) >= _LONG_DELAY and answer.status == 429:
                 raise TenantRefusedError(answer)
             await asyncio.sleep(max(delay, answer.retry_after or 0.0))

@@ -231,7 +231,7 @@ class BatchRunner:
         finally:
             await cancel_and_wait(running, lease)
             writer.close()
-            finish = partial(self._records.finish_range, name, claim, lines.completed, lines.failed, done=is_done)
+            finish = partial(self._records.finish_range, name, claim, lines.counts, done=is_done)
             if is_done:
                 await self._until_done(finish)
             else:
@@ -247,7 +247,7 @@ class BatchRunner:
     async def _renew_range(
         self, name: BatchName, claim: Claim, lines: BatchRange, running: "asyncio.Task[None]"
     ) -> bool:
-        state = await self._records.renew_range(name, claim, lines.completed, lines.failed)
+        state = await self._records.renew_range(name, claim, lines.counts)
         lines.set_paused(state == 2)
         if not state:
             running.cancel()

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from router.core.cache.cache_control import CacheControl
 from router.core.endpoints.endpoint import Endpoint
@@ -40,6 +40,14 @@ class _NoClient:
 _NO_CLIENT: Final = _NoClient()
 
 
+class LineAnswer(NamedTuple):
+    """`cache`: X-Cache; empty for what was refused before."""
+
+    request_id: str
+    cache: str
+    answer: FullResponse | ApiError
+
+
 class LineRequests:
     """- Each request has the lowest priority, counts for its tenant's limits, and has a line of its own in the log."""
 
@@ -53,10 +61,7 @@ class LineRequests:
         self._new_allocation = new_allocation
         self._record_request = record_request
 
-    async def send(
-        self, endpoint: Endpoint, tenant: str, control: CacheControl, body: bytes
-    ) -> tuple[str, FullResponse | ApiError]:
-        """The id of the request, and its response or error."""
+    async def send(self, endpoint: Endpoint, tenant: str, control: CacheControl, body: bytes) -> LineAnswer:
         exchange = Exchange(endpoint=endpoint, request_id=new_request_id(), started_at=time.perf_counter())
         exchange.tenant, exchange.outcome = tenant, "left"
         caller = Caller(_NO_CLIENT, _send_nothing, self._new_allocation())
@@ -77,7 +82,8 @@ class LineRequests:
             if caller.reservation is not None:
                 caller.reservation.release()
             self._record_request(exchange, time.perf_counter())
-        return exchange.request_id, answer
+        cache = exchange.cache_status.value if exchange.cache_status is not None else ""
+        return LineAnswer(exchange.request_id, cache, answer)
 
     async def _answer(
         self, exchange: Exchange, control: CacheControl, body: bytes, caller: Caller

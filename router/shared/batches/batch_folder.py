@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, Literal, NamedTuple
 
+import msgspec
 import xxhash
 
 from router.core.batches.batch_object import BatchError, RequestCounts
@@ -27,7 +28,7 @@ from router.core.batches.line_index import (
     unpack_entries,
 )
 from router.core.batches.request_line import BadLine, is_object, parse_line
-from router.core.batches.result_line import error_line, line_id, number_of
+from router.core.batches.result_line import error_line, is_cached, line_id, number_of
 
 RANGE_LINES: Final = 100
 
@@ -145,7 +146,7 @@ class BatchFolder:
         The caller closes the writer.
         """
         known: set[int] = set()
-        counts: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        counts = RequestCounts()
         earlier = self._parts(range_)
         writer = PartWriter(self._part(range_, token, "output"), self._part(range_, token, "errors"))
         for kind, path in earlier:
@@ -153,10 +154,10 @@ class BatchFolder:
                 number = number_of(line)
                 if number is not None and number not in known:
                     known.add(number)
-                    counts[kind] += 1
+                    counts = count_result(counts, kind, line)
                     writer.add(kind, line)
         writer.write(writer.take())
-        return writer, known, RequestCounts(len(known), counts["output"], counts["errors"])
+        return writer, known, counts
 
     def _parts(self, range_: int) -> list[tuple[Kind, Path]]:
         return [(kind, path) for kind in KINDS for path in sorted(self._folder.glob(f"{range_}-*.{kind}"))]
@@ -169,7 +170,7 @@ class BatchFolder:
         `source`: the input, if each line without a result is to be an error; else None.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        counts: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        counts = RequestCounts()
         pauses = _Pauses()
         with _create(self._joined(token, "output")) as output, _create(self._joined(token, "errors")) as errors:
             files: dict[Kind, BinaryIO] = {"output": output, "errors": errors}
@@ -184,29 +185,29 @@ class BatchFolder:
                         if number is not None and number not in known:
                             known.add(number)
                             files[kind].write(line)
-                            counts[kind] += 1
+                            counts = count_result(counts, kind, line)
                         pauses.pause_if_due()
                 if source is not None:
-                    counts["errors"] += self._add_expired(errors, source, index, range_, known)
+                    for line in self._expired(source, index, range_, known):
+                        files["errors"].write(line)
+                        counts = count_result(counts, "errors", line)
             for file in files.values():
                 _sync(file)
         return JoinedResults(
-            RequestCounts(sum(counts.values()), counts["output"], counts["errors"]),
-            self._joined(token, "output") if counts["output"] else None,
-            self._joined(token, "errors") if counts["errors"] else None,
+            counts,
+            self._joined(token, "output") if counts.completed else None,
+            self._joined(token, "errors") if counts.failed else None,
         )
 
-    def _add_expired(self, errors: BinaryIO, source: Path, index: str, range_: int, known: set[int]) -> int:
+    def _expired(self, source: Path, index: str, range_: int, known: set[int]) -> Iterator[bytes]:
+        """The results of a range's lines that have none, at the end of the window."""
         message = "This request could not be executed before the completion window expired."
-        count = 0
         with source.open("rb") as file:
             for entry in self.entries(index, range_):
                 if entry.number not in known:
                     parsed = parse_line(read_line(file, entry), self._endpoint)
                     id_ = line_id(self._batch_id, entry.number)
-                    errors.write(error_line(id_, parsed.custom_id, entry.number, "batch_expired", message))
-                    count += 1
-        return count
+                    yield error_line(id_, parsed.custom_id, entry.number, "batch_expired", message)
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -247,6 +248,14 @@ class PartWriter:
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+
+
+def count_result(counts: RequestCounts, kind: Kind, line: bytes) -> RequestCounts:
+    """The counts with one more result."""
+    if kind == "errors":
+        return msgspec.structs.replace(counts, total=counts.total + 1, failed=counts.failed + 1)
+    cached = counts.cached + is_cached(line)
+    return msgspec.structs.replace(counts, total=counts.total + 1, completed=counts.completed + 1, cached=cached)
 
 
 def read_line(file: BinaryIO, entry: LineEntry) -> bytes:

@@ -9,12 +9,13 @@
         waiting      why no line runs, in words, until one does
         total        lines of its file; `ranges`: the parts that they are divided into
         index        the token of the check, which names the index of its lines
-        completed, failed    lines of the ranges that are done
+        completed, failed, cached    lines of the ranges that are done
         errors       why it has failed, JSON
         output, error_file   ids of files, once there are any
         ends_as      while it is finalizing: its status after that
         job          `{token} {until}`: the process that checks its file, or joins its output
-        range:{n}    of a range that was begun: `held {token} {until} {completed} {failed}`, later `done {token} 0 …`
+        range:{n}    of a range that was begun: `held {token} {until} {completed} {failed} {cached}`, later
+                     `done {token} 0 …`
 
 Theory of operation. A process takes a range for the time of a lease, and prolongs that while it works. Its results are
 in a file that has the token of the lease in its name. A range is done once, by the token that holds it then; so the
@@ -96,7 +97,7 @@ if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' t
     if open then
         if batch[5] == '1' then return {'wait'} end
         redis.call('HDEL', key, 'waiting')
-        redis.call('HSET', key, 'range:' .. open, 'held ' .. ARGV[3] .. ' ' .. ARGV[2] .. ' 0 0')
+        redis.call('HSET', key, 'range:' .. open, 'held ' .. ARGV[3] .. ' ' .. ARGV[2] .. ' 0 0 0')
         return {'range', tostring(open)}
     end
     if held then return {'wait'} end
@@ -106,29 +107,26 @@ end
 return {'ended'}
 """
 
-# ARGV: the number of the range, the token, the end of the lease in ms, lines completed and failed. The reply: whether
-# the work is to go on, 0, 1, or 2 while it is paused.
+# ARGV: the number of the range, the token, the end of the lease in ms, lines completed, failed and cached. The reply:
+# whether the work is to go on, 0, 1, or 2 while it is paused.
 _RENEW_RANGE_SCRIPT: Final = """
 local name = 'range:' .. ARGV[1]
 local batch = redis.call('HMGET', KEYS[1], 'status', name, 'paused')
 if not batch[2] or string.match(batch[2], '^held (%S+)') ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[1], name, 'held ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5])
+redis.call('HSET', KEYS[1], name, 'held ' .. table.concat(ARGV, ' ', 2))
 if batch[1] ~= 'in_progress' then return 0 end
 return batch[3] == '1' and 2 or 1
 """
 
-# ARGV: the number of the range, the token, lines completed and failed, and `done` or `open`.
+# ARGV: the number of the range, the token, `done` or `held`, lines completed, failed and cached.
 _FINISH_RANGE_SCRIPT: Final = """
 local name = 'range:' .. ARGV[1]
 local state = redis.call('HGET', KEYS[1], name)
 if not state or string.match(state, '^held (%S+)') ~= ARGV[2] then return 0 end
-if ARGV[5] == 'open' then
-    redis.call('HSET', KEYS[1], name, 'held ' .. ARGV[2] .. ' 0 ' .. ARGV[3] .. ' ' .. ARGV[4])
-    return 1
+redis.call('HSET', KEYS[1], name, ARGV[3] .. ' ' .. ARGV[2] .. ' 0 ' .. table.concat(ARGV, ' ', 4))
+if ARGV[3] == 'done' then
+    for i, field in ipairs({'completed', 'failed', 'cached'}) do redis.call('HINCRBY', KEYS[1], field, ARGV[3 + i]) end
 end
-redis.call('HSET', KEYS[1], name, 'done ' .. ARGV[2] .. ' 0 ' .. ARGV[3] .. ' ' .. ARGV[4])
-redis.call('HINCRBY', KEYS[1], 'completed', ARGV[3])
-redis.call('HINCRBY', KEYS[1], 'failed', ARGV[4])
 return 1
 """
 
@@ -312,18 +310,18 @@ class BatchRecords:
             return Claim(what, token, int(rest[0]))
         return Claim(what, token, ends_as=rest[0] if rest else "")
 
-    async def renew_range(self, name: BatchName, claim: Claim, completed: int, failed: int) -> int:
-        """0: the range is another process', or the batch is ending. 2: it is paused."""
+    async def renew_range(self, name: BatchName, claim: Claim, counts: RequestCounts) -> int:
+        """`counts`: so far. 0: the range is another process', or the batch is ending. 2: it is paused."""
         command = (
-            "EVAL", _RENEW_RANGE_SCRIPT, 1, name.key, claim.range, claim.token, self._lease_end(), completed, failed,
+            "EVAL", _RENEW_RANGE_SCRIPT, 1, name.key, claim.range, claim.token, self._lease_end(), *_words(counts),
         )  # fmt: skip
         (reply,) = await self._execute(command)
         return int(reply)
 
-    async def finish_range(self, name: BatchName, claim: Claim, completed: int, failed: int, *, done: bool) -> bool:
+    async def finish_range(self, name: BatchName, claim: Claim, counts: RequestCounts, *, done: bool) -> bool:
         """`done`: else another process may take it at once. False: the range is another process'."""
-        state = "done" if done else "open"
-        command = ("EVAL", _FINISH_RANGE_SCRIPT, 1, name.key, claim.range, claim.token, completed, failed, state)
+        state = "done" if done else "held"
+        command = ("EVAL", _FINISH_RANGE_SCRIPT, 1, name.key, claim.range, claim.token, state, *_words(counts))
         (reply,) = await self._execute(command)
         return bool(reply == 1)
 
@@ -354,7 +352,7 @@ class BatchRecords:
         files = [field for field in (("output", output), ("error_file", error_file)) if field[1]]
         return await self._end(
             name, token, status, f"{status}_at", int(self._clock()), "completed", counts.completed, "failed",
-            counts.failed, *[word for pair in files for word in pair],
+            counts.failed, "cached", counts.cached, *[word for pair in files for word in pair],
         )  # fmt: skip
 
     async def _end(self, name: BatchName, token: str, status: str, *fields: str | int | bytes) -> bool:
@@ -383,22 +381,22 @@ class BatchRecords:
         return self._pipeline.decode(lambda values: _read(name, values), fields)
 
 
-def _read(name: BatchName, fields: Mapping[bytes, bytes]) -> BatchRecord:
+def _read(batch: BatchName, fields: Mapping[bytes, bytes]) -> BatchRecord:
     spec = _decode_spec(fields[b"spec"])
     status: Any = fields[b"status"].decode()
     total, ranges = _number(fields, b"total") or 0, _number(fields, b"ranges") or 0
-    completed, failed = _number(fields, b"completed") or 0, _number(fields, b"failed") or 0
+    counts = [_number(fields, name) or 0 for name in (b"completed", b"failed", b"cached")]
     tokens = {}
     for field, value in fields.items():
         if field.startswith(b"range:"):
-            state, token, _, range_completed, range_failed = value.split(b" ")
+            state, token, _, *range_counts = value.split(b" ")
             if state == b"done":
                 tokens[int(field[6:])] = token.decode()
             elif status not in ENDED:
-                completed, failed = completed + int(range_completed), failed + int(range_failed)
+                counts = [count + int(more) for count, more in zip(counts, range_counts, strict=True)]
     times: dict[str, Any] = {f"{each}_at": _number(fields, f"{each}_at".encode()) for each in _TIMED}
     shown = BatchObject(
-        id=name.id,
+        id=batch.id,
         endpoint=spec.endpoint,
         errors=_decode_errors(fields[b"errors"]) if b"errors" in fields else None,
         input_file_id=spec.input_file_id,
@@ -408,13 +406,17 @@ def _read(name: BatchName, fields: Mapping[bytes, bytes]) -> BatchRecord:
         error_file_id=_text(fields, b"error_file"),
         created_at=spec.created_at,
         expires_at=spec.expires_at,
-        request_counts=RequestCounts(total, completed, failed),
+        request_counts=RequestCounts(total, *counts),
         metadata=spec.metadata,
         paused=fields.get(b"paused") == b"1",
         waiting_for=_text(fields, b"waiting") if status == "in_progress" else None,
         **times,
     )
     return BatchRecord(spec, shown, ranges, _text(fields, b"index") or "", tokens)
+
+
+def _words(counts: RequestCounts) -> tuple[int, int, int]:
+    return counts.completed, counts.failed, counts.cached
 
 
 _TIMED: Final = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")

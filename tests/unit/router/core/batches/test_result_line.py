@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from router.core.batches.completion_window import parse_window
 from router.core.batches.line_index import LineEntry, order_key, pack_entries, unpack_entries
-from router.core.batches.result_line import error_line, line_id, number_of, response_line
+from router.core.batches.result_line import error_line, is_cached, line_id, number_of, response_line
 from router.errors import ApiError
 
 
 def test_a_response_is_on_one_line_however_its_engine_wrote_it() -> None:
     body = json.dumps({"choices": [{"text": "a\nb"}]}, indent=2).encode()
-    line = response_line(line_id("batch_5f", 26), 'a"b', 200, "req", body)
+    line = response_line(line_id("batch_5f", 26), 'a"b', 200, "req", "HIT", body)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
     assert json.loads(line) == {
         "id": "batch_req_5f0000001a",
         "custom_id": 'a"b',
-        "response": {"status_code": 200, "request_id": "req", "body": {"choices": [{"text": "a\nb"}]}},
+        "response": {"status_code": 200, "cache": "HIT", "request_id": "req", "body": {"choices": [{"text": "a\nb"}]}},
         "error": None,
     }
 
@@ -38,8 +38,16 @@ def test_an_error_names_the_line() -> None:
 @given(st.integers(1, 2**31), st.text(max_size=9))
 def test_a_result_tells_the_number_of_its_line(number: int, custom_id: str) -> None:
     id_ = line_id("batch_0123456789abcdef01234567", number)
-    assert number_of(response_line(id_, custom_id, 200, "", b"{}")) == number
+    assert number_of(response_line(id_, custom_id, 200, "", "MISS", b"{}")) == number
     assert number_of(error_line(id_, custom_id, number, "", "")) == number
+
+
+@given(st.text(max_size=600), st.sampled_from(["HIT", "STALE", "COALESCED", "MISS", "BYPASS", ""]))
+def test_a_result_tells_whether_it_came_from_the_cache(custom_id: str, cache: str) -> None:
+    for text in (custom_id, ',"response":{"status_code":200,"cache":"HIT"'):
+        line = response_line("x", text, 200, "", cache, b'{"cache":"HIT"}')
+        assert is_cached(line) == (cache in ("HIT", "STALE", "COALESCED"))
+    assert not is_cached(error_line("x", custom_id, 1, "", '"cache":"HIT"'))
 
 
 @given(st.binary(max_size=60))

@@ -58,11 +58,11 @@ async def test_a_batch_goes_from_its_check_to_its_end(records: BatchRecords, clo
     assert await records.open() == [NAME]
     assert await claims(records, 3) == [("range", 0), ("range", 1), ("wait", -1)]
     one, two = Claim("range", "t0", 0), Claim("range", "t1", 1)
-    assert await records.renew_range(NAME, two, 7, 1) == 1
+    assert await records.renew_range(NAME, two, RequestCounts(0, 7, 1)) == 1
     assert (await records.find(NAME)).shown.request_counts == RequestCounts(200, 7, 1)
-    assert await records.finish_range(NAME, one, 99, 1, done=True)
+    assert await records.finish_range(NAME, one, RequestCounts(0, 99, 1), done=True)
     assert await claims(records, 1) == [("wait", -1)]
-    assert await records.finish_range(NAME, two, 98, 2, done=True)
+    assert await records.finish_range(NAME, two, RequestCounts(0, 98, 2), done=True)
     claim = await records.claim(NAME, "end")
     assert claim == Claim("finalize", "end", ends_as="completed")
     record = await records.find(NAME)
@@ -93,15 +93,15 @@ async def test_who_loses_its_lease_counts_no_more(records: BatchRecords, clock: 
     assert await claims(records, 2) == [("range", 0), ("wait", -1)]
     late = Claim("range", "t0", 0)
     clock.now += LEASE - 1
-    assert await records.renew_range(NAME, late, 1, 0) == 1
+    assert await records.renew_range(NAME, late, RequestCounts(0, 1, 0)) == 1
     clock.now += LEASE - 1
     assert (await records.claim(NAME, "other")).what == "wait"
     clock.now += 1.1
     assert await records.claim(NAME, "other") == Claim("range", "other", 0)
-    assert await records.renew_range(NAME, late, 50, 0) == 0
-    assert not await records.finish_range(NAME, late, 100, 0, done=True)
-    assert await records.finish_range(NAME, Claim("range", "other", 0), 90, 10, done=True)
-    assert not await records.finish_range(NAME, Claim("range", "other", 0), 90, 10, done=True), "once"
+    assert await records.renew_range(NAME, late, RequestCounts(0, 50, 0)) == 0
+    assert not await records.finish_range(NAME, late, RequestCounts(0, 100, 0), done=True)
+    assert await records.finish_range(NAME, Claim("range", "other", 0), RequestCounts(0, 90, 10), done=True)
+    assert not await records.finish_range(NAME, Claim("range", "other", 0), RequestCounts(0, 90, 10), done=True), "once"
     assert (await records.find(NAME)).shown.request_counts == RequestCounts(100, 90, 10)
 
 
@@ -125,7 +125,7 @@ async def test_the_check_and_the_end_are_taken_over_too(records: BatchRecords, c
 async def test_a_range_that_is_given_back_is_free_at_once(records: BatchRecords) -> None:
     await begun(records, 1)
     await records.claim(NAME, "a")
-    assert await records.finish_range(NAME, Claim("range", "a", 0), 3, 1, done=False)
+    assert await records.finish_range(NAME, Claim("range", "a", 0), RequestCounts(0, 3, 1), done=False)
     assert (await records.find(NAME)).shown.request_counts == RequestCounts(100, 3, 1)
     assert await records.claim(NAME, "b") == Claim("range", "b", 0)
 
@@ -134,10 +134,10 @@ async def test_a_cancelled_batch_ends_once_nobody_works_on_it(records: BatchReco
     await begun(records)
     held = await records.claim(NAME, "a")
     assert await records.cancel(NAME) == "in_progress"
-    assert await records.renew_range(NAME, held, 5, 0) == 0
+    assert await records.renew_range(NAME, held, RequestCounts(0, 5, 0)) == 0
     assert (await records.claim(NAME, "b")).what == "wait"
     assert (await records.find(NAME)).shown.status == "cancelling"
-    await records.finish_range(NAME, held, 5, 0, done=False)
+    await records.finish_range(NAME, held, RequestCounts(0, 5, 0), done=False)
     assert await records.claim(NAME, "b") == Claim("finalize", "b", ends_as="cancelled")
     assert await records.end(NAME, "b", "cancelled", RequestCounts(5, 5, 0), "file-2", "")
     assert (await records.find(NAME)).shown.cancelled_at == 1000
@@ -157,7 +157,7 @@ async def test_a_batch_ends_with_its_window(records: BatchRecords, clock: Clock)
     held = await records.claim(NAME, "a")
     clock.now = float(SPEC.expires_at)
     assert (await records.claim(NAME, "b")) == Claim("finalize", "b", ends_as="expired"), "the lease of a is over"
-    assert await records.renew_range(NAME, held, 5, 0) == 0
+    assert await records.renew_range(NAME, held, RequestCounts(0, 5, 0)) == 0
 
 
 async def test_a_paused_batch_begins_nothing(records: BatchRecords) -> None:
@@ -165,7 +165,7 @@ async def test_a_paused_batch_begins_nothing(records: BatchRecords) -> None:
     held = await records.claim(NAME, "a")
     assert await records.pause(NAME, paused=True) == "in_progress"
     assert (await records.find(NAME)).shown.paused
-    assert await records.renew_range(NAME, held, 1, 0) == 2
+    assert await records.renew_range(NAME, held, RequestCounts(0, 1, 0)) == 2
     assert (await records.claim(NAME, "b")).what == "wait"
     await records.pause(NAME, paused=False)
     assert (await records.claim(NAME, "b")).what == "range"
@@ -176,7 +176,7 @@ async def test_ranges_are_found_among_thousands(records: BatchRecords) -> None:
     for number in range(1100):
         claim = await records.claim(NAME, "t")
         assert claim.range == number
-        await records.finish_range(NAME, claim, 1, 0, done=True)
+        await records.finish_range(NAME, claim, RequestCounts(0, 1, 0), done=True)
     assert (await records.claim(NAME, "end")).what == "finalize"
 
 
