@@ -50,8 +50,8 @@ def section(page: str, heading: str) -> str:
 
 def test_there_is_a_table_for_every_part_of_the_configuration() -> None:
     assert {heading for heading, _ in tables()} == {
-        "[router]", "[cache]", "[responses]", "[auth]", "[[tenant]]", "[[model]]", "[[engine]]", "[engine.launch]",
-        "[breaker]", "[timeouts]", "[retry]", "[watchdog]", "[tracing]",
+        "[router]", "[cache]", "[responses]", "[batch]", "[auth]", "[[tenant]]", "[[model]]", "[[engine]]",
+        "[engine.launch]", "[breaker]", "[timeouts]", "[retry]", "[watchdog]", "[tracing]",
     }  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_the_defaults_on_the_page_are_those_of_the_code() -> None:
     page = (DOCS / "configuration.md").read_text()
     checked = 0
     for heading, kind in tables():
-        if heading not in ("[router]", "[cache]", "[responses]", "[breaker]", "[timeouts]", "[watchdog]"):
+        if heading not in ("[router]", "[cache]", "[responses]", "[batch]", "[breaker]", "[timeouts]", "[watchdog]"):
             continue
         defaults = msgspec.structs.asdict(kind())
         for names, default_cell in re.findall(r"^\| (`.*?`) \| (.*?) \|", section(page, heading), re.MULTILINE):

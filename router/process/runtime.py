@@ -17,6 +17,7 @@ Some is handed over when it is built, which changes nothing of the old configura
 
 import asyncio
 
+from router.flow.replicas.background import keep_running
 from router.flow.sharing.generation_rules import GenerationRules
 from router.net.tasks import cancel_and_wait
 from router.process.process_state import ProcessState
@@ -64,6 +65,7 @@ class Runtime:
         self._probe = probe
         self._rules = rules
         self._process_state = process_state
+        self._http_tasks = http.tasks
         self._tasks: list[asyncio.Task[None]] = []
 
     def take_effect(self, old: "Runtime | None") -> None:
@@ -85,6 +87,7 @@ class Runtime:
         loop = asyncio.get_running_loop()
         # The first check is over before the application reports that it has started: it can route at once.
         self._tasks = [loop.create_task(run()) for run in (self._probe.run, self._status.publisher.run)]
+        self._tasks += [loop.create_task(keep_running(run)) for run in self._http_tasks]
 
     async def on_replaced(self) -> None:
         """The runtime that replaces this one probes the engines and publishes the status from now on."""

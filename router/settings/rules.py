@@ -19,6 +19,7 @@ from router.settings.share_rules import broken_shares
 from router.settings.tables import (
     EMBEDDED,
     AuthSettings,
+    BatchSettings,
     BreakerSettings,
     CacheSettings,
     EngineSettings,
@@ -42,6 +43,7 @@ _NO_COLLECTOR: Final = (
 )
 _MIN_WATCH_INTERVAL: Final = 1.0  # seconds; each reading is a request to the engine
 _MIN_RESTART_AFTER: Final = 3600.0  # seconds
+_MIN_FILE_TTL: Final = 3600.0  # seconds; OpenAI's `expires_after` has the same minimum
 _ALL_MODELS: Final[Place] = ("model", None, "name")
 
 
@@ -55,6 +57,7 @@ def broken(settings: Settings) -> Iterator[Mistake]:
         yield Mistake(("responses", "max_bytes_per_tenant"), "must be at least responses.max_size", reads=(one,))
     if not settings.responses.background_timeout:
         yield Mistake(("responses", "background_timeout"), _NOTHING)
+    yield from _batch(settings.batch, settings.tenant)
     yield from _auth(settings.auth, settings.tenant)
     yield from _tenants(settings.tenant)
     yield from _models(settings.model, {engine.model for engine in settings.engine})
@@ -103,6 +106,20 @@ def _cache(cache: CacheSettings) -> Iterator[Mistake]:
         yield Mistake(("cache", "context_open"), "must not be empty")
     if not cache.context_close:
         yield Mistake(("cache", "context_close"), "must not be empty")
+
+
+def _batch(batch: BatchSettings, tenants: list[TenantSettings]) -> Iterator[Mistake]:
+    if batch.max_file <= 0:
+        yield Mistake(("batch", "max_file"), _NOTHING)
+    if 0 < batch.file_ttl < _MIN_FILE_TTL:
+        yield Mistake(("batch", "file_ttl"), f"is too short; the minimum is {_MIN_FILE_TTL / 3600:g}h, or 0 for ever")
+    if "\0" in batch.folder:
+        yield Mistake(("batch", "folder"), "is no path: it has a null character", of_value=False)
+    for index, tenant in enumerate(tenants):
+        # Else the tenant's files would be in the folder of all, or above it.
+        if batch.folder and tenant.name in (".", ".."):
+            message = "cannot be a tenant's name with batch.folder, where each tenant has a folder of its name"
+            yield Mistake(("tenant", index, "name"), message, reads=(("batch", "folder"),))
 
 
 def _auth(auth: AuthSettings, tenants: list[TenantSettings]) -> Iterator[Mistake]:

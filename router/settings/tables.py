@@ -149,6 +149,23 @@ class ResponsesSettings(Strict, frozen=True):
     background_timeout: Seconds = Seconds(3600)
 
 
+class BatchSettings(Strict, frozen=True):
+    """Files and batches; an empty `folder` turns them off. `max_files`, `max_batches`: of a tenant.
+
+    `max_in_flight`: lines that a process runs at once. No line begins at an engine above `max_kv_usage`. `file_ttl` 0:
+    files are kept until they are deleted.
+    """
+
+    folder: str = ""
+    max_file: Bytes = Bytes(256 << 20)
+    max_lines: Annotated[int, Meta(ge=1, le=10_000_000)] = 50_000
+    max_files: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+    max_batches: Annotated[int, Meta(ge=1, le=10_000)] = 20
+    max_in_flight: Annotated[int, Meta(ge=1, le=10_000)] = 8
+    max_kv_usage: Share = 0.7
+    file_ttl: Seconds = Seconds(30 * 86400)
+
+
 class AuthSettings(Strict, frozen=True):
     """`mode`: None follows the keys, see Settings.auth_mode. `admin_keys` has the key of `admin_key_file`, too."""
 
@@ -342,6 +359,7 @@ class Settings(Strict, frozen=True):
     router: RouterSettings = RouterSettings()
     cache: CacheSettings = CacheSettings()
     responses: ResponsesSettings = ResponsesSettings()
+    batch: BatchSettings = BatchSettings()
     auth: AuthSettings = AuthSettings()
     tenant: list[TenantSettings] = []
     model: list[ModelSettings] = []

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.api.access.auth import Authenticator
-from router.api.inference.endpoint import choose_request_id, error_headers
+from router.api.inference.endpoint import ClientDisconnectedError, choose_request_id, error_headers
+from router.api.inference.streamed_body import StreamedBody, StreamedBodyResponse
 from router.core.endpoints.endpoint import Endpoint
 from router.core.quota.rate_limit import rate_limit_headers
 from router.errors import ApiError, internal_error
@@ -27,14 +28,14 @@ class TenantRequest(NamedTuple):
     memory: BodyAllocation
 
 
-Answer = Callable[[TenantRequest], Awaitable[bytes]]
-"""The JSON of the response. Raises ApiError."""
+Answer = Callable[[TenantRequest], Awaitable[bytes | StreamedBody]]
+"""The body of the response: JSON, or one with headers of its own. Raises ApiError and ClientDisconnectedError."""
 
 
 class TenantRequests:
     """- Each request counts for the limits of its tenant, and is counted and logged, also one that is refused.
     - Every response has `x-request-id`.
-    - Its memory is released when it ends, however it ends.
+    - Its memory is released when it ends, however it ends. One with a StreamedBody ends with its last piece.
     """
 
     def __init__(
@@ -59,6 +60,14 @@ class TenantRequests:
             memory = self._new_allocation()
             headers = [(b"x-request-id", exchange.request_id.encode("ascii"))]
             reservation: Reservation | None = None
+            is_streamed = False
+
+            def end() -> None:
+                memory.release()
+                if reservation is not None:
+                    reservation.release()
+                self._telemetry.record(exchange, time.perf_counter())
+
             try:
                 exchange.tenant, exchange.key_id = self._auth.authenticate(request.scope["headers"])
                 if self._limits.has_limits(exchange.tenant):
@@ -67,10 +76,13 @@ class TenantRequests:
                     reservation.raise_if_exceeded()
                 body = await answer(TenantRequest(request, exchange.tenant, memory))
                 exchange.status = 200
+                is_streamed = not isinstance(body, bytes)
             except ApiError as error:
                 _note(exchange, error)
                 headers += error_headers(error)
                 body = endpoint.errors.body(error, exchange.request_id)
+            except ClientDisconnectedError:
+                exchange.outcome, body = "left", b""
             except asyncio.CancelledError:
                 exchange.outcome = "left"
                 raise
@@ -78,11 +90,13 @@ class TenantRequests:
                 _note(exchange, internal_error())
                 raise  # the server logs it, and answers
             finally:
-                memory.release()
-                if reservation is not None:
-                    reservation.release()
-                self._telemetry.record(exchange, time.perf_counter())
-            response = Response(body, exchange.status, {"cache-control": "no-store"}, media_type="application/json")
+                if not is_streamed:
+                    end()
+            response = (
+                Response(body, exchange.status, {"cache-control": "no-store"}, media_type="application/json")
+                if isinstance(body, bytes)
+                else StreamedBodyResponse(body, exchange, end)
+            )
             response.raw_headers += headers
             return response
 

@@ -5,7 +5,9 @@ from typing import Final
 from router.core.endpoints.table import ENDPOINTS, UPLOAD_ENDPOINTS
 
 _VERSION: Final = "/v1"
-_KNOWN: Final = frozenset(endpoint.path for endpoint in (*ENDPOINTS, *UPLOAD_ENDPOINTS)) | {"/v1/models"}
+_KNOWN: Final = frozenset(endpoint.path for endpoint in (*ENDPOINTS, *UPLOAD_ENDPOINTS)) | {
+    "/v1/models", "/v1/files", "/v1/batches"
+}  # fmt: skip
 
 
 def explain_path(path: str) -> str | None:

@@ -20,8 +20,10 @@ from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.table import ENDPOINTS, UPLOAD_ENDPOINTS
 from router.errors import ApiError
 from router.flow.body_budget import BodyAllocation
+from router.flow.replicas.background import Task
 from router.net.server.timeouts import ClientTimeouts
 from router.process.process_state import ProcessState
+from router.process.wiring.batches import build_batches
 from router.process.wiring.gateway import GatewayParts
 from router.process.wiring.redis_services import RedisServices
 from router.process.wiring.response_memory import kept_response_routes
@@ -33,12 +35,14 @@ class HttpEndpoints(NamedTuple):
     """`inference`: the endpoints that generate, by path; `starlette_app` has all others.
 
     `cors`: None if no page of another origin may use the router. `open_websocket`: None if WebSockets are turned off.
+    `tasks`: run until the configuration is replaced, and start again if they fail.
     """
 
     inference: Mapping[str, AsgiEndpoint]
     starlette_app: Starlette
     cors: CorsPolicy | None
     open_websocket: OpenWebSocket | None
+    tasks: Sequence[Task]
 
 
 def build_http_endpoints(
@@ -73,18 +77,20 @@ def build_http_endpoints(
         )
         for endpoint in (*ENDPOINTS, *UPLOAD_ENDPOINTS)
     }
+    batches = build_batches(settings, process_state, services, auth)
     starlette_app = Starlette(
         routes=[
             *routes,
             tenant_usage_route(auth, process_state.tenant_limits, settings, services.redis.admin_client),
             *kept_response_routes(settings, process_state, services, auth),
+            *batches.routes,
         ],
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unhandled_error},
     )
     starlette_app.router.redirect_slashes = False  # a redirect would contain the Host that the client sent
     cors = CorsPolicy(router.allowed_origins) if router.allowed_origins else None
     open_websocket = _websocket(settings, process_state, auth, cors) if router.websocket else None
-    return HttpEndpoints(with_prompt_log(settings, auth, inference), starlette_app, cors, open_websocket)
+    return HttpEndpoints(with_prompt_log(settings, auth, inference), starlette_app, cors, open_websocket, batches.tasks)
 
 
 def _websocket(

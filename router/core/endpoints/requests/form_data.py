@@ -108,37 +108,55 @@ class FormData(NamedTuple):
 
 def parse_form(body: bytes, content_type: bytes) -> FormData:
     """Raises ApiError: 415 for another content type, 400 for a form that is malformed or over a limit."""
+    boundary = parse_boundary(content_type)
+    return FormData(body, boundary, tuple(_parse_parts(body, boundary)))
+
+
+def parse_boundary(content_type: bytes) -> bytes:
+    """Raises ApiError (415)."""
     match = _BOUNDARY.fullmatch(content_type.strip())
     if match is None:
         message = "The body must be multipart/form-data, with a boundary in the header Content-Type."
         raise ApiError(415, message, code="unsupported_media_type")
     boundary: bytes = match[1] or match[2]
-    return FormData(body, boundary, tuple(_parse_parts(body, boundary)))
+    return boundary
+
+
+def parse_disposition(value: bytes) -> tuple[str, bytes | None]:
+    """The name and the filename in a Content-Disposition; a part without a filename is no file. Raises ApiError."""
+    match = _DISPOSITION.fullmatch(value)
+    if match is None:
+        raise malformed_form('a part has no Content-Disposition of the form `form-data; name="…"`')
+    filename: bytes | None = next((found for group in ("file", "token", "encoded") if (found := match[group])), None)
+    if filename is None and match["file"] is not None:
+        filename = b""
+    name: bytes = match["quoted"] or match["name"]
+    return name.decode("ascii"), filename
 
 
 def _parse_parts(body: bytes, boundary: bytes) -> list[FormPart]:
     delimiter = b"\r\n--" + boundary
     if not body.startswith(delimiter[2:]):
-        raise _malformed("it does not begin with its boundary")
+        raise malformed_form("it does not begin with its boundary")
     parts: list[FormPart] = []
     names: set[str] = set()
     at = len(delimiter) - 2
     while not body.startswith(b"--", at):
         if not body.startswith(b"\r\n", at):
-            raise _malformed("a boundary is not at the end of its line")
+            raise malformed_form("a boundary is not at the end of its line")
         if len(parts) == MAX_PARTS:
             raise bad_request(f"The form has more than {MAX_PARTS} parts.", code="too_many_parts")
         head_end = body.find(b"\r\n\r\n", at, at + MAX_PART_HEAD)
         if head_end < 0:
-            raise _malformed("the headers of a part are incomplete or too long")
+            raise malformed_form("the headers of a part are incomplete or too long")
         start = head_end + 4
         # From `at`, not from `start`: the end of the headers is also the beginning of a delimiter (RFC 2046, section
         # 5.1.1), so to one parser the part is empty, and to another one it begins with the boundary.
         end = body.find(delimiter, at)
         if end < 0:
-            raise _malformed("it is incomplete")
+            raise malformed_form("it is incomplete")
         if end < start:
-            raise _malformed("a part begins with its boundary, or has it in its headers")
+            raise malformed_form("a part begins with its boundary, or has it in its headers")
         part = _parse_part(body[at + 2 : head_end], start, end)
         if part.name in names and not part.name.endswith("[]"):
             raise bad_request(f"`{part.name}` is in the form twice.", param=part.name, code="invalid_form")
@@ -154,21 +172,15 @@ def _parse_part(head: bytes, start: int, end: int) -> FormPart:
         name, colon, value = line.partition(b":")
         name = name.lower()
         if not colon or name in headers:
-            raise _malformed("a part has a header twice, or one without a colon")
+            raise malformed_form("a part has a header twice, or one without a colon")
         headers[name] = value.strip(b" \t")
-    match = _DISPOSITION.fullmatch(headers.get(b"content-disposition", b""))
-    if match is None:
-        raise _malformed('a part has no Content-Disposition of the form `form-data; name="…"`')
+    name_of_part, filename = parse_disposition(headers.get(b"content-disposition", b""))
     if headers.get(b"content-transfer-encoding", b"binary").lower() not in _TRANSPARENT_ENCODINGS:
-        raise _malformed("a part has a Content-Transfer-Encoding")
-    filename: bytes | None = next((found for group in ("file", "token", "encoded") if (found := match[group])), None)
-    if filename is None and match["file"] is not None:
-        filename = b""
+        raise malformed_form("a part has a Content-Transfer-Encoding")
     media_type = headers.get(b"content-type")
     if media_type is not None and _MEDIA_TYPE.fullmatch(media_type) is None:
         media_type = None
-    name_bytes: bytes = match["quoted"] or match["name"]
-    return FormPart(name_bytes.decode("ascii"), filename, media_type, start, end)
+    return FormPart(name_of_part, filename, media_type, start, end)
 
 
 def _head(part: FormPart) -> bytes:
@@ -180,5 +192,5 @@ def _head(part: FormPart) -> bytes:
     return head + b"Content-Type: %b\r\n" % (part.content_type or b"application/octet-stream")
 
 
-def _malformed(what: str) -> ApiError:
+def malformed_form(what: str) -> ApiError:
     return bad_request(f"The body is not a valid multipart form: {what}.", code="invalid_form")
