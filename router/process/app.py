@@ -108,7 +108,7 @@ def _build_parts(
         rules=gateway.rules,
         http=build_http_endpoints(
             settings, process_state, auth, admin_authenticator, gateway, [*ops.routes(), *admin_routes],
-            services, tracer, waits_for_start=engines.waking.is_used,
+            services, engines, tracer,
         ),
         status=status,
         tracer=tracer,

@@ -67,6 +67,7 @@ class Runtime:
         self._process_state = process_state
         self._http_tasks = http.tasks
         self._tasks: list[asyncio.Task[None]] = []
+        self._work: list[asyncio.Task[None]] = []  # which ends before the requests do
 
     def take_effect(self, old: "Runtime | None") -> None:
         """To be called when it is to answer the requests. `old`: the one that it replaces.
@@ -87,7 +88,7 @@ class Runtime:
         loop = asyncio.get_running_loop()
         # The first check is over before the application reports that it has started: it can route at once.
         self._tasks = [loop.create_task(run()) for run in (self._probe.run, self._status.publisher.run)]
-        self._tasks += [loop.create_task(keep_running(run)) for run in self._http_tasks]
+        self._work = [loop.create_task(keep_running(run)) for run in self._http_tasks]
 
     async def on_replaced(self) -> None:
         """The runtime that replaces this one probes the engines and publishes the status from now on."""
@@ -103,9 +104,11 @@ class Runtime:
         self.engines.waking.adopt(catalog)
 
     def end_waits(self) -> None:
-        """The process ends: for the dashboard's viewers, and for requests that wait for an engine to start."""
+        """The process ends: for the dashboard's viewers, for requests that wait for an engine to start, for batches."""
         self._status.event_hub.close()
         self.engines.waking.stop()
+        for task in self._work:
+            task.cancel()
 
     def withdraw_status(self) -> None:
         """The process ends: it sends what it has counted, and vanishes from the status of the others."""
@@ -139,5 +142,5 @@ class Runtime:
             await asyncio.to_thread(self.tracer.release)
 
     async def _stop_tasks(self) -> None:
-        await cancel_and_wait(*self._tasks)
+        await cancel_and_wait(*self._work, *self._tasks)
         await self._probe.aclose()

@@ -48,7 +48,7 @@ _encode: Final = msgspec.json.Encoder().encode
 _Answer = Callable[[TenantRequest], Awaitable[Any]]
 
 
-class Batches:
+class BatchRoutes:
     """The batches of tenants, with any of their keys: 404 for those of others, 503 while Redis does not answer."""
 
     def __init__(
@@ -100,7 +100,9 @@ class Batches:
         window = parse_window(asked.completion_window)
         metadata = asked.metadata or {}
         if len(metadata) > _MAX_METADATA:
-            raise bad_request(f"`metadata` has more than {_MAX_METADATA} pairs.", param="metadata")
+            raise bad_request(
+                f"`metadata` has more than {_MAX_METADATA} pairs.", param="metadata", code="invalid_metadata"
+            )
         try:
             await self._files.find(request.tenant, asked.input_file_id)
         except UnknownFileError:

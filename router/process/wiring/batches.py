@@ -11,11 +11,19 @@ from starlette.routing import Route
 from router.api.access.auth import Authenticator
 from router.api.batches.turned_off import turned_off_routes
 from router.api.inference.tenant_requests import TenantRequests
+from router.core.endpoints.responses import RESPONSES
+from router.core.endpoints.table import ENDPOINTS
+from router.flow.batches.batch_runner import BatchLimits, BatchRunner
+from router.flow.batches.line_requests import LineRequests
+from router.flow.batches.spare_capacity import SpareCapacity
 from router.flow.body_budget import BodyAllocation
 from router.flow.replicas.background import Task, every
 from router.process.process_state import ProcessState
+from router.process.wiring.engine_pool import EnginePool
+from router.process.wiring.gateway import GatewayParts
 from router.process.wiring.redis_services import RedisServices
-from router.settings import Settings
+from router.settings import Settings, tenants
+from router.shared.batches.batch_records import BatchRecords
 from router.shared.batches.file_record import FolderUnusableError
 from router.shared.batches.files import BatchFiles
 from router.shared.quota.rate_limits import ReadLimits
@@ -33,11 +41,13 @@ class Batches(NamedTuple):
 
 
 def build_batches(
-    settings: Settings, process_state: ProcessState, services: RedisServices, auth: Authenticator
-) -> Batches:
+    settings: Settings, process_state: ProcessState, services: RedisServices, auth: Authenticator,
+    gateway: GatewayParts, engines: EnginePool,
+) -> Batches:  # fmt: skip
     if not settings.batch.folder:
         return Batches(turned_off_routes(), ())
     # Imported only here: most routers have no files, and need no parser for their forms.
+    from router.api.batches.batches import BatchRoutes
     from router.api.batches.file_upload import UploadLimits
     from router.api.batches.files import FileRoutes
 
@@ -45,9 +55,43 @@ def build_batches(
     limits = ReadLimits(process_state.tenant_limits)
     requests = TenantRequests(auth, limits, process_state.telemetry, new_allocation)
     files = build_files(settings, services)
+    records = BatchRecords(services.redis.pipeline, clock=services.redis.clock.now)
     upload_limits = UploadLimits(int(settings.batch.max_file), int(settings.router.max_body) + _ENVELOPE)
-    routes = FileRoutes(requests, files, upload_limits).routes()
-    return Batches(routes, [every(_REMOVAL_INTERVAL, partial(_remove_expired, files))])
+    runner = _build_runner(settings, process_state, records, files, gateway, engines)
+    return Batches(
+        [
+            *FileRoutes(requests, files, upload_limits).routes(),
+            *BatchRoutes(
+                requests, records, files, max_batches=settings.batch.max_batches, clock=services.redis.clock.now
+            ).routes(),
+        ],
+        [every(_REMOVAL_INTERVAL, partial(_remove_expired, files)), runner.run],
+    )
+
+
+def _build_runner(
+    settings: Settings, process_state: ProcessState, records: BatchRecords, files: BatchFiles,
+    gateway: GatewayParts, engines: EnginePool,
+) -> BatchRunner:  # fmt: skip
+    batch, router = settings.batch, settings.router
+    handlers = {
+        endpoint.path: gateway.responses if endpoint is RESPONSES else gateway.gateway for endpoint in ENDPOINTS
+    }
+    requests = LineRequests(
+        handlers,
+        process_state.tenant_limits,
+        partial(BodyAllocation, process_state.body_budget, router.max_bodies),
+        process_state.telemetry.record,
+    )
+    capacity = SpareCapacity(
+        engines.catalog,
+        engines.admission,
+        engines.health.readiness,
+        max_in_flight=batch.max_in_flight,
+        max_kv_usage=batch.max_kv_usage,
+    )
+    limits = BatchLimits(batch.max_lines, int(router.max_body), batch.max_in_flight)
+    return BatchRunner(records, files, Path(batch.folder), requests, capacity, limits, tenants(settings))
 
 
 def build_files(settings: Settings, services: RedisServices) -> BatchFiles:

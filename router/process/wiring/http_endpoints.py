@@ -24,6 +24,7 @@ from router.flow.replicas.background import Task
 from router.net.server.timeouts import ClientTimeouts
 from router.process.process_state import ProcessState
 from router.process.wiring.batches import build_batches
+from router.process.wiring.engine_pool import EnginePool
 from router.process.wiring.gateway import GatewayParts
 from router.process.wiring.redis_services import RedisServices
 from router.process.wiring.response_memory import kept_response_routes
@@ -53,11 +54,10 @@ def build_http_endpoints(
     gateway: GatewayParts,
     routes: Sequence[Route],
     services: RedisServices,
+    engines: EnginePool,
     tracer: Tracer | None,
-    *,
-    waits_for_start: bool,
 ) -> HttpEndpoints:
-    """`routes`: of the other paths. `waits_for_start`: whether requests may wait for an engine to start."""
+    """`routes`: of the other paths."""
     router = settings.router
     # With `keys`, inference accepts no admin key.
     is_admin = admin_authenticator.is_admin if settings.auth_mode != "keys" else lambda _: False
@@ -73,11 +73,11 @@ def build_http_endpoints(
             max_body=router.max_body if endpoint in ENDPOINTS else max_audio,
             server_timing=ServerTiming(enabled=router.server_timing, is_admin=is_admin),
             tracer=tracer,
-            waits_for_start=waits_for_start,
+            waits_for_start=engines.waking.is_used,
         )
         for endpoint in (*ENDPOINTS, *UPLOAD_ENDPOINTS)
     }
-    batches = build_batches(settings, process_state, services, auth)
+    batches = build_batches(settings, process_state, services, auth, gateway, engines)
     starlette_app = Starlette(
         routes=[
             *routes,

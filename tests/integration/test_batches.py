@@ -1,0 +1,166 @@
+"""/v1/batches at routers on sockets, with OpenAI's client, the cache and engines."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+from tests.support.router_server import MakeRouter, RouterServer
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CHAT = "/v1/chat/completions"
+
+
+def lines(count: int, *, first: int = 0, **fields: Any) -> bytes:
+    requests = [
+        {
+            "custom_id": f"n{number}",
+            "method": "POST",
+            "url": CHAT,
+            "body": {
+                "model": "llama",
+                "messages": [{"role": "user", "content": f"How deep is sea {number}?"}],
+                **fields,
+            },
+        }
+        for number in range(first, first + count)
+    ]
+    return b"".join(json.dumps(request).encode() + b"\n" for request in requests)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def router(make_router: MakeRouter, config: str, tmp_path: Path) -> RouterServer:
+    return await make_router(f'{config}\n[batch]\nfolder = "{tmp_path}"\n')
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(router: RouterServer) -> AsyncIterator[AsyncOpenAI]:
+    http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
+    async with AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, http_client=http) as client:
+        yield client
+
+
+async def run(client: AsyncOpenAI, content: bytes, **fields: Any) -> Any:
+    """The batch at its end."""
+    file = await client.files.create(file=("in.jsonl", content), purpose="batch")
+    fields = {"endpoint": CHAT, "completion_window": "24h"} | fields
+    batch = await client.batches.create(input_file_id=file.id, **fields)
+    assert (batch.status, batch.input_file_id) == ("validating", file.id)
+
+    async def has_ended() -> bool:
+        nonlocal batch
+        batch = await client.batches.retrieve(batch.id)
+        return batch.status in ("completed", "failed", "expired", "cancelled")
+
+    await eventually(has_ended)
+    return batch
+
+
+async def results(client: AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
+    if file_id is None:
+        return {}
+    content = (await client.files.content(file_id)).content
+    return {line["custom_id"]: line for line in map(json.loads, content.splitlines())}
+
+
+async def test_openais_client_runs_a_batch_and_the_second_run_is_free(client: AsyncOpenAI) -> None:
+    content = lines(20) + lines(5, first=100, temperature="hot")
+    batch = await run(client, content, metadata={"night": "1"})
+    assert (batch.status, batch.metadata, batch.endpoint) == ("completed", {"night": "1"}, CHAT)
+    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (25, 20, 5)
+    outputs, errors = await results(client, batch.output_file_id), await results(client, batch.error_file_id)
+    assert set(outputs) == {f"n{number}" for number in range(20)}
+    for line in outputs.values():
+        assert line["response"]["status_code"] == 200
+        assert line["response"]["cache"] == "MISS"
+        assert line["response"]["body"]["choices"][0]["message"]["content"]
+    assert {line["response"]["status_code"] for line in errors.values()} == {400}
+    again = await run(client, content)
+    assert again.request_counts.cached == 20
+    for custom_id, line in (await results(client, again.output_file_id)).items():
+        assert line["response"]["cache"] == "HIT"
+        assert line["response"]["body"] == outputs[custom_id]["response"]["body"]
+    listed = [each async for each in client.batches.list(limit=1)]
+    assert [each.id for each in listed][:2] == [again.id, batch.id]
+
+
+async def test_what_is_no_batch_is_refused(client: AsyncOpenAI, router: RouterServer) -> None:
+    file = await client.files.create(file=("in.jsonl", lines(1)), purpose="batch")
+    good: dict[str, Any] = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+    for changed, code in (
+        ({"endpoint": "/v1/nothing"}, "invalid_endpoint"),
+        ({"endpoint": 7}, "invalid_batch"),
+        ({"completion_window": "soon"}, "invalid_completion_window"),
+        ({"input_file_id": "file-" + 32 * "0"}, "file_not_found"),
+        ({"input_file_id": "../../etc/passwd"}, "file_not_found"),
+        ({"metadata": {"a": 7}}, "invalid_batch"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "invalid_metadata"),
+    ):
+        answer = await router.http.post("/v1/batches", json=good | changed)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, code), changed
+    for path in ("/v1/batches/batch_0", "/v1/batches/batch_0/cancel", "/v1/batches/x/pause"):
+        answer = await router.http.request("GET" if path.endswith("_0") else "POST", path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "batch_not_found")
+    with pytest.raises(openai.BadRequestError):
+        await client.batches.list(limit=101)
+
+
+async def test_a_batch_is_paused_resumed_and_cancelled(client: AsyncOpenAI, router: RouterServer) -> None:
+    file = await client.files.create(file=("in.jsonl", lines(3000, first=10_000, max_tokens=60)), purpose="batch")
+    batch = await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+
+    async def has_begun() -> bool:
+        return (await client.batches.retrieve(batch.id)).status == "in_progress"
+
+    await eventually(has_begun)
+    answer = await router.http.post(f"/v1/batches/{batch.id}/pause")
+    assert answer.json()["paused"] is True
+    answer = await router.http.post(f"/v1/batches/{batch.id}/resume")
+    assert answer.json()["paused"] is False
+    cancelling = await client.batches.cancel(batch.id)
+    assert cancelling.status == "cancelling"
+
+    async def has_ended() -> bool:
+        return (await client.batches.retrieve(batch.id)).status == "cancelled"
+
+    await eventually(has_ended)
+    with pytest.raises(openai.ConflictError):
+        await router_pause(client, batch.id)
+    ended = await client.batches.cancel(batch.id)
+    assert ended.status == "cancelled"
+
+
+async def router_pause(client: AsyncOpenAI, id_: str) -> None:
+    await client.post(f"/batches/{id_}/pause", cast_to=object)
+
+
+async def test_a_batch_is_shared_by_two_routers_and_survives_both(
+    make_router: MakeRouter, config: str, tmp_path: Path
+) -> None:
+    text = f'{config}\n[batch]\nfolder = "{tmp_path}"\n'
+    first, second = await make_router(text), await make_router(text)
+    uploaded = await first.http.post(
+        "/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", lines(400, first=50_000))}
+    )
+    created = await second.http.post(
+        "/v1/batches",
+        json={"input_file_id": uploaded.json()["id"], "endpoint": CHAT, "completion_window": "1h"},
+    )
+    id_ = created.json()["id"]
+
+    async def has_ended() -> bool:
+        shown = (await first.http.get(f"/v1/batches/{id_}")).json()
+        return shown["status"] == "completed"
+
+    await eventually(has_ended)
+    shown = (await second.http.get(f"/v1/batches/{id_}")).json()
+    output = await second.http.get(f"/v1/files/{shown['output_file_id']}/content")
+    found = [json.loads(line)["custom_id"] for line in output.text.splitlines()]
+    assert sorted(found) == sorted(f"n{number}" for number in range(50_000, 50_400))
