@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final, Protocol
 
+from router.core.endpoints.conversations.turn_at_engine import TurnAtEngine
 from router.core.routing.session import Session
 from router.flow.body_budget import BodyAllocation
 from router.shared.quota.rate_limits import Reservation
@@ -60,11 +61,12 @@ class Caller:
     - `scope`: of ASGI.
     - `reservation`: of a tenant with limits, else None; to be released at the end of the request.
     - `has_begun`: it has got the head of the response.
+    - `at_engine`: its turn for the engine that may have kept the response before it; None if there is none.
     """
 
     __slots__ = (
-        "body_allocation", "connection", "form_type", "has_begun", "heartbeat", "max_ttft", "prefer", "request_id",
-        "reservation", "scope", "send", "session",
+        "at_engine", "body_allocation", "connection", "form_type", "has_begun", "heartbeat", "max_ttft", "prefer",
+        "request_id", "reservation", "scope", "send", "session",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +85,7 @@ class Caller:
         self.heartbeat = NO_HEARTBEAT
         self.reservation: Reservation | None = None
         self.has_begun = False
+        self.at_engine: TurnAtEngine | None = None
 
     def retries_after_break(self) -> bool:
         """Whether its client repeats a request if the connection breaks during a stream, but not after an error event.
