@@ -110,6 +110,9 @@ def _add_endpoint_options(parser: argparse.ArgumentParser) -> None:
         "--server-dev-mode", action="store_true", default=_is_set("VLLM_SERVER_DEV_MODE"),
         help="serve /reset_prefix_cache, as with VLLM_SERVER_DEV_MODE=1",
     )  # fmt: skip
+    parser.add_argument(
+        "--enable-scale-out", action="store_true", help="serve /v1/chat/completions/derender, for a --tool-script"
+    )
     parser.add_argument("--enable-lora", action="store_true")
     parser.add_argument("--lora-modules", nargs="+", default=[], help="adapters: name=path, or JSON as for vLLM")
     parser.add_argument(
@@ -151,6 +154,7 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
         enable_prompt_tokens_details=options.enable_prompt_tokens_details,
         kv_events=parse_kv_events_config(options.kv_events_config or "{}"),
         server_dev_mode=options.server_dev_mode,
+        enable_scale_out=options.enable_scale_out,
         enable_lora=options.enable_lora,
         lora_modules=tuple(parse_module(text) for text in options.lora_modules),
         allow_runtime_lora_updating=options.allow_runtime_lora_updating,

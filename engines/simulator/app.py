@@ -17,6 +17,7 @@ from engines.simulator.control.request_log import RequestLog
 from engines.simulator.control.routes import control_routes
 from engines.simulator.endpoints.adapters import AdapterRegistry, adapter_routes
 from engines.simulator.endpoints.apis import APIS
+from engines.simulator.endpoints.derendering import DERENDER_API
 from engines.simulator.endpoints.embeddings import EmbeddingEndpoint
 from engines.simulator.endpoints.generation import GenerationEndpoint
 from engines.simulator.endpoints.json_endpoint import JsonApi, JsonEndpoint
@@ -161,7 +162,7 @@ def _kv_events(settings: SimulatorSettings, rank: int, open_publisher: OpenPubli
 def _json_apis(settings: SimulatorSettings) -> list[JsonApi]:
     """vLLM has the routes of what the model can do; of the others, it answers 404."""
     if not settings.pooling:
-        return [*TOKENIZER_APIS, COUNT_TOKENS_API]
+        return [*TOKENIZER_APIS, COUNT_TOKENS_API, DERENDER_API]
     classifying = [CLASSIFY_API] if settings.pooling_task == "classify" else []
     return [*TOKENIZER_APIS, POOLING_API, *classifying, *(SCORING_APIS if settings.scores else ())]
 

@@ -77,6 +77,8 @@ class SimulatorSettings:
     """Whether the prefix cache can be reset (vLLM's VLLM_SERVER_DEV_MODE)."""
     adapter: tuple[str, int] | None = field(default=None, repr=False)
     """Name and number of the adapter that answers; set for each request."""
+    enable_scale_out: bool = field(default=False, repr=False)
+    """Whether a message is made of the ids of its tokens."""
     enable_lora: bool = field(default=False, repr=False)
     lora_modules: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Name and path of the adapters that are loaded at the start."""

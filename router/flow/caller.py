@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final, Protocol
 
+from router.core.endpoints.conversations.turn_at_engine import TurnAtEngine
 from router.core.routing.session import Session
 from router.flow.body_budget import BodyAllocation
 from router.shared.quota.rate_limits import Reservation
@@ -60,12 +61,13 @@ class Caller:
     - `scope`: of ASGI.
     - `reservation`: of a tenant with limits, else None; to be released at the end of the request.
     - `has_begun`: it has got the head of the response.
+    - `at_engine`: its turn for the engine that may have kept the response before it; None if there is none.
     - `priority`: in place of that of its body and tenant, see router.core.quota.priority; None: theirs.
     """
 
     __slots__ = (
-        "body_allocation", "connection", "form_type", "has_begun", "heartbeat", "max_ttft", "prefer", "priority",
-        "request_id", "reservation", "scope", "send", "session",
+        "at_engine", "body_allocation", "connection", "form_type", "has_begun", "heartbeat", "max_ttft", "prefer",
+        "priority", "request_id", "reservation", "scope", "send", "session",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +86,7 @@ class Caller:
         self.heartbeat = NO_HEARTBEAT
         self.reservation: Reservation | None = None
         self.has_begun = False
+        self.at_engine: TurnAtEngine | None = None
         self.priority: int | None = None
 
     def retries_after_break(self) -> bool:

@@ -212,6 +212,8 @@ class Gateway:
         models = self._candidates.models(parsed, exchange.tenant)
         if start.has_engines(models):
             selection = self._candidates.select(parsed, exchange.tenant, caller.session, caller.max_ttft, models)
+            if caller.at_engine is not None:
+                selection = selection.with_first(caller.at_engine.engine)
         else:
             selection = Selection(_no_engines, parsed.request)
         caller.body_allocation.retain()  # the generation may outlive the request; the coalescer releases it

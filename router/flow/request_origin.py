@@ -1,5 +1,6 @@
 """The request that a generation was started for, apart from its body."""
 
+from router.core.endpoints.conversations.turn_at_engine import TurnAtEngine
 from router.core.types import Task
 from router.upstream.adapters import Adapter
 
@@ -13,6 +14,7 @@ class RequestOrigin:
     - `model`: the name in metrics. `adapter`: None for a model of the configuration.
     - `engine_revision`: see ParsedRequest.
     - `log_odds`: the classifier's score of the prompt, whose sign gives `task`.
+    - `at_engine`: see Caller.
     - `choices`: the number that it asks for; an engine generates them at the same time.
     """
 
@@ -30,6 +32,7 @@ class RequestOrigin:
     log_odds: float = 0.0
     stream: bool
     choices: int = 1
+    at_engine: TurnAtEngine | None = None
 
     def __init__(
         self, *, request_id: str, engine_request_id: str, tenant: str, model: str, task: Task, stream: bool

@@ -1,6 +1,7 @@
 """The engines that were selected for a request; see router.flow.attempts.engine_selection."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -25,6 +26,15 @@ class Selection(msgspec.Struct, frozen=True):
     request: InferenceRequest
     adjusted_fields: tuple[str, ...] = ()
     prompt: RoutedPrompt = UNROUTED
+
+    def with_first(self, engine: str) -> "Selection":
+        """With this engine before the others, if it is one of the model that is tried first."""
+        return msgspec.structs.replace(self, order_engines=partial(_with_first, self.order_engines, engine))
+
+
+def _with_first(order_engines: Callable[[], Sequence[Engine]], name: str) -> Sequence[Engine]:
+    engines = order_engines()
+    return sorted(engines, key=lambda engine: engine.name != name or engine.model != engines[0].model)
 
 
 class RankedEngine(msgspec.Struct, frozen=True):

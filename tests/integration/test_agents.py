@@ -1,12 +1,12 @@
-"""Loops of real agents over tools, while the engine of their conversation is killed: between two tokens of a stream, or
-before the first one, with their router replaced, too.
+"""Loops of real agents over tools, whose turns reach two routers in turn, while the engine of their conversation dies:
+between two tokens of a stream, or before the first one, with a router.
 
 `make test-clients` installs the agents and runs this.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,12 +15,12 @@ import pytest
 import pytest_asyncio
 
 from engines.simulator.text.tokens import split_tokens
+from tests.support.alternating_front import AlternatingFront
 from tests.support.client_programs import CLIENTS_NODE, ClientRun, ended_client, node_command, python_command
 from tests.support.paths import ROOT
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine
-from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -29,15 +29,14 @@ pytestmark = [
 ]
 
 STEPS: Final = 20
+FEW_STEPS: Final = 6
 PROGRAMS: Final = ROOT / "tests" / "data" / "agents"
 TOOLS: Final = {
     "Bash": {"command": "echo step {step}", "description": "Step {step}"},
     "exec_command": {"cmd": "echo step {step}"},
     "add_step": {"number": "{step}"},
 }
-SCRIPT: Final = {"calls": STEPS, "tools": TOOLS}
 
-FEW_STEPS: Final = 6
 TURN: Final = 4
 """Its response breaks off."""
 THOUGHT: Final = "First I think of the sea, and of the number of this step."
@@ -46,21 +45,25 @@ SAID: Final = TEXT.replace("{step}", str(TURN - 1))
 """In the history of the turn, and of those after it."""
 TALKING: Final = {"calls": FEW_STEPS, "tools": TOOLS, "text": TEXT}
 THINKING: Final = TALKING | {"thought": THOUGHT}
-REFERRED: Final = THINKING | {"calls": STEPS}
 
 
 class Cut(NamedTuple):
-    """The script of a response that breaks off, and after how many tokens it does."""
+    """The script of a response that breaks off, and after how many tokens it does; whether engines parse tokens."""
 
     script: dict[str, Any]
     tokens: int
+    scaled_out: bool = False
 
 
+AFTER_THOUGHT: Final = Cut(THINKING, len(split_tokens(THOUGHT)) + 3)
+IN_CALL: Final = Cut(TALKING, len(split_tokens(TEXT)) + 3)
 CUTS: Final = {
     "thought": Cut(THINKING, 3),
     "text": Cut(TALKING, 3),
-    "text after a thought": Cut(THINKING, len(split_tokens(THOUGHT)) + 3),
-    "call": Cut(TALKING, len(split_tokens(TEXT)) + 3),
+    "text after a thought": AFTER_THOUGHT,
+    "call": IN_CALL,
+    "text after a thought, scaled out": AFTER_THOUGHT._replace(scaled_out=True),
+    "call, scaled out": IN_CALL._replace(scaled_out=True),
 }
 
 CODEX: Final = """
@@ -78,37 +81,48 @@ QUESTION: Final = "Count the steps, with the tool."
 
 
 class Deployment(NamedTuple):
-    """Two routers, of which `front` leads to the first one, and three engines with the same script."""
+    """Two routers at default settings, which `front` uses in turn, and three engines with the same script.
 
-    front: TcpProxy
+    `tokens`: those after which the first engine dies.
+    """
+
+    front: AlternatingFront
     routers: list[RouterServer]
     engines: list[SimulatedEngine]
-
-    @property
-    def url(self) -> str:
-        return self.front.url.replace("redis://", "http://")
+    tokens: int
 
     async def received(self) -> list[int]:
         """The requests that the engines which run have got."""
         return [(await engine.stats())["received"] for engine in self.engines if engine.is_running]
 
-    async def fail_at_half(self) -> None:
-        """Kills the engine of the conversation while a request waits for its first token, and stops its router."""
+    @property
+    def turns(self) -> list[int]:
+        """The requests that each router has got."""
+        requests = self.front.requests.items()
+        return [sum(count for (port, _), count in requests if port == router.port) for router in self.routers]
+
+    async def fail_in_a_stream(self) -> None:
+        """Called between turns: the engine of the conversation exits in the middle of the response of `TURN`."""
+        counts = await self.received()
+        if max(counts) >= TURN - 2 and self.front.before is not None:
+            self.front.before = None
+            broken = self.engines[counts.index(max(counts))]
+            await broken.set_faults({"fault": "exit", "after": self.tokens, "match": SAID})
+
+    async def fail_again(self) -> float:
+        """Some turns after that, kills the next engine while a request waits for its first token, and stops a router.
+
+        Returns `continued` before this.
+        """
+        await eventually(lambda: not all(engine.is_running for engine in self.engines))
         await eventually(lambda: self._has_received(STEPS // 2))
+        continued = await self.continued()
+        self.engines[:] = [engine for engine in self.engines if engine.is_running]
         counts = await self.received()
         await self.engines.pop(counts.index(max(counts))).kill()
-        self.front.target = self.routers[1].port
+        self.front.ports.remove(self.routers[0].port)
         await self.routers[0].stop()
-
-    async def fail_in_a_stream(self, tokens: int) -> None:
-        """The engine of the conversation exits after so many tokens of the response of `TURN`."""
-
-        async def at_one_engine() -> list[int] | None:
-            counts = await self.received()
-            return counts if max(counts) >= TURN - 2 else None
-
-        counts = await eventually(at_one_engine)
-        await self.engines[counts.index(max(counts))].set_faults({"fault": "exit", "after": tokens, "match": SAID})
+        return continued
 
     async def continued(self) -> float:
         """The streams that another engine has continued."""
@@ -128,19 +142,23 @@ class Deployment(NamedTuple):
 async def deployment(
     request: pytest.FixtureRequest, redis_server: RedisServer, redis: Any, make_router: MakeRouter, tmp_path: Path
 ) -> AsyncIterator[Deployment]:
-    """Its parameter: the script of the engines."""
+    """Its parameter: a Cut."""
+    cut = request.param
     script = tmp_path / "script.json"
-    script.write_text(json.dumps(request.param))
-    options: dict[str, object] = {"ttft_ms": 400, "max_model_len": 200_000, "kv_blocks": 40_000}
+    script.write_text(json.dumps(cut.script))
+    options: dict[str, object] = {"ttft_ms": 200, "max_model_len": 200_000, "kv_blocks": 40_000}
+    options |= {"tool_script": script, "enable_scale_out": cut.scaled_out or None}
     async with AsyncExitStack() as stack:
-        started = [SimulatedEngine(model=LLAMA, tool_script=script, **options) for _ in range(3)]
-        engines = [await stack.enter_async_context(engine) for engine in started]
+        engines = [SimulatedEngine(model=LLAMA, **options) for _ in range(3)]
+        await asyncio.gather(*map(stack.enter_async_context, engines))
         text = router_config(
             redis_server.url, {f"e{number}": ("llama", "any", engine.url) for number, engine in enumerate(engines)}
         )
         routers = [await make_router(text), await make_router(text)]
-        front = await stack.enter_async_context(TcpProxy(routers[0].port))
-        yield Deployment(front, routers, engines)
+        front = await stack.enter_async_context(AlternatingFront([router.port for router in routers]))
+        deployment = Deployment(front, routers, engines, cut.tokens)
+        front.before = deployment.fail_in_a_stream
+        yield deployment
 
 
 def claude_code(_: str, __: Path) -> tuple[list[str], dict[str, str]]:
@@ -182,72 +200,80 @@ AGENTS: Final[dict[str, Callable[[str, Path], tuple[list[str], dict[str, str]]]]
 }
 
 
-async def run_agent(agent: str, deployment: Deployment, tmp_path: Path, failing: Awaitable[None]) -> ClientRun:
+async def run_agent(agent: str, deployment: Deployment, tmp_path: Path) -> ClientRun:
     """Runs the agent while its engine fails."""
     home = tmp_path / "home"
     home.mkdir()
-    command, variables = AGENTS[agent](deployment.url, home)
-    variables |= {"URL": deployment.url, "ANTHROPIC_BASE_URL": deployment.url}
-    failure = asyncio.ensure_future(failing)
-    try:
-        run = await ended_client(command, home, **variables)
-    finally:
-        failure.cancel()
-    failure.result()
-    return run
-
-
-@pytest.mark.parametrize(
-    ("agent", "deployment"),
-    # The AI SDK refers to texts and thoughts by their IDs, which its second router has to find.
-    [*[(agent, SCRIPT) for agent in AGENTS], ("AI SDK, responses", REFERRED)],
-    indirect=["deployment"],
-    ids=[*AGENTS, "AI SDK, references"],
-)
-async def test_a_loop_of_twenty_steps_outlives_its_engine_and_its_router(
-    agent: str, deployment: Deployment, tmp_path: Path
-) -> None:
-    run = await run_agent(agent, deployment, tmp_path, deployment.fail_at_half())
-    assert run.code == 0, run.errors
-    assert f"step {STEPS}" in run.output
-    assert f"step {STEPS + 1}" not in run.output
-    # The conversation has stayed at one of the two that were left.
-    assert max(await deployment.received()) >= STEPS // 2
+    url = deployment.front.url
+    command, variables = AGENTS[agent](url, home)
+    variables |= {"URL": url, "ANTHROPIC_BASE_URL": url}
+    return await ended_client(command, home, **variables)
 
 
 CONTINUED: Final = "another engine goes on"
 REPEATED: Final = "the agent repeats its request"
 ENDED: Final = "the loop ends with an error"
-OUTCOMES: Final[dict[str, tuple[str, str, str, str]]] = {
-    "Claude Code": (CONTINUED, REPEATED, ENDED, ENDED),
-    "Codex": (CONTINUED, REPEATED, REPEATED, REPEATED),
-    "Codex, WebSocket": (CONTINUED, REPEATED, REPEATED, REPEATED),
-    "OpenAI Agents, responses": (CONTINUED, ENDED, ENDED, ENDED),
-    "OpenAI Agents, chat": (CONTINUED, CONTINUED, ENDED, ENDED),
-    "LangGraph": (CONTINUED, CONTINUED, ENDED, ENDED),
-    "Pydantic AI, chat": (CONTINUED, CONTINUED, ENDED, ENDED),
-    "Pydantic AI, responses": (CONTINUED, ENDED, ENDED, ENDED),
-    "AI SDK, chat": (CONTINUED, CONTINUED, ENDED, ENDED),
-    "AI SDK, responses": (CONTINUED, ENDED, ENDED, ENDED),
-    "AI SDK, messages": (CONTINUED, ENDED, ENDED, ENDED),
+OUTCOMES: Final[dict[str, tuple[str, ...]]] = {
+    "Claude Code": (CONTINUED, REPEATED, ENDED, ENDED, ENDED, ENDED),
+    "Codex": (CONTINUED, REPEATED, REPEATED, REPEATED, REPEATED, REPEATED),
+    "Codex, WebSocket": (CONTINUED, REPEATED, REPEATED, REPEATED, REPEATED, REPEATED),
+    "OpenAI Agents, responses": (CONTINUED, ENDED, ENDED, ENDED, ENDED, ENDED),
+    "OpenAI Agents, chat": (CONTINUED, CONTINUED, ENDED, ENDED, CONTINUED, CONTINUED),
+    "LangGraph": (CONTINUED, CONTINUED, ENDED, ENDED, CONTINUED, CONTINUED),
+    "Pydantic AI, chat": (CONTINUED, CONTINUED, ENDED, ENDED, CONTINUED, CONTINUED),
+    "Pydantic AI, responses": (CONTINUED, ENDED, ENDED, ENDED, ENDED, ENDED),
+    "AI SDK, chat": (CONTINUED, CONTINUED, ENDED, ENDED, CONTINUED, CONTINUED),
+    "AI SDK, responses": (CONTINUED, ENDED, ENDED, ENDED, ENDED, ENDED),
+    "AI SDK, messages": (CONTINUED, ENDED, ENDED, ENDED, ENDED, ENDED),
 }
 """For each of CUTS; docs/clients.md has the table."""
 
 
+def outcomes(agent: str) -> dict[str, str]:
+    return dict(zip(CUTS, OUTCOMES[agent], strict=True))
+
+
+def last_survived(agent: str) -> str:
+    """The last of CUTS that does not end the agent's loop."""
+    return [cut for cut, outcome in outcomes(agent).items() if outcome != ENDED][-1]
+
+
+def longer(cut: Cut) -> Cut:
+    return cut._replace(script=cut.script | {"calls": STEPS})
+
+
 @pytest.mark.parametrize(
-    ("cut", "deployment"), [(name, cut.script) for name, cut in CUTS.items()], indirect=["deployment"], ids=CUTS
+    ("agent", "deployment"),
+    [(agent, longer(CUTS[last_survived(agent)])) for agent in AGENTS],
+    indirect=["deployment"],
+    ids=AGENTS,
 )
+async def test_a_loop_of_twenty_steps_outlives_an_engine_in_the_middle_of_a_stream_and_another_with_a_router(
+    agent: str, deployment: Deployment, tmp_path: Path
+) -> None:
+    async with asyncio.TaskGroup() as failing:
+        failure = failing.create_task(deployment.fail_again())
+        run = await run_agent(agent, deployment, tmp_path)
+    assert run.code == 0, run.errors
+    assert f"step {STEPS}" in run.output
+    assert f"step {STEPS + 1}" not in run.output
+    assert (CONTINUED if failure.result() else REPEATED) == outcomes(agent)[last_survived(agent)]
+    if "WebSocket" not in agent:  # which stays at its router
+        assert min(deployment.turns) >= STEPS // 4
+
+
+@pytest.mark.parametrize(("cut", "deployment"), CUTS.items(), indirect=["deployment"], ids=CUTS)
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_a_response_that_breaks_off_is_continued_repeated_or_ends_the_loop(
     agent: str, cut: str, deployment: Deployment, tmp_path: Path
 ) -> None:
-    run = await run_agent(agent, deployment, tmp_path, deployment.fail_in_a_stream(CUTS[cut].tokens))
+    run = await run_agent(agent, deployment, tmp_path)
     assert [engine.is_running for engine in deployment.engines].count(False) == 1
     continued = await deployment.continued()
     is_whole = run.code == 0 and f"step {FEW_STEPS}" in run.output
     assert f"step {FEW_STEPS + 1}" not in run.output
     outcome = (CONTINUED if continued else REPEATED) if is_whole else ENDED
-    assert outcome == dict(zip(CUTS, OUTCOMES[agent], strict=True))[cut], run
+    assert outcome == outcomes(agent)[cut], run
     if outcome == ENDED:
         assert run.code != 0
         # The call that was cut off has not been made, and nothing after it.

@@ -15,6 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from router.api.access.auth import hash_key
+from router.api.websocket.event_messages import HEADERS_EVENT
 from router.net.server.websocket import MAX_WAITING
 from router.settings import parse
 from tests.support.redis_process import RedisServer
@@ -42,12 +43,12 @@ async def create(socket: ClientConnection, text: Any, **fields: Any) -> None:
 
 
 async def events_of(socket: ClientConnection) -> list[Event]:
-    """The events of a response, to its last."""
+    """The events of a response, to its last, without the message that has its headers."""
     events: list[Event] = []
     async with asyncio.timeout(TEST_TIMEOUT):
         while not events or events[-1]["type"] not in ("response.completed", "response.failed", "error"):
             events.append(json.loads(await socket.recv()))
-    return events
+    return [event for event in events if event["type"] != HEADERS_EVENT]
 
 
 async def answer(socket: ClientConnection, text: Any, **fields: Any) -> list[Event]:
@@ -222,6 +223,7 @@ async def test_openais_client_talks_over_a_websocket(router: RouterServer) -> No
     async with client, client.responses.connect() as connection:
         await connection.response.create(model="llama", input="The sea?")
         event: Any = await connection.recv()
+        assert (event.type, event.headers["x-cache"]) == (HEADERS_EVENT, "MISS")
         while event.type != "response.completed":
             event = await connection.recv()
     assert event.response.output_text

@@ -5,7 +5,7 @@ import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from router.core.endpoints.continuation.derendered_chat import DERENDER_PATH
 from tests.support.router_server import LLAMA
@@ -163,8 +163,16 @@ def _set_event() -> asyncio.Event:
     return event
 
 
+class NamedEngine(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def engine(self) -> ScriptedEngine: ...
+
+
 @contextlib.asynccontextmanager
-async def toy_engines(*scripts: ToyScript) -> AsyncIterator[dict[str, tuple[str, str, str]]]:
+async def toy_engines(*scripts: NamedEngine) -> AsyncIterator[dict[str, tuple[str, str, str]]]:
     """Starts their engines; yields what `router_config` takes: those of the model llama, by name, in this order."""
     config = await start_toys(*scripts)
     try:
@@ -174,7 +182,7 @@ async def toy_engines(*scripts: ToyScript) -> AsyncIterator[dict[str, tuple[str,
             await script.engine.stop()
 
 
-async def start_toys(*scripts: ToyScript) -> dict[str, tuple[str, str, str]]:
+async def start_toys(*scripts: NamedEngine) -> dict[str, tuple[str, str, str]]:
     for script in scripts:
         await script.engine.start()
     return {script.name: ("llama", "any", script.engine.url) for script in scripts}

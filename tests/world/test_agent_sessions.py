@@ -1,6 +1,10 @@
 """Sessions that clients name without X-Session-ID: by the headers of coding agents, and in the body."""
 
+import asyncio
 import logging
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -111,6 +115,30 @@ async def test_sub_agents_with_their_parent_s_session_have_places_of_their_own(w
     assert {engine for engine, _ in first} == {"a", "b"}
     second = [await ask(router, source, SESSIONS[0], "Go on.", system=system) for system in systems]
     assert [engine for engine, _ in second] == [engine for engine, _ in first]
+
+
+@pytest.mark.parametrize("sessions", [SESSIONS[:1], SESSIONS], ids=["of the parent", "of their own"])
+@scenario
+async def test_sub_agents_go_by_their_parents_prefix_and_by_load_and_not_by_its_session(
+    world: World, sessions: Sequence[str]
+) -> None:
+    pair = {name: await world.engine() for name in ("a", "b")}
+    router = await world.router(
+        router_config(world.redis.url, {name: ("llama", "any", engine.url) for name, engine in pair.items()})
+    )
+    source, numbers = Source(MESSAGES, header="x-claude-code-session-id"), count()
+
+    async def sub_agent(task: str) -> str:
+        number = next(numbers)
+        session = sessions[number % len(sessions)]
+        return (await ask(router, source, session, f"Task {number}. {task}", system=LONG * 4))[0]
+
+    place, _ = await ask(router, source, SESSIONS[0], "Begin.", system=LONG * 4)
+    assert {await sub_agent("Look.") for _ in range(8)} == {place}, "it holds the prefix"
+    for engine in pair.values():
+        await engine.set_faults({"fault": "ttft", "ms": 5000, "times": 20})
+    used = Counter(await asyncio.gather(*(sub_agent(LONG * 4) for _ in range(20))))
+    assert min(used["a"], used["b"]) >= 6, "each has as much to compute as the prefix has"
 
 
 @scenario

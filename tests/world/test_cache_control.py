@@ -1,12 +1,14 @@
 """Cache directives of clients, over HTTP."""
 
 import asyncio
+from typing import NamedTuple
 
 import httpx
 import pytest
 
-from tests.support.router_server import router_config
+from tests.support.router_server import chat_body, router_config
 from tests.support.sse_answers import chat_text
+from tests.support.typed_answers import RESPONSES, typed_body
 from tests.support.waiting import eventually
 from tests.world.processes import WorldEngine, WorldRouter
 from tests.world.scenario import PROBED, World, scenario
@@ -34,8 +36,8 @@ async def generations(engine: WorldEngine) -> int:
     return count
 
 
-async def stored(world: World) -> list[str]:
-    return [key async for key in world.redis.client.scan_iter("rh:1:default:*")]
+async def stored(world: World, tenant: str = "default") -> list[str]:
+    return [key async for key in world.redis.client.scan_iter(f"rh:1:{tenant}:*")]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -89,14 +91,75 @@ async def test_an_adapter_uses_the_cache_as_its_model_does(world: World) -> None
     assert (answer.headers["x-cache"], answer.headers["x-cache-reason"]) == ("BYPASS", "off")
 
 
+class Use(NamedTuple):
+    """A request of the tenant acme, at this path, and what its model or its tenant has for `cache`."""
+
+    path: str
+    stream: bool
+    of_tenant: bool
+
+    async def routers(self, world: World, cache: str) -> tuple[WorldRouter, WorldRouter, WorldEngine]:
+        """A router with this setting, one that uses the cache, and the engine of both."""
+        engine = await world.engine()
+        started = []
+        for value in (cache, "on"):
+            of_model, of_tenant = ("on", value) if self.of_tenant else (value, "on")
+            rest = f'[auth]\nmode = "header"\n[[tenant]]\nname = "acme"\ncache = "{of_tenant}"'
+            config = router_config(world.redis.url, {"one": ("llama", "any", engine.url)}, rest=rest)
+            started.append(await world.router(config.replace("[[model]]", f'[[model]]\ncache = "{of_model}"')))
+        return started[0], started[1], engine
+
+    async def ask(self, router: WorldRouter) -> tuple[str, str | None]:
+        """X-Cache and X-Cache-Reason."""
+        if self.path == RESPONSES:
+            body = typed_body(RESPONSES, PROMPT, stream=self.stream)
+        else:
+            body = chat_body(PROMPT, stream=self.stream)
+        answer = await router.post(self.path, body, x_tenant_id="acme")
+        assert answer.status_code == 200
+        return answer.headers["x-cache"], answer.headers.get("x-cache-reason")
+
+
+USES = pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(Use(path, stream, of_tenant), id=f"{path}, {'stream' if stream else 'JSON'}, {whose}")
+        for path in ("/v1/chat/completions", RESPONSES)
+        for stream in (False, True)
+        for of_tenant, whose in ((False, "model"), (True, "tenant"))
+    ],
+)
+
+
+@USES
 @scenario
-async def test_a_model_that_only_reads_serves_what_is_stored_and_stores_nothing(world: World) -> None:
-    router, engine = await start(world, 'cache = "read"')
-    assert [(await ask(router)).headers["x-cache"] for _ in range(2)] == ["MISS", "MISS"]
-    assert await stored(world) == []
-    writer = await world.router(router_config(world.redis.url, {"one": ("llama", "any", engine.url)}))
-    await ask(writer)
-    assert [(await ask(router)).headers["x-cache"] for _ in range(2)] == ["HIT", "HIT"]
+async def test_off_is_neither_looked_up_nor_stored(world: World, use: Use) -> None:
+    router, other, engine = await use.routers(world, "off")
+    assert [await use.ask(router) for _ in range(2)] == [("BYPASS", "off")] * 2
+    assert await stored(world, "acme") == []
+    assert await use.ask(other) == ("MISS", "new")
+    assert await use.ask(router) == ("BYPASS", "off")
+    assert await generations(engine) == 4
+    assert len(await stored(world, "acme")) == 1
+
+
+@USES
+@scenario
+async def test_read_is_looked_up_and_not_stored(world: World, use: Use) -> None:
+    router, other, engine = await use.routers(world, "read")
+    assert [await use.ask(router) for _ in range(2)] == [("MISS", "new")] * 2
+    assert await stored(world, "acme") == []
+    assert await use.ask(other) == ("MISS", "new")
+    assert [await use.ask(router) for _ in range(2)] == [("HIT", None)] * 2
+    assert await generations(engine) == 3
+
+
+@USES
+@scenario
+async def test_on_is_looked_up_and_stored(world: World, use: Use) -> None:
+    router, other, engine = await use.routers(world, "on")
+    assert [await use.ask(each) for each in (router, router, other)] == [("MISS", "new"), *[("HIT", None)] * 2]
+    assert await generations(engine) == 1
 
 
 @scenario

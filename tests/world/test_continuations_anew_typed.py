@@ -2,74 +2,23 @@
 
 import asyncio
 import json
-from typing import Any, Final
+from typing import Any
 
 import httpx
 
-from router.core.endpoints.endpoint import Endpoint
-from router.core.endpoints.messages import MESSAGES
 from router.core.endpoints.recording.sse import payload, split_events
-from router.core.endpoints.responses import RESPONSES
-from tests.support.router_server import LLAMA, router_config
-from tests.support.scripted_engine import Request, Response, ScriptedEngine, json_response
+from tests.support.router_server import router_config
 from tests.support.waiting import eventually
 from tests.world.scenario import World, scenario
-
-CALL: Final = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
-TEXT: Final = {
-    "type": "message", "id": "m", "role": "assistant", "status": "completed",
-    "content": [{"type": "output_text", "text": "I look.", "annotations": []}],
-}  # fmt: skip
-
-
-class Thinker:
-    """An engine of vLLM that reasons and answers. With `breaks`, its connection closes while it reasons."""
-
-    def __init__(self, name: str, *, breaks: bool) -> None:
-        self.name = name
-        self.breaks = breaks
-        self.bodies: list[dict[str, Any]] = []
-        self.may_break = asyncio.Event()
-        self.engine = ScriptedEngine(script=self)
-
-    async def __call__(self, request: Request) -> Response:
-        if request.path == "/v1/models":
-            return json_response({"data": [{"id": LLAMA, "object": "model", "owned_by": "vllm"}]})
-        if request.method != "POST":
-            return Response()
-        self.bodies.append(json.loads(request.body))
-        is_message = request.path == MESSAGES.path
-        frames = self._frames(MESSAGES, self._message()) if is_message else self._frames(RESPONSES, self._response())
-        if not self.breaks:
-            return Response(frames, content_type="text/event-stream")
-        await self.may_break.wait()
-        reasons = next(number for number, frame in enumerate(frames) if b"thought of" in frame)
-        return Response(frames[: reasons + 1], content_type="text/event-stream", end="close")
-
-    def _frames(self, endpoint: Endpoint, body: dict[str, Any]) -> list[bytes]:
-        assert endpoint.streaming is not None
-        return split_events(endpoint.streaming.frames_from_body(json.dumps(body).encode(), True) or b"")
-
-    def _message(self) -> dict[str, Any]:
-        content = [{"type": "thinking", "thinking": f"thought of {self.name}", "signature": "s"}, CALL]
-        head = {"id": f"msg-{self.name}", "type": "message", "role": "assistant", "model": LLAMA, "content": content}
-        usage = {"input_tokens": 4, "output_tokens": 5}
-        return {**head, "stop_reason": "tool_use", "stop_sequence": None, "usage": usage}
-
-    def _response(self) -> dict[str, Any]:
-        content = [{"type": "reasoning_text", "text": f"thought of {self.name}"}]
-        reasoning = {"type": "reasoning", "id": f"rs-{self.name}", "summary": [], "content": content}
-        head = {"id": f"resp_{self.name}", "object": "response", "created_at": 1, "model": LLAMA, "status": "completed"}
-        usage = {"input_tokens": 4, "output_tokens": 5, "total_tokens": 9}
-        return {**head, "output": [{**reasoning, "status": "completed"}, TEXT], "usage": usage}
+from tests.world.thinkers import Thinker
 
 
 def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(data) for frame in split_events(answer.content) if (data := payload(frame)) is not None]
 
 
-async def start(world: World) -> tuple[Thinker, Thinker, str]:
-    thinkers = Thinker("a", breaks=True), Thinker("b", breaks=False)
+async def start(world: World, *, calls: bool = False) -> tuple[Thinker, Thinker, str]:
+    thinkers = Thinker("a", b"thought of", calls=calls), Thinker("b", calls=calls)
     for thinker in thinkers:
         await thinker.engine.start()
     table = {thinker.name: ("llama", "any", thinker.engine.url) for thinker in thinkers}
@@ -78,7 +27,8 @@ async def start(world: World) -> tuple[Thinker, Thinker, str]:
 
 @scenario
 async def test_a_message_that_breaks_off_in_its_thinking_calls_its_tool_at_two_routers(world: World) -> None:
-    first, second, config = await start(world)
+    first, second, config = await start(world, calls=True)
+    first.may_break.clear()
     routers = [await world.router(config), await world.router(config)]
     body = {"model": "llama", "stream": True, "max_tokens": 50, "messages": [{"role": "user", "content": "x"}]}
     asked = [asyncio.create_task(router.post("/v1/messages", body)) for router in routers]
@@ -104,8 +54,7 @@ async def test_a_message_that_breaks_off_in_its_thinking_calls_its_tool_at_two_r
 async def test_a_response_that_breaks_off_in_its_reasoning_is_kept_with_the_answer_of_the_next_engine(
     world: World,
 ) -> None:
-    first, second, config = await start(world)
-    first.may_break.set()
+    _, second, config = await start(world)
     router = await world.router(config)
     answer = await router.post("/v1/responses", {"model": "llama", "stream": True, "store": True, "input": "x"})
     events = events_of(answer)

@@ -10,7 +10,9 @@ from tests.support.paths import ROOT
 from tests.support.router_server import router_config
 from tests.support.toy_model import PROMPT_IDS, ToyModel
 from tests.support.toy_script import Break, ToyScript, toy_engines
+from tests.support.typed_answers import MESSAGES, RESPONSES, TYPED_PATHS, typed_body
 from tests.world.scenario import World, scenario
+from tests.world.thinkers import Thinker
 
 PAGE: Final = ROOT / "docs" / "resilience.md"
 ANSWER: Final = "The sea is wide and blue."
@@ -24,7 +26,11 @@ SCHEMA: Final = {"type": "json_schema", "json_schema": {"name": "a", "schema": {
 
 
 class Case(NamedTuple):
-    """A request, and its engines. `rest`: tables of the configuration. The last fields, and `kind`: see ToyScript."""
+    """A request, and its engines.
+
+    `rest`: tables of the configuration. `cache`: settings of its table. Most others: see ToyScript, and for messages
+    and responses Thinker.
+    """
 
     fields: Mapping[str, Any] = MappingProxyType({})
     path: str = "/v1/chat/completions"
@@ -32,14 +38,21 @@ class Case(NamedTuple):
     groups: tuple[int, ...] = (1,)
     engines: int = 2
     rest: str = ""
+    cache: str = ""
     model: str = ""
     second: str = ""
     knows_ids: bool = True
     deltas: tuple[str, ...] = ("content",)
     scaled_out: bool = False
+    breaks_after: bytes = b""
+    calls: bool = False
+    summarizes: bool = False
 
 
 COMPLETION: Final = "/v1/completions"
+THOUGHT: Final = b"thought of"
+MESSAGE: Final = Case(path=MESSAGES, breaks_after=THOUGHT)
+RESPONSE: Final = Case(path=RESPONSES, breaks_after=THOUGHT)
 
 CASES: Final[dict[str, list[Case]]] = {
     "chat of texts, temperature 0": [Case()],
@@ -110,6 +123,32 @@ CASES: Final[dict[str, list[Case]]] = {
         Case({"logprobs": True}, deltas=("reasoning",)),
     ],
     "only reasoning so far, several choices": [Case({"n": 2}, deltas=("reasoning",))],
+    "message or response, only reasoning so far": [
+        MESSAGE,
+        MESSAGE._replace(breaks_after=b"content_block_stop"),
+        RESPONSE,
+        RESPONSE._replace(breaks_after=b"output_item.done"),
+    ],
+    "message or response, only reasoning so far, with tools or a schema, any kind of engine": [
+        MESSAGE._replace(fields={"tools": [{"name": "look", "input_schema": {}}]}, kind="someone"),
+        RESPONSE._replace(fields={"tools": [{"type": "function", "name": "look"}]}, kind="sglang"),
+        RESPONSE._replace(fields={"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}),
+    ],
+    "message or response, text has begun, or only the last event is missing": [
+        MESSAGE._replace(breaks_after=b'"text"'),
+        MESSAGE._replace(breaks_after=b"I look."),
+        MESSAGE._replace(breaks_after=b"message_delta"),
+        RESPONSE._replace(breaks_after=b'"message"'),
+        RESPONSE._replace(breaks_after=b"I look."),
+        RESPONSE._replace(breaks_after=b'"content":[{"type":"output_text"'),
+    ],
+    "message or response, a call has begun": [
+        MESSAGE._replace(breaks_after=b"tool_use", calls=True),
+        MESSAGE._replace(breaks_after=b"message_delta", calls=True),
+        RESPONSE._replace(breaks_after=b"function_call", calls=True),
+        RESPONSE._replace(breaks_after=b"function_call_arguments.done", calls=True),
+    ],
+    "response with a summary of its reasoning": [RESPONSE._replace(summarizes=True)],
     "a schema, a regex or a grammar": [
         Case({"response_format": SCHEMA}),
         Case({"structured_outputs": {"regex": "a"}}),
@@ -128,15 +167,25 @@ CASES: Final[dict[str, list[Case]]] = {
     ],
     "audio as output": [Case({"modalities": ["text", "audio"]})],
     "reasoning that is hidden (`include_reasoning` false)": [Case({"include_reasoning": False})],
-    "no other engine of the model": [Case(engines=1)],
+    "longer than `cache.max_entry`": [
+        case._replace(cache='max_entry = "20B"') for case in (Case(), Case(deltas=("reasoning",)), MESSAGE, RESPONSE)
+    ],
+    "no other engine of the model": [case._replace(engines=1) for case in (Case(), MESSAGE, RESPONSE)],
     "engines of another revision": [
         Case(second='share = 0\nrevision = "2"'),  # not in the plan
         Case({"max_tokens": 99}, second='share = 1\nrevision = "2"'),  # in the plan, after the other
     ],
-    "`resume = false` at the model": [Case(model="resume = false")],
-    "`continuations = 0`": [Case(rest="[retry]\ncontinuations = 0")],
+    "`resume = false` at the model": [case._replace(model="resume = false") for case in (Case(), MESSAGE, RESPONSE)],
+    "`continuations = 0`": [case._replace(rest="[retry]\ncontinuations = 0") for case in (Case(), MESSAGE, RESPONSE)],
 }
 """The requests of each row."""
+
+
+ENDS: Final = {
+    MESSAGES: (b"event: message_stop", b"event: error"),
+    RESPONSES: (b"event: response.completed", b"event: response.failed"),
+}
+"""The end of a stream that is complete, and of one that is not."""
 
 
 def table() -> dict[str, str]:
@@ -157,41 +206,54 @@ def test_the_table_has_every_request_once() -> None:
 @pytest.mark.parametrize("row", CASES)
 @scenario
 async def test_a_stream_goes_on_as_the_table_says(world: World, row: str) -> None:
-    expected = table()[row]
     for case in CASES[row]:
-        options: Any = {
-            "groups": list(case.groups), "kind": case.kind, "knows_ids": case.knows_ids, "deltas": case.deltas,
-            "scaled_out": case.scaled_out,
-        }  # fmt: skip
-        first = ToyScript(ToyModel(ANSWER, [1]), Break(1500), name="a", **options)
-        second = ToyScript(ToyModel(ANSWER, [1]), name="b", **options)
-        async with toy_engines(*[first, second][: case.engines]) as engines:
-            text = router_config(world.redis.url, engines, rest=case.rest)
-            text = text.replace('name = "llama"\n', f'name = "llama"\n{case.model}\n')
-            if case.second:
-                text = text.replace('name = "b"\n', f'name = "b"\n{case.second}\n')
-            router = await world.router(text)
-            body: dict[str, Any] = {"model": "llama", "stream": True, "temperature": 0, "max_tokens": 100}
-            if case.path != COMPLETION:
-                body["messages"] = [{"role": "user", "content": "x"}]
-            answer = await router.post(case.path, {**body, **case.fields})
-            metrics = await router.metrics()
-            await router.stop()
-        assert case.kind == "vllm" or not any("return_token_ids" in each for each in first.bodies + second.bodies)
-        results = [
-            (name.partition('result="')[2].partition('"')[0], name)
-            for name, value in metrics.items()
-            if name.startswith("llm_continuations_total{") and value
-        ]
-        if not expected.startswith("no"):
-            assert [result for result, _ in results] == ["continued"], case
-            assert answer.content.endswith(b"data: [DONE]\n\n"), case
-            by_ids = isinstance(second.bodies[0].get("prompt"), list)
-            way = "anew" if second.bodies == first.bodies else "by token ids" if by_ids else "by text"
-            assert expected == way, case
-        else:
-            assert answer.content.count(b'"error"') == 1, case
-            assert b"[DONE]" not in answer.content, case
-            assert not second.bodies, case
-            seen = f" (`{results[0][0]}`)" if results else ""
-            assert expected == f"no{seen}", case
+        assert await outcome(world, case) == table()[row], case
+
+
+async def outcome(world: World, case: Case) -> str:
+    first, second = make_engines(case)
+    async with toy_engines(*[first, second][: case.engines]) as engines:
+        text = router_config(world.redis.url, engines, rest=case.rest, cache=case.cache)
+        text = text.replace('name = "llama"\n', f'name = "llama"\n{case.model}\n')
+        if case.second:
+            text = text.replace('name = "b"\n', f'name = "b"\n{case.second}\n')
+        router = await world.router(text)
+        answer = await router.post(case.path, make_body(case))
+        metrics = await router.metrics()
+        await router.stop()
+    assert case.kind == "vllm" or not any("return_token_ids" in each for each in first.bodies + second.bodies)
+    results = [
+        name.partition('result="')[2].partition('"')[0]
+        for name, value in metrics.items()
+        if name.startswith("llm_continuations_total{") and value
+    ]
+    whole, broken = (answer.content.count(end) for end in ENDS.get(case.path, (b"data: [DONE]\n\n", b'"error"')))
+    if results != ["continued"]:
+        assert (whole, broken, second.bodies) == (0, 1, []), case
+        return "no" + "".join(f" (`{result}`)" for result in results)
+    assert (whole, broken) == (1, 0), case
+    if second.bodies == first.bodies:
+        return "anew"
+    return "by token ids" if isinstance(second.bodies[0].get("prompt"), list) else "by text"
+
+
+def make_engines(case: Case) -> tuple[ToyScript, ToyScript] | tuple[Thinker, Thinker]:
+    """The first one breaks the stream off."""
+    if case.path in TYPED_PATHS:
+        says: Any = {"kind": case.kind, "calls": case.calls, "summarizes": case.summarizes}
+        return Thinker("a", case.breaks_after, **says), Thinker("b", **says)
+    options: Any = {
+        "groups": list(case.groups), "kind": case.kind, "knows_ids": case.knows_ids, "deltas": case.deltas,
+        "scaled_out": case.scaled_out,
+    }  # fmt: skip
+    model = ToyModel(ANSWER, [1])
+    return ToyScript(model, Break(1500), name="a", **options), ToyScript(model, name="b", **options)
+
+
+def make_body(case: Case) -> dict[str, Any]:
+    if case.path in TYPED_PATHS:
+        return typed_body(case.path, "x", stream=True, **case.fields)
+    body: dict[str, Any] = {"model": "llama", "stream": True, "temperature": 0, "max_tokens": 100}
+    if case.path != COMPLETION:
+        body["messages"] = [{"role": "user", "content": "x"}]
+    return {**body, **case.fields}

@@ -9,6 +9,7 @@ from typing import Any
 
 from websockets.protocol import CLIENT, Protocol
 
+from router.api.websocket.event_messages import HEADERS_EVENT
 from router.net.server.websocket import PING_INTERVAL
 from tests.support.conversations import RepeatingEngine, ask, id_of, texts_of
 from tests.support.router_server import router_config
@@ -25,10 +26,14 @@ HANDSHAKE = (
 
 
 class Socket:
-    """A connection after its handshake, whose client does no more than the test says."""
+    """A connection after its handshake, whose client does no more than the test says.
+
+    `headers`: of the last response.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
+        self.headers: dict[str, str] = {}
         self._parser = Protocol(CLIENT)
         self._texts: deque[bytes] = deque()
 
@@ -38,7 +43,8 @@ class Socket:
         events = [await self.receive()]
         while events[-1]["type"] not in ("response.completed", "response.failed", "error"):
             events.append(await self.receive())
-        return events
+        self.headers = events[0].get("headers", {})
+        return [event for event in events if event["type"] != HEADERS_EVENT]
 
     def create(self, text: str, **fields: Any) -> None:
         message = {"type": "response.create", "model": "llama", "input": text, **fields}
@@ -74,6 +80,28 @@ async def test_a_hit_has_the_events_of_the_miss_and_of_http(world: World) -> Non
         assert await socket.answer("The sea?") == miss
     over_http = await post_typed(router, RESPONSES, "The sea?", stream=True)
     assert (over_http.headers["x-cache"], typed_events(over_http.content)) == ("HIT", miss)
+
+
+@scenario
+async def test_each_turn_begins_with_the_headers_of_http_so_its_client_knows_a_hit(world: World) -> None:
+    router, _ = await default_router(world)
+    async with opened(router) as socket:
+        first, second = {"text": "The sea?"}, {"text": "And the sky?"}
+        for result in (("MISS", "new"), ("HIT", None)):
+            id_ = (await socket.answer(**first))[-1]["response"]["id"]
+            assert (socket.headers["x-cache"], socket.headers.get("x-cache-reason")) == result
+            id_ = (await socket.answer(**second, previous_response_id=id_))[-1]["response"]["id"]
+            assert socket.headers["x-cache"] == result[0]
+        await socket.answer(**first, generate=False)
+        assert socket.headers == {}
+        socket.create(**first)
+        message = await socket.receive()
+    assert message.keys() == {"type", "headers"}
+    over_http = await post_typed(router, RESPONSES, "The sea?", stream=True)
+    names = over_http.headers.keys() - {"date", "server", "connection", "transfer-encoding", "content-length"}
+    assert message["headers"].keys() == names
+    for name in names - {"x-request-id"}:
+        assert message["headers"][name] == over_http.headers[name]
 
 
 @scenario

@@ -15,8 +15,9 @@ from engines.simulator.kv_cache.block_pool import BlockPool
 from engines.simulator.kv_cache.kv_events import NO_KV_EVENTS, KvEvents
 from engines.simulator.settings import BLOCK_SIZE, SimulatorSettings
 from engines.simulator.text.answers import OutputSpec, Token, TokenKind, looks_like_code
-from engines.simulator.text.continuations import AnswerKind, find_answer
+from engines.simulator.text.continuations import Answer, AnswerKind, find_answer
 from engines.simulator.text.schemas import sample_document
+from engines.simulator.text.scripted_answers import rest_of_ids
 from engines.simulator.text.stop_strings import StopStringMatcher
 from engines.simulator.text.tokens import EOS, token_id
 from engines.simulator.validation.requests import GenerationRequest
@@ -182,8 +183,14 @@ class EngineCore:
                 ignore_eos=request.ignore_eos,
             )
 
+        script = self.settings.tool_script
+        scripted = rest_of_ids(script, prompt.tokens) if script is not None and prompt.from_ids else None
         # `index % n`: choices of one prompt differ, while equal prompts in one request give equal answers.
-        answer = find_answer(prompt, kind, request.sampling_hash, index % request.n, plan.exact, make_spec)
+        answer = (
+            find_answer(prompt, kind, request.sampling_hash, index % request.n, plan.exact, make_spec)
+            if scripted is None
+            else Answer(0, code=False, source=scripted)
+        )
         seed = answer.seed
         times = SequenceTimes(self.clock())
 

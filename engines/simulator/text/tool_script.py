@@ -31,17 +31,19 @@ class ToolScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, messages: Sequence[Mapping[str, Any]], offered: Mapping[str, object]
     ) -> tuple[tuple[str, object], ...]:
         """The name of the tool, and a schema that only its arguments match; empty if the answer is text."""
-        step = _step(messages)
+        step = next_step(messages)
         name = next((name for name in self.tools if name in offered), None)
-        return () if name is None or step > self.calls else ((name, {"const": _filled(self.tools[name], step)}),)
+        return () if name is None or step > self.calls else (self.call(name, step),)
 
-    def before_call(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    def call(self, name: str, step: int) -> tuple[str, object]:
+        return name, {"const": _filled(self.tools[name], step)}
+
+    def before_call(self, step: int) -> tuple[str, str]:
         """The thought and the text of an answer with a call."""
-        step = str(_step(messages))
-        return self.thought.replace("{step}", step), self.text.replace("{step}", step)
+        return self.thought.replace("{step}", str(step)), self.text.replace("{step}", str(step))
 
 
-def _step(messages: Sequence[Mapping[str, Any]]) -> int:
+def next_step(messages: Sequence[Mapping[str, Any]]) -> int:
     return 1 + sum(map(_results, messages))
 
 

@@ -12,6 +12,7 @@ from engines.simulator.rejections import Rejection, bad_request, prompt_too_long
 from engines.simulator.settings import SimulatorSettings
 from engines.simulator.text.prompts import Prompt, chat_prompt, completion_prompts
 from engines.simulator.text.tokens import VOCABULARY_SIZE
+from engines.simulator.text.tool_script import next_step
 from engines.simulator.validation import fields
 from engines.simulator.validation.checks import check_before_types, check_model, check_values
 
@@ -168,7 +169,7 @@ def chat_request(body: fields.Body, settings: SimulatorSettings) -> GenerationRe
     calls, named = _tools_to_call(body, settings)
     forced = bool(calls) and body.get("tool_choice", "auto") != "auto"
     script = settings.tool_script if calls and not forced else None
-    thought, text = ("", "") if script is None else script.before_call(body["messages"])
+    thought, text = ("", "") if script is None else script.before_call(next_step(body["messages"]))
     logprobs = (body.get("top_logprobs") or 0) if body.get("logprobs") else None
     limit_name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     kwargs = body.get("chat_template_kwargs") or {}

@@ -8,6 +8,12 @@ import msgspec
 from router.core.endpoints.recording.sse import EventBuffer, payload, split_events
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 
+HEADERS_EVENT: Final = "codex.response.metadata"
+"""The type of the message with the headers of a response: OpenAI's servers send Codex some of theirs in such a one.
+
+It has no sequence number, so the events of the response have the numbers that they have over HTTP.
+"""
+
 _DONE: Final = b"[DONE]"
 _FINAL_EVENTS: Final = ("response.completed", "response.incomplete")
 _FAILURES: Final = ("response.failed", "response.cancelled", "error")
@@ -58,6 +64,10 @@ class EventMessages:
                 self.has_ended = True
         except MALFORMED_RESPONSE_ERRORS:
             return  # the engine's; the client has it as it is
+
+
+def headers_message(headers: dict[str, str]) -> bytes:
+    return msgspec.json.encode({"type": HEADERS_EVENT, "headers": headers})
 
 
 class Prepared(NamedTuple):

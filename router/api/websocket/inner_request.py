@@ -10,7 +10,7 @@ from typing import Final
 
 from router.api.inference.endpoint import AsgiScope, AsgiSend
 from router.api.websocket.create_message import error_message
-from router.api.websocket.event_messages import EventMessages, FinalResponse
+from router.api.websocket.event_messages import EventMessages, FinalResponse, headers_message
 from router.errors import internal_error
 from router.net.server.client_connection import CLIENT_EXTENSION, AsgiReceive
 from router.net.server.cycle import AsgiMessage, header_lines
@@ -37,6 +37,7 @@ def inner_scope(handshake: AsgiScope, body: bytes) -> AsgiScope:
 class InnerRequest:
     """`receive` and `send` of the request, and its ClientConnection.
 
+    - The headers of the response are a message before its first event, and are sent with it.
     - An error response becomes one message; so does a response that ends without an event that ends it.
     - A client that has yet to read pauses the response, as over HTTP.
     - When the client disconnects, the request's task is cancelled, as over HTTP.
@@ -53,6 +54,7 @@ class InnerRequest:
         self._task: asyncio.Task[None] | None = None
         self._status: int | None = None
         self._headers: dict[str, str] = {}
+        self._has_sent_headers = False
         self._error_parts: list[bytes] = []
 
     @property
@@ -108,6 +110,9 @@ class InnerRequest:
         if self._status != 200:
             self._error_parts.append(data)
         elif messages := self._events.feed(data):
+            if not self._has_sent_headers:
+                self._has_sent_headers = True
+                messages.insert(0, headers_message(self._headers))
             self._connection.send(messages)
 
     # -- ClientConnection -------------------------------------------------------------------------------------------

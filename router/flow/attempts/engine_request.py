@@ -61,11 +61,14 @@ class EngineRequests:
             total = self.timeouts.total(workload(request), context)
         head_timeout = total if head_timeout is None else head_timeout
         stream_usage, started_at, waited = engine.traits.stream_usage, time.monotonic(), 0.0
+        at_engine = inflight.origin.at_engine
+        has_kept = at_engine is not None and at_engine.engine == engine.name and request is inflight.request
         while True:
+            sent = at_engine.request(request) if at_engine is not None and has_kept else request
             response = await self._client.post(
                 engine,
                 request.endpoint,
-                self._body(engine, inflight.origin, request, stream_usage=stream_usage, token_ids=token_ids),
+                self._body(engine, inflight.origin, sent, stream_usage=stream_usage, token_ids=token_ids),
                 request_id=attempt.request_id,
                 traceparent=attempt.traceparent,
                 tracestate=inflight.origin.tracestate,
@@ -80,9 +83,13 @@ class EngineRequests:
                 break
             failure, error_body = await self._read_failure(engine, response)
             may_refuse_usage = stream_usage and _may_refuse_usage_option(engine, request, error_body)
-            if failure.refusal is None or not may_refuse_usage:
+            if failure.refusal is None or not (has_kept or may_refuse_usage):
                 raise _failure_of(engine, request, response.status, failure)
-            stream_usage, waited = False, time.monotonic() - started_at
+            if has_kept:
+                has_kept = False  # it has not kept the response, or not any more
+            else:
+                stream_usage = False
+            waited = time.monotonic() - started_at
         if engine.traits.stream_usage and not stream_usage:
             # Not before: any client can send a request that is refused with a message that has this word.
             engine.learn(stream_usage=False)

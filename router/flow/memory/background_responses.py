@@ -359,6 +359,7 @@ def _own_caller(caller: Caller, run: BackgroundRun) -> Caller:
     caller.body_allocation.retain()
     own = Caller(_NoClient(run.on_generating), _send_nothing, caller.body_allocation)
     own.session, own.max_ttft, own.prefer, own.request_id = caller.session, caller.max_ttft, caller.prefer, run.id
+    own.at_engine = caller.at_engine
     return own
 
 

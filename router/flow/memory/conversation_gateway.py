@@ -18,6 +18,7 @@ from router.core.endpoints.conversations.final_response import FinalResponse, fi
 from router.core.endpoints.conversations.ids import is_storable_id, shown_id
 from router.core.endpoints.conversations.items import extend_digest, join_items
 from router.core.endpoints.conversations.turn import PREVIOUS_ID, Turn, parse_turn, whole_body
+from router.core.endpoints.conversations.turn_at_engine import TurnAtEngine
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.routing.session import session_of_root
 from router.errors import ApiError, bad_request
@@ -54,7 +55,7 @@ _PROBLEMS: Final = {
 class Place(NamedTuple):
     """Where a turn is in its conversation. `digest`, `size`: of what was said before; for the others see KeptResponse.
 
-    Without the items, which a stream would hold to its end.
+    Without the items, which a stream would hold to its end. `engine`: the one that answers the turn.
     """
 
     parent: str = ""
@@ -63,6 +64,7 @@ class Place(NamedTuple):
     digest: str = ""
     size: int = 0
     alive_until: int = 0
+    engine: str = ""
 
 
 _FIRST: Final = Place()
@@ -74,6 +76,8 @@ class ConversationGateway:
     - A complete response is stored before its client gets the end of it, unless the request has `store: false`.
     - The client gets its response also where it cannot be stored; that is logged and counted.
     - What was purged during a request is not stored after it.
+    - A turn after one with tools that engines run goes to the engine that answered that, if it is there: it may have
+      kept what its tools said.
     """
 
     def __init__(
@@ -108,6 +112,8 @@ class ConversationGateway:
         if turn.previous_id is not None:
             said = await self._said_before(exchange.tenant, turn, turn.previous_id, caller)
             body, place = whole_body(body, join_items(said.items, turn.items)), _place_after(said)
+            if said.last.engine:
+                caller.at_engine = TurnAtEngine(said.last.engine, turn.previous_id, turn.items)
             del said
         if turn.is_background:
             keep = partial(self._keep, exchange.tenant, turn, place, since)
@@ -117,6 +123,9 @@ class ConversationGateway:
             return response
         if turn.kept == "output":
             turn = turn._replace(items=b"", references=())  # a stream would hold them to its end
+        # Engines know no tenants: with an id that a client has chosen, a turn could continue what is another tenant's.
+        if (turn.has_server_tools or caller.at_engine is not None) and not turn.has_own_id:
+            place = place._replace(engine=exchange.engine or "")
         remember = partial(self._remember, exchange.tenant, turn, place, since)
         if not isinstance(response, FullResponse):
             return RememberedStream(response, partial(remember, is_stream=True))
@@ -195,6 +204,7 @@ class ConversationGateway:
                 input=turn.items,
                 output=final.items,
                 response=final.body,
+                engine=place.engine,
             )
             return await self._records.store(tenant, stored, self._clock(), events)
         except MALFORMED_RESPONSE_ERRORS:

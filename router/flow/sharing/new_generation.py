@@ -74,4 +74,5 @@ def new_origin(exchange: Exchange, parsed: ParsedRequest, caller: Caller, priori
     origin.priority, origin.log_odds = priority, parsed.log_odds
     origin.adapter, origin.engine_revision = parsed.model.adapter, parsed.engine_revision
     origin.choices = choice_count(request.fields, takes_prompt_list=isinstance(request.endpoint.input, Prompt))
+    origin.at_engine = caller.at_engine
     return origin

@@ -19,6 +19,7 @@ class KeptResponse(NamedTuple):
     - `size`: bytes of the items of the conversation.
     - `alive_until`: until then at least, in ms, the turns before it and itself are kept; 0 if that is not known.
     - `input`, `output`: the items of this turn. `response`: the object as it was sent.
+    - `engine`: the one that may have kept more of it; see TurnAtEngine. Empty if there is none.
     """
 
     id: str
@@ -32,6 +33,7 @@ class KeptResponse(NamedTuple):
     input: bytes
     output: bytes
     response: bytes = b""
+    engine: str = ""
 
 
 class EarlierTurn(NamedTuple):
@@ -93,7 +95,7 @@ def assemble(last: KeptResponse, known: Mapping[str, EarlierTurn]) -> Conversati
 
 
 EARLIER_FIELDS: Final = ("parent", "before", "digest", "input", "output")
-TURN_FIELDS: Final = (*EARLIER_FIELDS, "size", "root", "ancestors", "alive_until", "ambiguous")
+TURN_FIELDS: Final = (*EARLIER_FIELDS, "size", "root", "ancestors", "alive_until", "ambiguous", "engine")
 _NUMBER: Final = re.compile(rb"[0-9]{1,15}")
 
 
@@ -111,6 +113,8 @@ def encode_fields(response: KeptResponse, created: float) -> list[str | bytes]:
         "response": response.response,
         "created": f"{created:.3f}",
     }
+    if response.engine:
+        fields["engine"] = response.engine
     return [word for field in fields.items() for word in field]
 
 
@@ -120,7 +124,7 @@ def decode_turn(id_: str, reply: Any) -> KeptResponse | None:
     Raises any exception for a reply that HMGET cannot have.
     """
     earlier = _decode_earlier(id_, reply[: len(EARLIER_FIELDS)])
-    size, root, ancestors, alive_until, ambiguous = reply[len(EARLIER_FIELDS) :]
+    size, root, ancestors, alive_until, ambiguous, engine = reply[len(EARLIER_FIELDS) :]
     if earlier is None or ambiguous or _NUMBER.fullmatch(size or b"") is None:
         return None
     return KeptResponse(
@@ -134,6 +138,7 @@ def decode_turn(id_: str, reply: Any) -> KeptResponse | None:
         alive_until=int(alive_until) if _NUMBER.fullmatch(alive_until or b"") else 0,
         input=earlier.input,
         output=earlier.output,
+        engine=engine.decode("utf-8", "replace") if engine else "",
     )
 
 

@@ -7,6 +7,7 @@ import msgspec
 from router.core.endpoints.conversations.item_references import find_references
 from router.core.endpoints.conversations.items import NULL, find_history, has_typed_reference, items_of, list_of
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
+from router.core.endpoints.requests.server_state import CLIENT_TOOL_TYPES
 from router.errors import ApiError
 
 PREVIOUS_ID: Final = "previous_response_id"
@@ -21,9 +22,16 @@ class _Body(msgspec.Struct):
     store: Any = None
     background: Any = None
     conversation: Any = None
+    tools: msgspec.Raw = NULL
+    request_id: Any = None
+
+
+class _Tool(msgspec.Struct):
+    type: Any = None
 
 
 _decode_body = msgspec.json.Decoder(_Body).decode
+_decode_tools = msgspec.json.Decoder(list[_Tool] | None).decode
 
 
 Kept = Literal["turn", "output", "nothing"]
@@ -33,7 +41,8 @@ Kept = Literal["turn", "output", "nothing"]
 class Turn(NamedTuple):
     """`items`: of its input. `previous_id`: None in the first turn. `kept`: see docs/wire.md.
 
-    `references`: the ids of the items that it refers to, in their order.
+    `references`: the ids of the items that it refers to, in their order. `has_server_tools`: whether its engine may run
+    tools itself. `has_own_id`: whether its client has chosen the id of the response.
     """
 
     items: bytes
@@ -41,6 +50,8 @@ class Turn(NamedTuple):
     kept: Kept
     is_background: bool
     references: tuple[str, ...] = ()
+    has_server_tools: bool = False
+    has_own_id: bool = False
 
 
 def parse_turn(body: bytes) -> Turn | None:
@@ -67,7 +78,15 @@ def parse_turn(body: bytes) -> Turn | None:
             # A client that sends its history: all of it would be stored again with each turn.
             kept = "output"
     references = tuple(find_references(items)) if may_refer else ()
-    return Turn(items, previous_id, kept, is_background, references)
+    has_own_id = fields.request_id is not None
+    return Turn(items, previous_id, kept, is_background, references, _has_server_tools(fields.tools), has_own_id)
+
+
+def _has_server_tools(tools: msgspec.Raw) -> bool:
+    try:
+        return any(tool.type not in CLIENT_TOOL_TYPES for tool in _decode_tools(tools) or ())
+    except MALFORMED_RESPONSE_ERRORS:  # the request is refused
+        return False
 
 
 def whole_body(body: bytes, items: bytes) -> bytes:

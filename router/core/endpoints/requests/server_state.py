@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Final
 
 # Any other type, such as `mcp` or `web_search`, runs on the server: its results can change, and it can have effects.
-_CLIENT_TOOL_TYPES: Final = (None, "function", "custom", "namespace")
+CLIENT_TOOL_TYPES: Final = (None, "function", "custom", "namespace")
 """The types of tools that the client runs itself."""
 
 
@@ -18,7 +18,7 @@ def find_server_state(state_fields: tuple[str, ...], fields: Mapping[str, Any]) 
         if fields.get(name):
             return f"`{name}` refers to server-side state, or creates it."
     for tool in fields.get("tools") or ():
-        if (kind := tool.get("type")) not in _CLIENT_TOOL_TYPES:
+        if (kind := tool.get("type")) not in CLIENT_TOOL_TYPES:
             return f"`tools` has a tool of type `{str(kind)[:64]}`, which is not run by the client."
     items = fields.get("input")
     if isinstance(items, list) and any(map(_is_item_reference, items)):

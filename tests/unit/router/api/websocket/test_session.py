@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from router.api.websocket.conversation import Conversation
+from router.api.websocket.event_messages import HEADERS_EVENT
 from router.api.websocket.session import IDLE_TIMEOUT, Session
 from router.flow.body_budget import BodyAllocation, BodyBudget
 from router.net.server.client_connection import CLIENT_EXTENSION
@@ -91,13 +92,20 @@ async def test_each_message_is_a_post_with_the_headers_of_the_handshake_but_its_
     application = FakeApplication(COMPLETED, COMPLETED)
     connection = FakeConnection(create(model="m"), create(model="n"))
     await serve(connection, application)
-    assert [event["type"] for event in connection.sent] == ["response.completed"] * 2
+    assert [event["type"] for event in connection.sent] == [HEADERS_EVENT, "response.completed"] * 2
     assert application.bodies == [{"model": "m", "stream": True}, {"model": "n", "stream": True}]
     scope = application.scopes[0]
     assert (scope["method"], scope["path"], scope["query_string"]) == ("POST", "/v1/responses", b"")
     assert scope["headers"] == [
         (b"authorization", b"Bearer a"), (b"content-type", b"application/json"), (b"content-length", b"27"),
     ]  # fmt: skip
+
+
+async def test_the_headers_of_a_response_are_sent_once_with_its_first_event() -> None:
+    connection = FakeConnection(create())
+    await serve(connection, FakeApplication(b': heartbeat\n\ndata: {"type":"x"}\n\n' + COMPLETED))
+    headers = {"type": HEADERS_EVENT, "headers": {"retry-after": "3", "x-request-id": "r1"}}
+    assert (connection.sent[0], len(connection.sent)) == (headers, 3)
 
 
 async def test_an_error_has_the_headers_of_its_response() -> None:
@@ -112,7 +120,8 @@ async def test_a_stream_without_an_end_is_an_error_and_so_is_an_application_that
     connection = FakeConnection(create(), create(), create())
     await serve(connection, FakeApplication(b'data: {"type":"x"}\n\n', RuntimeError("made up"), COMPLETED))
     assert [(event["type"], event.get("status")) for event in connection.sent] == [
-        ("x", None), ("error", 500), ("error", 500), ("response.completed", None),
+        (HEADERS_EVENT, None), ("x", None), ("error", 500), ("error", 500),
+        (HEADERS_EVENT, None), ("response.completed", None),
     ]  # fmt: skip
 
 
@@ -136,14 +145,14 @@ async def test_an_old_connection_closes_and_says_why() -> None:
     connection = FakeConnection(create(), ends=False)
     await serve(connection, FakeApplication(COMPLETED), max_age=IDLE_TIMEOUT / 2)
     assert asyncio.get_running_loop().time() == pytest.approx(IDLE_TIMEOUT / 2)
-    assert connection.sent[1]["error"]["code"] == "websocket_connection_limit_reached"
+    assert connection.sent[-1]["error"]["code"] == "websocket_connection_limit_reached"
     assert connection.closed == (NORMAL_CLOSURE, "too old")
 
 
 async def test_while_the_router_drains_a_connection_closes_after_its_answer() -> None:
     connection = FakeConnection(create(), create())
     await serve(connection, FakeApplication(COMPLETED), is_draining=lambda: True)
-    assert len(connection.sent) == 1
+    assert [event["type"] for event in connection.sent] == [HEADERS_EVENT, "response.completed"]
     assert connection.closed is not None
     assert connection.closed[0] == GOING_AWAY
 

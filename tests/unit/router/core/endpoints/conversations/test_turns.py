@@ -14,12 +14,11 @@ from router.core.endpoints.conversations.final_response import find_final_respon
 from router.core.endpoints.conversations.ids import is_storable_id
 from router.core.endpoints.conversations.input_list import PageQuery, list_page, parse_page_query
 from router.core.endpoints.conversations.items import extend_digest, items_of, join_items, list_of, split_items
-from router.core.endpoints.conversations.turn import (
-    parse_turn,
-    whole_body,
-    with_previous_id,
-)
+from router.core.endpoints.conversations.turn import Turn, parse_turn, whole_body, with_previous_id
+from router.core.endpoints.conversations.turn_at_engine import TurnAtEngine
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
+from router.core.endpoints.requests.request import parse_request
+from router.core.endpoints.responses import RESPONSES
 from router.errors import ApiError
 
 RESPONSE = {"id": "resp_1", "status": "completed", "output": [{"type": "message", "content": "Blue."}]}
@@ -102,9 +101,43 @@ def test_a_digest_of_what_is_no_json_is_refused() -> None:
 
 def test_a_turn_has_its_items_and_says_whether_it_is_stored() -> None:
     turn = parse_turn(b'{"model": "m", "input": [{"a": 1}], "previous_response_id": "resp_1", "store": false}')
-    assert turn == (b'{"a": 1}', "resp_1", "nothing", False, ())
+    assert turn == Turn(b'{"a": 1}', "resp_1", "nothing", is_background=False)
     for store in (b"", b', "store": true', b', "store": null'):
-        assert parse_turn(b'{"input": [], "previous_response_id": null%b}' % store) == (b"", None, "turn", False, ())
+        turn = parse_turn(b'{"input": [], "previous_response_id": null%b}' % store)
+        assert turn == Turn(b"", None, "turn", is_background=False)
+
+
+@pytest.mark.parametrize(
+    ("tools", "expected"),
+    [
+        (b"null", False),
+        (b"[]", False),
+        (b'[{"type": "function", "name": "f"}, {"type": "custom"}, {"type": "namespace"}, {}]', False),
+        (b'[{"type": "function", "name": "f"}, {"type": "web_search"}]', True),
+        (b'[{"type": "mcp", "server_label": "x"}]', True),
+        (b'[{"type": 7}]', True),
+        (b'{"type": "web_search"}', False),
+        (b"[7]", False),
+    ],
+)
+def test_a_turn_says_whether_its_engine_runs_tools(tools: bytes, expected: bool) -> None:
+    turn = parse_turn(b'{"input": "x", "tools": %b}' % tools)
+    assert turn is not None
+    assert turn.has_server_tools is expected
+
+
+def test_a_turn_says_whether_its_client_has_chosen_the_id() -> None:
+    assert parse_turn(b'{"input": "x", "request_id": "resp_mine"}') == Turn(
+        b'{"type":"message","role":"user","content":"x"}', None, "turn", is_background=False, has_own_id=True
+    )
+
+
+def test_the_engine_that_keeps_what_was_said_gets_the_id_and_the_new_items_alone() -> None:
+    body = b'{"model":"m","input":[{"a":1},{"b":2},{"c":3}],"temperature":1.50}'
+    whole = parse_request(RESPONSES, body.replace(b'{"a":1},{"b":2},{"c":3}', b'{"role":"user","content":"x"}'))
+    sent = TurnAtEngine("one", "resp_1", b'{"c":3}').request(whole)
+    assert sent.body == b'{"model":"m","input":[{"c":3}],"temperature":1.50,"previous_response_id":"resp_1"}'
+    assert sent.fields == whole.fields
 
 
 @pytest.mark.parametrize(
