@@ -31,12 +31,14 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     - `has_router`: whether the port is a router's already.
     - `descriptors`: open files that a process may have.
     - `unwritable`: the state directory, or its nearest parent that exists, if it cannot be written.
+    - `unwritable_files`: the same of the folder of files.
     """
 
     bind_error: int = 0
     has_router: bool = False
     descriptors: int = MAX_DESCRIPTORS
     unwritable: Path | None = None
+    unwritable_files: Path | None = None
 
 
 async def examine_machine(transport: HTTPTransport, settings: Settings, *, timeout: float) -> MachineFacts:
@@ -48,6 +50,7 @@ async def examine_machine(transport: HTTPTransport, settings: Settings, *, timeo
         has_router=in_use and await _is_router(transport, settings.router, timeout),
         descriptors=_descriptors(),
         unwritable=_unwritable(Path(settings.router.state)),
+        unwritable_files=_unwritable(Path(settings.batch.folder)) if settings.batch.folder else None,
     )
 
 
@@ -56,6 +59,9 @@ def judge_machine(settings: Settings, facts: MachineFacts) -> Iterator[Finding]:
     yield from _open_files(settings, facts)
     if facts.unwritable is not None:
         yield from _state(settings, facts.unwritable)
+    if facts.unwritable_files is not None:
+        note = f"cannot be written: this user may not write {facts.unwritable_files}"
+        yield wrong("folder of files", "batch.folder", Problem(note, "create it, or set another"))
 
 
 def _port(router: RouterSettings, facts: MachineFacts) -> Finding:

@@ -188,25 +188,6 @@ async def test_a_folder_that_cannot_be_used_is_a_503(make_router: MakeRouter, co
     assert str(tmp_path) not in refused.text
 
 
-async def test_a_client_that_leaves_during_its_upload_leaves_nothing(
-    make_router: MakeRouter, config: str, tmp_path: Path
-) -> None:
-    router = await make_router(config + batch(tmp_path))
-    async with connect(router.port) as connection:
-        connection.write(http_request(None, TYPE, b"content-length: 100000", path=b"/v1/files"), PURPOSE, FILE, LINES)
-        await eventually(lambda: names(tmp_path) == [".upload"])
-    await eventually(lambda: names(tmp_path) == [])
-
-
-async def test_a_client_that_is_too_slow_leaves_nothing(make_router: MakeRouter, config: str, tmp_path: Path) -> None:
-    router = await make_router(config.replace("[router]", '[router]\nreceive = "300ms"') + batch(tmp_path))
-    async with connect(router.port) as connection:
-        connection.write(http_request(None, TYPE, b"content-length: 100000", path=b"/v1/files"), PURPOSE, FILE, LINES)
-        answer = await connection.read_response()
-        assert (answer.status, answer.error_code) == (408, "request_timeout")
-    await eventually(lambda: names(tmp_path) == [])
-
-
 async def test_a_client_that_leaves_while_it_reads_a_file_holds_nothing(
     make_router: MakeRouter, config: str, tmp_path: Path
 ) -> None:
@@ -218,6 +199,18 @@ async def test_a_client_that_leaves_while_it_reads_a_file_holds_nothing(
         assert (await connection._reader.readline()) == b"HTTP/1.1 200 OK\r\n"
     path = str(tmp_path / "default" / f"{id_}.jsonl")
     await eventually(lambda: path not in open_files())
+
+
+async def test_a_file_that_has_lost_its_end_is_not_taken_for_complete(
+    make_router: MakeRouter, config: str, tmp_path: Path
+) -> None:
+    router = await make_router(config + batch(tmp_path))
+    id_ = (await upload(router)).json()["id"]
+    (tmp_path / "default" / f"{id_}.jsonl").write_bytes(LINES[:-1])
+    with pytest.raises(httpx.RemoteProtocolError):
+        await router.http.get(f"/v1/files/{id_}/content")
+    (tmp_path / "default" / f"{id_}.jsonl").unlink()
+    assert (await router.http.get(f"/v1/files/{id_}/content")).status_code == 404
 
 
 def open_files() -> set[str]:

@@ -160,6 +160,9 @@ BROKEN: Final[Mapping[str, Callable[[BrokenWorld], str]]] = {
     "the state directory cannot be written": lambda w: w.with_engine(
         w.engines.chat.url, _LAUNCH.format(target=LLAMA, draft="d"), router='state = "/dev/null/roundhouse"'
     ),
+    "the folder of files cannot be written": lambda w: w.with_engine(
+        w.engines.chat.url, '[batch]\nfolder = "/dev/null/files"\n'
+    ),
     "there can be no pid file": lambda w: w.with_engine(w.engines.chat.url, router='state = "/dev/null/roundhouse"'),
     "the collector of traces is not there": lambda w: w.with_engine(
         w.engines.chat.url, f'[tracing]\nendpoint = "http://127.0.0.1:{free_port()}"'

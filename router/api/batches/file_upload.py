@@ -13,11 +13,15 @@ from router.core.endpoints.requests.file_form import MAX_OVERHEAD, FileForm
 from router.core.json_lines import JsonLineError, JsonLines
 from router.core.printable import escape_unprintable
 from router.errors import ApiError, bad_request
+from router.net.server.client_connection import CLIENT_EXTENSION, ClientConnection
 from router.shared.batches.file_folder import NewFile
 from router.shared.batches.files import BatchFiles
 
 PURPOSE: Final = "batch"
 MIN_TTL, MAX_TTL = 3600, 2_592_000  # seconds: OpenAI's bounds of `expires_after`
+
+MIN_RATE: Final = 64 << 10
+"""Bytes a second that an upload needs, beside `router.receive`: the timeout of a request is for smaller ones."""
 
 _FILE: Final = "file"
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
@@ -54,6 +58,8 @@ async def receive_file(request: TenantRequest, files: BatchFiles, file: NewFile,
         raise _too_large(limits.max_file)
     upload = _Upload(FileForm(headers.get("content-type", "").encode("latin-1"), _FILE), file, limits)
     held = 0
+    client: ClientConnection = request.http.scope["extensions"][CLIENT_EXTENSION]
+    client.allow_slow_body(MIN_RATE)
     async for data in _pieces(request.http):
         await files.run(upload.feed, data)
         if upload.held > held:

@@ -51,6 +51,9 @@ class ClientConnection(Protocol):
     def ignore_disconnect(self) -> None:
         """From now on, a disconnect cancels nothing."""
 
+    def allow_slow_body(self, bytes_per_second: int) -> None:
+        """From now on, the body may take longer than the timeout if it arrives at this rate; silence may not."""
+
     def add_headers(self, lines: bytes) -> None:
         """Adds header lines in wire format to the response, whatever it will be. To be called before it starts."""
 

@@ -377,6 +377,10 @@ class BoundedHttpProtocol(asyncio.Protocol):
         # The first request has the receive timeout from the start: a client that connects should send.
         return self._waiting_since + (self._timeouts.keep_alive if is_idle else self._timeouts.receive)
 
+    def extend_receive(self, seconds: float) -> None:
+        # Never beyond now: a client that was fast gets no credit to be silent with.
+        self._waiting_since = min(self._loop.time(), self._waiting_since + seconds)
+
     def _check_deadlines(self) -> None:
         """Enforces the deadline, and sets the timer for the next check.
 

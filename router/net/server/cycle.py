@@ -58,6 +58,9 @@ class CycleConnection(Protocol):
     def resume_reading(self) -> None:
         """The application waits for more of the request's body."""
 
+    def extend_receive(self, seconds: float) -> None:
+        """The body may arrive that much later, as the application has received a part of it."""
+
     def track_task(self, task: "asyncio.Task[None]") -> None:
         """The application continues in this task; the server waits for it when it stops."""
 
@@ -106,6 +109,7 @@ class Cycle:
         self._more_body = True
         self._body_parts: list[bytes] = []
         self._buffered_bytes = 0  # bytes of the request's body that the application has not received
+        self._slow_body_rate = 0  # bytes a second; 0: the body has no longer than the timeout
         self._has_message = self._cancel_enabled = self._chunked = False
         self._message_event: asyncio.Event | None = None
         self._response_head: bytes | None = None
@@ -150,6 +154,8 @@ class Cycle:
         body = b"".join(self._body_parts)
         self._body_parts.clear()
         self._buffered_bytes, self._has_message = 0, False
+        if self._slow_body_rate:
+            connection.extend_receive(len(body) / self._slow_body_rate)
         return {"type": "http.request", "body": body, "more_body": self._more_body}
 
     # -- application ------------------------------------------------------------------------------------------------
@@ -193,6 +199,9 @@ class Cycle:
 
     def ignore_disconnect(self) -> None:
         self._cancel_enabled = False
+
+    def allow_slow_body(self, bytes_per_second: int) -> None:
+        self._slow_body_rate = bytes_per_second
 
     # -- response ---------------------------------------------------------------------------------------------------
 

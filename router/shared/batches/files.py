@@ -170,10 +170,15 @@ class StoredContent:
         self.record = record
         self._files = files
         self._file = file
+        self._left = record.size
 
     async def read(self) -> bytes:
-        """The next bytes; empty at the end."""
-        return await self._files.run(self._file.read, _PIECE)
+        """The next bytes; empty at the end. Raises FolderUnusableError, also for a file that has lost its end."""
+        data = await self._files.run(self._file.read, min(_PIECE, self._left))
+        if self._left and not data:
+            raise FolderUnusableError("a file is shorter than its record says")
+        self._left -= len(data)
+        return data
 
     async def aclose(self) -> None:
         # In a thread, after a read that is not over: its caller may have been cancelled.

@@ -39,8 +39,8 @@ SCHEMES: Final = (
         (
             '["a\\nb"]\n',
             (
-                '"a\\nb": no such setting; known settings: '
-                "router, cache, responses, auth, tenant, model, engine, breaker, timeouts, retry, watchdog, tracing"
+                '"a\\nb": no such setting; known settings: router, '
+                "cache, responses, batch, auth, tenant, model, engine, breaker, timeouts, retry, watchdog, tracing"
             ),
         ),
         ("[router]\nport = 0\n", "router.port: 0 is not an integer from 1 to 65535"),
