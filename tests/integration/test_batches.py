@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-CHAT = "/v1/chat/completions"
+CHAT: Any = "/v1/chat/completions"
 
 
 def lines(count: int, *, first: int = 0, **fields: Any) -> bytes:
@@ -157,7 +157,7 @@ async def test_a_batch_is_shared_by_two_routers_and_survives_both(
 
     async def has_ended() -> bool:
         shown = (await first.http.get(f"/v1/batches/{id_}")).json()
-        return shown["status"] == "completed"
+        return bool(shown["status"] == "completed")
 
     await eventually(has_ended)
     shown = (await second.http.get(f"/v1/batches/{id_}")).json()

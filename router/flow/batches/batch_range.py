@@ -85,7 +85,7 @@ class BatchRange:
             line = await self._files.run(_read, source, entry)
             kind, result = await self._result(entry, line)
             self._writer.add(kind, result)
-            async with self._flushing:
+            async with self._flushing:  # while one writes, the results of others gather
                 await self._files.run(self._writer.write, self._writer.take())
             self.counts = count_result(self.counts, kind, result)
 
@@ -112,6 +112,7 @@ class BatchRange:
             answer = found.answer
             if isinstance(answer, FullResponse):
                 return found
+            # The gateway has tried other engines already, but a minute later there may be others.
             failures += answer.status in _FAILED
             is_worth_it = answer.status in _BUSY or (answer.status in _FAILED and failures < _MAX_FAILURES)
             if answer.code in _FINAL or not is_worth_it:

@@ -173,7 +173,7 @@ class BatchRunner:
             error = InvalidInputError("file_not_found", "The input file is gone.").error
         except InvalidInputError as invalid:
             error = invalid.error
-            if error.code == _STOPPED:
+            if error.code == _STOPPED:  # the lease ends, and another process begins anew
                 return
         else:
             ranges = -(-total // RANGE_LINES)
@@ -227,7 +227,7 @@ class BatchRunner:
         is_done = False
         try:
             await asyncio.wait((running,))
-            is_done = not running.cancelled() and running.exception() is None
+            is_done = not running.cancelled() and running.exception() is None  # else some lines have no result
         finally:
             await cancel_and_wait(running, lease)
             writer.close()

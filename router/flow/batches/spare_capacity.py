@@ -39,6 +39,7 @@ class SpareCapacity:
     @contextlib.asynccontextmanager
     async def one_more(self, model: str) -> AsyncIterator[None]:
         """Waits until a line may begin. `model`: its name as the client wrote it."""
+        # Room may also come from other workers and routers, and from gauges, which tell nobody.
         while self._in_flight >= self._max_in_flight or not self.has_room(model):
             self._released.clear()
             with contextlib.suppress(TimeoutError):
@@ -60,7 +61,7 @@ class SpareCapacity:
         for model in models:
             configured = model.configured_name
             engines = self._catalog.engines_for(configured)
-            if self._admission.waiting(configured):
+            if self._admission.waiting(configured):  # lines of batches, too: they do not crowd each other
                 continue
             if any(map(self._is_spare, engines)):
                 return True

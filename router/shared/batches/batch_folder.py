@@ -95,7 +95,7 @@ class BatchFolder:
                     raise InvalidInputError("stopped", "The router stops.")
         if not keys:
             raise InvalidInputError("empty_file", "The file has no lines.")
-        keys.sort()
+        keys.sort()  # of equal keys, in the order of the file
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self._index(token)
         with _create(path) as index:
@@ -125,7 +125,7 @@ class BatchFolder:
         if isinstance(parsed, BadLine):
             if not is_object(line):
                 raise InvalidInputError("invalid_json_line", parsed.message, entry.number)
-            return b"", entry
+            return b"", entry  # it needs no engine, so its place has no meaning
         id_hash = xxhash.xxh3_64_intdigest(parsed.custom_id.encode())
         if id_hash in seen:
             return b"", entry._replace(flags=DUPLICATE)
