@@ -108,8 +108,12 @@ async def test_what_is_no_batch_is_refused(client: AsyncOpenAI, router: RouterSe
     for path in ("/v1/batches/batch_0", "/v1/batches/batch_0/cancel", "/v1/batches/x/pause"):
         answer = await router.http.request("GET" if path.endswith("_0") else "POST", path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "batch_not_found")
-    with pytest.raises(openai.BadRequestError):
-        await client.batches.list(limit=101)
+    for query in ("limit=101", "limit=" + 5000 * "9", "limit=%C2%B2", "after=" + 5000 * "x"):
+        answer = await router.http.get(f"/v1/batches?{query}")
+        assert answer.status_code == 400
+        assert len(answer.text) < 400
+    answer = await router.http.get("/v1/batches/" + 5000 * "x")
+    assert (answer.status_code, len(answer.text) < 400) == (404, True)
 
 
 async def test_a_batch_is_paused_resumed_and_cancelled(client: AsyncOpenAI, router: RouterServer) -> None:

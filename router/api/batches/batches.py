@@ -3,6 +3,7 @@
 Source: https://platform.openai.com/docs/api-reference/batch
 """
 
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final
@@ -30,6 +31,8 @@ _MAX_BODY: Final = 1 << 16
 _MAX_LIMIT: Final = 100
 _DEFAULT_LIMIT: Final = 20
 _MAX_METADATA: Final = 16
+_NUMBER: Final = re.compile(r"[0-9]{1,3}")
+_MAX_SHOWN: Final = 128  # characters of an id that a client has sent
 
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
 _MetadataKey = Annotated[str, msgspec.Meta(max_length=64)]
@@ -107,7 +110,7 @@ class BatchRoutes:
             await self._files.find(request.tenant, asked.input_file_id)
         except UnknownFileError:
             raise bad_request(
-                f"There is no file {asked.input_file_id!r}.", param="input_file_id", code="file_not_found"
+                f"There is no file {asked.input_file_id[:_MAX_SHOWN]!r}.", param="input_file_id", code="file_not_found"
             ) from None
         await self._check_number(request.tenant)
         now = int(self._clock())
@@ -138,7 +141,7 @@ class BatchRoutes:
         after = query.get("after")
         if after is not None:
             if after not in ids:
-                raise bad_request(f"There is no batch {after!r}.", param="after", code="invalid_after")
+                raise bad_request(f"There is no batch {after[:_MAX_SHOWN]!r}.", param="after", code="invalid_after")
             ids = ids[ids.index(after) + 1 :]
         shown = await self._records.find_all(request.tenant, ids[:limit])
         return {
@@ -183,10 +186,10 @@ def _name(request: TenantRequest) -> BatchName:
 
 
 def _no_batch(id_: str) -> ApiError:
-    return ApiError(404, f"There is no batch {id_!r}.", kind=NOT_FOUND, param="id", code="batch_not_found")
+    return ApiError(404, f"There is no batch {id_[:_MAX_SHOWN]!r}.", kind=NOT_FOUND, param="id", code="batch_not_found")
 
 
 def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= _MAX_LIMIT):
+    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= _MAX_LIMIT:
         raise bad_request(f"`limit` must be a number from 1 to {_MAX_LIMIT}.", param="limit")
     return int(text)
