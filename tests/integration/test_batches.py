@@ -72,7 +72,11 @@ async def results(client: AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
 
 async def test_openais_client_runs_a_batch_and_the_second_run_is_free(client: AsyncOpenAI) -> None:
     content = lines(20) + lines(5, first=100, temperature="hot")
-    batch = await run(client, content, metadata={"night": "1"})
+    lifetime = {"anchor": "created_at", "seconds": 7200}
+    batch = await run(client, content, metadata={"night": "1"}, output_expires_after=lifetime)
+    for id_ in (batch.output_file_id, batch.error_file_id):
+        file = await client.files.retrieve(id_)
+        assert file.expires_at == file.created_at + 7200
     assert (batch.status, batch.metadata, batch.endpoint) == ("completed", {"night": "1"}, CHAT)
     assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (25, 20, 5)
     outputs, errors = await results(client, batch.output_file_id), await results(client, batch.error_file_id)
@@ -101,6 +105,8 @@ async def test_what_is_no_batch_is_refused(client: AsyncOpenAI, router: RouterSe
         ({"input_file_id": "file-" + 32 * "0"}, "file_not_found"),
         ({"input_file_id": "../../etc/passwd"}, "file_not_found"),
         ({"metadata": {"a": 7}}, "invalid_batch"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 3599}}, "invalid_batch"),
+        ({"output_expires_after": {"anchor": "now", "seconds": 3600}}, "invalid_batch"),
         ({"metadata": {str(number): "" for number in range(17)}}, "invalid_metadata"),
     ):
         answer = await router.http.post("/v1/batches", json=good | changed)
@@ -114,6 +120,17 @@ async def test_what_is_no_batch_is_refused(client: AsyncOpenAI, router: RouterSe
         assert len(answer.text) < 400
     answer = await router.http.get("/v1/batches/" + 5000 * "x")
     assert (answer.status_code, len(answer.text) < 400) == (404, True)
+
+
+async def test_a_tenant_has_no_more_batches_than_it_may(make_router: MakeRouter, config: str, tmp_path: Path) -> None:
+    router = await make_router(f'{config}\n[batch]\nfolder = "{tmp_path}"\nmax_batches = 1\n')
+    content = lines(3000, first=20_000, max_tokens=60)
+    uploaded = await router.http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", content)})
+    body = {"input_file_id": uploaded.json()["id"], "endpoint": CHAT, "completion_window": "24h"}
+    assert (await router.http.post("/v1/batches", json=body)).status_code == 200
+    refused = await router.http.post("/v1/batches", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "batch_limit")
+    assert refused.headers["retry-after"] == "60"
 
 
 async def test_a_batch_is_paused_resumed_and_cancelled(client: AsyncOpenAI, router: RouterServer) -> None:

@@ -6,13 +6,14 @@ Source: https://platform.openai.com/docs/api-reference/batch
 import re
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from router.api.batches.file_upload import MAX_TTL, MIN_TTL
 from router.api.inference.endpoint import read_body
 from router.api.inference.tenant_requests import TenantRequest, TenantRequests
 from router.core.batches.completion_window import parse_window
@@ -21,7 +22,13 @@ from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.errors import NOT_FOUND, RATE_LIMIT, ApiError, bad_request, unavailable
 from router.net.redis.pipeline import RedisDownError
-from router.shared.batches.batch_records import BatchName, BatchNotFoundError, BatchRecords, BatchSpec
+from router.shared.batches.batch_records import (
+    BatchName,
+    BatchNotFoundError,
+    BatchRecords,
+    BatchSpec,
+    TooManyBatchesError,
+)
 from router.shared.batches.file_record import UnknownFileError
 from router.shared.batches.files import BatchFiles
 
@@ -38,11 +45,17 @@ _Text = Annotated[str, msgspec.Meta(max_length=512)]
 _MetadataKey = Annotated[str, msgspec.Meta(max_length=64)]
 
 
+class _ExpiresAfter(msgspec.Struct):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, msgspec.Meta(ge=MIN_TTL, le=MAX_TTL)]
+
+
 class _CreateBody(msgspec.Struct):
     input_file_id: _Text
     endpoint: _Text
     completion_window: _Text
     metadata: dict[_MetadataKey, _Text] | None = None
+    output_expires_after: _ExpiresAfter | None = None
 
 
 _decode: Final = msgspec.json.Decoder(_CreateBody).decode
@@ -112,24 +125,23 @@ class BatchRoutes:
             raise bad_request(
                 f"There is no file {asked.input_file_id[:_MAX_SHOWN]!r}.", param="input_file_id", code="file_not_found"
             ) from None
-        await self._check_number(request.tenant)
         now = int(self._clock())
+        expires_after = asked.output_expires_after
         spec = BatchSpec(
             endpoint=asked.endpoint, input_file_id=asked.input_file_id, completion_window=asked.completion_window,
             created_at=now, expires_at=now + window, metadata=asked.metadata,
             cache_control=metadata.get("cache_control", ""),
+            output_ttl=expires_after.seconds if expires_after is not None else None,
         )  # fmt: skip
         name = BatchName(request.tenant, f"batch_{secrets.token_hex(12)}")
-        await self._records.create(name, spec)
-        return (await self._records.find(name)).shown
-
-    async def _check_number(self, tenant: str) -> None:
-        running = sum(name.tenant == tenant for name in await self._records.open())
-        if running >= self._max_batches:
+        try:
+            await self._records.create(name, spec, max_open=self._max_batches)
+        except TooManyBatchesError:
             raise ApiError(
-                429, f"The tenant has {running} batches that have not ended, which is the maximum.", kind=RATE_LIMIT,
-                code="batch_limit", retry_after=60,
-            )  # fmt: skip
+                429, f"{self._max_batches} batches of the tenant have not ended, which is the maximum.",
+                kind=RATE_LIMIT, code="batch_limit", retry_after=60,
+            ) from None  # fmt: skip
+        return (await self._records.find(name)).shown
 
     async def _get(self, request: TenantRequest) -> Any:
         return (await self._records.find(_name(request))).shown

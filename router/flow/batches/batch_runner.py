@@ -187,19 +187,20 @@ class BatchRunner:
         joined: JoinedResults = await self._files.run(
             folder.join, claim.token, record.ranges, record.tokens, source, record.index_token
         )
-        output = await self._adopt(name, joined.output, "output")
-        errors = await self._adopt(name, joined.errors, "errors")
+        output = await self._adopt(name, record, joined.output, "output")
+        errors = await self._adopt(name, record, joined.errors, "errors")
         end = partial(self._records.end, name, claim.token, claim.ends_as, joined.counts, output, errors)
         if await self._until_done(end):
             await self._files.run(folder.remove)
 
-    async def _adopt(self, name: BatchName, path: Path | None, kind: str) -> str:
+    async def _adopt(self, name: BatchName, batch: BatchRecord, path: Path | None, kind: str) -> str:
         """The id of the tenant's new file; empty without a path."""
         if path is None:
             return ""
         record = await self._files.adopt(
-            name.tenant, path, f"{name.id}_{kind}.jsonl", "batch_output", id_=_file_id(name, kind)
-        )
+            name.tenant, path, f"{name.id}_{kind}.jsonl", "batch_output", id_=_file_id(name, kind),
+            ttl=batch.spec.output_ttl,
+        )  # fmt: skip
         return record.id
 
     async def _until_done(self, change: Callable[[], Awaitable[bool]]) -> bool:

@@ -18,6 +18,7 @@ from router.flow.batches.line_requests import LineRequests
 from router.flow.batches.spare_capacity import SpareCapacity
 from router.flow.body_budget import BodyAllocation
 from router.flow.replicas.background import Task, every
+from router.net.redis.pipeline import RedisDownError
 from router.process.process_state import ProcessState
 from router.process.wiring.engine_pool import EnginePool
 from router.process.wiring.gateway import GatewayParts
@@ -65,7 +66,7 @@ def build_batches(
                 requests, records, files, max_batches=settings.batch.max_batches, clock=services.redis.clock.now
             ).routes(),
         ],
-        [every(_REMOVAL_INTERVAL, partial(_remove_expired, files)), runner.run],
+        [every(_REMOVAL_INTERVAL, partial(_remove_expired, files, records)), runner.run],
     )
 
 
@@ -103,6 +104,9 @@ def build_files(settings: Settings, services: RedisServices) -> BatchFiles:
     )
 
 
-async def _remove_expired(files: BatchFiles) -> None:
-    with contextlib.suppress(FolderUnusableError):  # it is logged; the next time may be better
+async def _remove_expired(files: BatchFiles, records: BatchRecords) -> None:
+    # The next time may be better.
+    with contextlib.suppress(FolderUnusableError):
         await files.remove_expired()
+    with contextlib.suppress(RedisDownError):
+        await records.remove_lost()

@@ -42,9 +42,24 @@ LEASE: Final = 30.0
 RENEW_INTERVAL: Final = 5.0
 
 KEPT_AFTER_END: Final = 30 * 86400
-"""Seconds for which a batch that has ended is kept."""
+"""Seconds for which a batch that has ended is kept; and one that never ends, as its tenant is gone, after its window."""
+
+MAX_LISTED: Final = 10_000
+"""Batches of a tenant that are listed, the newest ones."""
 
 _encode: Final = msgspec.json.Encoder().encode
+
+# ARGV: what the members of the tenant begin with, how many there may be, the score, the member. The reply: whether it is
+# one of them now.
+_ADMIT_SCRIPT: Final = """
+local running = 0
+for _, member in ipairs(redis.call('ZREVRANGE', KEYS[1], 0, -1)) do
+    if string.sub(member, 1, #ARGV[1]) == ARGV[1] then running = running + 1 end
+end
+if running >= tonumber(ARGV[2]) then return 0 end
+redis.call('ZINCRBY', KEYS[1], ARGV[3], ARGV[4])
+return 1
+"""
 
 # ARGV: now in ms, the end of the lease in ms, the token, now in s, when it expires in s. The reply: what to do, and the
 # number of the range or how the batch ends.
@@ -54,9 +69,12 @@ local batch = redis.call('HMGET', key, 'status', 'ranges', 'ends_as', 'job', 'pa
 local status, ranges, ends_as = batch[1], tonumber(batch[2] or 0), batch[3]
 if not status then return {'ended'} end
 
+local function is_job_held()
+    return (batch[4] and tonumber(string.match(batch[4], ' (%d+)$')) or 0) > now
+end
+
 local function take_job(what)
-    local until_ms = batch[4] and tonumber(string.match(batch[4], ' (%d+)$')) or 0
-    if until_ms > now then return {'wait'} end
+    if is_job_held() then return {'wait'} end
     redis.call('HSET', key, 'job', ARGV[3] .. ' ' .. ARGV[2])
     return {what, ends_as or ''}
 end
@@ -67,11 +85,12 @@ local function finalize(as, new_status)
     if new_status then redis.call('HSET', key, 'status', new_status, new_status .. '_at', ARGV[4]) end
 end
 
-if status == 'validating' then
+local is_over = now >= 1000 * tonumber(batch[6])
+if status == 'validating' and not is_over then
     if batch[5] == '1' then return {'wait'} end
     return take_job('validate')
 end
-if status == 'in_progress' and now >= 1000 * tonumber(batch[6]) then
+if is_over and (status == 'in_progress' or (status == 'validating' and not is_job_held())) then
     finalize('expired', 'finalizing')
     status = 'finalizing'
 end
@@ -104,6 +123,7 @@ if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' t
     finalize('completed', 'finalizing')
     return take_job('finalize')
 end
+if status == 'validating' then return {'wait'} end
 return {'ended'}
 """
 
@@ -174,7 +194,10 @@ return status
 
 
 class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client asked for. Times in seconds since the epoch. `cache_control`: for each of its requests."""
+    """What the client asked for. Times in seconds since the epoch. `cache_control`: for each of its requests.
+
+    `output_ttl`: seconds for which its results are kept, if that is less than for all files.
+    """
 
     endpoint: str
     input_file_id: str
@@ -183,6 +206,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
     metadata: Mapping[str, str] | None = None
     cache_control: str = ""
+    output_ttl: int | None = None
 
 
 _decode_spec: Final = msgspec.json.Decoder(BatchSpec).decode
@@ -191,6 +215,10 @@ _decode_errors: Final = msgspec.json.Decoder(BatchErrors).decode
 
 class BatchNotFoundError(Exception):
     """The tenant has no such batch."""
+
+
+class TooManyBatchesError(Exception):
+    """So many batches of the tenant have not ended as there may be."""
 
 
 class BatchName(NamedTuple):
@@ -240,16 +268,25 @@ class BatchRecords:
 
     # -- for clients --------------------------------------------------------------------------------------------------
 
-    async def create(self, name: BatchName, spec: BatchSpec) -> None:
+    async def create(self, name: BatchName, spec: BatchSpec, *, max_open: int) -> None:
+        """`max_open`: how many of the tenant's may not have ended. Raises TooManyBatchesError."""
         fields = (
             "spec", _encode(spec), "status", "validating", "validating_at", spec.created_at, "expires", spec.expires_at,
         )  # fmt: skip
+        listed, open_member, score = batches_key(name.tenant), f"{name.tenant}:{name.id}", f"{self._clock():.3f}"
         await self._execute(
             ("HSET", name.key, *fields),
+            ("PEXPIRE", name.key, 1000 * (spec.expires_at - spec.created_at + KEPT_AFTER_END)),
             # Not ZADD, so that the router's user of Redis needs no further right; the member is new.
-            ("ZINCRBY", batches_key(name.tenant), spec.created_at, name.id),
-            ("ZINCRBY", OPEN_BATCHES_KEY, spec.created_at, f"{name.tenant}:{name.id}"),
+            ("ZINCRBY", listed, score, name.id),
+            ("ZREMRANGEBYRANK", listed, 0, -MAX_LISTED - 1),
         )
+        # Last, since from then on processes look for it.
+        admit = ("EVAL", _ADMIT_SCRIPT, 1, OPEN_BATCHES_KEY, f"{name.tenant}:", max_open, score, open_member)
+        (admitted,) = await self._execute(admit)
+        if not admitted:
+            await self._execute(("DEL", name.key), ("ZREM", listed, name.id))
+            raise TooManyBatchesError
 
     async def find(self, name: BatchName) -> BatchRecord:
         """Raises BatchNotFoundError."""
@@ -297,6 +334,14 @@ class BatchRecords:
         (reply,) = await self._execute(("ZREVRANGE", OPEN_BATCHES_KEY, 0, -1))
         members = [member.decode().partition(":") for member in reversed(reply)]
         return [BatchName(tenant, id_) for tenant, _, id_ in members]
+
+    async def remove_lost(self) -> None:
+        """Forgets open batches that Redis has no more: those of tenants that are gone."""
+        names = await self.open()
+        replies = await self._execute(*[("EXISTS", name.key) for name in names]) if names else []
+        lost = [f"{name.tenant}:{name.id}" for name, exists in zip(names, replies, strict=True) if not exists]
+        if lost:
+            await self._execute(("ZREM", OPEN_BATCHES_KEY, *lost))
 
     async def claim(self, name: BatchName, token: str) -> Claim:
         now = self._clock()

@@ -104,7 +104,7 @@ class World:
         spec = BatchSpec(
             endpoint=EMBEDDINGS.path, input_file_id=record.id, completion_window="24h", created_at=1000, **fields
         )
-        await self.records.create(NAME, spec)
+        await self.records.create(NAME, spec, max_open=20)
 
     async def runner(self) -> "asyncio.Task[None]":
         runner = BatchRunner(
