@@ -23,8 +23,8 @@ _MAX_FAILURES: Final = 3
 
 _FIRST_DELAY: Final = 1.0
 _MAX_DELAY: Final = 30.0
-_LONG_DELAY: Final = 60
-"""Seconds: a refusal for so long, as by a budget, holds for all lines of the tenant."""
+_LONG_DELAY: Final = 5
+"""Seconds: a refusal for so long, as by a budget or a rate limit, holds for all lines; others run meanwhile."""
 
 _BUSY: Final = (408, 409, 425, 429, 503)
 _FAILED: Final = (500, 502, 504)
@@ -61,6 +61,7 @@ class BatchRange:
         self._flushing = asyncio.Lock()
         self._resumed = asyncio.Event()
         self._resumed.set()
+        self._refused: TenantRefusedError | None = None
         self.counts = known
 
     def set_paused(self, paused: bool) -> None:
@@ -70,7 +71,10 @@ class BatchRange:
             self._resumed.set()
 
     async def run(self, source: Path, entries: Sequence[LineEntry], concurrency: int) -> None:
-        """Returns when all lines have a result. Raises OSError and TenantRefusedError."""
+        """Returns when all lines have a result.
+
+        Raises OSError, and TenantRefusedError once the lines have ended that have begun.
+        """
         lines = iter(entries)
         try:
             async with asyncio.TaskGroup() as group:
@@ -78,12 +82,18 @@ class BatchRange:
                     group.create_task(self._run_lines(source, lines))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
+        if self._refused is not None:
+            raise self._refused
 
     async def _run_lines(self, source: Path, lines: Iterator[LineEntry]) -> None:
         for entry in lines:
             await self._resumed.wait()
             line = await self._files.run(_read, source, entry)
-            kind, result = await self._result(entry, line)
+            try:
+                kind, result = await self._result(entry, line)
+            except TenantRefusedError as refused:
+                self._refused = refused
+                return
             self._writer.add(kind, result)
             async with self._flushing:  # while one writes, the results of others gather
                 await self._files.run(self._writer.write, self._writer.take())
@@ -108,6 +118,8 @@ class BatchRange:
         while True:
             await self._resumed.wait()
             async with self._capacity.one_more(line.model):
+                if self._refused is not None:
+                    raise self._refused
                 found = await self._requests.send(self._endpoint, self._tenant, self._control, line.body)
             answer = found.answer
             if isinstance(answer, FullResponse):

@@ -99,12 +99,12 @@ class BatchRunner:
         self._looks += 1
         first = self._looks % len(names) if names else 0
         now = asyncio.get_running_loop().time()
+        self._not_before = {name: time for name, time in self._not_before.items() if name in names and time > now}
         for name in names[first:] + names[:first]:
-            if name.tenant not in self._tenants or self._not_before.get(name, 0.0) > now:
+            if name.tenant not in self._tenants or name in self._not_before:
                 continue
             claim = await self._records.claim(name, secrets.token_hex(8))
             if claim.what in ("wait", "ended"):
-                self._not_before.pop(name, None)
                 continue
             task = asyncio.get_running_loop().create_task(self._work(name, claim))
             self._tasks.add(task)
@@ -131,9 +131,9 @@ class BatchRunner:
         except (BatchNotFoundError, RedisDownError):
             await asyncio.sleep(_RETRY_DELAY)
         except Exception:
-            # The lease ends, and the next process tries it; this one does not at once.
+            # The lease ends, and the next process tries it; this one does not at once, and works on other batches.
             log.exception("a part of the batch %s has failed", name.id)
-            await asyncio.sleep(LEASE)
+            self._not_before[name] = asyncio.get_running_loop().time() + LEASE
 
     # -- the beginning and the end ------------------------------------------------------------------------------------
 
@@ -179,14 +179,14 @@ class BatchRunner:
             ranges = -(-total // RANGE_LINES)
             await self._until_done(partial(self._records.begin, name, claim.token, total, ranges))
             return
-        await self._until_done(partial(self._records.fail, name, claim.token, BatchErrors((error,))))
+        if await self._until_done(partial(self._records.fail, name, claim.token, BatchErrors((error,)))):
+            await self._files.run(folder.remove)  # of a check before, whose process has ended
 
     async def _finalize(self, name: BatchName, claim: Claim, record: BatchRecord, folder: BatchFolder) -> None:
-        expired = claim.ends_as == "expired"
-        source = self._files.path(name.tenant, record.spec.input_file_id) if expired else None
         joined: JoinedResults = await self._files.run(
-            folder.join, claim.token, record.ranges, record.tokens, source, record.index_token
-        )
+            folder.join, claim.token, record.ranges, record.tokens, record.index_token,
+            is_expired=claim.ends_as == "expired",
+        )  # fmt: skip
         output = await self._adopt(name, record, joined.output, "output")
         errors = await self._adopt(name, record, joined.errors, "errors")
         end = partial(self._records.end, name, claim.token, claim.ends_as, joined.counts, output, errors)
@@ -213,7 +213,7 @@ class BatchRunner:
     # -- a range ------------------------------------------------------------------------------------------------------
 
     async def _run_range(self, name: BatchName, claim: Claim, record: BatchRecord, folder: BatchFolder) -> None:
-        source = self._files.path(name.tenant, record.spec.input_file_id)
+        source = folder.input(record.index_token)
         entries = await self._files.run(folder.entries, record.index_token, claim.range)
         writer, known, counts = await self._files.run(folder.take_over, claim.range, claim.token)
         control = parse_cache_control(record.spec.cache_control.encode("latin-1", "replace"), None)

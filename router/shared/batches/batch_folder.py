@@ -1,5 +1,6 @@
 """What the processes that work on a batch keep in its folder: the index of its lines, and the results so far.
 
+    {folder}/{tenant}/{batch}/input-{token}            its input file, which may be deleted or expire meanwhile
     {folder}/{tenant}/{batch}/index-{token}            see router.core.batches.line_index
     {folder}/{tenant}/{batch}/{range}-{token}.output   results of a range, by one holder of its lease
     {folder}/{tenant}/{batch}/{range}-{token}.errors   its lines without a result, or with an error
@@ -9,9 +10,11 @@ All functions block; they are called in threads. None of them needs more memory 
 """
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import BinaryIO, Final, Literal, NamedTuple
 
@@ -19,6 +22,7 @@ import msgspec
 import xxhash
 
 from router.core.batches.batch_object import BatchError, RequestCounts
+from router.core.batches.completion_window import MAX_WINDOW
 from router.core.batches.line_index import (
     DUPLICATE,
     ENTRY_SIZE,
@@ -32,6 +36,10 @@ from router.core.batches.result_line import error_line, is_cached, line_id, numb
 
 RANGE_LINES: Final = 100
 
+ABANDONED_AGE: Final = MAX_WINDOW + 86400.0
+"""Seconds without a change after which no process works on a batch any more."""
+
+_BATCH: Final = re.compile(r"batch_[0-9a-f]{24}")
 _MAX_ENVELOPE: Final = 1 << 16  # bytes of a line besides the request's body
 _COPY_SIZE: Final = 1 << 20
 _BUSY: Final = 0.001  # seconds of work after which the event loop gets the interpreter
@@ -81,7 +89,10 @@ class BatchFolder:
     # -- the input ----------------------------------------------------------------------------------------------------
 
     def check_input(self, source: Path, token: str, max_lines: int, is_stopped: Callable[[], bool]) -> int:
-        """Writes the index; the result is the number of lines. Raises InvalidInputError and OSError."""
+        """Writes the index and keeps the input; the result is the number of lines.
+
+        Raises InvalidInputError and OSError.
+        """
         keys: list[tuple[bytes, LineEntry]] = []
         seen: set[int] = set()
         pauses = _Pauses()
@@ -97,12 +108,16 @@ class BatchFolder:
             raise InvalidInputError("empty_file", "The file has no lines.")
         keys.sort()  # of equal keys, in the order of the file
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._index(token)
-        with _create(path) as index:
+        _keep(source, self.input(token))
+        with _create(self._index(token)) as index:
             for first in range(0, len(keys), RANGE_LINES):
                 index.write(pack_entries(entry for _, entry in keys[first : first + RANGE_LINES]))
             _sync(index)
         return len(keys)
+
+    def input(self, index: str) -> Path:
+        """The input, for as long as the batch lasts. `index`: the token of the check."""
+        return self._folder / f"input-{index}"
 
     def _lines(self, file: BinaryIO) -> Iterator[tuple[LineEntry, bytes]]:
         """The lines of a file, but for empty ones at its end. Raises InvalidInputError."""
@@ -164,10 +179,12 @@ class BatchFolder:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def join(self, token: str, ranges: int, done: Mapping[int, str], source: Path | None, index: str) -> JoinedResults:
+    def join(
+        self, token: str, ranges: int, done: Mapping[int, str], index: str, *, is_expired: bool
+    ) -> JoinedResults:
         """All results. `done`: the tokens of the ranges that are done, by number.
 
-        `source`: the input, if each line without a result is to be an error; else None.
+        `is_expired`: each line without a result is an error. If the input is lost, these are left out.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         counts = RequestCounts()
@@ -187,8 +204,8 @@ class BatchFolder:
                             files[kind].write(line)
                             counts = count_result(counts, kind, line)
                         pauses.pause_if_due()
-                if source is not None:
-                    for line in self._expired(source, index, range_, known):
+                if is_expired:
+                    for line in self._expired(index, range_, known):
                         files["errors"].write(line)
                         counts = count_result(counts, "errors", line)
             for file in files.values():
@@ -199,11 +216,16 @@ class BatchFolder:
             self._joined(token, "errors") if counts.failed else None,
         )
 
-    def _expired(self, source: Path, index: str, range_: int, known: set[int]) -> Iterator[bytes]:
+    def _expired(self, index: str, range_: int, known: set[int]) -> Iterator[bytes]:
         """The results of a range's lines that have none, at the end of the window."""
         message = "This request could not be executed before the completion window expired."
-        with source.open("rb") as file:
-            for entry in self.entries(index, range_):
+        try:
+            entries = self.entries(index, range_)
+            file = self.input(index).open("rb")
+        except FileNotFoundError:
+            return  # somebody has removed the folder: the batch has to end in spite of that
+        with file:
+            for entry in entries:
                 if entry.number not in known:
                     parsed = parse_line(read_line(file, entry), self._endpoint)
                     id_ = line_id(self._batch_id, entry.number)
@@ -222,6 +244,23 @@ class BatchFolder:
 
     def _joined(self, token: str, kind: Kind) -> Path:
         return self._folder / f"{token}.{kind}"
+
+
+def remove_abandoned(tenant: Path, now: float) -> None:
+    """Removes the folders of batches that have not ended in their windows: Redis has lost them, or the tenant is gone.
+
+    `tenant`: the folder of a tenant.
+    """
+    for folder in tenant.glob("batch_*"):
+        if _BATCH.fullmatch(folder.name) and _last_change(folder) < now - ABANDONED_AGE:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _last_change(folder: Path) -> float:
+    try:
+        return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    except (FileNotFoundError, NotADirectoryError):  # it is removed meanwhile, or not ours
+        return inf
 
 
 class PartWriter:
@@ -268,6 +307,16 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         for line in file:
             if line.endswith(b"\n"):  # else its process has ended while it wrote
                 yield line
+
+
+def _keep(source: Path, path: Path) -> None:
+    try:
+        path.hardlink_to(source)
+    except (FileNotFoundError, FileExistsError):
+        raise
+    except OSError:  # a file system without links
+        with source.open("rb") as file, _create(path) as copy:
+            shutil.copyfileobj(file, copy, _COPY_SIZE)
 
 
 def _create(path: Path) -> BinaryIO:

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,10 @@ class Handler:
         self.seen: Counter[str] = Counter()
         self.gate = asyncio.Event()
         self.gate.set()
+        self.gates: dict[str, asyncio.Event] = {}  # of texts with their own
         self.controls: set[CacheControl] = set()
         self.priorities: set[int | None] = set()
+        self.max_ttfts: set[float | None] = set()
         self.now = self.most = 0
 
     async def handle(self, exchange: Exchange, control: CacheControl, body: bytes, caller: Caller) -> FullResponse:
@@ -53,10 +57,11 @@ class Handler:
         self.seen[text] += 1
         self.controls.add(control)
         self.priorities.add(caller.priority)
+        self.max_ttfts.add(caller.max_ttft)
         self.now += 1
         self.most = max(self.most, self.now)
         try:
-            await self.gate.wait()
+            await self.gates.get(text, self.gate).wait()
             await asyncio.sleep(0)
         finally:
             self.now -= 1
@@ -93,7 +98,7 @@ class World:
         self._stack.push_async_callback(pipeline.aclose)
         return BatchRecords(pipeline, clock=lambda: self.now)
 
-    async def batch(self, lines: Iterable[Any], **changed: Any) -> None:
+    async def batch(self, lines: Iterable[Any], *, name: BatchName = NAME, **changed: Any) -> None:
         content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
         async def chunks() -> AsyncIterator[bytes]:
@@ -104,7 +109,7 @@ class World:
         spec = BatchSpec(
             endpoint=EMBEDDINGS.path, input_file_id=record.id, completion_window="24h", created_at=1000, **fields
         )
-        await self.records.create(NAME, spec, max_open=20)
+        await self.records.create(name, spec, max_open=20)
 
     async def runner(self) -> "asyncio.Task[None]":
         runner = BatchRunner(
@@ -177,8 +182,9 @@ async def test_each_line_is_answered_with_the_lowest_priority_and_the_batch_s_ca
     assert set(world.handler.seen.values()) == {1}
     assert [control.no_cache for control in world.handler.controls] == [True]
     assert world.handler.priorities == {2**31 - 1}
+    assert world.handler.max_ttfts == {inf}, "the one of a tenant is for people"
     assert world.handler.most <= 2 * LIMITS.max_in_flight
-    assert not (world.folder / "acme" / NAME.id).exists()
+    await eventually(lambda: not (world.folder / "acme" / NAME.id).exists())
 
 
 async def test_a_bad_line_is_an_entry_of_the_error_file(world: World) -> None:
@@ -229,6 +235,61 @@ async def test_a_file_that_is_gone_fails_the_batch(world: World) -> None:
     shown = await world.until("failed")
     assert shown.errors is not None
     assert shown.errors.data[0].code == "file_not_found"
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+async def test_a_batch_goes_on_when_its_input_is_deleted(
+    world: World, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    if not has_links:
+        monkeypatch.setattr(Path, "hardlink_to", _refuse_link)
+    world.handler.gate.clear()
+    await world.batch([line(number) for number in range(250)])
+    await world.runner()
+    await eventually(lambda: world.handler.now)
+    await world.files.delete("acme", (await world.shown()).input_file_id)
+    world.handler.gate.set()
+    shown = await world.until("completed")
+    check_outputs(world, shown, 250)
+
+
+def _refuse_link(*_: object) -> None:
+    raise PermissionError
+
+
+async def test_a_batch_whose_input_is_deleted_ends_with_its_window(world: World) -> None:
+    world.handler.gate.clear()
+    await world.batch([line(number) for number in range(150)], expires_at=2000)
+    task = await world.runner()
+    await eventually(lambda: world.handler.now)
+    await cancel_and_wait(task)
+    await world.files.delete("acme", (await world.shown()).input_file_id)
+    world.now = 2000.0
+    await world.runner()
+    shown = await world.until("expired")
+    assert set(world.results(shown.error_file_id)) == {f"n{number}" for number in range(150)}
+
+
+async def test_a_batch_whose_folder_is_lost_holds_up_no_other_and_ends(world: World) -> None:
+    world.handler.gate.clear()
+    lost = BatchName("acme", f"batch_{0:024x}")
+    await world.batch([line(number) for number in range(250)], name=lost, expires_at=2000)
+    task = await world.runner()
+    await eventually(lambda: world.handler.now)
+    await cancel_and_wait(task)
+    shutil.rmtree(world.folder / "acme" / lost.id)
+    world.handler.gate.set()
+    await world.runner()
+    await world.batch([line(number) for number in range(10)])
+    check_outputs(world, await world.until("completed"), 10)
+    assert (await world.records.find(lost)).shown.status == "in_progress"
+    world.now = 2000.0
+    await world.runner()
+
+    async def has_ended() -> bool:
+        return (await world.records.find(lost)).shown.status == "expired"
+
+    await eventually(has_ended)
 
 
 async def test_a_line_is_sent_again_while_engines_are_busy_or_have_failed(
@@ -335,3 +396,22 @@ async def test_a_tenant_over_its_budget_holds_up_no_other_batch(world: World) ->
     assert (await world.records.claim(NAME, "other")).what == "range"
     assert (await world.shown()).waiting_for is None
     assert world.handler.seen["text 0"] == 1
+
+
+async def test_lines_that_run_end_when_their_tenant_is_refused_more(world: World) -> None:
+    world.handler.answers["text 7"] = [ApiError(429, "Over.", code="rate_limit_exceeded", retry_after=30)] * 99
+    world.handler.gate.clear()
+    refused = world.handler.gates["text 7"] = asyncio.Event()
+    await world.batch([line(number) for number in range(50)])
+    await world.runner()
+    await eventually(lambda: world.handler.now == LIMITS.max_in_flight)
+    refused.set()
+    await eventually(lambda: world.handler.now == LIMITS.max_in_flight - 1)
+    world.handler.gate.set()
+
+    async def waits() -> bool:
+        return (await world.shown()).waiting_for == "Over."
+
+    await eventually(waits)
+    assert (await world.shown()).request_counts.completed == LIMITS.max_in_flight - 1
+    assert world.handler.seen == {f"text {number}": 1 for number in range(LIMITS.max_in_flight)}
