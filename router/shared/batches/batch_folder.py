@@ -179,9 +179,7 @@ class BatchFolder:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def join(
-        self, token: str, ranges: int, done: Mapping[int, str], index: str, *, is_expired: bool
-    ) -> JoinedResults:
+    def join(self, token: str, ranges: int, done: Mapping[int, str], index: str, *, is_expired: bool) -> JoinedResults:
         """All results. `done`: the tokens of the ranges that are done, by number.
 
         `is_expired`: each line without a result is an error. If the input is lost, these are left out.

@@ -42,15 +42,15 @@ LEASE: Final = 30.0
 RENEW_INTERVAL: Final = 5.0
 
 KEPT_AFTER_END: Final = 30 * 86400
-"""Seconds for which a batch that has ended is kept; and one that never ends, as its tenant is gone, after its window."""
+"""Seconds for which a batch that has ended is kept. One that never ends, as its tenant is gone: after its window."""
 
 MAX_LISTED: Final = 10_000
 """Batches of a tenant that are listed, the newest ones."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
-# ARGV: what the members of the tenant begin with, how many there may be, the score, the member. The reply: whether it is
-# one of them now.
+# ARGV: what the members of the tenant begin with, how many there may be, the score, the member. The reply: 0 if there
+# are so many.
 _ADMIT_SCRIPT: Final = """
 local running = 0
 for _, member in ipairs(redis.call('ZREVRANGE', KEYS[1], 0, -1)) do

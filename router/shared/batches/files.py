@@ -137,7 +137,7 @@ class BatchFiles:
         await self.run(folder.delete, id_)
 
     async def remove_expired(self) -> int:
-        """Removes files that have expired, of all tenants; the number of these. And what uploads and batches have left."""
+        """Removes files that have expired, of all tenants, and what uploads and batches have left. Returns how many."""
         return await self.run(self._remove_expired)
 
     def _remove_expired(self) -> int:

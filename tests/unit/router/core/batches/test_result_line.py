@@ -26,7 +26,7 @@ def test_a_response_is_on_one_line_however_its_engine_wrote_it() -> None:
     }
 
 
-@given(st.text(st.sampled_from("a\\\"\x0b\x1c\x85\u2028\u2029ä"), max_size=20))
+@given(st.text(st.sampled_from('a\\"\x0b\x1c\x85\u2028\u2029ä'), max_size=20))
 def test_a_result_is_one_line_also_for_readers_that_split_at_unicodes_line_breaks(text: str) -> None:
     body = json.dumps({"text": text}, ensure_ascii=False).encode()
     for line in (response_line("x", text, 200, "", "HIT", body), error_line("x", text, 1, "", text)):

@@ -217,9 +217,7 @@ async def test_a_tenant_has_no_more_open_batches_than_it_may_however_many_it_cre
 ) -> None:
     await records.create(BatchName("acme2", "batch_0"), SPEC, max_open=1)
     names = [BatchName("acme", f"batch_{number}") for number in range(12)]
-    results = await asyncio.gather(
-        *[records.create(name, SPEC, max_open=5) for name in names], return_exceptions=True
-    )
+    results = await asyncio.gather(*[records.create(name, SPEC, max_open=5) for name in names], return_exceptions=True)
     assert sum(isinstance(result, TooManyBatchesError) for result in results) == 7
     admitted = {name for name, result in zip(names, results, strict=True) if result is None}
     assert {name for name in await records.open() if name.tenant == "acme"} == admitted
