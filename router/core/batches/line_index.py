@@ -4,8 +4,9 @@ Lines whose prompts begin alike come one after the other, so that engines find t
 order compares digests of the bodies' beginnings, each twice as long as the one before.
 """
 
+import heapq
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import xxhash
@@ -15,6 +16,8 @@ ENTRY_SIZE: Final = _ENTRY.size
 
 _FIRST_PREFIX: Final = 256
 _PREFIXES: Final = 8
+_KEY_SIZE: Final = 8 * _PREFIXES
+_PIECE: Final = 2000
 
 DUPLICATE: Final = 1
 
@@ -40,8 +43,31 @@ def order_key(body: bytes) -> bytes:
     return b"".join(parts)
 
 
-def pack_entries(entries: Iterable[LineEntry]) -> bytes:
-    return b"".join([_ENTRY.pack(*entry) for entry in entries])
+class OrderedLines:
+    """The entries of a file, to be had in the order of their keys.
+
+    Each is kept as a few bytes. They are sorted in pieces, since sorting holds the interpreter until it is over.
+    """
+
+    def __init__(self) -> None:
+        self._sorted: list[list[bytes]] = []
+        self._piece: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._sorted) * _PIECE + len(self._piece)
+
+    def add(self, key: bytes, entry: LineEntry) -> None:
+        # Of equal keys, in the order of the file.
+        self._piece.append(key.ljust(_KEY_SIZE, b"\0") + entry.number.to_bytes(4, "big") + _ENTRY.pack(*entry))
+        if len(self._piece) == _PIECE:
+            self._piece.sort()
+            self._sorted.append(self._piece)
+            self._piece = []
+
+    def packed(self) -> Iterator[bytes]:
+        """For `unpack_entries`."""
+        self._piece.sort()
+        return (line[-ENTRY_SIZE:] for line in heapq.merge(*self._sorted, self._piece))
 
 
 def unpack_entries(data: bytes) -> Iterator[LineEntry]:

@@ -1,9 +1,10 @@
 """One range of a batch's lines: they run in this process, and their results go to files."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from router.core.batches.batch_object import RequestCounts
 from router.core.batches.line_index import DUPLICATE, LineEntry
@@ -11,7 +12,7 @@ from router.core.batches.request_line import BadLine, RequestLine, parse_line
 from router.core.batches.result_line import error_line, line_id, response_line
 from router.core.cache.cache_control import CacheControl
 from router.core.endpoints.endpoint import Endpoint
-from router.errors import ENGINE_LOST, NOT_CACHED, ApiError
+from router.errors import ENGINE_LOST, NOT_CACHED
 from router.flow.batches.line_requests import LineAnswer, LineRequests
 from router.flow.batches.spare_capacity import SpareCapacity
 from router.flow.lookup import FullResponse
@@ -26,23 +27,26 @@ _MAX_DELAY: Final = 30.0
 _LONG_DELAY: Final = 5
 """Seconds: a refusal for so long, as by a budget or a rate limit, holds for all lines; others run meanwhile."""
 
+_STALL: Final = 5.0
+"""Seconds without a line in flight after which a range leaves its place to others."""
+
 _BUSY: Final = (408, 409, 425, 429, 503)
 _FAILED: Final = (500, 502, 504)
 _FINAL: Final = (ENGINE_LOST, NOT_CACHED)
 
 
-class TenantRefusedError(Exception):
-    """The tenant gets nothing for a while. `retry_after` in seconds."""
+class TenantRefusal(NamedTuple):
+    """`retry_after`: in seconds."""
 
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.message)
-        self.message: Final = error.message
-        self.retry_after: Final = error.retry_after or _LONG_DELAY
+    message: str
+    retry_after: float
 
 
 class BatchRange:
     """- A line counts once its result is on the disk.
     - A line that finds the engines busy or down is sent again, until the range is stopped.
+
+    `refused`: why the tenant gets nothing for a while; None if it does.
     """
 
     def __init__(
@@ -59,22 +63,27 @@ class BatchRange:
         self._control = control
         self._writer = writer
         self._flushing = asyncio.Lock()
-        self._resumed = asyncio.Event()
-        self._resumed.set()
-        self._refused: TenantRefusedError | None = None
+        self._waiting: set[asyncio.Task[Any] | None] = set()  # those that can be cancelled without a loss
+        self._in_flight = 0
+        self._idle_since = asyncio.get_running_loop().time()
+        self._is_stopped = False
         self.counts = known
+        self.refused: TenantRefusal | None = None
 
-    def set_paused(self, paused: bool) -> None:
-        if paused:
-            self._resumed.clear()
-        else:
-            self._resumed.set()
+    @property
+    def is_stalled(self) -> bool:
+        """Whether no line has been in flight for a while."""
+        return not self._in_flight and asyncio.get_running_loop().time() >= self._idle_since + _STALL
 
-    async def run(self, source: Path, entries: Sequence[LineEntry], concurrency: int) -> None:
-        """Returns when all lines have a result.
+    def stop(self) -> None:
+        """No line begins any more. Those in flight end, and `run` returns."""
+        self._is_stopped = True
+        for task in self._waiting:
+            if task is not None:
+                task.cancel()
 
-        Raises OSError, and TenantRefusedError once the lines have ended that have begun.
-        """
+    async def run(self, source: Path, entries: Sequence[LineEntry], concurrency: int) -> bool:
+        """Whether all lines have a result; else it was stopped. Raises FolderUnusableError."""
         lines = iter(entries)
         try:
             async with asyncio.TaskGroup() as group:
@@ -82,22 +91,40 @@ class BatchRange:
                     group.create_task(self._run_lines(source, lines))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        if self._refused is not None:
-            raise self._refused
+        return not self._is_stopped
 
     async def _run_lines(self, source: Path, lines: Iterator[LineEntry]) -> None:
         for entry in lines:
-            await self._resumed.wait()
-            line = await self._files.run(_read, source, entry)
-            try:
-                kind, result = await self._result(entry, line)
-            except TenantRefusedError as refused:
-                self._refused = refused
+            if self._is_stopped:
                 return
+            with self._being_waiting():
+                line = await self._files.run(_read, source, entry)
+                kind, result = await self._result(entry, line)
             self._writer.add(kind, result)
             async with self._flushing:  # while one writes, the results of others gather
                 await self._files.run(self._writer.write, self._writer.take())
             self.counts = count_result(self.counts, kind, result)
+
+    @contextlib.contextmanager
+    def _being_waiting(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        self._waiting.add(task)
+        try:
+            yield
+        finally:
+            self._waiting.discard(task)
+
+    @contextlib.contextmanager
+    def _being_in_flight(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        self._waiting.discard(task)
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            self._idle_since = asyncio.get_running_loop().time()
+            self._waiting.add(task)
 
     async def _result(self, entry: LineEntry, line: bytes) -> tuple[Kind, bytes]:
         id_ = line_id(self._batch_id, entry.number)
@@ -116,11 +143,9 @@ class BatchRange:
     async def _answer(self, line: RequestLine) -> LineAnswer:
         failures, delay = 0, _FIRST_DELAY
         while True:
-            await self._resumed.wait()
             async with self._capacity.one_more(line.model):
-                if self._refused is not None:
-                    raise self._refused
-                found = await self._requests.send(self._endpoint, self._tenant, self._control, line.body)
+                with self._being_in_flight():
+                    found = await self._requests.send(self._endpoint, self._tenant, self._control, line.body)
             answer = found.answer
             if isinstance(answer, FullResponse):
                 return found
@@ -130,7 +155,10 @@ class BatchRange:
             if answer.code in _FINAL or not is_worth_it:
                 return found
             if (answer.retry_after or 0) >= _LONG_DELAY and answer.status == 429:
-                raise TenantRefusedError(answer)
+                self.refused = TenantRefusal(answer.message, answer.retry_after or _LONG_DELAY)
+                self._is_stopped = True
+            if self._is_stopped:
+                self.stop()  # this task, too
             await asyncio.sleep(max(delay, answer.retry_after or 0.0))
             delay = min(2 * delay, _MAX_DELAY)
 

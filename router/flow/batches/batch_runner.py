@@ -7,22 +7,31 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import xxhash
 
-from router.core.batches.batch_object import BatchErrors
+from router.core.batches.batch_object import BatchErrors, RequestCounts
+from router.core.batches.line_index import LineEntry
 from router.core.cache.cache_control import parse_cache_control
 from router.core.endpoints.table import ENDPOINT_BY_PATH
-from router.flow.batches.batch_range import BatchRange, TenantRefusedError
+from router.flow.batches.batch_range import BatchRange
 from router.flow.batches.line_requests import LineRequests
 from router.flow.batches.spare_capacity import SpareCapacity
 from router.net.redis.pipeline import RedisDownError
 from router.net.tasks import cancel_and_wait
-from router.shared.batches.batch_folder import RANGE_LINES, BatchFolder, InvalidInputError, JoinedResults
+from router.shared.batches.batch_folder import (
+    RANGE_LINES,
+    BatchFolder,
+    InvalidInputError,
+    JoinedResults,
+    PartWriter,
+    TakenOver,
+)
 from router.shared.batches.batch_records import (
     LEASE,
     RENEW_INTERVAL,
@@ -32,18 +41,23 @@ from router.shared.batches.batch_records import (
     BatchRecords,
     Claim,
 )
-from router.shared.batches.file_record import UnknownFileError
+from router.shared.batches.file_record import FolderUnusableError, UnknownFileError
 from router.shared.batches.files import BatchFiles
 
 log = logging.getLogger("roundhouse.batches")
+
+_T = TypeVar("_T")
 
 _LOOK_INTERVAL: Final = 1.0
 _RETRY_DELAY: Final = 1.0
 _MAX_CLAIMS: Final = 2
 """Of a process at once: while the last lines of a range run, those of the next one begin."""
 
+_MAX_STALLED: Final = 30
+"""Ranges that wait for engines do not count, up to so many: other batches may have engines with room."""
+
+_PAUSED: Final = 2
 _MAX_REFUSED: Final = 60.0  # seconds after which a tenant that was refused is tried again
-_STOPPED: Final = "stopped"
 
 
 class BatchLimits(NamedTuple):
@@ -52,6 +66,18 @@ class BatchLimits(NamedTuple):
     max_lines: int
     max_body: int
     max_in_flight: int
+
+
+class _Held:
+    """What this process has claimed. `lines`: None until they run, and for the other parts."""
+
+    def __init__(self, name: BatchName) -> None:
+        self.name = name
+        self.lines: BatchRange | None = None
+
+    @property
+    def is_stalled(self) -> bool:
+        return self.lines is not None and self.lines.is_stalled
 
 
 class BatchRunner:
@@ -71,11 +97,10 @@ class BatchRunner:
         self._capacity = capacity
         self._limits = limits
         self._tenants = frozenset(tenants)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._held: dict[asyncio.Task[None], _Held] = {}
         self._has_ended = asyncio.Event()
         self._not_before: dict[BatchName, float] = {}
         self._looks = 0
-        self._is_stopped = False
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -88,11 +113,14 @@ class BatchRunner:
                     async with asyncio.timeout(_LOOK_INTERVAL):
                         await self._has_ended.wait()
         finally:
-            self._is_stopped = True
-            await cancel_and_wait(*self._tasks)
+            await cancel_and_wait(*self._held)
+
+    def _has_enough(self) -> bool:
+        stalled = sum(held.is_stalled for held in self._held.values())
+        return len(self._held) >= _MAX_CLAIMS + min(stalled, _MAX_STALLED)
 
     async def _look_for_work(self) -> None:
-        if len(self._tasks) >= _MAX_CLAIMS:
+        if self._has_enough():
             return
         names = await self._records.open()
         # Each look begins with another batch, so that none waits for the end of a larger one.
@@ -100,49 +128,62 @@ class BatchRunner:
         first = self._looks % len(names) if names else 0
         now = asyncio.get_running_loop().time()
         self._not_before = {name: time for name, time in self._not_before.items() if name in names and time > now}
+        stalled = {held.name for held in self._held.values() if held.is_stalled}
         for name in names[first:] + names[:first]:
-            if name.tenant not in self._tenants or name in self._not_before:
+            if name.tenant not in self._tenants or name in stalled or name in self._not_before:
                 continue
             claim = await self._records.claim(name, secrets.token_hex(8))
             if claim.what in ("wait", "ended"):
                 continue
-            task = asyncio.get_running_loop().create_task(self._work(name, claim))
-            self._tasks.add(task)
+            held = _Held(name)
+            task = asyncio.get_running_loop().create_task(self._work(held, claim))
+            self._held[task] = held
             task.add_done_callback(self._on_done)
-            if len(self._tasks) >= _MAX_CLAIMS:
+            if self._has_enough():
                 return
 
     def _on_done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
+        del self._held[task]
         self._has_ended.set()
 
-    async def _work(self, name: BatchName, claim: Claim) -> None:
+    async def _work(self, held: _Held, claim: Claim) -> None:
+        name = held.name
         try:
             record = await self._records.find(name)
             folder = BatchFolder(
                 self._folder / name.tenant / name.id, name.id, record.spec.endpoint, self._limits.max_body
             )
             if claim.what == "range":
-                await self._run_range(name, claim, record, folder)
+                await self._run_range(held, claim, record, folder)
             elif claim.what == "validate":
                 await self._holding_job(name, claim, self._validate(name, claim, record, folder))
             else:
                 await self._holding_job(name, claim, self._finalize(name, claim, record, folder))
         except (BatchNotFoundError, RedisDownError):
-            await asyncio.sleep(_RETRY_DELAY)
+            self._put_off(name, _RETRY_DELAY)
+        except FolderUnusableError:  # it is logged
+            self._put_off(name, LEASE)
         except Exception:
-            # The lease ends, and the next process tries it; this one does not at once, and works on other batches.
             log.exception("a part of the batch %s has failed", name.id)
-            self._not_before[name] = asyncio.get_running_loop().time() + LEASE
+            self._put_off(name, LEASE)
+
+    def _put_off(self, name: BatchName, seconds: float) -> None:
+        """Other processes may try it before."""
+        self._not_before[name] = asyncio.get_running_loop().time() + seconds
 
     # -- the beginning and the end ------------------------------------------------------------------------------------
 
-    async def _holding_job(self, name: BatchName, claim: Claim, work: "Any") -> None:
+    async def _holding_job(self, name: BatchName, claim: Claim, work: Coroutine[Any, Any, None]) -> None:
         """Ends the work if another process has taken it over."""
-        async with asyncio.TaskGroup() as group:
-            working = group.create_task(work)
-            lease = group.create_task(self._renew(partial(self._renew_job, name, claim, working)))
-            working.add_done_callback(lambda _: lease.cancel())
+        loop = asyncio.get_running_loop()
+        working = loop.create_task(work)
+        lease = loop.create_task(self._renew(partial(self._renew_job, name, claim, working)))
+        try:
+            await asyncio.wait((working,))
+        finally:
+            await cancel_and_wait(working, lease)
+        if not working.cancelled():
+            working.result()
 
     async def _renew_job(self, name: BatchName, claim: Claim, working: "asyncio.Task[None]") -> bool:
         if await self._records.renew_job(name, claim.token):
@@ -166,15 +207,11 @@ class BatchRunner:
         try:
             await self._files.find(name.tenant, record.spec.input_file_id)
             source = self._files.path(name.tenant, record.spec.input_file_id)
-            total = await self._files.run(
-                folder.check_input, source, claim.token, self._limits.max_lines, lambda: self._is_stopped
-            )
+            total = await self._until_cancelled(folder.check_input, source, claim.token, self._limits.max_lines)
         except UnknownFileError:
             error = InvalidInputError("file_not_found", "The input file is gone.").error
         except InvalidInputError as invalid:
             error = invalid.error
-            if error.code == _STOPPED:  # the lease ends, and another process begins anew
-                return
         else:
             ranges = -(-total // RANGE_LINES)
             await self._until_done(partial(self._records.begin, name, claim.token, total, ranges))
@@ -183,10 +220,12 @@ class BatchRunner:
             await self._files.run(folder.remove)  # of a check before, whose process has ended
 
     async def _finalize(self, name: BatchName, claim: Claim, record: BatchRecord, folder: BatchFolder) -> None:
-        joined: JoinedResults = await self._files.run(
-            folder.join, claim.token, record.ranges, record.tokens, record.index_token,
-            is_expired=claim.ends_as == "expired",
-        )  # fmt: skip
+        joined: JoinedResults = await self._until_cancelled(
+            folder.join, claim.token, record.ranges, record.tokens, record.index_token, claim.ends_as == "expired"
+        )
+        # It may have lost the lease meanwhile, and others have ended the batch.
+        if not await self._until_done(partial(self._records.renew_job, name, claim.token)):
+            return
         output = await self._adopt(name, record, joined.output, "output")
         errors = await self._adopt(name, record, joined.errors, "errors")
         end = partial(self._records.end, name, claim.token, claim.ends_as, joined.counts, output, errors)
@@ -203,6 +242,14 @@ class BatchRunner:
         )  # fmt: skip
         return record.id
 
+    async def _until_cancelled(self, work: Callable[..., _T], *args: Any) -> _T:
+        """Runs it in a thread. Its last argument says whether it is to end, since a thread cannot be cancelled."""
+        is_cancelled = threading.Event()
+        try:
+            return await self._files.run(work, *args, is_cancelled.is_set)
+        finally:
+            is_cancelled.set()
+
     async def _until_done(self, change: Callable[[], Awaitable[bool]]) -> bool:
         while True:
             try:
@@ -212,47 +259,74 @@ class BatchRunner:
 
     # -- a range ------------------------------------------------------------------------------------------------------
 
-    async def _run_range(self, name: BatchName, claim: Claim, record: BatchRecord, folder: BatchFolder) -> None:
-        source = folder.input(record.index_token)
-        entries = await self._files.run(folder.entries, record.index_token, claim.range)
-        writer, known, counts = await self._files.run(folder.take_over, claim.range, claim.token)
-        control = parse_cache_control(record.spec.cache_control.encode("latin-1", "replace"), None)
-        endpoint = ENDPOINT_BY_PATH[record.spec.endpoint]
-        lines = BatchRange(
-            self._files, self._requests, self._capacity, endpoint, name.tenant, name.id, control, writer, counts
-        )
-        missing = [entry for entry in entries if entry.number not in known]
-        loop = asyncio.get_running_loop()
-        running = loop.create_task(lines.run(source, missing, self._limits.max_in_flight))
-        lease = loop.create_task(self._renew(partial(self._renew_range, name, claim, lines, running)))
-        is_done = False
+    async def _run_range(self, held: _Held, claim: Claim, record: BatchRecord, folder: BatchFolder) -> None:
+        is_done, counts = False, RequestCounts()
         try:
-            await asyncio.wait((running,))
-            is_done = not running.cancelled() and running.exception() is None  # else some lines have no result
+            entries = await self._files.run(folder.entries, record.index_token, claim.range)
+            writer, known, counts = await self._take_over(claim, folder)
+            try:
+                missing = [entry for entry in entries if entry.number not in known]
+                held.lines = self._lines(held.name, record, writer, counts)
+                is_done = await self._run_lines(held, claim, folder.input(record.index_token), missing)
+                counts = held.lines.counts
+            finally:
+                await asyncio.shield(self._files.run(writer.close, writer.take()))
         finally:
-            await cancel_and_wait(running, lease)
-            writer.close()
-            finish = partial(self._records.finish_range, name, claim, lines.counts, done=is_done)
+            finish = partial(self._records.finish_range, held.name, claim, counts, done=is_done)
             if is_done:
                 await self._until_done(finish)
             else:
                 with contextlib.suppress(RedisDownError):
                     await finish()
-        failure = None if running.cancelled() else running.exception()
-        if isinstance(failure, TenantRefusedError):
-            self._not_before[name] = loop.time() + min(_MAX_REFUSED, failure.retry_after)
-            await self._records.set_waiting(name, failure.message)
-        elif failure is not None:
-            raise failure
+        if (refused := held.lines.refused) is not None:
+            self._put_off(held.name, min(_MAX_REFUSED, refused.retry_after))
+            await self._records.set_waiting(held.name, refused.message)
+
+    async def _take_over(self, claim: Claim, folder: BatchFolder) -> TakenOver:
+        taking = asyncio.ensure_future(
+            self._files.run(folder.take_over, claim.range, claim.token, claim.given_back)
+        )  # fmt: skip
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(_close)  # the thread goes on
+            raise
+
+    def _lines(self, name: BatchName, record: BatchRecord, writer: PartWriter, known: RequestCounts) -> BatchRange:
+        control = parse_cache_control(record.spec.cache_control.encode("latin-1", "replace"), None)
+        endpoint = ENDPOINT_BY_PATH[record.spec.endpoint]
+        return BatchRange(
+            self._files, self._requests, self._capacity, endpoint, name.tenant, name.id, control, writer, known
+        )
+
+    async def _run_lines(
+        self, held: _Held, claim: Claim, source: Path, missing: Sequence[LineEntry]
+    ) -> bool:  # fmt: skip
+        """Whether all have a result."""
+        assert held.lines is not None, "they are about to run"
+        loop = asyncio.get_running_loop()
+        running = loop.create_task(held.lines.run(source, missing, self._limits.max_in_flight))
+        lease = loop.create_task(self._renew(partial(self._renew_range, held.name, claim, held.lines, running)))
+        try:
+            await asyncio.wait((running,))
+        finally:
+            await cancel_and_wait(running, lease)
+        return not running.cancelled() and running.result()
 
     async def _renew_range(
-        self, name: BatchName, claim: Claim, lines: BatchRange, running: "asyncio.Task[None]"
+        self, name: BatchName, claim: Claim, lines: BatchRange, running: "asyncio.Task[bool]"
     ) -> bool:
         state = await self._records.renew_range(name, claim, lines.counts)
-        lines.set_paused(state == 2)
+        if state == _PAUSED:
+            lines.stop()
         if not state:
             running.cancel()
         return bool(state)
+
+
+def _close(taking: "asyncio.Future[TakenOver]") -> None:
+    if taking.exception() is None:
+        taking.result().writer.close()
 
 
 def _file_id(name: BatchName, kind: str) -> str:

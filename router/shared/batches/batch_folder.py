@@ -9,9 +9,11 @@
 All functions block; they are called in threads. None of them needs more memory than a few lines, and the index.
 """
 
+import contextlib
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
@@ -27,8 +29,8 @@ from router.core.batches.line_index import (
     DUPLICATE,
     ENTRY_SIZE,
     LineEntry,
+    OrderedLines,
     order_key,
-    pack_entries,
     unpack_entries,
 )
 from router.core.batches.request_line import BadLine, is_object, parse_line
@@ -64,13 +66,21 @@ class JoinedResults(NamedTuple):
     errors: Path | None
 
 
+class WorkStoppedError(Exception):
+    """Nobody wants the result any more."""
+
+
 class _Pauses:
     """Lets the event loop run during long work in a thread, which else holds the interpreter for 5 ms each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_stopped: Callable[[], bool]) -> None:
+        self._is_stopped = is_stopped
         self._began = time.monotonic()
 
     def pause_if_due(self) -> None:
+        """Raises WorkStoppedError."""
+        if self._is_stopped():
+            raise WorkStoppedError
         if time.monotonic() - self._began > _BUSY:
             time.sleep(_BUSY)
             self._began = time.monotonic()
@@ -91,29 +101,27 @@ class BatchFolder:
     def check_input(self, source: Path, token: str, max_lines: int, is_stopped: Callable[[], bool]) -> int:
         """Writes the index and keeps the input; the result is the number of lines.
 
-        Raises InvalidInputError and OSError.
+        Raises InvalidInputError, OSError, and WorkStoppedError.
         """
-        keys: list[tuple[bytes, LineEntry]] = []
+        lines = OrderedLines()
         seen: set[int] = set()
-        pauses = _Pauses()
+        pauses = _Pauses(is_stopped)
         with source.open("rb") as file:
             for entry, line in self._lines(file):
-                if len(keys) == max_lines:
+                if len(lines) == max_lines:
                     raise InvalidInputError("too_many_lines", f"The file has more than {max_lines} lines.")
-                keys.append(self._indexed(entry, line, seen))
+                lines.add(*self._indexed(entry, line, seen))
                 pauses.pause_if_due()
-                if is_stopped():
-                    raise InvalidInputError("stopped", "The router stops.")
-        if not keys:
+        if not len(lines):
             raise InvalidInputError("empty_file", "The file has no lines.")
-        keys.sort()  # of equal keys, in the order of the file
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _keep(source, self.input(token))
         with _create(self._index(token)) as index:
-            for first in range(0, len(keys), RANGE_LINES):
-                index.write(pack_entries(entry for _, entry in keys[first : first + RANGE_LINES]))
+            for entry_bytes in lines.packed():
+                index.write(entry_bytes)
+                pauses.pause_if_due()
             _sync(index)
-        return len(keys)
+        return len(lines)
 
     def input(self, index: str) -> Path:
         """The input, for as long as the batch lasts. `index`: the token of the check."""
@@ -155,44 +163,66 @@ class BatchFolder:
 
     # -- the results of a range ---------------------------------------------------------------------------------------
 
-    def take_over(self, range_: int, token: str) -> tuple["PartWriter", set[int], RequestCounts]:
-        """Begins the results of a range with those that others have written. The numbers of their lines, and how many.
+    def take_over(self, range_: int, token: str, given_back: str) -> "TakenOver":
+        """Begins the results of a range with those that others have written.
 
-        The caller closes the writer.
+        `given_back`: the token of a holder that writes no more, whose results are removed; empty if there is none. The
+        caller closes the writer.
         """
         known: set[int] = set()
         counts = RequestCounts()
-        earlier = self._parts(range_)
+        earlier = self._parts().get(range_, ())
         writer = PartWriter(self._part(range_, token, "output"), self._part(range_, token, "errors"))
-        for kind, path in earlier:
-            for line in _whole_lines(path):
-                number = number_of(line)
-                if number is not None and number not in known:
-                    known.add(number)
-                    counts = count_result(counts, kind, line)
-                    writer.add(kind, line)
-        writer.write(writer.take())
-        return writer, known, counts
+        try:
+            for kind, path in earlier:
+                for line in _whole_lines(path):
+                    number = number_of(line)
+                    if number is not None and number not in known:
+                        known.add(number)
+                        counts = count_result(counts, kind, line)
+                        writer.copy(kind, line)
+            writer.write(())
+        except OSError:
+            writer.close()
+            raise
+        if given_back:
+            for kind in KINDS:
+                self._part(range_, given_back, kind).unlink(missing_ok=True)
+        return TakenOver(writer, known, counts)
 
-    def _parts(self, range_: int) -> list[tuple[Kind, Path]]:
-        return [(kind, path) for kind in KINDS for path in sorted(self._folder.glob(f"{range_}-*.{kind}"))]
+    def _parts(self) -> Mapping[int, Sequence[tuple[Kind, Path]]]:
+        """What there is of each range; outputs come first."""
+        found: dict[int, list[tuple[Kind, Path]]] = {}
+        for path in sorted(self._folder.iterdir()):
+            range_, dash, _ = path.stem.partition("-")
+            kind = path.suffix[1:]
+            if dash and range_.isdecimal() and kind in KINDS:
+                found.setdefault(int(range_), []).append(("output" if kind == "output" else "errors", path))
+        for parts in found.values():
+            parts.sort(key=lambda part: part[0], reverse=True)
+        return found
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def join(self, token: str, ranges: int, done: Mapping[int, str], index: str, *, is_expired: bool) -> JoinedResults:
+    def join(
+        self, token: str, ranges: int, done: Mapping[int, str], index: str, is_expired: bool,
+        is_stopped: Callable[[], bool],
+    ) -> JoinedResults:  # fmt: skip
         """All results. `done`: the tokens of the ranges that are done, by number.
 
-        `is_expired`: each line without a result is an error. If the input is lost, these are left out.
+        `is_expired`: each line without a result is an error. If the input is lost, these are left out. Raises OSError
+        and WorkStoppedError.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         counts = RequestCounts()
-        pauses = _Pauses()
+        pauses = _Pauses(is_stopped)
+        parts = self._parts()
         with _create(self._joined(token, "output")) as output, _create(self._joined(token, "errors")) as errors:
             files: dict[Kind, BinaryIO] = {"output": output, "errors": errors}
             for range_ in range(ranges):
                 token_of_range = done.get(range_)
                 known: set[int] = set()
-                for kind, path in self._parts(range_):
+                for kind, path in parts.get(range_, ()):
                     if token_of_range is not None and path.stem != f"{range_}-{token_of_range}":
                         continue
                     for line in _whole_lines(path):
@@ -262,29 +292,54 @@ def _last_change(folder: Path) -> float:
 
 
 class PartWriter:
-    """Appends results. Those that `write` has returned for outlast the process and the machine."""
+    """Appends results. Those that `write` has returned for outlast the process and the machine.
+
+    `add` and `take` are for the event loop, the others for any thread.
+    """
 
     def __init__(self, output: Path, errors: Path) -> None:
         self._files: dict[Kind, BinaryIO] = {"output": _create(output), "errors": _create(errors)}
         self._lines: list[tuple[Kind, bytes]] = []
+        self._unsynced: set[Kind] = set()
+        self._lock = threading.Lock()
 
     def add(self, kind: Kind, line: bytes) -> None:
         self._lines.append((kind, line))
 
     def take(self) -> list[tuple[Kind, bytes]]:
-        """What was added since the last call, for `write`. Not to be called in a thread, where results get lost."""
+        """What was added since the last call, for `write`."""
         lines, self._lines = self._lines, []
         return lines
 
     def write(self, lines: Sequence[tuple[Kind, bytes]]) -> None:
-        for kind, line in lines:
-            self._files[kind].write(line)
-        for kind in {kind for kind, _ in lines}:
-            _sync(self._files[kind])
+        with self._lock:
+            for kind, line in lines:
+                self.copy(kind, line)
+            for kind in self._unsynced:
+                _sync(self._files[kind])
+            self._unsynced.clear()
 
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+    def copy(self, kind: Kind, line: bytes) -> None:
+        """The next `write` makes it durable."""
+        self._unsynced.add(kind)
+        self._files[kind].write(line)
+
+    def close(self, lines: Sequence[tuple[Kind, bytes]] = ()) -> None:
+        """`lines`: see `write`. What cannot be written does not count."""
+        with contextlib.suppress(OSError):
+            self.write(lines)
+        with self._lock:
+            for file in self._files.values():
+                with contextlib.suppress(OSError):
+                    file.close()
+
+
+class TakenOver(NamedTuple):
+    """The results of a range so far. `known`: the numbers of their lines."""
+
+    writer: PartWriter
+    known: set[int]
+    counts: RequestCounts
 
 
 def count_result(counts: RequestCounts, kind: Kind, line: bytes) -> RequestCounts:
@@ -301,7 +356,11 @@ def read_line(file: BinaryIO, entry: LineEntry) -> bytes:
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return  # another process has taken the range over, and what was in it
+    with file:
         for line in file:
             if line.endswith(b"\n"):  # else its process has ended while it wrote
                 yield line

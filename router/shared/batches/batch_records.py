@@ -61,20 +61,19 @@ redis.call('ZINCRBY', KEYS[1], ARGV[3], ARGV[4])
 return 1
 """
 
-# ARGV: now in ms, the end of the lease in ms, the token, now in s, when it expires in s. The reply: what to do, and the
-# number of the range or how the batch ends.
+# ARGV: now in ms, the end of the lease in ms, the token, now in s. The reply: what to do, and how the batch ends, or
+# the number of the range and the token of a holder that has given it back.
 _CLAIM_SCRIPT: Final = """
 local key, now = KEYS[1], tonumber(ARGV[1])
 local batch = redis.call('HMGET', key, 'status', 'ranges', 'ends_as', 'job', 'paused', 'expires')
 local status, ranges, ends_as = batch[1], tonumber(batch[2] or 0), batch[3]
 if not status then return {'ended'} end
 
-local function is_job_held()
-    return (batch[4] and tonumber(string.match(batch[4], ' (%d+)$')) or 0) > now
-end
+-- A lease that ends later than any could is from before the clock was set back.
+local function is_held(until_ms) return until_ms > now and until_ms <= 2 * tonumber(ARGV[2]) - now end
 
 local function take_job(what)
-    if is_job_held() then return {'wait'} end
+    if is_held(batch[4] and tonumber(string.match(batch[4], ' (%d+)$')) or 0) then return {'wait'} end
     redis.call('HSET', key, 'job', ARGV[3] .. ' ' .. ARGV[2])
     return {what, ends_as or ''}
 end
@@ -85,18 +84,18 @@ local function finalize(as, new_status)
     if new_status then redis.call('HSET', key, 'status', new_status, new_status .. '_at', ARGV[4]) end
 end
 
-local is_over = now >= 1000 * tonumber(batch[6])
-if status == 'validating' and not is_over then
-    if batch[5] == '1' then return {'wait'} end
+local has_expired = now >= 1000 * tonumber(batch[6])
+if status == 'validating' then
+    if batch[5] == '1' and not has_expired then return {'wait'} end
     return take_job('validate')
 end
-if is_over and (status == 'in_progress' or (status == 'validating' and not is_job_held())) then
+if status == 'in_progress' and has_expired then
     finalize('expired', 'finalizing')
     status = 'finalizing'
 end
 if status == 'cancelling' and not ends_as then finalize('cancelled') end
 if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' then
-    local open, held = nil, false
+    local open, held, given_back = nil, false, nil
     for first = 0, ranges - 1, 500 do
         local names = {}
         for n = first, math.min(first + 499, ranges - 1) do names[#names + 1] = 'range:' .. n end
@@ -104,8 +103,11 @@ if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' t
             if not state then
                 open = open or first + i - 1
             elseif string.sub(state, 1, 4) == 'held' then
-                if tonumber(string.match(state, '^held %S+ (%d+)')) > now then held = true
-                else open = open or first + i - 1 end
+                if is_held(tonumber(string.match(state, '^held %S+ (%d+)'))) then held = true
+                elseif not open then
+                    open = first + i - 1
+                    given_back = string.match(state, '^held (%S+) 0 ')
+                end
             end
         end
     end
@@ -117,7 +119,7 @@ if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' t
         if batch[5] == '1' then return {'wait'} end
         redis.call('HDEL', key, 'waiting')
         redis.call('HSET', key, 'range:' .. open, 'held ' .. ARGV[3] .. ' ' .. ARGV[2] .. ' 0 0 0')
-        return {'range', tostring(open)}
+        return {'range', tostring(open), given_back or ''}
     end
     if held then return {'wait'} end
     finalize('completed', 'finalizing')
@@ -127,14 +129,14 @@ if status == 'validating' then return {'wait'} end
 return {'ended'}
 """
 
-# ARGV: the number of the range, the token, the end of the lease in ms, lines completed, failed and cached. The reply:
-# whether the work is to go on, 0, 1, or 2 while it is paused.
+# ARGV: the number of the range, the token, the end of the lease in ms, lines completed, failed and cached, now in s.
+# The reply: whether the work is to go on, 0, 1, or 2 while it is paused.
 _RENEW_RANGE_SCRIPT: Final = """
 local name = 'range:' .. ARGV[1]
-local batch = redis.call('HMGET', KEYS[1], 'status', name, 'paused')
+local batch = redis.call('HMGET', KEYS[1], 'status', name, 'paused', 'expires')
 if not batch[2] or string.match(batch[2], '^held (%S+)') ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[1], name, 'held ' .. table.concat(ARGV, ' ', 2))
-if batch[1] ~= 'in_progress' then return 0 end
+redis.call('HSET', KEYS[1], name, 'held ' .. table.concat(ARGV, ' ', 2, 6))
+if batch[1] ~= 'in_progress' or tonumber(ARGV[7]) >= tonumber(batch[4]) then return 0 end
 return batch[3] == '1' and 2 or 1
 """
 
@@ -233,6 +235,8 @@ class BatchName(NamedTuple):
 class Claim(NamedTuple):
     """What a process is to do. `range`: which one. `ends_as`: the batch's last status.
 
+    `given_back`: the token of the range's last holder, if it has given it back.
+
     `what`: `validate`, `range` or `finalize`; `wait` if there is nothing now, `ended` if there never will be.
     """
 
@@ -240,6 +244,7 @@ class Claim(NamedTuple):
     token: str
     range: int = -1
     ends_as: str = ""
+    given_back: str = ""
 
 
 class BatchRecord(NamedTuple):
@@ -352,13 +357,14 @@ class BatchRecords:
         if what == "ended":
             await self._execute(("ZREM", OPEN_BATCHES_KEY, f"{name.tenant}:{name.id}"))
         if what == "range":
-            return Claim(what, token, int(rest[0]))
+            return Claim(what, token, int(rest[0]), given_back=rest[1])
         return Claim(what, token, ends_as=rest[0] if rest else "")
 
     async def renew_range(self, name: BatchName, claim: Claim, counts: RequestCounts) -> int:
         """`counts`: so far. 0: the range is another process', or the batch is ending. 2: it is paused."""
         command = (
             "EVAL", _RENEW_RANGE_SCRIPT, 1, name.key, claim.range, claim.token, self._lease_end(), *_words(counts),
+            int(self._clock()),
         )  # fmt: skip
         (reply,) = await self._execute(command)
         return int(reply)

@@ -87,8 +87,9 @@ class FileFolder:
         return NewFile(self, new_file_id())
 
     def publish(self, record: FileRecord) -> None:
-        """Writes the record of a file whose content is on disk."""
+        """Writes the record of a file whose content is on disk. Can be repeated."""
         new = self._path(record.id, _NEW_RECORD)
+        new.unlink(missing_ok=True)  # of a process that has ended meanwhile
         with _create(new) as file:
             file.write(_encode(record))
             _sync(file)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.batches.completion_window import parse_window
-from router.core.batches.line_index import LineEntry, order_key, pack_entries, unpack_entries
+from router.core.batches.line_index import LineEntry, OrderedLines, order_key, unpack_entries
 from router.core.batches.result_line import error_line, is_cached, line_id, number_of, response_line
 from router.errors import ApiError
 
@@ -66,9 +66,29 @@ def test_what_is_no_result_has_no_number(line: bytes) -> None:
     assert number_of(b'{"id":"batch_req_nonsense"') is None
 
 
-@given(st.lists(st.builds(LineEntry, st.integers(0, 2**63), st.integers(0, 2**31), st.integers(0, 2**31), st.just(1))))
-def test_entries_can_be_packed(entries: list[LineEntry]) -> None:
-    assert list(unpack_entries(pack_entries(entries))) == entries
+@given(
+    st.lists(
+        st.builds(LineEntry, st.integers(0, 2**63), st.integers(0, 2**31), st.integers(0, 2**31), st.just(1)),
+        unique_by=lambda entry: entry.number,
+    )
+)
+def test_entries_are_had_by_their_keys_and_numbers(entries: list[LineEntry]) -> None:
+    keys = [b"", b"a" * 8, b"a" * 8 + b"b" * 8]
+    lines = OrderedLines()
+    for entry in entries:
+        lines.add(keys[entry.number % 3], entry)
+    assert len(lines) == len(entries)
+    expected = sorted(entries, key=lambda entry: (keys[entry.number % 3], entry.number))
+    assert list(unpack_entries(b"".join(lines.packed()))) == expected
+
+
+def test_lines_are_sorted_a_few_at_a_time() -> None:
+    # One long sort would hold up the event loop, from a thread, too.
+    lines = OrderedLines()
+    for number in range(5000):
+        lines.add(b"%08d" % (5000 - number), LineEntry(0, 0, number, 0))
+    packed = lines.packed()
+    assert [entry.number for entry in unpack_entries(b"".join(packed))] == list(range(4999, -1, -1))
 
 
 def test_bodies_that_begin_alike_are_neighbours() -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import shutil
+import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,13 +20,14 @@ from router.core.batches.batch_object import BatchObject, RequestCounts
 from router.core.cache.cache_control import CacheControl
 from router.core.endpoints.embeddings import EMBEDDINGS
 from router.errors import ApiError
-from router.flow.batches.batch_runner import BatchLimits, BatchRunner
+from router.flow.batches.batch_runner import BatchLimits, BatchRunner, _file_id
 from router.flow.batches.line_requests import LineRequests
 from router.flow.body_budget import BodyAllocation, BodyBudget
 from router.flow.caller import Caller
 from router.flow.exchange import Exchange
 from router.flow.lookup import FullResponse
 from router.net.tasks import cancel_and_wait
+from router.shared.batches.batch_folder import BatchFolder, JoinedResults
 from router.shared.batches.batch_records import BatchName, BatchRecords, BatchSpec
 from router.shared.batches.files import BatchFiles
 from router.shared.connection.redis import open_backend, open_pipeline
@@ -35,6 +38,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NAME = BatchName("acme", "batch_0123456789abcdef01234567")
+OTHER = BatchName("acme", "batch_ffffffffffffffffffffffff")
 LIMITS = BatchLimits(max_lines=1000, max_body=10_000, max_in_flight=8)
 
 
@@ -71,10 +75,12 @@ class Handler:
 
 
 class Capacity:
-    """Every engine has room."""
+    """Every engine has room, but for those of the model `full`."""
 
     @asynccontextmanager
-    async def one_more(self, _: str) -> AsyncIterator[None]:
+    async def one_more(self, model: str) -> AsyncIterator[None]:
+        if model == "full":
+            await asyncio.Event().wait()
         yield
 
 
@@ -98,7 +104,7 @@ class World:
         self._stack.push_async_callback(pipeline.aclose)
         return BatchRecords(pipeline, clock=lambda: self.now)
 
-    async def batch(self, lines: Iterable[Any], *, name: BatchName = NAME, **changed: Any) -> None:
+    async def batch(self, lines: Iterable[Any], name: BatchName = NAME, **changed: Any) -> None:
         content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
 
         async def chunks() -> AsyncIterator[bytes]:
@@ -127,15 +133,18 @@ class World:
         self._stack.push_async_callback(cancel_and_wait, task)
         return task
 
-    async def shown(self) -> BatchObject:
-        return (await self.records.find(NAME)).shown
+    async def shown(self, name: BatchName = NAME) -> BatchObject:
+        return (await self.records.find(name)).shown
 
-    async def until(self, status: str) -> BatchObject:
+    async def until(self, status: str, name: BatchName = NAME) -> BatchObject:
         async def has_status() -> bool:
-            return (await self.shown()).status == status
+            return (await self.shown(name)).status == status
 
         await eventually(has_status)
-        return await self.shown()
+        return await self.shown(name)
+
+    def parts(self) -> list[Path]:
+        return sorted((self.folder / "acme" / NAME.id).glob("*-*.*"))
 
     def results(self, id_: str | None) -> dict[str | None, Any]:
         """By custom_id; each once."""
@@ -159,8 +168,8 @@ async def world(redis_server: RedisServer, redis: Any, tmp_path: Path) -> AsyncI
         yield world
 
 
-def line(number: int, text: str | None = None) -> Any:
-    body = {"model": "m", "input": text if text is not None else f"text {number}"}
+def line(number: int, text: str | None = None, model: str = "m") -> Any:
+    body = {"model": model, "input": text if text is not None else f"text {number}"}
     return {"custom_id": f"n{number}", "method": "POST", "url": EMBEDDINGS.path, "body": body}
 
 
@@ -398,20 +407,142 @@ async def test_a_tenant_over_its_budget_holds_up_no_other_batch(world: World) ->
     assert world.handler.seen["text 0"] == 1
 
 
-async def test_lines_that_run_end_when_their_tenant_is_refused_more(world: World) -> None:
-    world.handler.answers["text 7"] = [ApiError(429, "Over.", code="rate_limit_exceeded", retry_after=30)] * 99
+async def test_a_refusal_cuts_no_other_line(world: World) -> None:
+    world.handler.answers["text 0"] = [ApiError(429, "Over.", code="budget", retry_after=3600)]
+    await world.batch([line(number) for number in range(8)])
     world.handler.gate.clear()
-    refused = world.handler.gates["text 7"] = asyncio.Event()
-    await world.batch([line(number) for number in range(50)])
     await world.runner()
-    await eventually(lambda: world.handler.now == LIMITS.max_in_flight)
-    refused.set()
-    await eventually(lambda: world.handler.now == LIMITS.max_in_flight - 1)
+    await eventually(lambda: world.handler.now == 8)
     world.handler.gate.set()
 
-    async def waits() -> bool:
+    async def says_why() -> bool:
         return (await world.shown()).waiting_for == "Over."
 
-    await eventually(waits)
-    assert (await world.shown()).request_counts.completed == LIMITS.max_in_flight - 1
-    assert world.handler.seen == {f"text {number}": 1 for number in range(LIMITS.max_in_flight)}
+    await eventually(says_why)
+    assert (await world.shown()).request_counts.completed == 7
+    assert set(world.handler.seen.values()) == {1}
+
+
+async def test_a_batch_whose_engines_have_no_room_holds_up_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.flow.batches.batch_range._STALL", 0.01)
+    await world.batch([line(number, model="full") for number in range(400)])
+    await world.runner()
+    await world.until("in_progress")
+    await eventually(lambda: len(world.parts()) > 0)
+    await asyncio.sleep(0.02)  # so that it has stalled; later is no difference
+    await world.batch([line(number) for number in range(150)], OTHER)
+    check_outputs(world, await world.until("completed", OTHER), 150)
+    assert len(world.parts()) <= 4, "it takes no more of what it cannot work on"
+
+
+async def test_a_paused_batch_holds_nothing_and_keeps_the_lines_in_flight(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.flow.batches.batch_runner.RENEW_INTERVAL", 0.01)
+    await world.batch([line(number) for number in range(100)])
+    world.handler.gate.clear()
+    await world.runner()
+    await eventually(lambda: world.handler.now == 8)
+    await world.records.pause(NAME, paused=True)
+    await asyncio.sleep(0.05)  # whether it was seen makes no difference to the result
+    world.handler.gate.set()
+
+    async def is_given_back() -> bool:
+        await world.records.pause(NAME, paused=False)
+        claim = await world.records.claim(NAME, "other")
+        await world.records.pause(NAME, paused=True)
+        return claim.what == "range" and bool(claim.given_back)
+
+    await eventually(is_given_back)
+    assert sum(world.handler.seen.values()) < 100
+    assert set(world.handler.seen.values()) == {1}
+
+
+async def test_what_was_given_back_is_not_kept_twice(world: World) -> None:
+    await world.batch([line(number) for number in range(50)])
+    for count in (8, 16, 24):
+        world.handler.gate.clear()
+        runner = await world.runner()
+        await eventually(lambda: world.handler.now == 8)
+        world.handler.gate.set()
+        await eventually(lambda count=count: sum(world.handler.seen.values()) > count)
+        await cancel_and_wait(runner)
+        if sum(world.handler.seen.values()) < 50:
+            assert len(world.parts()) == 2
+    await world.runner()
+    check_outputs(world, await world.until("completed"), 50)
+
+
+async def test_a_batch_that_always_fails_holds_up_no_other_and_has_a_line_in_the_log(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.batch([line(number) for number in range(250)])
+    first = await world.runner()
+    await eventually(lambda: bool(world.parts()))
+    await cancel_and_wait(first)
+    for index in (world.folder / "acme" / NAME.id).glob("index-*"):
+        index.unlink()
+    await world.runner()
+    await world.batch([line(number) for number in range(50)], OTHER)
+    check_outputs(world, await world.until("completed", OTHER), 50)
+    assert "batch.folder cannot be used" in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_a_batch_ends_though_a_process_has_died_while_it_wrote_the_record_of_its_output(world: World) -> None:
+    await world.batch([line(0)])
+    output = _file_id(NAME, "output")
+    (world.folder / "acme" / f"{output}.record").write_bytes(b"{")
+    await world.runner()
+    check_outputs(world, await world.until("completed"), 1)
+
+
+async def test_a_process_that_has_lost_the_end_leaves_the_output_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined, go = threading.Event(), threading.Event()
+    join = BatchFolder.join
+
+    def slow_join(self: BatchFolder, *args: Any) -> JoinedResults:
+        result = join(self, *args)
+        joined.set()
+        go.wait(10)
+        return result
+
+    await world.batch([line(0)])
+    monkeypatch.setattr(BatchFolder, "join", slow_join)
+    await world.runner()
+    await eventually(joined.is_set)
+    monkeypatch.setattr(BatchFolder, "join", join)
+    world.now += 100
+    await world.runner()
+    shown = await world.until("completed")
+    assert shown.output_file_id is not None
+    await world.files.delete("acme", shown.output_file_id)
+    go.set()
+    await world.batch([line(0)], OTHER)
+    await world.until("completed", OTHER)
+    assert not world.files.path("acme", shown.output_file_id).exists()
+    assert not [path for path in (world.folder / "acme").iterdir() if path.is_dir()]
+
+
+async def test_work_in_a_thread_ends_with_its_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def check(*args: Any) -> int:
+        is_stopped = args[-1]
+        begun.set()
+        while not is_stopped():
+            time.sleep(0.001)
+        ended.set()
+        return 1
+
+    monkeypatch.setattr(BatchFolder, "check_input", check)
+    await world.batch([line(0)])
+    runner = await world.runner()
+
+    await eventually(begun.is_set)
+    await cancel_and_wait(runner)
+    await eventually(ended.is_set)

@@ -136,7 +136,7 @@ async def test_a_range_that_is_given_back_is_free_at_once(records: BatchRecords)
     await records.claim(NAME, "a")
     assert await records.finish_range(NAME, Claim("range", "a", 0), RequestCounts(0, 3, 1), done=False)
     assert (await records.find(NAME)).shown.request_counts == RequestCounts(100, 3, 1)
-    assert await records.claim(NAME, "b") == Claim("range", "b", 0)
+    assert await records.claim(NAME, "b") == Claim("range", "b", 0, given_back="a")
 
 
 async def test_a_cancelled_batch_ends_once_nobody_works_on_it(records: BatchRecords) -> None:
@@ -226,26 +226,6 @@ async def test_a_tenant_has_no_more_open_batches_than_it_may_however_many_it_cre
         assert await redis.exists(name.key) == (name in admitted)
 
 
-async def test_a_batch_that_is_paused_before_its_check_ends_with_its_window_too(
-    records: BatchRecords, clock: Clock
-) -> None:
-    await records.create(NAME, SPEC, max_open=20)
-    await records.pause(NAME, paused=True)
-    assert (await records.claim(NAME, "a")).what == "wait"
-    clock.now = float(SPEC.expires_at)
-    assert await records.claim(NAME, "b") == Claim("finalize", "b", ends_as="expired")
-
-
-async def test_a_check_that_lasts_longer_than_the_window_is_not_disturbed(records: BatchRecords, clock: Clock) -> None:
-    await records.create(NAME, SPEC, max_open=20)
-    clock.now = SPEC.expires_at - 1.0
-    await records.claim(NAME, "a")
-    clock.now += 2
-    assert (await records.claim(NAME, "b")).what == "wait"
-    assert await records.begin(NAME, "a", 100, 1)
-    assert await records.claim(NAME, "b") == Claim("finalize", "b", ends_as="expired")
-
-
 async def test_a_batch_that_nobody_ends_is_forgotten(records: BatchRecords, redis: Any) -> None:
     await records.create(NAME, SPEC, max_open=20)
     await records.remove_lost()
@@ -265,3 +245,45 @@ async def test_of_more_batches_than_are_listed_the_oldest_are_not(
         clock.now += 0.01
         await records.create(BatchName("acme", f"batch_{9 - number}"), SPEC, max_open=20)
     assert await records.ids("acme") == ["batch_5", "batch_6", "batch_7"], "the newest first, also of one second"
+
+
+async def test_a_range_whose_holder_has_died_is_not_given_back(records: BatchRecords, clock: Clock) -> None:
+    await begun(records, 1)
+    await records.claim(NAME, "a")
+    clock.now += LEASE + 1
+    assert await records.claim(NAME, "b") == Claim("range", "b", 0)
+
+
+async def test_a_batch_expires_also_while_its_ranges_are_held(records: BatchRecords, clock: Clock) -> None:
+    await begun(records, 1)
+    claim = await records.claim(NAME, "a")
+    clock.now = SPEC.expires_at - 1
+    assert await records.renew_range(NAME, claim, RequestCounts()) == 1
+    clock.now = SPEC.expires_at
+    assert await records.renew_range(NAME, claim, RequestCounts()) == 0
+    await records.finish_range(NAME, claim, RequestCounts(), done=False)
+    assert await records.claim(NAME, "end") == Claim("finalize", "end", ends_as="expired")
+
+
+async def test_a_batch_that_is_paused_before_its_check_expires(records: BatchRecords, clock: Clock) -> None:
+    await records.create(NAME, SPEC, max_open=20)
+    await records.pause(NAME, paused=True)
+    assert await claims(records, 1) == [("wait", -1)]
+    clock.now = SPEC.expires_at
+    assert (await records.claim(NAME, "check")).what == "validate"
+    assert await records.begin(NAME, "check", 100, 1)
+    assert (await records.claim(NAME, "end")).ends_as == "expired"
+
+
+@pytest.mark.parametrize("what", ["validate", "range"])
+async def test_a_lease_from_before_redis_clock_was_set_back_does_not_last(
+    records: BatchRecords, clock: Clock, what: str
+) -> None:
+    clock.now = 80_000.0
+    if what == "range":
+        await begun(records, 1)
+    else:
+        await records.create(NAME, SPEC, max_open=20)
+    await records.claim(NAME, "dead")
+    clock.now = 1000.0
+    assert (await records.claim(NAME, "other")).what == what
