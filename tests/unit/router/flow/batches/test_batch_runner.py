@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from router.core.cache.cache_control import CacheControl
 from router.core.endpoints.embeddings import EMBEDDINGS
 from router.errors import ApiError
 from router.flow.batches.batch_runner import BatchLimits, BatchRunner, _file_id
+from router.flow.batches.leftover_folders import remove_leftover_folders
 from router.flow.batches.line_requests import LineRequests
 from router.flow.body_budget import BodyAllocation, BodyBudget
 from router.flow.caller import Caller
@@ -27,6 +29,7 @@ from router.flow.lookup import FullResponse
 from router.net.tasks import cancel_and_wait
 from router.shared.batches.batch_folder import BatchFolder, JoinedResults
 from router.shared.batches.batch_records import BatchName, BatchRecords, BatchSpec
+from router.shared.batches.file_folder import LEFTOVER_AGE
 from router.shared.batches.files import BatchFiles
 from router.shared.connection.redis import open_backend, open_pipeline
 from router.shared.quota.rate_limits import TenantLimits
@@ -37,6 +40,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NAME = BatchName("acme", "batch_0123456789abcdef01234567")
 OTHER = BatchName("acme", "batch_ffffffffffffffffffffffff")
+RUNNING = BatchName("other", "batch_222222222222222222222222")
 LIMITS = BatchLimits(max_lines=1000, max_body=10_000, max_in_flight=8)
 
 
@@ -51,6 +55,9 @@ class Handler:
         self.controls: set[CacheControl] = set()
         self.priorities: set[int | None] = set()
         self.now = self.most = 0
+
+    def has_seen_more_than(self, count: int) -> bool:
+        return sum(self.seen.values()) > count
 
     async def handle(self, exchange: Exchange, control: CacheControl, body: bytes, caller: Caller) -> FullResponse:
         text = json.loads(body)["input"]
@@ -406,7 +413,7 @@ async def test_what_was_given_back_is_not_kept_twice(world: World) -> None:
         runner = await world.runner()
         await eventually(lambda: world.handler.now == 8)
         world.handler.gate.set()
-        await eventually(lambda count=count: sum(world.handler.seen.values()) > count)
+        await eventually(partial(world.handler.has_seen_more_than, count))
         await cancel_and_wait(runner)
         if sum(world.handler.seen.values()) < 50:
             assert len(world.parts()) == 2
@@ -485,3 +492,26 @@ async def test_work_in_a_thread_ends_with_its_task(world: World, monkeypatch: py
     await eventually(begun.is_set)
     await cancel_and_wait(runner)
     await eventually(ended.is_set)
+
+
+async def test_folders_of_batches_that_are_gone_or_have_ended_are_removed_a_day_later(world: World) -> None:
+    await world.batch([line(0)])
+    await world.batch([line(0)], OTHER)
+    await world.records.cancel(OTHER)
+    await world.runner()
+    await world.until("cancelled", OTHER)
+    await world.until("completed")
+    ended, lost = world.folder / "acme" / OTHER.id, world.folder / "acme" / "batch_000000000000000000000000"
+    running, young = world.folder / RUNNING.tenant / RUNNING.id, world.folder / "acme" / "batch_111111111111111111111111"
+    for folder in (ended, lost, running, young):
+        folder.mkdir(parents=True)
+        (folder / "index-x").write_bytes(b"")
+        os.utime(folder, (1000, 1000))
+    await world.records.create(RUNNING, BatchSpec(
+        endpoint="", input_file_id="", completion_window="1h", created_at=1000, expires_at=2000
+    ))  # fmt: skip
+    now = 1001.0 + LEFTOVER_AGE
+    os.utime(young, (now, now))
+    await remove_leftover_folders(world.files, world.records, world.folder, lambda: now)
+    assert [folder.exists() for folder in (ended, lost, running, young)] == [False, False, True, True]
+    assert await world.files.find("acme", (await world.shown()).input_file_id)
