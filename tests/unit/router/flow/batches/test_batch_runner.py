@@ -1,6 +1,7 @@
 """Batches run by processes that come and go, at engines that fail: each line has one result."""
 
 import asyncio
+import errno
 import json
 import os
 import threading
@@ -515,3 +516,26 @@ async def test_folders_of_batches_that_are_gone_or_have_ended_are_removed_a_day_
     await remove_leftover_folders(world.files, world.records, world.folder, lambda: now)
     assert [folder.exists() for folder in (ended, lost, running, young)] == [False, False, True, True]
     assert await world.files.find("acme", (await world.shown()).input_file_id)
+
+
+async def test_a_batch_goes_on_when_the_disk_has_room_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("router.flow.batches.batch_runner.LEASE", 0.01)
+    full = True
+
+    def sync(file: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    await world.batch([line(number) for number in range(50)])
+    world.handler.gate.clear()
+    first = await world.runner()
+    await eventually(lambda: world.handler.now == 8)
+    monkeypatch.setattr("router.shared.batches.batch_folder.os.fsync", sync)
+    world.handler.gate.set()
+    await eventually(lambda: "No space left on device" in caplog.text)
+    full = False
+    check_outputs(world, await world.until("completed"), 50)
+    assert not [record for record in caplog.records if record.exc_info]
+    assert not first.done()
