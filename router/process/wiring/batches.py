@@ -1,7 +1,7 @@
 """Files and batches, if the configuration has a folder for them."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -14,6 +14,7 @@ from router.api.inference.tenant_requests import TenantRequests
 from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.table import ENDPOINTS
 from router.flow.batches.batch_runner import BatchLimits, BatchRunner
+from router.flow.batches.leftover_folders import remove_leftover_folders
 from router.flow.batches.line_requests import LineRequests
 from router.flow.batches.spare_capacity import SpareCapacity
 from router.flow.body_budget import BodyAllocation
@@ -58,6 +59,7 @@ def build_batches(
     files = build_files(settings, services)
     records = BatchRecords(services.redis.pipeline, clock=services.redis.clock.now)
     upload_limits = UploadLimits(int(settings.batch.max_file), int(settings.router.max_body) + _ENVELOPE)
+    clean_up = partial(_clean_up, files, records, Path(settings.batch.folder), services.redis.clock.now)
     runner = _build_runner(settings, process_state, records, files, gateway, engines)
     return Batches(
         [
@@ -66,7 +68,7 @@ def build_batches(
                 requests, records, files, max_batches=settings.batch.max_batches, clock=services.redis.clock.now
             ).routes(),
         ],
-        [every(_REMOVAL_INTERVAL, partial(_remove_expired, files, records)), runner.run],
+        [every(_REMOVAL_INTERVAL, clean_up), runner.run],
     )
 
 
@@ -104,9 +106,9 @@ def build_files(settings: Settings, services: RedisServices) -> BatchFiles:
     )
 
 
-async def _remove_expired(files: BatchFiles, records: BatchRecords) -> None:
-    # The next time may be better.
-    with contextlib.suppress(FolderUnusableError):
+async def _clean_up(files: BatchFiles, records: BatchRecords, folder: Path, clock: Callable[[], float]) -> None:
+    with contextlib.suppress(FolderUnusableError, RedisDownError):  # it is logged; the next time may be better
         await files.remove_expired()
+        await remove_leftover_folders(files, records, folder, clock)
     with contextlib.suppress(RedisDownError):
         await records.remove_lost()

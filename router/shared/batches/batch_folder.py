@@ -11,12 +11,10 @@ All functions block; they are called in threads. None of them needs more memory 
 
 import contextlib
 import os
-import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import inf
 from pathlib import Path
 from typing import BinaryIO, Final, Literal, NamedTuple
 
@@ -24,7 +22,6 @@ import msgspec
 import xxhash
 
 from router.core.batches.batch_object import BatchError, RequestCounts
-from router.core.batches.completion_window import MAX_WINDOW
 from router.core.batches.line_index import (
     DUPLICATE,
     ENTRY_SIZE,
@@ -38,10 +35,6 @@ from router.core.batches.result_line import error_line, is_cached, line_id, numb
 
 RANGE_LINES: Final = 100
 
-ABANDONED_AGE: Final = MAX_WINDOW + 86400.0
-"""Seconds without a change after which no process works on a batch any more."""
-
-_BATCH: Final = re.compile(r"batch_[0-9a-f]{24}")
 _MAX_ENVELOPE: Final = 1 << 16  # bytes of a line besides the request's body
 _COPY_SIZE: Final = 1 << 20
 _BUSY: Final = 0.001  # seconds of work after which the event loop gets the interpreter
@@ -272,23 +265,6 @@ class BatchFolder:
 
     def _joined(self, token: str, kind: Kind) -> Path:
         return self._folder / f"{token}.{kind}"
-
-
-def remove_abandoned(tenant: Path, now: float) -> None:
-    """Removes the folders of batches that have not ended in their windows: Redis has lost them, or the tenant is gone.
-
-    `tenant`: the folder of a tenant.
-    """
-    for folder in tenant.glob("batch_*"):
-        if _BATCH.fullmatch(folder.name) and _last_change(folder) < now - ABANDONED_AGE:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _last_change(folder: Path) -> float:
-    try:
-        return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-    except (FileNotFoundError, NotADirectoryError):  # it is removed meanwhile, or not ours
-        return inf
 
 
 class PartWriter:

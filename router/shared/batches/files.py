@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, ParamSpec, TypeVar
 
 from router.net.repeated_warning import RepeatedWarning
-from router.shared.batches.batch_folder import remove_abandoned
 from router.shared.batches.file_folder import FileFolder, NewFile, new_file_id
 from router.shared.batches.file_record import FileRecord, FolderUnusableError, UnknownFileError
 
@@ -137,7 +136,7 @@ class BatchFiles:
         await self.run(folder.delete, id_)
 
     async def remove_expired(self) -> int:
-        """Removes files that have expired, of all tenants, and what uploads and batches have left. Returns how many."""
+        """Removes files that have expired, of all tenants, and what interrupted uploads have left. Returns how many."""
         return await self.run(self._remove_expired)
 
     def _remove_expired(self) -> int:
@@ -147,7 +146,6 @@ class BatchFiles:
                 folder = FileFolder(path, self._max_files)
                 removed += folder.remove_expired(self._clock())
                 folder.remove_leftovers(self._clock())
-                remove_abandoned(path, self._clock())
         return removed
 
     def _record(self, id_: str, size: int, filename: str, purpose: str, ttl: float | None) -> FileRecord:

@@ -1,10 +1,14 @@
 """Batches run by processes that come and go, at engines that fail: each line has one result."""
 
 import asyncio
+import errno
+import gc
 import json
+import os
 import shutil
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,6 +25,7 @@ from router.core.cache.cache_control import CacheControl
 from router.core.endpoints.embeddings import EMBEDDINGS
 from router.errors import ApiError
 from router.flow.batches.batch_runner import BatchLimits, BatchRunner, _file_id
+from router.flow.batches.leftover_folders import remove_leftover_folders
 from router.flow.batches.line_requests import LineRequests
 from router.flow.body_budget import BodyAllocation, BodyBudget
 from router.flow.caller import Caller
@@ -29,6 +34,7 @@ from router.flow.lookup import FullResponse
 from router.net.tasks import cancel_and_wait
 from router.shared.batches.batch_folder import BatchFolder, JoinedResults
 from router.shared.batches.batch_records import BatchName, BatchRecords, BatchSpec
+from router.shared.batches.file_folder import LEFTOVER_AGE
 from router.shared.batches.files import BatchFiles
 from router.shared.connection.redis import open_backend, open_pipeline
 from router.shared.quota.rate_limits import TenantLimits
@@ -39,6 +45,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NAME = BatchName("acme", "batch_0123456789abcdef01234567")
 OTHER = BatchName("acme", "batch_ffffffffffffffffffffffff")
+RUNNING = BatchName("other", "batch_222222222222222222222222")
 LIMITS = BatchLimits(max_lines=1000, max_body=10_000, max_in_flight=8)
 
 
@@ -55,6 +62,9 @@ class Handler:
         self.priorities: set[int | None] = set()
         self.max_ttfts: set[float | None] = set()
         self.now = self.most = 0
+
+    def has_seen_more_than(self, count: int) -> bool:
+        return sum(self.seen.values()) > count
 
     async def handle(self, exchange: Exchange, control: CacheControl, body: bytes, caller: Caller) -> FullResponse:
         text = json.loads(body)["input"]
@@ -75,12 +85,20 @@ class Handler:
 
 
 class Capacity:
-    """Every engine has room, but for those of the model `full`."""
+    """Every engine has room; those of the model `full` once `has_room` is set. `waiting`: lines that wait for them."""
+
+    def __init__(self) -> None:
+        self.has_room = asyncio.Event()
+        self.waiting = 0
 
     @asynccontextmanager
     async def one_more(self, model: str) -> AsyncIterator[None]:
         if model == "full":
-            await asyncio.Event().wait()
+            self.waiting += 1
+            try:
+                await self.has_room.wait()
+            finally:
+                self.waiting -= 1
         yield
 
 
@@ -90,6 +108,7 @@ class World:
     def __init__(self, url: str, folder: Path, stack: AsyncExitStack) -> None:
         self.folder = folder
         self.handler = Handler()
+        self.capacity = Capacity()
         self._url = url
         self._stack = stack
         self.now = 1000.0
@@ -125,7 +144,7 @@ class World:
             LineRequests(
                 {EMBEDDINGS.path: self.handler}, TenantLimits(), partial(BodyAllocation, BodyBudget(), 10**9), _ignore
             ),
-            Capacity(),  # type: ignore[arg-type]
+            self.capacity,  # type: ignore[arg-type]
             LIMITS,
             ["acme"],
         )
@@ -467,7 +486,7 @@ async def test_what_was_given_back_is_not_kept_twice(world: World) -> None:
         runner = await world.runner()
         await eventually(lambda: world.handler.now == 8)
         world.handler.gate.set()
-        await eventually(lambda count=count: sum(world.handler.seen.values()) > count)
+        await eventually(partial(world.handler.has_seen_more_than, count))
         await cancel_and_wait(runner)
         if sum(world.handler.seen.values()) < 50:
             assert len(world.parts()) == 2
@@ -546,3 +565,71 @@ async def test_work_in_a_thread_ends_with_its_task(world: World, monkeypatch: py
     await eventually(begun.is_set)
     await cancel_and_wait(runner)
     await eventually(ended.is_set)
+
+
+async def test_folders_of_batches_that_are_gone_or_have_ended_are_removed_a_day_later(world: World) -> None:
+    await world.batch([line(0)])
+    await world.batch([line(0)], OTHER)
+    await world.records.cancel(OTHER)
+    await world.runner()
+    await world.until("cancelled", OTHER)
+    await world.until("completed")
+    ended, lost = world.folder / "acme" / OTHER.id, world.folder / "acme" / "batch_000000000000000000000000"
+    running, young = (
+        world.folder / RUNNING.tenant / RUNNING.id,
+        world.folder / "acme" / "batch_111111111111111111111111",
+    )
+    foreign = world.folder / "acme" / "batch_mine"
+    for folder in (ended, lost, running, young, foreign):
+        folder.mkdir(parents=True)
+        (folder / "index-x").write_bytes(b"")
+        os.utime(folder, (1000, 1000))
+    await world.records.create(RUNNING, BatchSpec(
+        endpoint="", input_file_id="", completion_window="1h", created_at=1000, expires_at=2000
+    ), max_open=20)  # fmt: skip
+    now = 1001.0 + LEFTOVER_AGE
+    os.utime(young, (now, now))
+    await remove_leftover_folders(world.files, world.records, world.folder, lambda: now)
+    assert [folder.exists() for folder in (ended, lost, running, young)] == [False, False, True, True]
+    assert await world.files.find("acme", (await world.shown()).input_file_id)
+
+
+async def test_a_batch_goes_on_when_the_disk_has_room_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("router.flow.batches.batch_runner.LEASE", 0.01)
+    full = True
+
+    def sync(file: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    await world.batch([line(number) for number in range(50)])
+    world.handler.gate.clear()
+    first = await world.runner()
+    await eventually(lambda: world.handler.now == 8)
+    monkeypatch.setattr("router.shared.batches.batch_folder.os.fsync", sync)
+    world.handler.gate.set()
+    await eventually(lambda: "No space left on device" in caplog.text)
+    full = False
+    check_outputs(world, await world.until("completed"), 50)
+    assert not [record for record in caplog.records if record.exc_info]
+    assert not first.done()
+
+
+async def test_long_lines_that_wait_take_no_memory(world: World) -> None:
+    text = "x" * 60_000
+    await world.batch([line(number, text, model="full") for number in range(16)])
+    tracemalloc.start()
+    try:
+        await world.runner()
+        await eventually(lambda: world.capacity.waiting == LIMITS.max_in_flight)
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < LIMITS.max_in_flight * len(text) / 2
+    world.capacity.has_room.set()
+    shown = await world.until("completed")
+    results = world.results(shown.output_file_id).values()
+    assert [each["response"]["body"] for each in results] == [{"echo": text}] * 16

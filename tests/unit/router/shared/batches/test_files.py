@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from router.shared.batches.batch_folder import ABANDONED_AGE
 from router.shared.batches.file_folder import LEFTOVER_AGE
 from router.shared.batches.file_record import (
     FileRecord,
@@ -197,25 +196,6 @@ async def test_what_a_dead_process_has_left_is_no_file_and_is_removed_a_day_late
     await files.remove_expired()
     assert names(tmp_path) == [".json", ".jsonl", ".part"]
     assert await files.find("acme", kept.id) == kept
-
-
-async def test_the_folder_of_a_batch_that_nobody_ends_is_removed(
-    files: BatchFiles, tmp_path: Path, clock: Clock
-) -> None:
-    tenant = tmp_path / "files" / "acme"
-    abandoned, running, foreign = (tenant / name for name in (f"batch_{1:024x}", f"batch_{2:024x}", "batch_mine"))
-    for folder in (abandoned, running, foreign):
-        folder.mkdir(parents=True)
-        (folder / "0-a.output").write_bytes(b"{}\n")
-        os.utime(folder / "0-a.output", (NOW, NOW))
-        os.utime(folder, (NOW, NOW))
-    clock.now += ABANDONED_AGE - 1
-    await files.remove_expired()
-    assert abandoned.exists()
-    os.utime(running / "0-a.output", (NOW + 60, NOW + 60))
-    clock.now += 2
-    await files.remove_expired()
-    assert sorted(path.name for path in tenant.iterdir()) == sorted((running.name, foreign.name))
 
 
 async def test_a_file_that_has_expired_is_gone_and_its_space_is_freed(
