@@ -1,8 +1,8 @@
 """Batches in Redis: what they are, how far they are, and which process works on which part.
 
-    rh:1:batch                   a sorted set: `{tenant}:{id}` of the batches that have not ended -> when created
-    rh:1:batch:{tenant}          a sorted set: the ids of a tenant's batches -> when created
-    rh:1:batch:{tenant}:{id}     a hash
+    rh:1:batches                 a sorted set: `{tenant}:{id}` of the batches that have not ended -> when created
+    rh:1:batches:{tenant}        a sorted set: the ids of a tenant's batches -> when created
+    rh:1:batches:{tenant}:{id}   a hash
         spec         what its client asked for, JSON: see BatchSpec
         status       see BatchObject; `{status}_at`: since when, in seconds since the epoch
         paused       1: no line begins
