@@ -70,6 +70,7 @@ def test_a_thousand_lines_are_answered_once_and_a_second_run_asks_no_engine(
                 "body": {
                     "model": "tiny",
                     "max_tokens": 4,
+                    "temperature": 0,
                     "messages": [{"role": "user", "content": f"Tell me of sea {number}."}],
                 },
             }
