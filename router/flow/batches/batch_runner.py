@@ -76,6 +76,7 @@ class BatchRunner:
         self._not_before: dict[BatchName, float] = {}
         self._looks = 0
         self._is_stopped = False
+        self._has_said_closed = False
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -94,6 +95,10 @@ class BatchRunner:
     async def _look_for_work(self) -> None:
         if len(self._tasks) >= _MAX_CLAIMS:
             return
+        if not self._capacity.is_open:
+            await self._say_closed()
+            return
+        self._has_said_closed = False
         names = await self._records.open()
         # Each look begins with another batch, so that none waits for the end of a larger one.
         self._looks += 1
@@ -111,6 +116,12 @@ class BatchRunner:
             task.add_done_callback(self._on_done)
             if len(self._tasks) >= _MAX_CLAIMS:
                 return
+
+    async def _say_closed(self) -> None:
+        if not self._has_said_closed:
+            for name in await self._records.open():
+                await self._records.set_waiting(name, "No lines run now: see batch.hours.")
+            self._has_said_closed = True
 
     def _on_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)

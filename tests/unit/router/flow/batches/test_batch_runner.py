@@ -68,6 +68,8 @@ class Handler:
 class Capacity:
     """Every engine has room."""
 
+    is_open = True
+
     @asynccontextmanager
     async def one_more(self, _: str) -> AsyncIterator[None]:
         yield
@@ -82,6 +84,7 @@ class World:
         self._url = url
         self._stack = stack
         self.now = 1000.0
+        self.capacity = Capacity()
         self.files = BatchFiles(folder, max_files=100, ttl=0, clock=lambda: self.now)
 
     async def start(self) -> None:
@@ -114,7 +117,7 @@ class World:
             LineRequests(
                 {EMBEDDINGS.path: self.handler}, TenantLimits(), partial(BodyAllocation, BodyBudget(), 10**9), _ignore
             ),
-            Capacity(),  # type: ignore[arg-type]
+            self.capacity,  # type: ignore[arg-type]
             LIMITS,
             ["acme"],
         )
@@ -335,3 +338,18 @@ async def test_a_tenant_over_its_budget_holds_up_no_other_batch(world: World) ->
     assert (await world.records.claim(NAME, "other")).what == "range"
     assert (await world.shown()).waiting_for is None
     assert world.handler.seen["text 0"] == 1
+
+
+async def test_outside_of_the_hours_of_batches_nothing_begins(world: World) -> None:
+    world.capacity.is_open = False
+    await world.batch([line(0)])
+    await world.records.claim(NAME, "check")
+    await world.records.begin(NAME, "check", 0, 0)
+    await world.runner()
+
+    async def says_why() -> bool:
+        return (await world.shown()).waiting_for == "No lines run now: see batch.hours."
+
+    await eventually(says_why)
+    world.capacity.is_open = True
+    await world.until("completed")
