@@ -80,7 +80,7 @@ def test_the_input_is_a_file_with_content(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_results_replace_neither_the_input_nor_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, same = tmp_path / "in.jsonl", tmp_path / "." / "in.jsonl"
+    file, same = tmp_path / "in.jsonl", tmp_path / "folder" / ".." / "in.jsonl"
     file.write_bytes(REQUEST)
     assert f"it would replace {file}" in usage_error(capsys, check_outputs, {"--out": same}, file)
     twice = {"--out": tmp_path / "out", "--errors": tmp_path / "out"}
