@@ -101,6 +101,7 @@ class BatchRunner:
         self._has_ended = asyncio.Event()
         self._not_before: dict[BatchName, float] = {}
         self._looks = 0
+        self._said_closed: set[BatchName] = set()
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -123,6 +124,8 @@ class BatchRunner:
         if self._has_enough():
             return
         names = await self._records.open()
+        is_open = self._capacity.is_open
+        await self._say_closed(() if is_open else names)
         # Each look begins with another batch, so that none waits for the end of a larger one.
         self._looks += 1
         first = self._looks % len(names) if names else 0
@@ -132,7 +135,7 @@ class BatchRunner:
         for name in names[first:] + names[:first]:
             if name.tenant not in self._tenants or name in stalled or name in self._not_before:
                 continue
-            claim = await self._records.claim(name, secrets.token_hex(8))
+            claim = await self._records.claim(name, secrets.token_hex(8), lines=is_open)
             if claim.what in ("wait", "ended"):
                 continue
             held = _Held(name)
@@ -141,6 +144,12 @@ class BatchRunner:
             task.add_done_callback(self._on_done)
             if self._has_enough():
                 return
+
+    async def _say_closed(self, names: Sequence[BatchName]) -> None:
+        for name in names:
+            if name not in self._said_closed:
+                await self._records.set_waiting(name, "No lines run now: see batch.hours.")
+        self._said_closed = set(names)
 
     def _on_done(self, task: "asyncio.Task[None]") -> None:
         del self._held[task]

@@ -1,8 +1,8 @@
 """Batches in Redis: what they are, how far they are, and which process works on which part.
 
-    rh:1:batch                   a sorted set: `{tenant}:{id}` of the batches that have not ended -> when created
-    rh:1:batch:{tenant}          a sorted set: the ids of a tenant's batches -> when created
-    rh:1:batch:{tenant}:{id}     a hash
+    rh:1:batches                 a sorted set: `{tenant}:{id}` of the batches that have not ended -> when created
+    rh:1:batches:{tenant}        a sorted set: the ids of a tenant's batches -> when created
+    rh:1:batches:{tenant}:{id}   a hash
         spec         what its client asked for, JSON: see BatchSpec
         status       see BatchObject; `{status}_at`: since when, in seconds since the epoch
         paused       1: no line begins
@@ -61,8 +61,8 @@ redis.call('ZINCRBY', KEYS[1], ARGV[3], ARGV[4])
 return 1
 """
 
-# ARGV: now in ms, the end of the lease in ms, the token, now in s. The reply: what to do, and how the batch ends, or
-# the number of the range and the token of a holder that has given it back.
+# ARGV: now in ms, the end of the lease in ms, the token, now in s, whether lines may begin. The reply: what to do,
+# and how the batch ends, or the number of the range and the token of a holder that has given it back.
 _CLAIM_SCRIPT: Final = """
 local key, now = KEYS[1], tonumber(ARGV[1])
 local batch = redis.call('HMGET', key, 'status', 'ranges', 'ends_as', 'job', 'paused', 'expires')
@@ -116,7 +116,7 @@ if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' t
         return take_job('finalize')
     end
     if open then
-        if batch[5] == '1' then return {'wait'} end
+        if batch[5] == '1' or ARGV[5] == '0' then return {'wait'} end
         redis.call('HDEL', key, 'waiting')
         redis.call('HSET', key, 'range:' .. open, 'held ' .. ARGV[3] .. ' ' .. ARGV[2] .. ' 0 0 0')
         return {'range', tostring(open), given_back or ''}
@@ -185,6 +185,12 @@ if status == 'validating' or status == 'in_progress' then
     redis.call('HSET', KEYS[1], 'status', 'cancelling', 'cancelling_at', ARGV[1], 'paused', '0')
 end
 return status
+"""
+
+# ARGV: the reason. A batch that is gone does not come back as a key that stays for ever.
+_WAIT_SCRIPT: Final = """
+if redis.call('HGET', KEYS[1], 'status') then redis.call('HSET', KEYS[1], 'waiting', ARGV[1]) end
+return 1
 """
 
 # ARGV: 1 or 0. The reply: the status.
@@ -348,10 +354,11 @@ class BatchRecords:
         if lost:
             await self._execute(("ZREM", OPEN_BATCHES_KEY, *lost))
 
-    async def claim(self, name: BatchName, token: str) -> Claim:
+    async def claim(self, name: BatchName, token: str, *, lines: bool = True) -> Claim:
+        """`lines`: whether lines may begin; else only the check and the end of a batch are to be had."""
         now = self._clock()
         (reply,) = await self._execute(
-            ("EVAL", _CLAIM_SCRIPT, 1, name.key, int(1000 * now), self._lease_end(), token, int(now))
+            ("EVAL", _CLAIM_SCRIPT, 1, name.key, int(1000 * now), self._lease_end(), token, int(now), int(lines))
         )
         what, *rest = [word.decode() for word in reply]
         if what == "ended":
@@ -378,7 +385,7 @@ class BatchRecords:
 
     async def set_waiting(self, name: BatchName, reason: str) -> None:
         """Why no line runs, for those who look; until a range is claimed."""
-        await self._execute(("HSET", name.key, "waiting", reason))
+        await self._execute(("EVAL", _WAIT_SCRIPT, 1, name.key, reason))
 
     async def renew_job(self, name: BatchName, token: str) -> bool:
         (reply,) = await self._execute(("EVAL", _RENEW_JOB_SCRIPT, 1, name.key, token, self._lease_end()))

@@ -91,6 +91,8 @@ class Capacity:
         self.has_room = asyncio.Event()
         self.waiting = 0
 
+    is_open = True
+
     @asynccontextmanager
     async def one_more(self, model: str) -> AsyncIterator[None]:
         if model == "full":
@@ -112,6 +114,7 @@ class World:
         self._url = url
         self._stack = stack
         self.now = 1000.0
+        self.capacity = Capacity()
         self.files = BatchFiles(folder, max_files=100, ttl=0, clock=lambda: self.now)
 
     async def start(self) -> None:
@@ -633,3 +636,21 @@ async def test_long_lines_that_wait_take_no_memory(world: World) -> None:
     shown = await world.until("completed")
     results = world.results(shown.output_file_id).values()
     assert [each["response"]["body"] for each in results] == [{"echo": text}] * 16
+
+
+async def test_outside_of_the_hours_of_batches_files_are_checked_and_no_line_begins(world: World) -> None:
+    world.capacity.is_open = False
+    await world.batch([line(0)])
+    await world.runner()
+    await world.until("in_progress")
+
+    async def says_why() -> bool:
+        return (await world.shown()).waiting_for == "No lines run now: see batch.hours."
+
+    await eventually(says_why)
+    await world.batch([line(0)], OTHER)
+    await world.records.cancel(OTHER)
+    await world.until("cancelled", OTHER)
+    assert not world.handler.seen
+    world.capacity.is_open = True
+    check_outputs(world, await world.until("completed"), 1)

@@ -233,6 +233,8 @@ async def test_a_batch_that_nobody_ends_is_forgotten(records: BatchRecords, redi
     window = SPEC.expires_at - SPEC.created_at
     assert window + KEPT_AFTER_END - 60 < await redis.ttl(NAME.key) <= window + KEPT_AFTER_END
     await redis.delete(NAME.key)  # as its expiry does
+    await records.set_waiting(NAME, "Words.")
+    assert not await redis.exists(NAME.key)
     await records.remove_lost()
     assert await records.open() == []
 
