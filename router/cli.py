@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from router.commands.audit.command import audit
+from router.commands.batch.commands import app as batch
 from router.commands.cache.commands import app as cache
 from router.commands.console import (
     EXIT_FAILED,
@@ -50,6 +51,7 @@ app = command_group(
     context_settings={"help_option_names": ["-h", "--help"]},  # those below inherit it
 )
 
+app.add_typer(batch, name="batch")
 app.add_typer(cache, name="cache")
 app.add_typer(engine_commands, name="engines")
 app.add_typer(keys, name="keys")

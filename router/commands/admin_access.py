@@ -45,16 +45,21 @@ def admin_key(key_file: Path | None, url: str | None, config: Path) -> str | Non
     The last one is only for the running router of the configuration: with `url`, another one would get its key.
     """
     if key_file is None and (value := os.environ.get(KEY_VARIABLE)):
-        return _checked_key(value, KEY_VARIABLE)
+        return checked_key(value, KEY_VARIABLE)
     if key_file is None:
         # Whoever is asked by `--url` may be anybody.
         return _key_of_this_machine(config) if url is None else None
+    return read_key_file(key_file)
+
+
+def read_key_file(path: Path) -> str:
+    """The key in the file of the option --key-file. Exits if there is none."""
     try:
-        with key_file.open("rb") as file:
+        with path.open("rb") as file:
             raw = file.read(_MAX_KEY_BYTES + 1)
     except OSError as error:
-        fail(f"--key-file: {key_file}: {error.strerror}", EXIT_USAGE)
-    return _checked_key(raw.decode("utf-8", "surrogateescape"), "--key-file")
+        fail(f"--key-file: {path}: {error.strerror}", EXIT_USAGE)
+    return checked_key(raw.decode("utf-8", "surrogateescape"), "--key-file")
 
 
 def _key_of_this_machine(config: Path) -> str | None:
@@ -75,10 +80,10 @@ def _key_of_this_machine(config: Path) -> str | None:
 
 
 def prompted_key() -> str:
-    return _checked_key(getpass.getpass("Admin key: "), "the key")
+    return checked_key(getpass.getpass("Admin key: "), "the key")
 
 
-def _checked_key(text: str, place: str) -> str:
+def checked_key(text: str, place: str) -> str:
     """A key that can stand in a header; no message repeats it."""
     key = text.strip()
     if not key or len(key) > _MAX_KEY_BYTES or not key.isascii() or not key.isprintable() or " " in key:

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, BinaryIO, Final, NoReturn
 
 import msgspec
 import typer
@@ -16,6 +16,9 @@ from router.settings import ConfigurationError, Settings, load, load_access
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+
+STDIO: Final = Path("-")
+"""Standard input or output, as the argument of a command."""
 
 ConfigOption = Annotated[
     Path, typer.Option("--config", "-c", envvar="ROUNDHOUSE_CONFIG", help="Configuration file.", show_default=True)
@@ -88,6 +91,26 @@ def output_problem(write: Callable[[], None]) -> str | None:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return f"standard output: {error.strerror}"
     return None
+
+
+@contextlib.contextmanager
+def open_output(file: Path) -> Iterator[BinaryIO]:
+    """A file that appears only when it is complete, and that only its owner can read."""
+    if file == STDIO:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    if file.exists() and not file.is_file():  # a device or a pipe must not be replaced by a file
+        with file.open("wb") as stream:
+            yield stream
+        return
+    part = file.with_name(f"{file.name}.part")
+    try:
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+            yield stream
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def write_json(value: Any) -> None:

@@ -11,14 +11,14 @@ import typer
 from typer.core import TyperGroup
 
 READ_ONLY: Final = frozenset({
-    "cache explain", "cache get", "cache ls", "cache savings", "cache show", "cache stats", "cache top", "check",
-    "classify", "dashboard", "engines adapters list", "engines explain", "engines list", "engines logs",
-    "engines preflight", "engines status", "help", "keys hash", "keys list", "models", "status", "top", "usage",
-    "version",
+    "batch ls", "batch show", "cache explain", "cache get", "cache ls", "cache savings", "cache show", "cache stats",
+    "cache top", "check", "classify", "dashboard", "engines adapters list", "engines explain", "engines list",
+    "engines logs", "engines preflight", "engines status", "help", "keys hash", "keys list", "models", "status", "top",
+    "usage", "version",
 })  # fmt: skip
 """The commands that change nothing. All others are never suggested."""
 
-GROUPS: Final = frozenset({"cache", "engines", "engines adapters", "keys"})
+GROUPS: Final = frozenset({"batch", "cache", "engines", "engines adapters", "keys"})
 """Without a command, they print their help."""
 
 CHANGING_OPTIONS: Final = frozenset({"--all", "--force", "--in-place", "--yes"})
@@ -35,6 +35,9 @@ _OTHER_WORDS: Final = {
     ("", "validate"): "Did you mean 'check'?",
     ("", "stop"): f"{_STOPPING}.",
     ("", "down"): f"{_STOPPING}.",
+    ("batch", "list"): "Did you mean 'ls'?",
+    ("batch", "get"): "Did you mean 'show'?",
+    ("batch", "status"): "Did you mean 'show'?",
     ("cache", "list"): "Did you mean 'ls'?",
     ("engines", "ls"): "Did you mean 'list'?",
     ("engines", "ps"): "Did you mean 'list'?",

@@ -20,6 +20,7 @@ class Selection(msgspec.Struct, frozen=True):
       sent, because a request counts as load at an engine only once it is sent.
     - `adjusted_fields` are left out of the request because no engine of the model supports them. The response then
       does not match the request exactly, so it must not be shared or stored.
+    - `with_first`: with this engine before the others, if it is one of the model that is tried first.
     """
 
     order_engines: Callable[[], Sequence[Engine]]
@@ -28,7 +29,6 @@ class Selection(msgspec.Struct, frozen=True):
     prompt: RoutedPrompt = UNROUTED
 
     def with_first(self, engine: str) -> "Selection":
-        """With this engine before the others, if it is one of the model that is tried first."""
         return msgspec.structs.replace(self, order_engines=partial(_with_first, self.order_engines, engine))
 
 

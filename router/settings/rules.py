@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec.structs import asdict
 
+from router.core.batches.hours import parse_hours
 from router.core.cache.redis_keys import RESERVED_TENANT_NAMES
 from router.core.types import AUTO
 from router.net.redis import url as redis_address
@@ -113,6 +114,8 @@ def _batch(batch: BatchSettings, tenants: list[TenantSettings]) -> Iterator[Mist
         yield Mistake(("batch", "max_file"), _NOTHING)
     if 0 < batch.file_ttl < _MIN_FILE_TTL:
         yield Mistake(("batch", "file_ttl"), f"is too short; the minimum is {_MIN_FILE_TTL / 3600:g}h, or 0 for ever")
+    if batch.hours and parse_hours(batch.hours) is None:
+        yield Mistake(("batch", "hours"), "must be two times of the day, such as 22:00-06:00")
     if "\0" in batch.folder:
         yield Mistake(("batch", "folder"), "is no path: it has a null character", of_value=False)
     for index, tenant in enumerate(tenants):

@@ -152,8 +152,8 @@ class ResponsesSettings(Strict, frozen=True):
 class BatchSettings(Strict, frozen=True):
     """Files and batches; an empty `folder` turns them off. `max_files`, `max_batches`: of a tenant.
 
-    `max_in_flight`: lines that a process runs at once. No line begins at an engine above `max_kv_usage`. `file_ttl` 0:
-    files are kept until they are deleted.
+    `max_in_flight`: lines that a process runs at once. No line begins at an engine above `max_kv_usage`, nor outside of
+    `hours`, which is empty for all day. `file_ttl` 0: files are kept until they are deleted.
     """
 
     folder: str = ""
@@ -163,6 +163,7 @@ class BatchSettings(Strict, frozen=True):
     max_batches: Annotated[int, Meta(ge=1, le=10_000)] = 20
     max_in_flight: Annotated[int, Meta(ge=1, le=10_000)] = 8
     max_kv_usage: Share = 0.7
+    hours: str = ""
     file_ttl: Seconds = Seconds(30 * 86400)
 
 

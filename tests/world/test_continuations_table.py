@@ -134,7 +134,7 @@ CASES: Final[dict[str, list[Case]]] = {
         RESPONSE._replace(fields={"tools": [{"type": "function", "name": "look"}]}, kind="sglang"),
         RESPONSE._replace(fields={"text": {"format": {"type": "json_schema", "name": "a", "schema": {}}}}),
     ],
-    "message or response, text has begun, or only the last event is missing": [
+    "message or response, text has begun (also if only the last event is missing)": [
         MESSAGE._replace(breaks_after=b'"text"'),
         MESSAGE._replace(breaks_after=b"I look."),
         MESSAGE._replace(breaks_after=b"message_delta"),
@@ -142,7 +142,7 @@ CASES: Final[dict[str, list[Case]]] = {
         RESPONSE._replace(breaks_after=b"I look."),
         RESPONSE._replace(breaks_after=b'"content":[{"type":"output_text"'),
     ],
-    "message or response, a call has begun": [
+    "message or response, a call has begun (the same)": [
         MESSAGE._replace(breaks_after=b"tool_use", calls=True),
         MESSAGE._replace(breaks_after=b"message_delta", calls=True),
         RESPONSE._replace(breaks_after=b"function_call", calls=True),

@@ -46,6 +46,9 @@ class KeepingEngine(RepeatingEngine):
         said = [item for item in asked if item["type"] == "message"] if isinstance(asked, list) else asked
         response = super()._response({**body, "input": said})
         self.kept.add(response["id"])
+        if texts_of(said)[-1] == "Call." if isinstance(said, list) else said == "Call.":
+            call = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+            return {**response, "output": [call]}
         call = {"type": "web_search_call", "id": f"ws_{response['id']}", "status": "completed"}
         return {**response, "output": [call, *response["output"]]} if body.get("tools") else response
 
@@ -120,6 +123,23 @@ async def test_an_engine_that_has_not_kept_a_response_gets_the_whole_turn(world:
     whole = setting.scripts[engine].bodies[-1]
     assert [item["type"] for item in whole["input"]] == ["message", "web_search_call", "message", "message"]
     assert "previous_response_id" not in whole
+
+
+@scenario
+async def test_a_turn_after_a_call_of_a_function_is_whole_unless_the_engine_has_called_its_own_tools(
+    world: World,
+) -> None:
+    setting = await start(world, takes_calls=True)
+    first, _ = await first_turn(setting.one, "Call.")
+    second = await ask(setting.one, "The sky?", first)
+    engine = setting.scripts[second.headers["x-engine"]]
+    assert "previous_response_id" not in engine.bodies[-1]
+    await ask(setting.one, "The land?", id_of(second))
+    assert engine.bodies[-1]["previous_response_id"] == id_of(second)
+    searched, _ = await first_turn(setting.one, "The sea?")
+    called = await ask(setting.one, "Call.", searched)
+    fourth = await ask(setting.one, "The sky?", id_of(called))
+    assert setting.scripts[fourth.headers["x-engine"]].bodies[-1]["previous_response_id"] == id_of(called)
 
 
 @scenario

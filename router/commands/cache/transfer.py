@@ -1,21 +1,22 @@
 """`roundhouse cache export` and `import`: entries as lines of JSON, from one Redis to another."""
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
 from router.commands.cache.options import DocumentOption, ModelOption, RagOption, SystemOption, TenantOption
 from router.commands.console import (
     EXIT_USAGE,
+    STDIO,
     ConfigOption,
     JsonOption,
     fail,
     load_settings,
+    open_output,
     print_err,
     progress,
     write_json,
@@ -28,9 +29,6 @@ from router.settings import DEFAULT_PATH
 if TYPE_CHECKING:  # imported by the commands that need them, since they would slow all others down
     from router.store.admin.export_import import ExportResult, ImportResult
     from router.store.admin.scan import RedisClient
-
-STDIO: Final = Path("-")
-"""Standard input or output."""
 
 
 def export_(
@@ -50,7 +48,7 @@ def export_(
     settings = load_settings(config)
 
     async def work(client: "RedisClient") -> "ExportResult":
-        with _open_output(file) as stream, progress("entries exported") as on_progress:
+        with open_output(file) as stream, progress("entries exported") as on_progress:
             return await export_entries(client, entry_filter, stream.write, on_progress)
 
     try:
@@ -64,26 +62,6 @@ def export_(
         as_json=as_json,
         stdout_in_use=file == STDIO,
     )
-
-
-@contextlib.contextmanager
-def _open_output(file: Path) -> Iterator[BinaryIO]:
-    """A file that appears only when it is complete, and that only its owner can read."""
-    if file == STDIO:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
-        return
-    if file.exists() and not file.is_file():  # a device or a pipe must not be replaced by a file
-        with file.open("wb") as stream:
-            yield stream
-        return
-    part = file.with_name(f"{file.name}.part")
-    try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-            yield stream
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def import_from(

@@ -28,9 +28,9 @@
     rh:1:response:{tenant}                                     when each kept response was last used, a sorted set
     rh:1:response:{tenant}:{{rh:1:response:{tenant}}}          the bytes of each, a hash; see `response_sizes_key`
     rh:1:response:{tenant}:{id}                                a kept response of /v1/responses, a hash
-    rh:1:batch                                                 the batches that have not ended, a sorted set
-    rh:1:batch:{tenant}                                        when each batch of a tenant was created, a sorted set
-    rh:1:batch:{tenant}:{id}                                   a batch, a hash
+    rh:1:batches                                               the batches that have not ended, a sorted set
+    rh:1:batches:{tenant}                                      when each batch of a tenant was created, a sorted set
+    rh:1:batches:{tenant}:{id}                                 a batch, a hash
     rh:1:requests:recent                                       the last requests while someone watches, a sorted set
     rh:1:requests:notable                                      those of them that failed or were slow, a sorted set
     rh:1:session:secret                                        what signs the cookies of the dashboard
@@ -54,7 +54,7 @@ EMPTY_HASH: Final = "0" * 16
 """Stands in the key for an empty system or rag part."""
 
 RESERVED_TENANT_NAMES: Final = (
-    "apikey", "batch", "breaker", "budget", "claim", "drain", "engine", "flight", "hits", "limit", "prompts", "purge",
+    "apikey", "batches", "breaker", "budget", "claim", "drain", "engine", "flight", "hits", "limit", "prompts", "purge",
     "requests", "response", "router", "savings", "session", "traffic", "usage", "watchdog", "watched",
 )  # fmt: skip
 
@@ -75,8 +75,8 @@ _BUDGET_PREFIX: Final = KEY_PREFIX + "budget:"
 _USAGE_PREFIX: Final = KEY_PREFIX + "usage:"
 _PROMPTS_PREFIX: Final = KEY_PREFIX + "prompts:"
 _RESPONSE_PREFIX: Final = KEY_PREFIX + "response:"
-OPEN_BATCHES_KEY: Final = KEY_PREFIX + "batch"
-_BATCH_PREFIX: Final = OPEN_BATCHES_KEY + ":"
+OPEN_BATCHES_KEY: Final = KEY_PREFIX + "batches"
+_BATCHES_PREFIX: Final = OPEN_BATCHES_KEY + ":"
 _SAVINGS_PREFIX: Final = KEY_PREFIX + "savings:"
 _BREAKER_PREFIX: Final = KEY_PREFIX + "breaker:"
 _PROBE_SUFFIX: Final = ":probe"
@@ -141,11 +141,11 @@ def entry_prefix(tenant: str) -> str:
 
 
 def batches_key(tenant: str) -> str:
-    return _BATCH_PREFIX + tenant
+    return _BATCHES_PREFIX + tenant
 
 
 def batch_key(tenant: str, id_: str) -> str:
-    return f"{_BATCH_PREFIX}{tenant}:{id_}"
+    return f"{_BATCHES_PREFIX}{tenant}:{id_}"
 
 
 def claim_key(key: str) -> str:

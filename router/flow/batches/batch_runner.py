@@ -57,6 +57,7 @@ _MAX_STALLED: Final = 30
 """Ranges that wait for engines do not count, up to so many: other batches may have engines with room."""
 
 _PAUSED: Final = 2
+_CLOSED: Final = "No lines run now: see batch.hours."
 _MAX_REFUSED: Final = 60.0  # seconds after which a tenant that was refused is tried again
 
 
@@ -131,7 +132,7 @@ class BatchRunner:
         for name in names[first:] + names[:first]:
             if name.tenant not in self._tenants or name in stalled or self._not_before.get(name, 0.0) > now:
                 continue
-            claim = await self._records.claim(name, secrets.token_hex(8))
+            claim = await self._records.claim(name, secrets.token_hex(8), "" if self._capacity.is_open else _CLOSED)
             if claim.what in ("wait", "ended"):
                 self._not_before.pop(name, None)
                 continue

@@ -17,6 +17,9 @@ from router.shared.quota.rate_limits import RequestLimits
 
 log = logging.getLogger("roundhouse.batches")
 
+KEY_ID: Final = "batch"
+"""In place of the id of an API key, so that usage shows batches apart."""
+
 _LOWEST_PRIORITY: Final = 2**31 - 1
 """Of engines, too, whose field may have 32 bits."""
 
@@ -63,7 +66,7 @@ class LineRequests:
 
     async def send(self, endpoint: Endpoint, tenant: str, control: CacheControl, body: bytes) -> LineAnswer:
         exchange = Exchange(endpoint=endpoint, request_id=new_request_id(), started_at=time.perf_counter())
-        exchange.tenant, exchange.outcome = tenant, "left"
+        exchange.tenant, exchange.key_id, exchange.outcome = tenant, KEY_ID, "left"
         caller = Caller(_NO_CLIENT, _send_nothing, self._new_allocation())
         caller.request_id, caller.priority = exchange.request_id, _LOWEST_PRIORITY
         try:

@@ -21,18 +21,20 @@ _LOOK_INTERVAL: Final = 0.25
 class SpareCapacity:
     """- No line of a batch begins at a model for which requests wait, or all of whose engines are busy.
     - No more than `max_in_flight` lines run in this process.
+    - None begins outside of the hours of batches.
     """
 
     def __init__(
         self, catalog: Catalog, admission: Admission, readiness: Callable[[Engine], Readiness], *, max_in_flight: int,
-        max_kv_usage: float,
+        max_kv_usage: float, is_open: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
-        """`max_kv_usage`: of an engine's KV cache; above that, no line begins there."""
+        """`max_kv_usage`: of an engine's KV cache; above that, no line begins there. `is_open`: whether any may."""
         self._catalog = catalog
         self._admission = admission
         self._readiness = readiness
         self._max_in_flight = max_in_flight
         self._max_kv_usage = max_kv_usage
+        self._is_open = is_open
         self._in_flight = 0
         self._released = asyncio.Event()
 
@@ -52,7 +54,13 @@ class SpareCapacity:
             self._in_flight -= 1
             self._released.set()
 
+    @property
+    def is_open(self) -> bool:
+        return self._is_open()
+
     def has_room(self, name: str) -> bool:
+        if not self.is_open:
+            return False
         try:
             requested = self._catalog.requested_name(name)
             models = self._catalog.models if requested == AUTO else [self._catalog.resolve(requested, None)]

@@ -18,7 +18,7 @@ from router.core.endpoints.conversations.final_response import FinalResponse, fi
 from router.core.endpoints.conversations.ids import is_storable_id, shown_id
 from router.core.endpoints.conversations.items import extend_digest, join_items
 from router.core.endpoints.conversations.turn import PREVIOUS_ID, Turn, parse_turn, whole_body
-from router.core.endpoints.conversations.turn_at_engine import TurnAtEngine
+from router.core.endpoints.conversations.turn_at_engine import TurnAtEngine, is_best_kept
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.routing.session import session_of_root
 from router.errors import ApiError, bad_request
@@ -103,7 +103,7 @@ class ConversationGateway:
         turn = parse_turn(body)
         if turn is None:
             return await self._gateway.handle(exchange, control, body, caller)
-        since, place, asked = self._purges.last_position, _FIRST, body
+        since, place, asked, may_be_kept = self._purges.last_position, _FIRST, body, turn.has_server_tools
         if turn.is_background and turn.kept == "nothing":
             raise not_stored_error()
         if turn.references:
@@ -112,7 +112,8 @@ class ConversationGateway:
         if turn.previous_id is not None:
             said = await self._said_before(exchange.tenant, turn, turn.previous_id, caller)
             body, place = whole_body(body, join_items(said.items, turn.items)), _place_after(said)
-            if said.last.engine:
+            may_be_kept = may_be_kept or bool(said.last.engine)
+            if said.last.engine and is_best_kept(said.items, said.last.output):
                 caller.at_engine = TurnAtEngine(said.last.engine, turn.previous_id, turn.items)
             del said
         if turn.is_background:
@@ -124,7 +125,7 @@ class ConversationGateway:
         if turn.kept == "output":
             turn = turn._replace(items=b"", references=())  # a stream would hold them to its end
         # Engines know no tenants: with an id that a client has chosen, a turn could continue what is another tenant's.
-        if (turn.has_server_tools or caller.at_engine is not None) and not turn.has_own_id:
+        if may_be_kept and not turn.has_own_id:
             place = place._replace(engine=exchange.engine or "")
         remember = partial(self._remember, exchange.tenant, turn, place, since)
         if not isinstance(response, FullResponse):

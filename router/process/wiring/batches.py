@@ -1,6 +1,7 @@
 """Files and batches, if the configuration has a folder for them."""
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from starlette.routing import Route
 from router.api.access.auth import Authenticator
 from router.api.batches.turned_off import turned_off_routes
 from router.api.inference.tenant_requests import TenantRequests
+from router.core.batches.hours import Hours, parse_hours
 from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.table import ENDPOINTS
 from router.flow.batches.batch_runner import BatchLimits, BatchRunner
@@ -92,9 +94,15 @@ def _build_runner(
         engines.health.readiness,
         max_in_flight=batch.max_in_flight,
         max_kv_usage=batch.max_kv_usage,
+        is_open=partial(_is_open, parse_hours(batch.hours)),
     )
     limits = BatchLimits(batch.max_lines, int(router.max_body), batch.max_in_flight)
     return BatchRunner(records, files, Path(batch.folder), requests, capacity, limits, tenants(settings))
+
+
+def _is_open(hours: Hours | None) -> bool:
+    now = time.localtime()
+    return hours is None or hours.has(now.tm_hour, now.tm_min)
 
 
 def build_files(settings: Settings, services: RedisServices) -> BatchFiles:

@@ -1,8 +1,8 @@
 """Batches in Redis: what they are, how far they are, and which process works on which part.
 
-    rh:1:batch                   a sorted set: `{tenant}:{id}` of the batches that have not ended -> when created
-    rh:1:batch:{tenant}          a sorted set: the ids of a tenant's batches -> when created
-    rh:1:batch:{tenant}:{id}     a hash
+    rh:1:batches                 a sorted set: `{tenant}:{id}` of the batches that have not ended -> when created
+    rh:1:batches:{tenant}        a sorted set: the ids of a tenant's batches -> when created
+    rh:1:batches:{tenant}:{id}   a hash
         spec         what its client asked for, JSON: see BatchSpec
         status       see BatchObject; `{status}_at`: since when, in seconds since the epoch
         paused       1: no line begins
@@ -46,8 +46,8 @@ KEPT_AFTER_END: Final = 30 * 86400
 
 _encode: Final = msgspec.json.Encoder().encode
 
-# ARGV: now in ms, the end of the lease in ms, the token, now in s. The reply: what to do, and how the batch ends, or
-# the number of the range and the token of a holder that has given it back.
+# ARGV: now in ms, the end of the lease in ms, the token, now in s, why no range is to be claimed or nothing. The reply:
+# what to do, and how the batch ends, or the number of the range and the token of a holder that has given it back.
 _CLAIM_SCRIPT: Final = """
 local key, now = KEYS[1], tonumber(ARGV[1])
 local batch = redis.call('HMGET', key, 'status', 'ranges', 'ends_as', 'job', 'paused', 'expires')
@@ -102,6 +102,10 @@ if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' t
     end
     if open then
         if batch[5] == '1' then return {'wait'} end
+        if ARGV[5] ~= '' then
+            redis.call('HSET', key, 'waiting', ARGV[5])
+            return {'wait'}
+        end
         redis.call('HDEL', key, 'waiting')
         redis.call('HSET', key, 'range:' .. open, 'held ' .. ARGV[3] .. ' ' .. ARGV[2] .. ' 0 0 0')
         return {'range', tostring(open), given_back or ''}
@@ -160,6 +164,11 @@ end
 redis.call('HSET', KEYS[1], unpack(fields))
 if ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return 1
+"""
+
+# ARGV: why. Not for a batch that is gone.
+_SET_WAITING_SCRIPT: Final = """
+if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'waiting', ARGV[1]) end
 """
 
 # ARGV: now in s. The reply: the status before.
@@ -307,10 +316,11 @@ class BatchRecords:
         members = [member.decode().partition(":") for member in reversed(reply)]
         return [BatchName(tenant, id_) for tenant, _, id_ in members]
 
-    async def claim(self, name: BatchName, token: str) -> Claim:
+    async def claim(self, name: BatchName, token: str, no_range: str = "") -> Claim:
+        """`no_range`: why no lines may run, for those who look; empty if they may."""
         now = self._clock()
         (reply,) = await self._execute(
-            ("EVAL", _CLAIM_SCRIPT, 1, name.key, int(1000 * now), self._lease_end(), token, int(now))
+            ("EVAL", _CLAIM_SCRIPT, 1, name.key, int(1000 * now), self._lease_end(), token, int(now), no_range)
         )
         what, *rest = [word.decode() for word in reply]
         if what == "ended":
@@ -337,7 +347,7 @@ class BatchRecords:
 
     async def set_waiting(self, name: BatchName, reason: str) -> None:
         """Why no line runs, for those who look; until a range is claimed."""
-        await self._execute(("HSET", name.key, "waiting", reason))
+        await self._execute(("EVAL", _SET_WAITING_SCRIPT, 1, name.key, reason))
 
     async def renew_job(self, name: BatchName, token: str) -> bool:
         (reply,) = await self._execute(("EVAL", _RENEW_JOB_SCRIPT, 1, name.key, token, self._lease_end()))

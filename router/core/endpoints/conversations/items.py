@@ -34,6 +34,7 @@ _decode_items = msgspec.json.Decoder(list[_Item]).decode
 _decode = msgspec.json.Decoder(Any).decode
 _encode_sorted = msgspec.json.Encoder(order="deterministic").encode
 _DIGEST_BYTES: Final = 16
+_CLIENT_CALLS: Final = frozenset(("function_call", "custom_tool_call"))
 
 
 def items_of(value: msgspec.Raw) -> bytes:
@@ -71,6 +72,19 @@ def find_history(items: bytes) -> tuple[bool, bool]:
     except MALFORMED_RESPONSE_ERRORS:
         return False, False
     return any(item.is_output for item in decoded), any(item.is_reference for item in decoded)
+
+
+def find_calls(items: bytes) -> tuple[bool, bool]:
+    """Whether a call of a tool that an engine runs itself is among them, and whether one that the client runs is.
+
+    Both are False if they are not valid.
+    """
+    try:
+        types = [item.type for item in _decode_items(list_of(items))]
+    except MALFORMED_RESPONSE_ERRORS:
+        return False, False
+    calls = {kind for kind in types if isinstance(kind, str) and kind.endswith("_call")}
+    return not calls <= _CLIENT_CALLS, not calls.isdisjoint(_CLIENT_CALLS)
 
 
 def has_typed_reference(items: bytes) -> bool:

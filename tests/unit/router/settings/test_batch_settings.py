@@ -38,6 +38,7 @@ def test_the_settings_are_read() -> None:
         ("max_batches = 0", "batch.max_batches"),
         ("max_in_flight = 0", "batch.max_in_flight"),
         ("max_kv_usage = 0.0", "batch.max_kv_usage"),
+        ('hours = "22-6"', "batch.hours: '22-6' must be two times of the day, such as 22:00-06:00"),
         ("max_kv_usage = 1.1", "batch.max_kv_usage"),
         ('folder = "a\\u0000"', "batch.folder: is no path"),
     ],

@@ -80,6 +80,8 @@ class Handler:
 class Capacity:
     """Every engine has room, but for those of the model `full`."""
 
+    is_open = True
+
     @asynccontextmanager
     async def one_more(self, model: str) -> AsyncIterator[None]:
         if model == "full":
@@ -96,6 +98,7 @@ class World:
         self._url = url
         self._stack = stack
         self.now = 1000.0
+        self.capacity = Capacity()
         self.files = BatchFiles(folder, max_files=100, ttl=0, clock=lambda: self.now)
 
     async def start(self) -> None:
@@ -128,7 +131,7 @@ class World:
             LineRequests(
                 {EMBEDDINGS.path: self.handler}, TenantLimits(), partial(BodyAllocation, BodyBudget(), 10**9), _ignore
             ),
-            Capacity(),  # type: ignore[arg-type]
+            self.capacity,  # type: ignore[arg-type]
             LIMITS,
             ["acme"],
         )
@@ -503,7 +506,10 @@ async def test_folders_of_batches_that_are_gone_or_have_ended_are_removed_a_day_
     await world.until("cancelled", OTHER)
     await world.until("completed")
     ended, lost = world.folder / "acme" / OTHER.id, world.folder / "acme" / "batch_000000000000000000000000"
-    running, young = world.folder / RUNNING.tenant / RUNNING.id, world.folder / "acme" / "batch_111111111111111111111111"
+    running, young = (
+        world.folder / RUNNING.tenant / RUNNING.id,
+        world.folder / "acme" / "batch_111111111111111111111111",
+    )
     for folder in (ended, lost, running, young):
         folder.mkdir(parents=True)
         (folder / "index-x").write_bytes(b"")
@@ -539,3 +545,27 @@ async def test_a_batch_goes_on_when_the_disk_has_room_again(
     check_outputs(world, await world.until("completed"), 50)
     assert not [record for record in caplog.records if record.exc_info]
     assert not first.done()
+
+
+async def test_outside_of_the_hours_of_batches_no_line_begins(world: World) -> None:
+    world.capacity.is_open = False
+    await world.batch([line(0)])
+    await world.runner()
+
+    async def says_why() -> bool:
+        return (await world.shown()).waiting_for == "No lines run now: see batch.hours."
+
+    await eventually(says_why)
+    assert not world.handler.seen
+    world.capacity.is_open = True
+    await world.until("completed")
+
+
+async def test_a_batch_that_is_cancelled_outside_of_the_hours_ends(world: World) -> None:
+    world.capacity.is_open = False
+    await world.batch([line(0)])
+    await world.runner()
+    await world.until("in_progress")
+    await world.records.cancel(NAME)
+    await world.until("cancelled")
+    assert not world.handler.seen

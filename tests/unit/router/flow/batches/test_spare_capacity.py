@@ -51,11 +51,15 @@ class Catalog:
         return self._engines[name]
 
 
-def capacity(*engines: Engine, waiting: int = 0, wake: float | None = None, max_in_flight: int = 2) -> SpareCapacity:
+def capacity(
+    *engines: Engine, waiting: int = 0, wake: float | None = None, max_in_flight: int = 2, is_open: bool = True
+) -> SpareCapacity:
     catalog: Any = Catalog(list(engines), wake)
     admission: Any = SimpleNamespace(waiting=lambda _: waiting)
     readiness: Any = lambda engine: engine.state  # noqa: E731
-    return SpareCapacity(catalog, admission, readiness, max_in_flight=max_in_flight, max_kv_usage=0.7)
+    return SpareCapacity(
+        catalog, admission, readiness, max_in_flight=max_in_flight, max_kv_usage=0.7, is_open=lambda: is_open
+    )
 
 
 def test_a_line_begins_where_an_engine_has_room() -> None:
@@ -86,6 +90,11 @@ def test_no_line_begins_at_an_engine_that_is_busy_or_down(engine: Engine) -> Non
 def test_no_line_begins_while_requests_wait() -> None:
     assert not capacity(Engine(), waiting=1).has_room("m")
     assert not capacity(Engine(), waiting=1).has_room("auto")
+
+
+def test_no_line_begins_outside_of_the_hours_of_batches() -> None:
+    assert not capacity(Engine(), is_open=False).has_room("m")
+    assert not capacity(Engine(), is_open=False).has_room("unknown")
 
 
 def test_a_line_may_start_an_engine() -> None:

@@ -15,7 +15,7 @@ from router.core.endpoints.conversations.ids import is_storable_id
 from router.core.endpoints.conversations.input_list import PageQuery, list_page, parse_page_query
 from router.core.endpoints.conversations.items import extend_digest, items_of, join_items, list_of, split_items
 from router.core.endpoints.conversations.turn import Turn, parse_turn, whole_body, with_previous_id
-from router.core.endpoints.conversations.turn_at_engine import TurnAtEngine
+from router.core.endpoints.conversations.turn_at_engine import TurnAtEngine, is_best_kept
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.endpoints.requests.request import parse_request
 from router.core.endpoints.responses import RESPONSES
@@ -130,6 +130,32 @@ def test_a_turn_says_whether_its_client_has_chosen_the_id() -> None:
     assert parse_turn(b'{"input": "x", "request_id": "resp_mine"}') == Turn(
         b'{"type":"message","role":"user","content":"x"}', None, "turn", is_background=False, has_own_id=True
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "last", "expected"),
+    [
+        ("message", "message", True),
+        ("message", "reasoning", True),
+        ("function_call", "message", True),
+        ("message", "function_call", False),
+        ("message", "custom_tool_call", False),
+        ("message", "web_search_call", True),
+        ("mcp_call", "function_call", True),
+        ("mcp_call", "message", True),
+    ],
+)
+def test_a_turn_after_a_call_of_the_clients_tools_is_whole_unless_that_has_calls_of_an_engines(
+    before: str, last: str, expected: bool
+) -> None:
+    output = b'{"type":"message"},{"type":"%b"}' % last.encode()
+    items = b'{"role":"user","content":"x"},{"type":"%b"},%b' % (before.encode(), output)
+    assert is_best_kept(items, output) is expected
+
+
+@pytest.mark.parametrize("output", [b"7", b"{", b'{"type":7},{"type":["web_search_call"]}'])
+def test_an_output_without_calls_is_best_kept_by_its_engine(output: bytes) -> None:
+    assert is_best_kept(output, output)
 
 
 def test_the_engine_that_keeps_what_was_said_gets_the_id_and_the_new_items_alone() -> None:
