@@ -57,6 +57,7 @@ _MAX_STALLED: Final = 30
 """Ranges that wait for engines do not count, up to so many: other batches may have engines with room."""
 
 _PAUSED: Final = 2
+_CLOSED: Final = "No lines run now: see batch.hours."
 _MAX_REFUSED: Final = 60.0  # seconds after which a tenant that was refused is tried again
 
 
@@ -101,7 +102,6 @@ class BatchRunner:
         self._has_ended = asyncio.Event()
         self._not_before: dict[BatchName, float] = {}
         self._looks = 0
-        self._said_closed: set[BatchName] = set()
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -124,8 +124,6 @@ class BatchRunner:
         if self._has_enough():
             return
         names = await self._records.open()
-        is_open = self._capacity.is_open
-        await self._say_closed(() if is_open else names)
         # Each look begins with another batch, so that none waits for the end of a larger one.
         self._looks += 1
         first = self._looks % len(names) if names else 0
@@ -135,7 +133,7 @@ class BatchRunner:
         for name in names[first:] + names[:first]:
             if name.tenant not in self._tenants or name in stalled or name in self._not_before:
                 continue
-            claim = await self._records.claim(name, secrets.token_hex(8), lines=is_open)
+            claim = await self._records.claim(name, secrets.token_hex(8), "" if self._capacity.is_open else _CLOSED)
             if claim.what in ("wait", "ended"):
                 continue
             held = _Held(name)
@@ -144,12 +142,6 @@ class BatchRunner:
             task.add_done_callback(self._on_done)
             if self._has_enough():
                 return
-
-    async def _say_closed(self, names: Sequence[BatchName]) -> None:
-        for name in names:
-            if name not in self._said_closed:
-                await self._records.set_waiting(name, "No lines run now: see batch.hours.")
-        self._said_closed = set(names)
 
     def _on_done(self, task: "asyncio.Task[None]") -> None:
         del self._held[task]

@@ -61,8 +61,8 @@ redis.call('ZINCRBY', KEYS[1], ARGV[3], ARGV[4])
 return 1
 """
 
-# ARGV: now in ms, the end of the lease in ms, the token, now in s, whether lines may begin. The reply: what to do,
-# and how the batch ends, or the number of the range and the token of a holder that has given it back.
+# ARGV: now in ms, the end of the lease in ms, the token, now in s, why no range is to be claimed or nothing. The reply:
+# what to do, and how the batch ends, or the number of the range and the token of a holder that has given it back.
 _CLAIM_SCRIPT: Final = """
 local key, now = KEYS[1], tonumber(ARGV[1])
 local batch = redis.call('HMGET', key, 'status', 'ranges', 'ends_as', 'job', 'paused', 'expires')
@@ -116,7 +116,11 @@ if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' t
         return take_job('finalize')
     end
     if open then
-        if batch[5] == '1' or ARGV[5] == '0' then return {'wait'} end
+        if batch[5] == '1' then return {'wait'} end
+        if ARGV[5] ~= '' then
+            redis.call('HSET', key, 'waiting', ARGV[5])
+            return {'wait'}
+        end
         redis.call('HDEL', key, 'waiting')
         redis.call('HSET', key, 'range:' .. open, 'held ' .. ARGV[3] .. ' ' .. ARGV[2] .. ' 0 0 0')
         return {'range', tostring(open), given_back or ''}
@@ -178,6 +182,11 @@ if ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return 1
 """
 
+# ARGV: why. Not for a batch that is gone.
+_SET_WAITING_SCRIPT: Final = """
+if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'waiting', ARGV[1]) end
+"""
+
 # ARGV: now in s. The reply: the status before.
 _CANCEL_SCRIPT: Final = """
 local status = redis.call('HGET', KEYS[1], 'status')
@@ -185,12 +194,6 @@ if status == 'validating' or status == 'in_progress' then
     redis.call('HSET', KEYS[1], 'status', 'cancelling', 'cancelling_at', ARGV[1], 'paused', '0')
 end
 return status
-"""
-
-# ARGV: the reason. A batch that is gone does not come back as a key that stays for ever.
-_WAIT_SCRIPT: Final = """
-if redis.call('HGET', KEYS[1], 'status') then redis.call('HSET', KEYS[1], 'waiting', ARGV[1]) end
-return 1
 """
 
 # ARGV: 1 or 0. The reply: the status.
@@ -354,11 +357,11 @@ class BatchRecords:
         if lost:
             await self._execute(("ZREM", OPEN_BATCHES_KEY, *lost))
 
-    async def claim(self, name: BatchName, token: str, *, lines: bool = True) -> Claim:
-        """`lines`: whether lines may begin; else only the check and the end of a batch are to be had."""
+    async def claim(self, name: BatchName, token: str, no_range: str = "") -> Claim:
+        """`no_range`: why no lines may run, for those who look; empty if they may."""
         now = self._clock()
         (reply,) = await self._execute(
-            ("EVAL", _CLAIM_SCRIPT, 1, name.key, int(1000 * now), self._lease_end(), token, int(now), int(lines))
+            ("EVAL", _CLAIM_SCRIPT, 1, name.key, int(1000 * now), self._lease_end(), token, int(now), no_range)
         )
         what, *rest = [word.decode() for word in reply]
         if what == "ended":
@@ -385,7 +388,7 @@ class BatchRecords:
 
     async def set_waiting(self, name: BatchName, reason: str) -> None:
         """Why no line runs, for those who look; until a range is claimed."""
-        await self._execute(("EVAL", _WAIT_SCRIPT, 1, name.key, reason))
+        await self._execute(("EVAL", _SET_WAITING_SCRIPT, 1, name.key, reason))
 
     async def renew_job(self, name: BatchName, token: str) -> bool:
         (reply,) = await self._execute(("EVAL", _RENEW_JOB_SCRIPT, 1, name.key, token, self._lease_end()))

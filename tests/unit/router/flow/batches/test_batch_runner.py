@@ -638,19 +638,25 @@ async def test_long_lines_that_wait_take_no_memory(world: World) -> None:
     assert [each["response"]["body"] for each in results] == [{"echo": text}] * 16
 
 
-async def test_outside_of_the_hours_of_batches_files_are_checked_and_no_line_begins(world: World) -> None:
+async def test_outside_of_the_hours_of_batches_no_line_begins(world: World) -> None:
     world.capacity.is_open = False
     await world.batch([line(0)])
     await world.runner()
-    await world.until("in_progress")
 
     async def says_why() -> bool:
         return (await world.shown()).waiting_for == "No lines run now: see batch.hours."
 
     await eventually(says_why)
-    await world.batch([line(0)], OTHER)
-    await world.records.cancel(OTHER)
-    await world.until("cancelled", OTHER)
     assert not world.handler.seen
     world.capacity.is_open = True
-    check_outputs(world, await world.until("completed"), 1)
+    await world.until("completed")
+
+
+async def test_a_batch_that_is_cancelled_outside_of_the_hours_ends(world: World) -> None:
+    world.capacity.is_open = False
+    await world.batch([line(0)])
+    await world.runner()
+    await world.until("in_progress")
+    await world.records.cancel(NAME)
+    await world.until("cancelled")
+    assert not world.handler.seen

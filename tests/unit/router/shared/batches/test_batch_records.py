@@ -289,3 +289,10 @@ async def test_a_lease_from_before_redis_clock_was_set_back_does_not_last(
     await records.claim(NAME, "dead")
     clock.now = 1000.0
     assert (await records.claim(NAME, "other")).what == what
+
+
+async def test_a_batch_that_redis_has_lost_does_not_come_back(records: BatchRecords, redis: Any) -> None:
+    await begun(records, 1)
+    await redis.delete(NAME.key)
+    await records.set_waiting(NAME, "Words.")
+    assert not await redis.exists(NAME.key)
