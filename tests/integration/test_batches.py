@@ -1,7 +1,9 @@
 """/v1/batches at routers on sockets, with OpenAI's client, the cache and engines."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,11 @@ import openai
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai.types import Batch, FileObject
 
+from router.core.endpoints.table import ENDPOINT_BY_PATH
 from tests.support.router_server import MakeRouter, RouterServer
+from tests.support.simulated_engine import SimulatedEngine
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -185,3 +190,67 @@ async def test_a_batch_is_shared_by_two_routers_and_survives_both(
     output = await second.http.get(f"/v1/files/{shown['output_file_id']}/content")
     found = [json.loads(line)["custom_id"] for line in output.text.splitlines()]
     assert sorted(found) == sorted(f"n{number}" for number in range(50_000, 50_400))
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "llama", "messages": [{"role": "user", "content": "The sea?"}]},
+    "/v1/completions": {"model": "llama", "prompt": "The sea"},
+    "/v1/responses": {"model": "llama", "input": "The sea?"},
+    "/v1/messages": {"model": "llama", "max_tokens": 5, "messages": [{"role": "user", "content": "The sea?"}]},
+    "/v1/messages/count_tokens": {"model": "llama", "messages": [{"role": "user", "content": "The sea?"}]},
+    "/tokenize": {"model": "llama", "prompt": "The sea"},
+    "/detokenize": {"model": "llama", "tokens": [1, 2]},
+    "/v1/embeddings": {"model": "embed", "input": "The sea"},
+    "/pooling": {"model": "embed", "input": "The sea"},
+    "/classify": {"model": "classify", "input": "The sea"},
+    "/score": {"model": "embed", "text_1": "The sea", "text_2": "deep"},
+    "/v1/score": {"model": "embed", "text_1": "The sea", "text_2": "deep"},
+    "/rerank": {"model": "embed", "query": "The sea", "documents": ["deep", "blue"]},
+    "/v1/rerank": {"model": "embed", "query": "The sea", "documents": ["deep", "blue"]},
+    "/v2/rerank": {"model": "embed", "query": "The sea", "documents": ["deep", "blue"]},
+}
+
+
+async def test_every_endpoint_takes_batches_and_its_errors_have_its_form(
+    make_router: MakeRouter, config: str, tmp_path: Path
+) -> None:
+    assert set(CASES) == set(ENDPOINT_BY_PATH)
+    async with AsyncExitStack() as stack:
+        text = f'{config}\n[batch]\nfolder = "{tmp_path}"\n'
+        for task in ("embed", "classify"):
+            engine = SimulatedEngine(task, runner="pooling", pooling_task=task)
+            await stack.enter_async_context(engine)
+            text += f'[[model]]\nname = "{task}"\n[[engine]]\nname = "{task}"\nmodel = "{task}"\nurl = "{engine.url}"\n'
+        router = await make_router(text)
+        http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
+        openai_client = AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, http_client=http)
+        client = await stack.enter_async_context(openai_client)
+
+        async def check(path: str, body: dict[str, Any]) -> None:
+            bodies = [body, {**body, "model": "unknown"}, {"model": body["model"]}]
+            requests = [
+                {"custom_id": str(number), "method": "POST", "url": path, "body": each}
+                for number, each in enumerate(bodies)
+            ]
+            content = "\n".join(map(json.dumps, requests)).encode()
+            batch = await run(client, content, endpoint=path)
+            outputs, errors = await results(client, batch.output_file_id), await results(client, batch.error_file_id)
+            assert set(outputs) == {"0"}, path
+            assert outputs["0"]["response"]["status_code"] == 200
+            statuses = {custom_id: error["response"]["status_code"] for custom_id, error in errors.items()}
+            assert statuses == {"1": 404, "2": 400}, path
+            for error in errors.values():
+                assert error["response"]["body"]["error"]["message"]
+                assert ("type" in error["response"]["body"]) == path.startswith("/v1/messages")
+
+        await asyncio.gather(*[check(path, body) for path, body in CASES.items()])
+
+
+async def test_objects_have_the_types_of_openais_client(client: AsyncOpenAI, router: RouterServer) -> None:
+    await run(client, b'{"custom_id": "a"}\n', endpoint="/v1/embeddings")
+    await run(client, lines(2, first=900) + b"{}\n")
+    for path, kind in (("batches", Batch), ("files", FileObject)):
+        page = (await router.http.get(f"/v1/{path}")).json()
+        assert len(page["data"]) >= 2
+        for each in page["data"]:
+            kind.model_validate(each, strict=True)
