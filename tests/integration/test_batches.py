@@ -192,6 +192,23 @@ async def test_a_batch_is_shared_by_two_routers_and_survives_both(
     assert sorted(found) == sorted(f"n{number}" for number in range(50_000, 50_400))
 
 
+async def test_responses_of_lines_are_kept_only_if_they_ask_for_it(client: AsyncOpenAI) -> None:
+    first = await client.responses.create(model="llama", input="How deep is the sea?")
+    bodies: list[dict[str, Any]] = [{}, {"store": True}, {"store": False}, {"previous_response_id": first.id}]
+    requests = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/responses",
+         "body": {"model": "llama", "input": f"And lake {number}?"} | body}
+        for number, body in enumerate(bodies)
+    ]  # fmt: skip
+    batch = await run(client, "\n".join(map(json.dumps, requests)).encode(), endpoint="/v1/responses")
+    outputs = await results(client, batch.output_file_id)
+    ids = {custom_id: line["response"]["body"]["id"] for custom_id, line in outputs.items()}
+    assert (await client.responses.retrieve(ids["1"])).id == ids["1"]
+    for custom_id in ("0", "2", "3"):
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(ids[custom_id])
+
+
 CASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "llama", "messages": [{"role": "user", "content": "The sea?"}]},
     "/v1/completions": {"model": "llama", "prompt": "The sea"},

@@ -73,6 +73,7 @@ class LineRequests:
         caller = Caller(_NO_CLIENT, _send_nothing, self._new_allocation())
         caller.request_id, caller.priority = exchange.request_id, _LOWEST_PRIORITY
         caller.max_ttft = inf  # its tenant's is for people
+        caller.is_kept_by_default = False  # one batch would replace all conversations of the tenant
         try:
             answer = await self._answer(exchange, control, body, caller)
         except ApiError as error:
