@@ -80,17 +80,22 @@ class _Held:
     def is_stalled(self) -> bool:
         return self.lines is not None and self.lines.is_stalled
 
+    def stop(self) -> None:
+        if self.lines is not None:
+            self.lines.stop()
+
 
 class BatchRunner:
     """- Each line of a batch has one result, whichever processes, engines and servers of Redis end meanwhile.
     - What this process holds when it ends is free at once; when it dies, once the lease has ended.
+    - While the process drains, no line begins, and those in flight end.
     """
 
     def __init__(
         self, records: BatchRecords, files: BatchFiles, folder: Path, requests: LineRequests,
-        capacity: SpareCapacity, limits: BatchLimits, tenants: Sequence[str],
+        capacity: SpareCapacity, limits: BatchLimits, tenants: Sequence[str], is_draining: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """`folder`: see BatchFolder. `tenants`: those of the configuration."""
+        """`folder`: see BatchFolder. `tenants`: those of the configuration. `is_draining`: it ends soon."""
         self._records = records
         self._files = files
         self._folder = folder
@@ -98,6 +103,7 @@ class BatchRunner:
         self._capacity = capacity
         self._limits = limits
         self._tenants = frozenset(tenants)
+        self._is_draining = is_draining
         self._held: dict[asyncio.Task[None], _Held] = {}
         self._has_ended = asyncio.Event()
         self._not_before: dict[BatchName, float] = {}
@@ -121,6 +127,10 @@ class BatchRunner:
         return len(self._held) >= _MAX_CLAIMS + min(stalled, _MAX_STALLED)
 
     async def _look_for_work(self) -> None:
+        if self._is_draining():
+            for held in self._held.values():
+                held.stop()
+            return
         if self._has_enough():
             return
         names = await self._records.open()

@@ -97,7 +97,10 @@ def _build_runner(
         is_open=partial(_is_open, parse_hours(batch.hours)),
     )
     limits = BatchLimits(batch.max_lines, int(router.max_body), batch.max_in_flight)
-    return BatchRunner(records, files, Path(batch.folder), requests, capacity, limits, tenants(settings))
+    return BatchRunner(
+        records, files, Path(batch.folder), requests, capacity, limits, tenants(settings),
+        lambda: process_state.draining,
+    )  # fmt: skip
 
 
 def _is_open(hours: Hours | None) -> bool:

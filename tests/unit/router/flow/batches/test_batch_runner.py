@@ -115,6 +115,8 @@ class World:
         self._stack = stack
         self.now = 1000.0
         self.capacity = Capacity()
+        self.draining = False
+        self.asked_while_draining = 0
         self.files = BatchFiles(folder, max_files=100, ttl=0, clock=lambda: self.now)
 
     async def start(self) -> None:
@@ -150,10 +152,15 @@ class World:
             self.capacity,  # type: ignore[arg-type]
             LIMITS,
             ["acme"],
+            self.is_draining,
         )
         task = asyncio.create_task(runner.run())
         self._stack.push_async_callback(cancel_and_wait, task)
         return task
+
+    def is_draining(self) -> bool:
+        self.asked_while_draining += self.draining
+        return self.draining
 
     async def shown(self, name: BatchName = NAME) -> BatchObject:
         return (await self.records.find(name)).shown
@@ -547,7 +554,7 @@ async def test_a_process_that_has_lost_the_end_leaves_the_output_alone(
     await world.batch([line(0)], OTHER)
     await world.until("completed", OTHER)
     assert not world.files.path("acme", shown.output_file_id).exists()
-    assert not [path for path in (world.folder / "acme").iterdir() if path.is_dir()]
+    await eventually(lambda: not [path for path in (world.folder / "acme").iterdir() if path.is_dir()])
 
 
 async def test_work_in_a_thread_ends_with_its_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -660,3 +667,21 @@ async def test_a_batch_that_is_cancelled_outside_of_the_hours_ends(world: World)
     await world.records.cancel(NAME)
     await world.until("cancelled")
     assert not world.handler.seen
+
+
+async def test_a_process_that_drains_begins_no_line_and_cuts_none(world: World) -> None:
+    await world.batch([line(number) for number in range(120)])
+    world.handler.gate.clear()
+    draining = await world.runner()
+    await eventually(lambda: world.handler.now == 2 * LIMITS.max_in_flight)
+    world.draining = True
+    await eventually(lambda: world.asked_while_draining > 0)
+    world.handler.gate.set()
+
+    async def is_given_back() -> bool:
+        return (await world.records.claim(NAME, "other")).what == "range"
+
+    await eventually(is_given_back)
+    assert sum(world.handler.seen.values()) == 2 * LIMITS.max_in_flight
+    assert (await world.shown()).request_counts.completed >= LIMITS.max_in_flight
+    assert not draining.done()
