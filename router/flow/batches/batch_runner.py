@@ -58,6 +58,7 @@ _MAX_STALLED: Final = 30
 
 _PAUSED: Final = 2
 _CLOSED: Final = "No lines run now: see batch.hours."
+_NO_ROOM: Final = "The engines are busy or down."
 _MAX_REFUSED: Final = 60.0  # seconds after which a tenant that was refused is tried again
 
 
@@ -70,11 +71,15 @@ class BatchLimits(NamedTuple):
 
 
 class _Held:
-    """What this process has claimed. `lines`: None until they run, and for the other parts."""
+    """What this process has claimed.
+
+    `lines`: None until they run, and for the other parts. `says_why`: whether the batch says why these do not.
+    """
 
     def __init__(self, name: BatchName) -> None:
         self.name = name
         self.lines: BatchRange | None = None
+        self.says_why = False
 
     @property
     def is_stalled(self) -> bool:
@@ -317,21 +322,23 @@ class BatchRunner:
         assert held.lines is not None, "they are about to run"
         loop = asyncio.get_running_loop()
         running = loop.create_task(held.lines.run(source, missing, self._limits.max_in_flight))
-        lease = loop.create_task(self._renew(partial(self._renew_range, held.name, claim, held.lines, running)))
+        lease = loop.create_task(self._renew(partial(self._renew_range, held, held.lines, claim, running)))
         try:
             await asyncio.wait((running,))
         finally:
             await cancel_and_wait(running, lease)
         return not running.cancelled() and running.result()
 
-    async def _renew_range(
-        self, name: BatchName, claim: Claim, lines: BatchRange, running: "asyncio.Task[bool]"
-    ) -> bool:
-        state = await self._records.renew_range(name, claim, lines.counts)
+    async def _renew_range(self, held: _Held, lines: BatchRange, claim: Claim, running: "asyncio.Task[bool]") -> bool:
+        state = await self._records.renew_range(held.name, claim, lines.counts)
         if state == _PAUSED:
             lines.stop()
         if not state:
             running.cancel()
+        elif lines.is_stalled != held.says_why:
+            held.says_why = lines.is_stalled
+            reason = _NO_ROOM if self._capacity.is_open else _CLOSED
+            await self._records.set_waiting(held.name, reason if held.says_why else "")
         return bool(state)
 
 

@@ -387,7 +387,7 @@ class BatchRecords:
         return bool(reply == 1)
 
     async def set_waiting(self, name: BatchName, reason: str) -> None:
-        """Why no line runs, for those who look; until a range is claimed."""
+        """Why no line runs, for those who look; until a range is claimed. Empty: they run."""
         await self._execute(("EVAL", _SET_WAITING_SCRIPT, 1, name.key, reason))
 
     async def renew_job(self, name: BatchName, token: str) -> bool:
@@ -470,7 +470,7 @@ def _read(batch: BatchName, fields: Mapping[bytes, bytes]) -> BatchRecord:
         request_counts=RequestCounts(total, *counts),
         metadata=spec.metadata,
         paused=fields.get(b"paused") == b"1",
-        waiting_for=_text(fields, b"waiting") if status == "in_progress" else None,
+        waiting_for=(_text(fields, b"waiting") or None) if status == "in_progress" else None,
         **times,
     )
     return BatchRecord(spec, shown, ranges, _text(fields, b"index") or "", tokens)

@@ -685,3 +685,20 @@ async def test_a_process_that_drains_begins_no_line_and_cuts_none(world: World) 
     assert sum(world.handler.seen.values()) == 2 * LIMITS.max_in_flight
     assert (await world.shown()).request_counts.completed >= LIMITS.max_in_flight
     assert not draining.done()
+
+
+async def test_a_batch_says_that_its_engines_have_no_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.flow.batches.batch_range._STALL", 0.01)
+    monkeypatch.setattr("router.flow.batches.batch_runner.RENEW_INTERVAL", 0.01)
+    await world.batch([line(0, model="full")])
+    world.handler.gate.clear()
+    await world.runner()
+
+    async def says(reason: str | None) -> bool:
+        return (await world.shown()).waiting_for == reason
+
+    await eventually(lambda: says("The engines are busy or down."))
+    world.capacity.has_room.set()
+    await eventually(lambda: says(None))
+    world.handler.gate.set()
+    await world.until("completed")
