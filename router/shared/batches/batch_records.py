@@ -25,6 +25,7 @@ begins with the results that are there. The same holds for the check at the begi
 Each script has one key, so that it works in a cluster.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +36,9 @@ from router.core.cache.redis_keys import OPEN_BATCHES_KEY, batch_key, batches_ke
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.redis.replies import hash_fields
+from router.net.repeated_warning import RepeatedWarning
+
+log = logging.getLogger("roundhouse.batches")
 
 LEASE: Final = 30.0
 """Seconds without a sign of life after which another process takes over what a process held."""
@@ -279,6 +283,7 @@ class BatchRecords:
         """`clock`: Redis' time, in seconds since the epoch."""
         self._pipeline = pipeline
         self._clock = clock
+        self._warning = RepeatedWarning(log)
 
     # -- for clients --------------------------------------------------------------------------------------------------
 
@@ -431,8 +436,10 @@ class BatchRecords:
 
     async def _execute(self, *commands: Command) -> list[Any]:
         replies = await self._pipeline.execute(*commands)
-        if any(isinstance(reply, Exception) for reply in replies):
-            raise RedisDownError
+        for reply in replies:
+            if isinstance(reply, Exception):
+                self._warning.log("Redis refuses a command of batches: %s", reply)
+                raise RedisDownError
         return replies
 
     def _decode(self, name: BatchName, reply: Any) -> BatchRecord:

@@ -9,6 +9,7 @@ import pytest_asyncio
 
 from router.core.batches.batch_object import BatchError, BatchErrors, RequestCounts
 from router.core.cache.redis_keys import OPEN_BATCHES_KEY
+from router.net.redis.pipeline import RedisDownError
 from router.shared.batches.batch_records import (
     KEPT_AFTER_END,
     LEASE,
@@ -296,3 +297,12 @@ async def test_a_batch_that_redis_has_lost_does_not_come_back(records: BatchReco
     await redis.delete(NAME.key)
     await records.set_waiting(NAME, "Words.")
     assert not await redis.exists(NAME.key)
+
+
+async def test_the_log_says_what_redis_refuses(
+    records: BatchRecords, redis: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await redis.set(NAME.key, "no hash")
+    with pytest.raises(RedisDownError):
+        await records.find(NAME)
+    assert "Redis refuses a command of batches: WRONGTYPE" in caplog.text
