@@ -542,12 +542,19 @@ async def test_a_batch_goes_on_when_the_disk_has_room_again(
             raise OSError(errno.ENOSPC, "No space left on device")
 
     await world.batch([line(number) for number in range(50)])
-    world.handler.gate.clear()
     first = await world.runner()
+    await eventually(lambda: world.handler.has_seen_more_than(20))
+    world.handler.gate.clear()
     await eventually(lambda: world.handler.now == 8)
     monkeypatch.setattr("router.shared.batches.batch_folder.os.fsync", sync)
     world.handler.gate.set()
-    await eventually(lambda: "No space left on device" in caplog.text)
+
+    async def says_why() -> bool:
+        return (await world.shown()).waiting_for == "A router cannot use its folder for files; its log says why."
+
+    await eventually(says_why)
+    assert "No space left on device" in caplog.text
+    assert (await world.shown()).request_counts.completed > 8
     full = False
     check_outputs(world, await world.until("completed"), 50)
     assert not [record for record in caplog.records if record.exc_info]

@@ -250,3 +250,13 @@ async def test_a_batch_that_redis_has_lost_does_not_come_back(records: BatchReco
     await redis.delete(NAME.key)
     await records.set_waiting(NAME, "Words.")
     assert not await redis.exists(NAME.key)
+
+
+async def test_progress_goes_on_from_what_the_last_holder_has_counted(records: BatchRecords, clock: Clock) -> None:
+    await begun(records, 1)
+    await records.renew_range(NAME, await records.claim(NAME, "a"), RequestCounts(0, 7, 2, 1))
+    clock.now += LEASE + 1
+    claim = await records.claim(NAME, "b")
+    assert (await records.find(NAME)).shown.request_counts == RequestCounts(100, 7, 2, 1)
+    await records.finish_range(NAME, claim, None, done=False)
+    assert (await records.find(NAME)).shown.request_counts == RequestCounts(100, 7, 2, 1)
