@@ -16,7 +16,7 @@ from router.errors import ENGINE_LOST, NOT_CACHED
 from router.flow.batches.line_requests import LineAnswer, LineRequests
 from router.flow.batches.spare_capacity import SpareCapacity
 from router.flow.lookup import FullResponse
-from router.shared.batches.batch_folder import Kind, PartWriter, count_result, read_line
+from router.shared.batches.batch_folder import Kind, PartWriter, count_result, input_line
 from router.shared.batches.files import BatchFiles
 
 _MAX_FAILURES: Final = 3
@@ -98,7 +98,7 @@ class BatchRange:
             if self._is_stopped:
                 return
             with self._being_waiting():
-                line = await self._files.run(_read, source, entry)
+                line = await self._files.run(input_line, source, entry)
                 kind, result = await self._result(entry, line)
             self._writer.add(kind, result)
             async with self._flushing:  # while one writes, the results of others gather
@@ -126,8 +126,11 @@ class BatchRange:
             self._idle_since = asyncio.get_running_loop().time()
             self._waiting.add(task)
 
-    async def _result(self, entry: LineEntry, line: bytes) -> tuple[Kind, bytes]:
+    async def _result(self, entry: LineEntry, line: bytes | None) -> tuple[Kind, bytes]:
+        """`line`: None if the file is gone."""
         id_ = line_id(self._batch_id, entry.number)
+        if line is None:
+            return "errors", error_line(id_, None, entry.number, "file_not_found", "The input file is gone.")
         parsed = parse_line(line, self._endpoint.path)
         if isinstance(parsed, RequestLine) and entry.flags & DUPLICATE:
             message = "Another line of the file has the same `custom_id`."
@@ -161,8 +164,3 @@ class BatchRange:
                 self.stop()  # this task, too
             await asyncio.sleep(max(delay, answer.retry_after or 0.0))
             delay = min(2 * delay, _MAX_DELAY)
-
-
-def _read(source: Path, entry: LineEntry) -> bytes:
-    with source.open("rb") as file:
-        return read_line(file, entry)

@@ -234,12 +234,16 @@ class BatchFolder:
     def _expired(self, source: Path, index: str, range_: int, known: set[int]) -> Iterator[bytes]:
         """The results of a range's lines that have none, at the end of the window."""
         message = "This request could not be executed before the completion window expired."
-        with source.open("rb") as file:
-            for entry in self.entries(index, range_):
-                if entry.number not in known:
-                    parsed = parse_line(read_line(file, entry), self._endpoint)
-                    id_ = line_id(self._batch_id, entry.number)
-                    yield error_line(id_, parsed.custom_id, entry.number, "batch_expired", message)
+        try:
+            entries = self.entries(index, range_)
+        except FileNotFoundError:
+            return  # the folder was removed; the batch ends all the same
+        for entry in entries:
+            if entry.number not in known:
+                line = input_line(source, entry)
+                custom_id = parse_line(line, self._endpoint).custom_id if line is not None else None
+                id_ = line_id(self._batch_id, entry.number)
+                yield error_line(id_, custom_id, entry.number, "batch_expired", message)
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -315,9 +319,14 @@ def count_result(counts: RequestCounts, kind: Kind, line: bytes) -> RequestCount
     return msgspec.structs.replace(counts, total=counts.total + 1, completed=counts.completed + 1, cached=cached)
 
 
-def read_line(file: BinaryIO, entry: LineEntry) -> bytes:
-    file.seek(entry.offset)
-    return file.read(entry.length)
+def input_line(source: Path, entry: LineEntry) -> bytes | None:
+    """A line of the input; None if the file is gone."""
+    try:
+        with source.open("rb") as file:
+            file.seek(entry.offset)
+            return file.read(entry.length)
+    except FileNotFoundError:
+        return None
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

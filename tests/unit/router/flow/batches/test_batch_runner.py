@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import threading
 import time
 from collections import Counter
@@ -601,3 +602,33 @@ async def test_a_process_that_drains_begins_no_line_and_cuts_none(world: World) 
     assert sum(world.handler.seen.values()) == 2 * LIMITS.max_in_flight
     assert (await world.shown()).request_counts.completed >= LIMITS.max_in_flight
     assert not draining.done()
+
+
+async def test_a_batch_whose_input_is_deleted_meanwhile_ends_with_errors(world: World) -> None:
+    await world.batch([line(number) for number in range(150)])
+    world.handler.gate.clear()
+    await world.runner()
+    await eventually(lambda: world.handler.now > 0)
+    await world.files.delete("acme", (await world.shown()).input_file_id)
+    world.handler.gate.set()
+    shown = await world.until("completed")
+    assert shown.request_counts.completed >= 8
+    assert shown.request_counts.completed + shown.request_counts.failed == 150
+    assert shown.error_file_id is not None
+    errors = world.files.path("acme", shown.error_file_id).read_bytes().splitlines()
+    assert {json.loads(each)["error"]["code"] for each in errors} == {"file_not_found"}
+
+
+@pytest.mark.parametrize("gone", ["input", "folder"])
+async def test_a_batch_whose_files_are_gone_expires(world: World, gone: str) -> None:
+    world.capacity.is_open = False
+    await world.batch([line(number) for number in range(150)], expires_at=2000)
+    await world.runner()
+    await world.until("in_progress")
+    if gone == "input":
+        await world.files.delete("acme", (await world.shown()).input_file_id)
+    else:
+        shutil.rmtree(world.folder / "acme" / NAME.id)
+    world.now = 2000.0
+    shown = await world.until("expired")
+    assert shown.request_counts.failed == (150 if gone == "input" else 0)
