@@ -16,7 +16,8 @@ from router.errors import ENGINE_LOST, NOT_CACHED
 from router.flow.batches.line_requests import LineAnswer, LineRequests
 from router.flow.batches.spare_capacity import SpareCapacity
 from router.flow.lookup import FullResponse
-from router.shared.batches.batch_folder import Kind, PartWriter, count_result, read_line
+from router.shared.batches.batch_folder import Kind, PartWriter, count_result, input_line
+from router.shared.batches.file_record import FolderUnusableError
 from router.shared.batches.files import BatchFiles
 
 _MAX_FAILURES: Final = 3
@@ -144,7 +145,8 @@ class BatchRange:
             if body is not None:
                 return body
             line = await self._files.run(_parse, source, entry, self._endpoint.path)
-            assert isinstance(line, RequestLine), "the input does not change"
+            if isinstance(line, BadLine):
+                raise FolderUnusableError(line.message)
             return line.body
 
         request_id, cache, answer = await self._answer(parsed.model, read)
@@ -177,5 +179,7 @@ class BatchRange:
 
 
 def _parse(source: Path, entry: LineEntry, endpoint: str) -> RequestLine | BadLine:
-    with source.open("rb") as file:
-        return parse_line(read_line(file, entry), endpoint)
+    line = input_line(source, entry)
+    if line is None:
+        return BadLine(None, "file_not_found", "The input file is gone.")
+    return parse_line(line, endpoint)

@@ -57,6 +57,7 @@ _MAX_STALLED: Final = 30
 """Ranges that wait for engines do not count, up to so many: other batches may have engines with room."""
 
 _PAUSED: Final = 2
+_NO_FOLDER: Final = "A router cannot use its folder for files; its log says why."
 _CLOSED: Final = "No lines run now: see batch.hours."
 _NO_ROOM: Final = "The engines are busy or down."
 _MAX_REFUSED: Final = 60.0  # seconds after which a tenant that was refused is tried again
@@ -179,6 +180,8 @@ class BatchRunner:
             self._put_off(name, _RETRY_DELAY)
         except FolderUnusableError:  # it is logged
             self._put_off(name, LEASE)
+            with contextlib.suppress(RedisDownError):
+                await self._records.set_waiting(name, _NO_FOLDER)
         except Exception:
             log.exception("a part of the batch %s has failed", name.id)
             self._put_off(name, LEASE)
@@ -276,18 +279,18 @@ class BatchRunner:
     # -- a range ------------------------------------------------------------------------------------------------------
 
     async def _run_range(self, held: _Held, claim: Claim, record: BatchRecord, folder: BatchFolder) -> None:
-        is_done, counts = False, RequestCounts()
+        is_done = False
         try:
             entries = await self._files.run(folder.entries, record.index_token, claim.range)
-            writer, known, counts = await self._take_over(claim, folder)
+            writer, known, so_far = await self._take_over(claim, folder)
             try:
                 missing = [entry for entry in entries if entry.number not in known]
-                held.lines = self._lines(held.name, record, writer, counts)
+                held.lines = self._lines(held.name, record, writer, so_far)
                 is_done = await self._run_lines(held, claim, folder.input(record.index_token), missing)
-                counts = held.lines.counts
             finally:
                 await asyncio.shield(self._files.run(writer.close, writer.take()))
         finally:
+            counts = held.lines.counts if held.lines is not None else None
             finish = partial(self._records.finish_range, held.name, claim, counts, done=is_done)
             if is_done:
                 await self._until_done(finish)

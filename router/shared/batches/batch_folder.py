@@ -242,15 +242,14 @@ class BatchFolder:
         message = "This request could not be executed before the completion window expired."
         try:
             entries = self.entries(index, range_)
-            file = self.input(index).open("rb")
         except FileNotFoundError:
-            return  # somebody has removed the folder: the batch has to end in spite of that
-        with file:
-            for entry in entries:
-                if entry.number not in known:
-                    parsed = parse_line(read_line(file, entry), self._endpoint)
-                    id_ = line_id(self._batch_id, entry.number)
-                    yield error_line(id_, parsed.custom_id, entry.number, "batch_expired", message)
+            return  # the folder was removed; the batch ends all the same
+        for entry in entries:
+            if entry.number not in known:
+                line = input_line(self.input(index), entry)
+                custom_id = parse_line(line, self._endpoint).custom_id if line is not None else None
+                id_ = line_id(self._batch_id, entry.number)
+                yield error_line(id_, custom_id, entry.number, "batch_expired", message)
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -326,9 +325,14 @@ def count_result(counts: RequestCounts, kind: Kind, line: bytes) -> RequestCount
     return msgspec.structs.replace(counts, total=counts.total + 1, completed=counts.completed + 1, cached=cached)
 
 
-def read_line(file: BinaryIO, entry: LineEntry) -> bytes:
-    file.seek(entry.offset)
-    return file.read(entry.length)
+def input_line(source: Path, entry: LineEntry) -> bytes | None:
+    """A line of the input; None if the file is gone."""
+    try:
+        with source.open("rb") as file:
+            file.seek(entry.offset)
+            return file.read(entry.length)
+    except FileNotFoundError:
+        return None
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

@@ -99,7 +99,7 @@ if status == 'in_progress' and has_expired then
 end
 if status == 'cancelling' and not ends_as then finalize('cancelled') end
 if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' then
-    local open, held, given_back = nil, false, nil
+    local open, held, given_back, counts = nil, false, nil, '0 0 0'
     for first = 0, ranges - 1, 500 do
         local names = {}
         for n = first, math.min(first + 499, ranges - 1) do names[#names + 1] = 'range:' .. n end
@@ -111,6 +111,7 @@ if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' t
                 elseif not open then
                     open = first + i - 1
                     given_back = string.match(state, '^held (%S+) 0 ')
+                    counts = string.match(state, '%d+ %d+ %d+$')
                 end
             end
         end
@@ -126,7 +127,7 @@ if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' t
             return {'wait'}
         end
         redis.call('HDEL', key, 'waiting')
-        redis.call('HSET', key, 'range:' .. open, 'held ' .. ARGV[3] .. ' ' .. ARGV[2] .. ' 0 0 0')
+        redis.call('HSET', key, 'range:' .. open, 'held ' .. ARGV[3] .. ' ' .. ARGV[2] .. ' ' .. counts)
         return {'range', tostring(open), given_back or ''}
     end
     if held then return {'wait'} end
@@ -148,12 +149,14 @@ if batch[1] ~= 'in_progress' or tonumber(ARGV[7]) >= tonumber(batch[4]) then ret
 return batch[3] == '1' and 2 or 1
 """
 
-# ARGV: the number of the range, the token, `done` or `held`, lines completed, failed and cached.
+# ARGV: the number of the range, the token, `done` or `held`, lines completed, failed and cached; these stay as they are
+# if they are left out.
 _FINISH_RANGE_SCRIPT: Final = """
 local name = 'range:' .. ARGV[1]
 local state = redis.call('HGET', KEYS[1], name)
 if not state or string.match(state, '^held (%S+)') ~= ARGV[2] then return 0 end
-redis.call('HSET', KEYS[1], name, ARGV[3] .. ' ' .. ARGV[2] .. ' 0 ' .. table.concat(ARGV, ' ', 4))
+local counts = ARGV[4] and table.concat(ARGV, ' ', 4) or string.match(state, '%d+ %d+ %d+$')
+redis.call('HSET', KEYS[1], name, ARGV[3] .. ' ' .. ARGV[2] .. ' 0 ' .. counts)
 if ARGV[3] == 'done' then
     for i, field in ipairs({'completed', 'failed', 'cached'}) do redis.call('HINCRBY', KEYS[1], field, ARGV[3 + i]) end
 end
@@ -384,10 +387,14 @@ class BatchRecords:
         (reply,) = await self._execute(command)
         return int(reply)
 
-    async def finish_range(self, name: BatchName, claim: Claim, counts: RequestCounts, *, done: bool) -> bool:
-        """`done`: else another process may take it at once. False: the range is another process'."""
+    async def finish_range(self, name: BatchName, claim: Claim, counts: RequestCounts | None, *, done: bool) -> bool:
+        """`counts`: None if they are not known. `done`: else another process may take it at once.
+
+        False: the range is another process'.
+        """
         state = "done" if done else "held"
-        command = ("EVAL", _FINISH_RANGE_SCRIPT, 1, name.key, claim.range, claim.token, state, *_words(counts))
+        words = _words(counts) if counts is not None else ()
+        command = ("EVAL", _FINISH_RANGE_SCRIPT, 1, name.key, claim.range, claim.token, state, *words)
         (reply,) = await self._execute(command)
         return bool(reply == 1)
 

@@ -615,12 +615,19 @@ async def test_a_batch_goes_on_when_the_disk_has_room_again(
             raise OSError(errno.ENOSPC, "No space left on device")
 
     await world.batch([line(number) for number in range(50)])
-    world.handler.gate.clear()
     first = await world.runner()
+    await eventually(lambda: world.handler.has_seen_more_than(20))
+    world.handler.gate.clear()
     await eventually(lambda: world.handler.now == 8)
     monkeypatch.setattr("router.shared.batches.batch_folder.os.fsync", sync)
     world.handler.gate.set()
-    await eventually(lambda: "No space left on device" in caplog.text)
+
+    async def says_why() -> bool:
+        return (await world.shown()).waiting_for == "A router cannot use its folder for files; its log says why."
+
+    await eventually(says_why)
+    assert "No space left on device" in caplog.text
+    assert (await world.shown()).request_counts.completed > 8
     full = False
     check_outputs(world, await world.until("completed"), 50)
     assert not [record for record in caplog.records if record.exc_info]
@@ -702,3 +709,34 @@ async def test_a_batch_says_that_its_engines_have_no_room(world: World, monkeypa
     await eventually(lambda: says(None))
     world.handler.gate.set()
     await world.until("completed")
+
+
+async def test_a_batch_whose_kept_input_is_lost_ends_with_errors(world: World) -> None:
+    await world.batch([line(number) for number in range(150)])
+    world.handler.gate.clear()
+    await world.runner()
+    await eventually(lambda: world.handler.now > 0)
+    for path in (world.folder / "acme" / NAME.id).glob("input-*"):
+        path.unlink()
+    world.handler.gate.set()
+    shown = await world.until("completed")
+    assert shown.request_counts.completed >= 8
+    assert shown.request_counts.completed + shown.request_counts.failed == 150
+    assert shown.error_file_id is not None
+    errors = world.files.path("acme", shown.error_file_id).read_bytes().splitlines()
+    assert {json.loads(each)["error"]["code"] for each in errors} == {"file_not_found"}
+
+
+@pytest.mark.parametrize("gone", ["input", "folder"])
+async def test_a_batch_whose_files_are_gone_expires(world: World, gone: str) -> None:
+    world.capacity.is_open = False
+    await world.batch([line(number) for number in range(150)], expires_at=2000)
+    await world.runner()
+    await world.until("in_progress")
+    if gone == "input":
+        await world.files.delete("acme", (await world.shown()).input_file_id)
+    else:
+        shutil.rmtree(world.folder / "acme" / NAME.id)
+    world.now = 2000.0
+    shown = await world.until("expired")
+    assert shown.request_counts.failed == (150 if gone == "input" else 0)

@@ -306,3 +306,13 @@ async def test_the_log_says_what_redis_refuses(
     with pytest.raises(RedisDownError):
         await records.find(NAME)
     assert "Redis refuses a command of batches: WRONGTYPE" in caplog.text
+
+
+async def test_progress_goes_on_from_what_the_last_holder_has_counted(records: BatchRecords, clock: Clock) -> None:
+    await begun(records, 1)
+    await records.renew_range(NAME, await records.claim(NAME, "a"), RequestCounts(0, 7, 2, 1))
+    clock.now += LEASE + 1
+    claim = await records.claim(NAME, "b")
+    assert (await records.find(NAME)).shown.request_counts == RequestCounts(100, 7, 2, 1)
+    await records.finish_range(NAME, claim, None, done=False)
+    assert (await records.find(NAME)).shown.request_counts == RequestCounts(100, 7, 2, 1)
