@@ -62,12 +62,13 @@ class Caller:
     - `reservation`: of a tenant with limits, else None; to be released at the end of the request.
     - `has_begun`: it has got the head of the response.
     - `at_engine`: its turn for the engine that may have kept the response before it; None if there is none.
+    - `is_kept_by_default`: whether its response at /v1/responses is kept without `store`.
     - `priority`: in place of that of its body and tenant, see router.core.quota.priority; None: theirs.
     """
 
     __slots__ = (
-        "at_engine", "body_allocation", "connection", "form_type", "has_begun", "heartbeat", "max_ttft", "prefer",
-        "priority", "request_id", "reservation", "scope", "send", "session",
+        "at_engine", "body_allocation", "connection", "form_type", "has_begun", "heartbeat", "is_kept_by_default",
+        "max_ttft", "prefer", "priority", "request_id", "reservation", "scope", "send", "session",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +88,7 @@ class Caller:
         self.reservation: Reservation | None = None
         self.has_begun = False
         self.at_engine: TurnAtEngine | None = None
+        self.is_kept_by_default = True
         self.priority: int | None = None
 
     def retries_after_break(self) -> bool:

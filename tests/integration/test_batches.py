@@ -1,7 +1,9 @@
 """/v1/batches at routers on sockets, with OpenAI's client, the cache and engines."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,11 @@ import openai
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai.types import Batch, FileObject
 
+from router.core.endpoints.table import ENDPOINT_BY_PATH
 from tests.support.router_server import MakeRouter, RouterServer
+from tests.support.simulated_engine import SimulatedEngine
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -72,7 +77,11 @@ async def results(client: AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
 
 async def test_openais_client_runs_a_batch_and_the_second_run_is_free(client: AsyncOpenAI) -> None:
     content = lines(20) + lines(5, first=100, temperature="hot")
-    batch = await run(client, content, metadata={"night": "1"})
+    lifetime = {"anchor": "created_at", "seconds": 7200}
+    batch = await run(client, content, metadata={"night": "1"}, output_expires_after=lifetime)
+    for id_ in (batch.output_file_id, batch.error_file_id):
+        file = await client.files.retrieve(id_)
+        assert file.expires_at == file.created_at + 7200
     assert (batch.status, batch.metadata, batch.endpoint) == ("completed", {"night": "1"}, CHAT)
     assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (25, 20, 5)
     outputs, errors = await results(client, batch.output_file_id), await results(client, batch.error_file_id)
@@ -101,6 +110,8 @@ async def test_what_is_no_batch_is_refused(client: AsyncOpenAI, router: RouterSe
         ({"input_file_id": "file-" + 32 * "0"}, "file_not_found"),
         ({"input_file_id": "../../etc/passwd"}, "file_not_found"),
         ({"metadata": {"a": 7}}, "invalid_batch"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 3599}}, "invalid_batch"),
+        ({"output_expires_after": {"anchor": "now", "seconds": 3600}}, "invalid_batch"),
         ({"metadata": {str(number): "" for number in range(17)}}, "invalid_metadata"),
     ):
         answer = await router.http.post("/v1/batches", json=good | changed)
@@ -108,8 +119,23 @@ async def test_what_is_no_batch_is_refused(client: AsyncOpenAI, router: RouterSe
     for path in ("/v1/batches/batch_0", "/v1/batches/batch_0/cancel", "/v1/batches/x/pause"):
         answer = await router.http.request("GET" if path.endswith("_0") else "POST", path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "batch_not_found")
-    with pytest.raises(openai.BadRequestError):
-        await client.batches.list(limit=101)
+    for query in ("limit=101", "limit=" + 5000 * "9", "limit=%C2%B2", "after=" + 5000 * "x"):
+        answer = await router.http.get(f"/v1/batches?{query}")
+        assert answer.status_code == 400
+        assert len(answer.text) < 400
+    answer = await router.http.get("/v1/batches/" + 5000 * "x")
+    assert (answer.status_code, len(answer.text) < 400) == (404, True)
+
+
+async def test_a_tenant_has_no_more_batches_than_it_may(make_router: MakeRouter, config: str, tmp_path: Path) -> None:
+    router = await make_router(f'{config}\n[batch]\nfolder = "{tmp_path}"\nmax_batches = 1\n')
+    content = lines(3000, first=20_000, max_tokens=60)
+    uploaded = await router.http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", content)})
+    body = {"input_file_id": uploaded.json()["id"], "endpoint": CHAT, "completion_window": "24h"}
+    assert (await router.http.post("/v1/batches", json=body)).status_code == 200
+    refused = await router.http.post("/v1/batches", json=body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "batch_limit")
+    assert refused.headers["retry-after"] == "60"
 
 
 async def test_a_batch_is_paused_resumed_and_cancelled(client: AsyncOpenAI, router: RouterServer) -> None:
@@ -164,3 +190,84 @@ async def test_a_batch_is_shared_by_two_routers_and_survives_both(
     output = await second.http.get(f"/v1/files/{shown['output_file_id']}/content")
     found = [json.loads(line)["custom_id"] for line in output.text.splitlines()]
     assert sorted(found) == sorted(f"n{number}" for number in range(50_000, 50_400))
+
+
+async def test_responses_of_lines_are_kept_only_if_they_ask_for_it(client: AsyncOpenAI) -> None:
+    first = await client.responses.create(model="llama", input="How deep is the sea?")
+    bodies: list[dict[str, Any]] = [{}, {"store": True}, {"store": False}, {"previous_response_id": first.id}]
+    requests = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/responses",
+         "body": {"model": "llama", "input": f"And lake {number}?"} | body}
+        for number, body in enumerate(bodies)
+    ]  # fmt: skip
+    batch = await run(client, "\n".join(map(json.dumps, requests)).encode(), endpoint="/v1/responses")
+    outputs = await results(client, batch.output_file_id)
+    ids = {custom_id: line["response"]["body"]["id"] for custom_id, line in outputs.items()}
+    assert (await client.responses.retrieve(ids["1"])).id == ids["1"]
+    for custom_id in ("0", "2", "3"):
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(ids[custom_id])
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "llama", "messages": [{"role": "user", "content": "The sea?"}]},
+    "/v1/completions": {"model": "llama", "prompt": "The sea"},
+    "/v1/responses": {"model": "llama", "input": "The sea?"},
+    "/v1/messages": {"model": "llama", "max_tokens": 5, "messages": [{"role": "user", "content": "The sea?"}]},
+    "/v1/messages/count_tokens": {"model": "llama", "messages": [{"role": "user", "content": "The sea?"}]},
+    "/tokenize": {"model": "llama", "prompt": "The sea"},
+    "/detokenize": {"model": "llama", "tokens": [1, 2]},
+    "/v1/embeddings": {"model": "embed", "input": "The sea"},
+    "/pooling": {"model": "embed", "input": "The sea"},
+    "/classify": {"model": "classify", "input": "The sea"},
+    "/score": {"model": "embed", "text_1": "The sea", "text_2": "deep"},
+    "/v1/score": {"model": "embed", "text_1": "The sea", "text_2": "deep"},
+    "/rerank": {"model": "embed", "query": "The sea", "documents": ["deep", "blue"]},
+    "/v1/rerank": {"model": "embed", "query": "The sea", "documents": ["deep", "blue"]},
+    "/v2/rerank": {"model": "embed", "query": "The sea", "documents": ["deep", "blue"]},
+}
+
+
+async def test_every_endpoint_takes_batches_and_its_errors_have_its_form(
+    make_router: MakeRouter, config: str, tmp_path: Path
+) -> None:
+    assert set(CASES) == set(ENDPOINT_BY_PATH)
+    async with AsyncExitStack() as stack:
+        text = f'{config}\n[batch]\nfolder = "{tmp_path}"\n'
+        for task in ("embed", "classify"):
+            engine = SimulatedEngine(task, runner="pooling", pooling_task=task)
+            await stack.enter_async_context(engine)
+            text += f'[[model]]\nname = "{task}"\n[[engine]]\nname = "{task}"\nmodel = "{task}"\nurl = "{engine.url}"\n'
+        router = await make_router(text)
+        http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
+        openai_client = AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, http_client=http)
+        client = await stack.enter_async_context(openai_client)
+
+        async def check(path: str, body: dict[str, Any]) -> None:
+            bodies = [body, {**body, "model": "unknown"}, {"model": body["model"]}]
+            requests = [
+                {"custom_id": str(number), "method": "POST", "url": path, "body": each}
+                for number, each in enumerate(bodies)
+            ]
+            content = "\n".join(map(json.dumps, requests)).encode()
+            batch = await run(client, content, endpoint=path)
+            outputs, errors = await results(client, batch.output_file_id), await results(client, batch.error_file_id)
+            assert set(outputs) == {"0"}, path
+            assert outputs["0"]["response"]["status_code"] == 200
+            statuses = {custom_id: error["response"]["status_code"] for custom_id, error in errors.items()}
+            assert statuses == {"1": 404, "2": 400}, path
+            for error in errors.values():
+                assert error["response"]["body"]["error"]["message"]
+                assert ("type" in error["response"]["body"]) == path.startswith("/v1/messages")
+
+        await asyncio.gather(*[check(path, body) for path, body in CASES.items()])
+
+
+async def test_objects_have_the_types_of_openais_client(client: AsyncOpenAI, router: RouterServer) -> None:
+    await run(client, b'{"custom_id": "a"}\n', endpoint="/v1/embeddings")
+    await run(client, lines(2, first=900) + b"{}\n")
+    for path, kind in (("batches", Batch), ("files", FileObject)):
+        page = (await router.http.get(f"/v1/{path}")).json()
+        assert len(page["data"]) >= 2
+        for each in page["data"]:
+            kind.model_validate(each, strict=True)

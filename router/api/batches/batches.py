@@ -3,15 +3,17 @@
 Source: https://platform.openai.com/docs/api-reference/batch
 """
 
+import re
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from router.api.batches.file_upload import MAX_TTL, MIN_TTL
 from router.api.inference.endpoint import read_body
 from router.api.inference.tenant_requests import TenantRequest, TenantRequests
 from router.core.batches.completion_window import parse_window
@@ -20,7 +22,13 @@ from router.core.endpoints.endpoint import Endpoint
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.errors import NOT_FOUND, RATE_LIMIT, ApiError, bad_request, unavailable
 from router.net.redis.pipeline import RedisDownError
-from router.shared.batches.batch_records import BatchName, BatchNotFoundError, BatchRecords, BatchSpec
+from router.shared.batches.batch_records import (
+    BatchName,
+    BatchNotFoundError,
+    BatchRecords,
+    BatchSpec,
+    TooManyBatchesError,
+)
 from router.shared.batches.file_record import UnknownFileError
 from router.shared.batches.files import BatchFiles
 
@@ -30,9 +38,16 @@ _MAX_BODY: Final = 1 << 16
 _MAX_LIMIT: Final = 100
 _DEFAULT_LIMIT: Final = 20
 _MAX_METADATA: Final = 16
+_NUMBER: Final = re.compile(r"[0-9]{1,3}")
+_MAX_SHOWN: Final = 128  # characters of an id that a client has sent
 
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
 _MetadataKey = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class _ExpiresAfter(msgspec.Struct):
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, msgspec.Meta(ge=MIN_TTL, le=MAX_TTL)]
 
 
 class _CreateBody(msgspec.Struct):
@@ -40,6 +55,7 @@ class _CreateBody(msgspec.Struct):
     endpoint: _Text
     completion_window: _Text
     metadata: dict[_MetadataKey, _Text] | None = None
+    output_expires_after: _ExpiresAfter | None = None
 
 
 _decode: Final = msgspec.json.Decoder(_CreateBody).decode
@@ -107,26 +123,25 @@ class BatchRoutes:
             await self._files.find(request.tenant, asked.input_file_id)
         except UnknownFileError:
             raise bad_request(
-                f"There is no file {asked.input_file_id!r}.", param="input_file_id", code="file_not_found"
+                f"There is no file {asked.input_file_id[:_MAX_SHOWN]!r}.", param="input_file_id", code="file_not_found"
             ) from None
-        await self._check_number(request.tenant)
         now = int(self._clock())
+        expires_after = asked.output_expires_after
         spec = BatchSpec(
             endpoint=asked.endpoint, input_file_id=asked.input_file_id, completion_window=asked.completion_window,
             created_at=now, expires_at=now + window, metadata=asked.metadata,
             cache_control=metadata.get("cache_control", ""),
+            output_ttl=expires_after.seconds if expires_after is not None else None,
         )  # fmt: skip
         name = BatchName(request.tenant, f"batch_{secrets.token_hex(12)}")
-        await self._records.create(name, spec)
-        return (await self._records.find(name)).shown
-
-    async def _check_number(self, tenant: str) -> None:
-        running = sum(name.tenant == tenant for name in await self._records.open())
-        if running >= self._max_batches:
+        try:
+            await self._records.create(name, spec, max_open=self._max_batches)
+        except TooManyBatchesError:
             raise ApiError(
-                429, f"The tenant has {running} batches that have not ended, which is the maximum.", kind=RATE_LIMIT,
-                code="batch_limit", retry_after=60,
-            )  # fmt: skip
+                429, f"{self._max_batches} batches of the tenant have not ended, which is the maximum.",
+                kind=RATE_LIMIT, code="batch_limit", retry_after=60,
+            ) from None  # fmt: skip
+        return (await self._records.find(name)).shown
 
     async def _get(self, request: TenantRequest) -> Any:
         return (await self._records.find(_name(request))).shown
@@ -138,7 +153,7 @@ class BatchRoutes:
         after = query.get("after")
         if after is not None:
             if after not in ids:
-                raise bad_request(f"There is no batch {after!r}.", param="after", code="invalid_after")
+                raise bad_request(f"There is no batch {after[:_MAX_SHOWN]!r}.", param="after", code="invalid_after")
             ids = ids[ids.index(after) + 1 :]
         shown = await self._records.find_all(request.tenant, ids[:limit])
         return {
@@ -183,10 +198,10 @@ def _name(request: TenantRequest) -> BatchName:
 
 
 def _no_batch(id_: str) -> ApiError:
-    return ApiError(404, f"There is no batch {id_!r}.", kind=NOT_FOUND, param="id", code="batch_not_found")
+    return ApiError(404, f"There is no batch {id_[:_MAX_SHOWN]!r}.", kind=NOT_FOUND, param="id", code="batch_not_found")
 
 
 def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= _MAX_LIMIT):
+    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= _MAX_LIMIT:
         raise bad_request(f"`limit` must be a number from 1 to {_MAX_LIMIT}.", param="limit")
     return int(text)

@@ -34,9 +34,9 @@ class _Line(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    model: str = ""
-    stream: bool | None = None
-    background: bool | None = None
+    model: msgspec.Raw = msgspec.Raw()
+    stream: msgspec.Raw = msgspec.Raw()
+    background: msgspec.Raw = msgspec.Raw()
 
 
 _decode_line: Final = msgspec.json.Decoder(_Line).decode
@@ -75,10 +75,11 @@ def parse_line(line: bytes, endpoint: str) -> RequestLine | BadLine:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # What is wrong with it, the endpoint says.
         return RequestLine(custom_id, body, "")
-    if options.stream or options.background:
-        name = "stream" if options.stream else "background"
-        return BadLine(custom_id, f"unsupported_{name}", f"A request of a batch cannot have `{name}`.")
-    return RequestLine(custom_id, body, options.model)
+    # Each by itself: a field that is invalid for one endpoint has no meaning for another.
+    for name, value in (("stream", options.stream), ("background", options.background)):
+        if bytes(value) == b"true":
+            return BadLine(custom_id, f"unsupported_{name}", f"A request of a batch cannot have `{name}`.")
+    return RequestLine(custom_id, body, _text(options.model))
 
 
 def _text(value: msgspec.Raw) -> str:

@@ -30,6 +30,10 @@ _NO_LIMIT: Final = 1 << 31
 CONCURRENT_RETRY_MS: Final = 1000  # a guess, because the end of a request cannot be predicted
 
 
+RESERVE: Final = 0.25
+"""The share of a limit that requests which nobody waits for leave to others."""
+
+
 class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a tenant; None is unlimited."""
 
@@ -40,6 +44,25 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_limited(self) -> bool:
         return self != Quota()
+
+    def without_reserve(self) -> "Quota":
+        """As for a request that nobody waits for: a part of the requests is kept for others."""
+        return msgspec.structs.replace(
+            self,
+            requests_per_minute=_without_reserve(self.requests_per_minute),
+            concurrent_requests=_without_reserve(self.concurrent_requests),
+        )
+
+    def refuse_reserved_tokens(self, status: "RateLimitStatus") -> "RateLimitStatus":
+        """The status of such a request, which is not admitted either for tokens that are kept for others."""
+        if status.exceeded is not None or self.tokens_per_minute is None:
+            return status
+        missing = RESERVE * self.tokens_per_minute - status.tokens_remaining
+        if missing <= 0:
+            return status
+        return msgspec.structs.replace(
+            status, exceeded="tokens", retry_after_ms=ceil(missing * MINUTE_MS / self.tokens_per_minute)
+        )
 
     def without_concurrency(self) -> "Quota":
         """As for a request that never has to wait for others. It is counted among those that run."""
@@ -159,6 +182,10 @@ class TenantUsage:
         if tokens is not None and update.needs_tokens and level < ONE_TOKEN:
             return "tokens", ceil((1 - level) * MINUTE_MS / tokens)
         return None, 0
+
+
+def _without_reserve(limit: int | None) -> int | None:
+    return max(1, floor((1 - RESERVE) * limit)) if limit is not None else None
 
 
 def estimate_tokens(prompt_bytes: int, event_count: int, body_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +16,7 @@ from router.errors import ENGINE_LOST, NOT_CACHED
 from router.flow.batches.line_requests import LineAnswer, LineRequests
 from router.flow.batches.spare_capacity import SpareCapacity
 from router.flow.lookup import FullResponse
-from router.shared.batches.batch_folder import Kind, PartWriter, count_result, input_line
+from router.shared.batches.batch_folder import Kind, PartWriter, count_result, read_line
 from router.shared.batches.files import BatchFiles
 
 _MAX_FAILURES: Final = 3
@@ -24,8 +24,11 @@ _MAX_FAILURES: Final = 3
 
 _FIRST_DELAY: Final = 1.0
 _MAX_DELAY: Final = 30.0
-_LONG_DELAY: Final = 60
-"""Seconds: a refusal for so long, as by a budget, holds for all lines of the tenant."""
+_LONG_DELAY: Final = 5
+"""Seconds: a refusal for so long, as by a budget or a rate limit, holds for all lines; others run meanwhile."""
+
+_MAX_HELD: Final = 16 << 10
+"""Bytes of a line that stays in memory while it waits."""
 
 _STALL: Final = 5.0
 """Seconds without a line in flight after which a range leaves its place to others."""
@@ -98,8 +101,7 @@ class BatchRange:
             if self._is_stopped:
                 return
             with self._being_waiting():
-                line = await self._files.run(input_line, source, entry)
-                kind, result = await self._result(entry, line)
+                kind, result = await self._result(source, entry)
             self._writer.add(kind, result)
             async with self._flushing:  # while one writes, the results of others gather
                 await self._files.run(self._writer.write, self._writer.take())
@@ -126,29 +128,37 @@ class BatchRange:
             self._idle_since = asyncio.get_running_loop().time()
             self._waiting.add(task)
 
-    async def _result(self, entry: LineEntry, line: bytes | None) -> tuple[Kind, bytes]:
-        """`line`: None if the file is gone."""
+    async def _result(self, source: Path, entry: LineEntry) -> tuple[Kind, bytes]:
         id_ = line_id(self._batch_id, entry.number)
-        if line is None:
-            return "errors", error_line(id_, None, entry.number, "file_not_found", "The input file is gone.")
-        parsed = parse_line(line, self._endpoint.path)
+        parsed = await self._files.run(_parse, source, entry, self._endpoint.path)
         if isinstance(parsed, RequestLine) and entry.flags & DUPLICATE:
             message = "Another line of the file has the same `custom_id`."
             parsed = BadLine(parsed.custom_id, "duplicate_custom_id", message)
         if isinstance(parsed, BadLine):
             return "errors", error_line(id_, parsed.custom_id, entry.number, parsed.code, parsed.message)
-        request_id, cache, answer = await self._answer(parsed)
+        # A line may wait for hours, together with thousands: a long one is read again when it begins.
+        body = parsed.body if entry.length <= _MAX_HELD else None
+        parsed = parsed._replace(body=b"")
+
+        async def read() -> bytes:
+            if body is not None:
+                return body
+            line = await self._files.run(_parse, source, entry, self._endpoint.path)
+            assert isinstance(line, RequestLine), "the input does not change"
+            return line.body
+
+        request_id, cache, answer = await self._answer(parsed.model, read)
         if isinstance(answer, FullResponse):
             return "output", response_line(id_, parsed.custom_id, 200, request_id, cache, answer.body)
         body = self._endpoint.errors.body(answer, request_id)
         return "errors", response_line(id_, parsed.custom_id, answer.status, request_id, cache, body)
 
-    async def _answer(self, line: RequestLine) -> LineAnswer:
+    async def _answer(self, model: str, read: Callable[[], Awaitable[bytes]]) -> LineAnswer:
         failures, delay = 0, _FIRST_DELAY
         while True:
-            async with self._capacity.one_more(line.model):
+            async with self._capacity.one_more(model):
                 with self._being_in_flight():
-                    found = await self._requests.send(self._endpoint, self._tenant, self._control, line.body)
+                    found = await self._requests.send(self._endpoint, self._tenant, self._control, await read())
             answer = found.answer
             if isinstance(answer, FullResponse):
                 return found
@@ -164,3 +174,8 @@ class BatchRange:
                 self.stop()  # this task, too
             await asyncio.sleep(max(delay, answer.retry_after or 0.0))
             delay = min(2 * delay, _MAX_DELAY)
+
+
+def _parse(source: Path, entry: LineEntry, endpoint: str) -> RequestLine | BadLine:
+    with source.open("rb") as file:
+        return parse_line(read_line(file, entry), endpoint)

@@ -59,6 +59,7 @@ _MAX_STALLED: Final = 30
 _PAUSED: Final = 2
 _NO_FOLDER: Final = "A router cannot use its folder for files; its log says why."
 _CLOSED: Final = "No lines run now: see batch.hours."
+_NO_ROOM: Final = "The engines are busy or down."
 _MAX_REFUSED: Final = 60.0  # seconds after which a tenant that was refused is tried again
 
 
@@ -71,11 +72,15 @@ class BatchLimits(NamedTuple):
 
 
 class _Held:
-    """What this process has claimed. `lines`: None until they run, and for the other parts."""
+    """What this process has claimed.
+
+    `lines`: None until they run, and for the other parts. `says_why`: whether the batch says why these do not.
+    """
 
     def __init__(self, name: BatchName) -> None:
         self.name = name
         self.lines: BatchRange | None = None
+        self.says_why = False
 
     @property
     def is_stalled(self) -> bool:
@@ -139,13 +144,13 @@ class BatchRunner:
         self._looks += 1
         first = self._looks % len(names) if names else 0
         now = asyncio.get_running_loop().time()
+        self._not_before = {name: time for name, time in self._not_before.items() if name in names and time > now}
         stalled = {held.name for held in self._held.values() if held.is_stalled}
         for name in names[first:] + names[:first]:
-            if name.tenant not in self._tenants or name in stalled or self._not_before.get(name, 0.0) > now:
+            if name.tenant not in self._tenants or name in stalled or name in self._not_before:
                 continue
             claim = await self._records.claim(name, secrets.token_hex(8), "" if self._capacity.is_open else _CLOSED)
             if claim.what in ("wait", "ended"):
-                self._not_before.pop(name, None)
                 continue
             held = _Held(name)
             task = asyncio.get_running_loop().create_task(self._work(held, claim))
@@ -230,30 +235,30 @@ class BatchRunner:
             ranges = -(-total // RANGE_LINES)
             await self._until_done(partial(self._records.begin, name, claim.token, total, ranges))
             return
-        await self._until_done(partial(self._records.fail, name, claim.token, BatchErrors((error,))))
+        if await self._until_done(partial(self._records.fail, name, claim.token, BatchErrors((error,)))):
+            await self._files.run(folder.remove)  # of a check before, whose process has ended
 
     async def _finalize(self, name: BatchName, claim: Claim, record: BatchRecord, folder: BatchFolder) -> None:
-        expired = claim.ends_as == "expired"
-        source = self._files.path(name.tenant, record.spec.input_file_id) if expired else None
         joined: JoinedResults = await self._until_cancelled(
-            folder.join, claim.token, record.ranges, record.tokens, source, record.index_token
+            folder.join, claim.token, record.ranges, record.tokens, record.index_token, claim.ends_as == "expired"
         )
         # It may have lost the lease meanwhile, and others have ended the batch.
         if not await self._until_done(partial(self._records.renew_job, name, claim.token)):
             return
-        output = await self._adopt(name, joined.output, "output")
-        errors = await self._adopt(name, joined.errors, "errors")
+        output = await self._adopt(name, record, joined.output, "output")
+        errors = await self._adopt(name, record, joined.errors, "errors")
         end = partial(self._records.end, name, claim.token, claim.ends_as, joined.counts, output, errors)
         if await self._until_done(end):
             await self._files.run(folder.remove)
 
-    async def _adopt(self, name: BatchName, path: Path | None, kind: str) -> str:
+    async def _adopt(self, name: BatchName, batch: BatchRecord, path: Path | None, kind: str) -> str:
         """The id of the tenant's new file; empty without a path."""
         if path is None:
             return ""
         record = await self._files.adopt(
-            name.tenant, path, f"{name.id}_{kind}.jsonl", "batch_output", id_=_file_id(name, kind)
-        )
+            name.tenant, path, f"{name.id}_{kind}.jsonl", "batch_output", id_=_file_id(name, kind),
+            ttl=batch.spec.output_ttl,
+        )  # fmt: skip
         return record.id
 
     async def _until_cancelled(self, work: Callable[..., _T], *args: Any) -> _T:
@@ -281,7 +286,7 @@ class BatchRunner:
             try:
                 missing = [entry for entry in entries if entry.number not in known]
                 held.lines = self._lines(held.name, record, writer, so_far)
-                is_done = await self._run_lines(held, claim, record, missing)
+                is_done = await self._run_lines(held, claim, folder.input(record.index_token), missing)
             finally:
                 await asyncio.shield(self._files.run(writer.close, writer.take()))
         finally:
@@ -314,28 +319,29 @@ class BatchRunner:
         )
 
     async def _run_lines(
-        self, held: _Held, claim: Claim, record: BatchRecord, missing: Sequence[LineEntry]
+        self, held: _Held, claim: Claim, source: Path, missing: Sequence[LineEntry]
     ) -> bool:  # fmt: skip
         """Whether all have a result."""
         assert held.lines is not None, "they are about to run"
-        source = self._files.path(held.name.tenant, record.spec.input_file_id)
         loop = asyncio.get_running_loop()
         running = loop.create_task(held.lines.run(source, missing, self._limits.max_in_flight))
-        lease = loop.create_task(self._renew(partial(self._renew_range, held.name, claim, held.lines, running)))
+        lease = loop.create_task(self._renew(partial(self._renew_range, held, held.lines, claim, running)))
         try:
             await asyncio.wait((running,))
         finally:
             await cancel_and_wait(running, lease)
         return not running.cancelled() and running.result()
 
-    async def _renew_range(
-        self, name: BatchName, claim: Claim, lines: BatchRange, running: "asyncio.Task[bool]"
-    ) -> bool:
-        state = await self._records.renew_range(name, claim, lines.counts)
+    async def _renew_range(self, held: _Held, lines: BatchRange, claim: Claim, running: "asyncio.Task[bool]") -> bool:
+        state = await self._records.renew_range(held.name, claim, lines.counts)
         if state == _PAUSED:
             lines.stop()
         if not state:
             running.cancel()
+        elif lines.is_stalled != held.says_why:
+            held.says_why = lines.is_stalled
+            reason = _NO_ROOM if self._capacity.is_open else _CLOSED
+            await self._records.set_waiting(held.name, reason if held.says_why else "")
         return bool(state)
 
 

@@ -1,5 +1,6 @@
 """Folders of batches that nobody works on: Redis has lost the batch, or a process died after it had ended it."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from router.shared.batches.file_folder import LEFTOVER_AGE
 from router.shared.batches.files import BatchFiles
 
 _PATTERN: Final = "*/batch_*"
+_ID: Final = re.compile(r"batch_[0-9a-f]{24}")
 
 
 async def remove_leftover_folders(
@@ -33,7 +35,7 @@ def _old(folder: Path, before: float) -> list[Path]:
     found = []
     for path in folder.glob(_PATTERN):
         try:
-            if path.is_dir() and path.stat().st_mtime < before:
+            if _ID.fullmatch(path.name) and path.is_dir() and path.stat().st_mtime < before:
                 found.append(path)
         except FileNotFoundError:
             continue  # its batch has ended meanwhile

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from router.core.cache.cache_control import CacheControl
@@ -52,7 +53,9 @@ class LineAnswer(NamedTuple):
 
 
 class LineRequests:
-    """- Each request has the lowest priority, counts for its tenant's limits, and has a line of its own in the log."""
+    """- Each request has the lowest priority, counts for its tenant's limits, and has a line of its own in the log.
+    - Nobody waits for it: what its tenant allows for the time to the first token does not hold.
+    """
 
     def __init__(
         self, handlers: Mapping[str, RequestHandler], limits: RequestLimits,
@@ -69,6 +72,8 @@ class LineRequests:
         exchange.tenant, exchange.key_id, exchange.outcome = tenant, KEY_ID, "left"
         caller = Caller(_NO_CLIENT, _send_nothing, self._new_allocation())
         caller.request_id, caller.priority = exchange.request_id, _LOWEST_PRIORITY
+        caller.max_ttft = inf  # its tenant's is for people
+        caller.is_kept_by_default = False  # one batch would replace all conversations of the tenant
         try:
             answer = await self._answer(exchange, control, body, caller)
         except ApiError as error:

@@ -100,7 +100,7 @@ class ConversationGateway:
     async def handle(
         self, exchange: Exchange, control: CacheControl, body: bytes, caller: Caller
     ) -> FullResponse | StreamedResponse:
-        turn = parse_turn(body)
+        turn = parse_turn(body, is_kept_by_default=caller.is_kept_by_default)
         if turn is None:
             return await self._gateway.handle(exchange, control, body, caller)
         since, place, asked, may_be_kept = self._purges.last_position, _FIRST, body, turn.has_server_tools

@@ -30,7 +30,7 @@ from router.settings import Settings, tenants
 from router.shared.batches.batch_records import BatchRecords
 from router.shared.batches.file_record import FolderUnusableError
 from router.shared.batches.files import BatchFiles
-from router.shared.quota.rate_limits import ReadLimits
+from router.shared.quota.rate_limits import ReadLimits, SpareLimits
 
 _REMOVAL_INTERVAL: Final = 3600.0  # seconds
 _ENVELOPE: Final = 64 << 10
@@ -84,7 +84,7 @@ def _build_runner(
     }
     requests = LineRequests(
         handlers,
-        process_state.tenant_limits,
+        SpareLimits(process_state.tenant_limits),
         partial(BodyAllocation, process_state.body_budget, router.max_bodies),
         process_state.telemetry.record,
     )
@@ -121,3 +121,5 @@ async def _clean_up(files: BatchFiles, records: BatchRecords, folder: Path, cloc
     with contextlib.suppress(FolderUnusableError, RedisDownError):  # it is logged; the next time may be better
         await files.remove_expired()
         await remove_leftover_folders(files, records, folder, clock)
+    with contextlib.suppress(RedisDownError):
+        await records.remove_lost()

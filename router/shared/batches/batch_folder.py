@@ -1,5 +1,6 @@
 """What the processes that work on a batch keep in its folder: the index of its lines, and the results so far.
 
+    {folder}/{tenant}/{batch}/input-{token}            its input file, which may be deleted or expire meanwhile
     {folder}/{tenant}/{batch}/index-{token}            see router.core.batches.line_index
     {folder}/{tenant}/{batch}/{range}-{token}.output   results of a range, by one holder of its lease
     {folder}/{tenant}/{batch}/{range}-{token}.errors   its lines without a result, or with an error
@@ -35,6 +36,7 @@ from router.core.batches.result_line import error_line, is_cached, line_id, numb
 RANGE_LINES: Final = 100
 
 _MAX_ENVELOPE: Final = 1 << 16  # bytes of a line besides the request's body
+_COPY_SIZE: Final = 1 << 20
 _BUSY: Final = 0.001  # seconds of work after which the event loop gets the interpreter
 
 Kind = Literal["output", "errors"]
@@ -90,7 +92,7 @@ class BatchFolder:
     # -- the input ----------------------------------------------------------------------------------------------------
 
     def check_input(self, source: Path, token: str, max_lines: int, is_stopped: Callable[[], bool]) -> int:
-        """Writes the index; the result is the number of lines.
+        """Writes the index and keeps the input; the result is the number of lines.
 
         Raises InvalidInputError, OSError, and WorkStoppedError.
         """
@@ -106,13 +108,17 @@ class BatchFolder:
         if not len(lines):
             raise InvalidInputError("empty_file", "The file has no lines.")
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self._index(token)
-        with _create(path) as index:
+        _keep(source, self.input(token))
+        with _create(self._index(token)) as index:
             for entry_bytes in lines.packed():
                 index.write(entry_bytes)
                 pauses.pause_if_due()
             _sync(index)
         return len(lines)
+
+    def input(self, index: str) -> Path:
+        """The input, for as long as the batch lasts. `index`: the token of the check."""
+        return self._folder / f"input-{index}"
 
     def _lines(self, file: BinaryIO) -> Iterator[tuple[LineEntry, bytes]]:
         """The lines of a file, but for empty ones at its end. Raises InvalidInputError."""
@@ -192,13 +198,13 @@ class BatchFolder:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def join(
-        self, token: str, ranges: int, done: Mapping[int, str], source: Path | None, index: str,
+        self, token: str, ranges: int, done: Mapping[int, str], index: str, is_expired: bool,
         is_stopped: Callable[[], bool],
     ) -> JoinedResults:  # fmt: skip
         """All results. `done`: the tokens of the ranges that are done, by number.
 
-        `source`: the input, if each line without a result is to be an error; else None. Raises OSError and
-        WorkStoppedError.
+        `is_expired`: each line without a result is an error. If the input is lost, these are left out. Raises OSError
+        and WorkStoppedError.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         counts = RequestCounts()
@@ -219,8 +225,8 @@ class BatchFolder:
                             files[kind].write(line)
                             counts = count_result(counts, kind, line)
                         pauses.pause_if_due()
-                if source is not None:
-                    for line in self._expired(source, index, range_, known):
+                if is_expired:
+                    for line in self._expired(index, range_, known):
                         files["errors"].write(line)
                         counts = count_result(counts, "errors", line)
             for file in files.values():
@@ -231,19 +237,20 @@ class BatchFolder:
             self._joined(token, "errors") if counts.failed else None,
         )
 
-    def _expired(self, source: Path, index: str, range_: int, known: set[int]) -> Iterator[bytes]:
+    def _expired(self, index: str, range_: int, known: set[int]) -> Iterator[bytes]:
         """The results of a range's lines that have none, at the end of the window."""
         message = "This request could not be executed before the completion window expired."
         try:
             entries = self.entries(index, range_)
+            file = self.input(index).open("rb")
         except FileNotFoundError:
-            return  # the folder was removed; the batch ends all the same
-        for entry in entries:
-            if entry.number not in known:
-                line = input_line(source, entry)
-                custom_id = parse_line(line, self._endpoint).custom_id if line is not None else None
-                id_ = line_id(self._batch_id, entry.number)
-                yield error_line(id_, custom_id, entry.number, "batch_expired", message)
+            return  # somebody has removed the folder: the batch has to end in spite of that
+        with file:
+            for entry in entries:
+                if entry.number not in known:
+                    parsed = parse_line(read_line(file, entry), self._endpoint)
+                    id_ = line_id(self._batch_id, entry.number)
+                    yield error_line(id_, parsed.custom_id, entry.number, "batch_expired", message)
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -319,14 +326,9 @@ def count_result(counts: RequestCounts, kind: Kind, line: bytes) -> RequestCount
     return msgspec.structs.replace(counts, total=counts.total + 1, completed=counts.completed + 1, cached=cached)
 
 
-def input_line(source: Path, entry: LineEntry) -> bytes | None:
-    """A line of the input; None if the file is gone."""
-    try:
-        with source.open("rb") as file:
-            file.seek(entry.offset)
-            return file.read(entry.length)
-    except FileNotFoundError:
-        return None
+def read_line(file: BinaryIO, entry: LineEntry) -> bytes:
+    file.seek(entry.offset)
+    return file.read(entry.length)
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
@@ -338,6 +340,16 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
         for line in file:
             if line.endswith(b"\n"):  # else its process has ended while it wrote
                 yield line
+
+
+def _keep(source: Path, path: Path) -> None:
+    try:
+        path.hardlink_to(source)
+    except (FileNotFoundError, FileExistsError):
+        raise
+    except OSError:  # a file system without links
+        with source.open("rb") as file, _create(path) as copy:
+            shutil.copyfileobj(file, copy, _COPY_SIZE)
 
 
 def _create(path: Path) -> BinaryIO:

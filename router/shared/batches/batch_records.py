@@ -25,6 +25,7 @@ begins with the results that are there. The same holds for the check at the begi
 Each script has one key, so that it works in a cluster.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +36,9 @@ from router.core.cache.redis_keys import OPEN_BATCHES_KEY, batch_key, batches_ke
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.redis.replies import hash_fields
+from router.net.repeated_warning import RepeatedWarning
+
+log = logging.getLogger("roundhouse.batches")
 
 LEASE: Final = 30.0
 """Seconds without a sign of life after which another process takes over what a process held."""
@@ -42,9 +46,24 @@ LEASE: Final = 30.0
 RENEW_INTERVAL: Final = 5.0
 
 KEPT_AFTER_END: Final = 30 * 86400
-"""Seconds for which a batch that has ended is kept."""
+"""Seconds for which a batch that has ended is kept. One that never ends, as its tenant is gone: after its window."""
+
+MAX_LISTED: Final = 10_000
+"""Batches of a tenant that are listed, the newest ones."""
 
 _encode: Final = msgspec.json.Encoder().encode
+
+# ARGV: what the members of the tenant begin with, how many there may be, the score, the member. The reply: 0 if there
+# are so many.
+_ADMIT_SCRIPT: Final = """
+local running = 0
+for _, member in ipairs(redis.call('ZREVRANGE', KEYS[1], 0, -1)) do
+    if string.sub(member, 1, #ARGV[1]) == ARGV[1] then running = running + 1 end
+end
+if running >= tonumber(ARGV[2]) then return 0 end
+redis.call('ZINCRBY', KEYS[1], ARGV[3], ARGV[4])
+return 1
+"""
 
 # ARGV: now in ms, the end of the lease in ms, the token, now in s, why no range is to be claimed or nothing. The reply:
 # what to do, and how the batch ends, or the number of the range and the token of a holder that has given it back.
@@ -115,6 +134,7 @@ if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' t
     finalize('completed', 'finalizing')
     return take_job('finalize')
 end
+if status == 'validating' then return {'wait'} end
 return {'ended'}
 """
 
@@ -192,7 +212,10 @@ return status
 
 
 class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client asked for. Times in seconds since the epoch. `cache_control`: for each of its requests."""
+    """What the client asked for. Times in seconds since the epoch. `cache_control`: for each of its requests.
+
+    `output_ttl`: seconds for which its results are kept, if that is less than for all files.
+    """
 
     endpoint: str
     input_file_id: str
@@ -201,6 +224,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
     metadata: Mapping[str, str] | None = None
     cache_control: str = ""
+    output_ttl: int | None = None
 
 
 _decode_spec: Final = msgspec.json.Decoder(BatchSpec).decode
@@ -209,6 +233,10 @@ _decode_errors: Final = msgspec.json.Decoder(BatchErrors).decode
 
 class BatchNotFoundError(Exception):
     """The tenant has no such batch."""
+
+
+class TooManyBatchesError(Exception):
+    """So many batches of the tenant have not ended as there may be."""
 
 
 class BatchName(NamedTuple):
@@ -258,19 +286,29 @@ class BatchRecords:
         """`clock`: Redis' time, in seconds since the epoch."""
         self._pipeline = pipeline
         self._clock = clock
+        self._warning = RepeatedWarning(log)
 
     # -- for clients --------------------------------------------------------------------------------------------------
 
-    async def create(self, name: BatchName, spec: BatchSpec) -> None:
+    async def create(self, name: BatchName, spec: BatchSpec, *, max_open: int) -> None:
+        """`max_open`: how many of the tenant's may not have ended. Raises TooManyBatchesError."""
         fields = (
             "spec", _encode(spec), "status", "validating", "validating_at", spec.created_at, "expires", spec.expires_at,
         )  # fmt: skip
+        listed, open_member, score = batches_key(name.tenant), f"{name.tenant}:{name.id}", f"{self._clock():.3f}"
         await self._execute(
             ("HSET", name.key, *fields),
+            ("PEXPIRE", name.key, 1000 * (spec.expires_at - spec.created_at + KEPT_AFTER_END)),
             # Not ZADD, so that the router's user of Redis needs no further right; the member is new.
-            ("ZINCRBY", batches_key(name.tenant), spec.created_at, name.id),
-            ("ZINCRBY", OPEN_BATCHES_KEY, spec.created_at, f"{name.tenant}:{name.id}"),
+            ("ZINCRBY", listed, score, name.id),
+            ("ZREMRANGEBYRANK", listed, 0, -MAX_LISTED - 1),
         )
+        # Last, since from then on processes look for it.
+        admit = ("EVAL", _ADMIT_SCRIPT, 1, OPEN_BATCHES_KEY, f"{name.tenant}:", max_open, score, open_member)
+        (admitted,) = await self._execute(admit)
+        if not admitted:
+            await self._execute(("DEL", name.key), ("ZREM", listed, name.id))
+            raise TooManyBatchesError
 
     async def find(self, name: BatchName) -> BatchRecord:
         """Raises BatchNotFoundError."""
@@ -319,6 +357,14 @@ class BatchRecords:
         members = [member.decode().partition(":") for member in reversed(reply)]
         return [BatchName(tenant, id_) for tenant, _, id_ in members]
 
+    async def remove_lost(self) -> None:
+        """Forgets open batches that Redis has no more: those of tenants that are gone."""
+        names = await self.open()
+        replies = await self._execute(*[("EXISTS", name.key) for name in names]) if names else []
+        lost = [f"{name.tenant}:{name.id}" for name, exists in zip(names, replies, strict=True) if not exists]
+        if lost:
+            await self._execute(("ZREM", OPEN_BATCHES_KEY, *lost))
+
     async def claim(self, name: BatchName, token: str, no_range: str = "") -> Claim:
         """`no_range`: why no lines may run, for those who look; empty if they may."""
         now = self._clock()
@@ -353,7 +399,7 @@ class BatchRecords:
         return bool(reply == 1)
 
     async def set_waiting(self, name: BatchName, reason: str) -> None:
-        """Why no line runs, for those who look; until a range is claimed."""
+        """Why no line runs, for those who look; until a range is claimed. Empty: they run."""
         await self._execute(("EVAL", _SET_WAITING_SCRIPT, 1, name.key, reason))
 
     async def renew_job(self, name: BatchName, token: str) -> bool:
@@ -397,8 +443,10 @@ class BatchRecords:
 
     async def _execute(self, *commands: Command) -> list[Any]:
         replies = await self._pipeline.execute(*commands)
-        if any(isinstance(reply, Exception) for reply in replies):
-            raise RedisDownError
+        for reply in replies:
+            if isinstance(reply, Exception):
+                self._warning.log("Redis refuses a command of batches: %s", reply)
+                raise RedisDownError
         return replies
 
     def _decode(self, name: BatchName, reply: Any) -> BatchRecord:
@@ -436,7 +484,7 @@ def _read(batch: BatchName, fields: Mapping[bytes, bytes]) -> BatchRecord:
         request_counts=RequestCounts(total, *counts),
         metadata=spec.metadata,
         paused=fields.get(b"paused") == b"1",
-        waiting_for=_text(fields, b"waiting") if status == "in_progress" else None,
+        waiting_for=(_text(fields, b"waiting") or None) if status == "in_progress" else None,
         **times,
     )
     return BatchRecord(spec, shown, ranges, _text(fields, b"index") or "", tokens)

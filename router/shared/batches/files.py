@@ -93,16 +93,16 @@ class BatchFiles:
             return await self.commit(file, filename, purpose)
 
     async def adopt(
-        self, tenant: str, path: Path, filename: str, purpose: str, *, id_: str | None = None
+        self, tenant: str, path: Path, filename: str, purpose: str, *, id_: str | None = None, ttl: float | None = None
     ) -> FileRecord:
-        """Moves a complete file, which is on the same file system, to the tenant's.
+        """Moves a complete file, which is on the same file system, to the tenant's. `ttl`: see `commit`.
 
         `id_`: what it is called; a new id if it is None. With the same one, it can be repeated after the process has
         ended in between, also if the file was moved already.
         """
         id_ = id_ or new_file_id()
         folder = self._of(tenant)
-        record = self._record(id_, await self.run(folder.adopt, path, id_), filename, purpose, None)
+        record = self._record(id_, await self.run(folder.adopt, path, id_), filename, purpose, ttl)
         await self.run(folder.publish, record)
         return record
 

@@ -148,6 +148,8 @@ def sample_keys(tenants: Iterable[str]) -> list[tuple[str, str]]:
         redis_keys.WATCHDOG_LOG_KEY,
         redis_keys.prompts_key(nonce),
         redis_keys.responses_key(nonce),
+        redis_keys.OPEN_BATCHES_KEY,
+        redis_keys.batches_key(nonce),
         redis_keys.savings_key(nonce),
         redis_keys.traffic_key(0),
         redis_keys.WATCHED_KEY,

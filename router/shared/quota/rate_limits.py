@@ -19,7 +19,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -129,10 +129,19 @@ class TenantLimits:
 
     async def reserve(self, tenant: str) -> "Reservation":
         """Asks for the admission of a request. The tenant must have limits."""
+        return await self._reserve(tenant, _TenantCounter.reserve_one)
+
+    async def reserve_spare(self, tenant: str) -> "Reservation":
+        """As `reserve`, for a request that nobody waits for: it leaves a share of each rate limit to others."""
+        return await self._reserve(tenant, _TenantCounter.reserve_spare)
+
+    async def _reserve(
+        self, tenant: str, reserve: "Callable[[_TenantCounter], Awaitable[Reservation]]"
+    ) -> "Reservation":
         counter, budget = self._tenants.get(tenant), self._budgets.get(tenant)
         # Both commands are sent before either reply is awaited.
         reading = budget.read() if budget is not None else None
-        reservation = await counter.reserve(counter.quota) if counter is not None else Reservation(None, _UNLIMITED)
+        reservation = await reserve(counter) if counter is not None else Reservation(None, _UNLIMITED)
         if budget is not None and reading is not None:
             try:
                 reservation.over_budget = budget_error(budget.budget, await reading)
@@ -178,6 +187,19 @@ class ReadLimits:
 
     async def reserve(self, tenant: str) -> "Reservation":
         return await self._limits.reserve_read(tenant)
+
+
+class SpareLimits:
+    """See TenantLimits.reserve_spare."""
+
+    def __init__(self, limits: TenantLimits) -> None:
+        self._limits = limits
+
+    def has_limits(self, tenant: str) -> bool:
+        return self._limits.has_limits(tenant)
+
+    async def reserve(self, tenant: str) -> "Reservation":
+        return await self._limits.reserve_spare(tenant)
 
 
 class Reservation:
@@ -240,6 +262,17 @@ class _TenantCounter:
         self._pipeline, self.quota = pipeline, quota
         self._reported = False  # another Redis knows no running request; this one none that ended without the limit
         self.report()
+
+    async def reserve_one(self) -> Reservation:
+        return await self.reserve(self.quota)
+
+    async def reserve_spare(self) -> Reservation:
+        reservation = await self.reserve(self.quota.without_reserve())
+        status = self.quota.refuse_reserved_tokens(reservation.status)
+        if status is reservation.status:
+            return reservation
+        reservation.release()
+        return Reservation(self, status)
 
     async def reserve(self, quota: Quota, *, needs_tokens: bool = True) -> Reservation:
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()

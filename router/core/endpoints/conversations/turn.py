@@ -54,9 +54,10 @@ class Turn(NamedTuple):
     has_own_id: bool = False
 
 
-def parse_turn(body: bytes) -> Turn | None:
+def parse_turn(body: bytes, *, is_kept_by_default: bool = True) -> Turn | None:
     """None for a request that the memory does not change: it is invalid, or about state that only an engine keeps.
 
+    `is_kept_by_default`: whether its response is kept without `store`, too.
     Raises ApiError for references that are too many, or cannot be found.
     """
     try:
@@ -77,6 +78,8 @@ def parse_turn(body: bytes) -> Turn | None:
         if fields.store is None and previous_id is None and not is_background and (is_history or may_refer):
             # A client that sends its history: all of it would be stored again with each turn.
             kept = "output"
+    if fields.store is None and not is_kept_by_default and not is_background:
+        kept = "nothing"
     references = tuple(find_references(items)) if may_refer else ()
     has_own_id = fields.request_id is not None
     return Turn(items, previous_id, kept, is_background, references, _has_server_tools(fields.tools), has_own_id)

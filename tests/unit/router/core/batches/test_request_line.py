@@ -43,6 +43,8 @@ def test_what_is_wrong_with_a_body_its_endpoint_says() -> None:
         ({"body": "{}"}, "missing_body", "a"),
         ({"body": {"stream": True}}, "unsupported_stream", "a"),
         ({"body": {"background": True}}, "unsupported_background", "a"),
+        ({"body": {"background": "no", "stream": True}}, "unsupported_stream", "a"),
+        ({"body": {"model": 7, "stream": True}}, "unsupported_stream", "a"),
     ],
 )
 def test_what_is_no_request_of_the_batch_says_why(changed: dict[str, Any], code: str, custom_id: str | None) -> None:

@@ -26,6 +26,15 @@ def test_a_response_is_on_one_line_however_its_engine_wrote_it() -> None:
     }
 
 
+@given(st.text(st.sampled_from('a\\"\x0b\x1c\x85\u2028\u2029ä'), max_size=20))
+def test_a_result_is_one_line_also_for_readers_that_split_at_unicodes_line_breaks(text: str) -> None:
+    body = json.dumps({"text": text}, ensure_ascii=False).encode()
+    for line in (response_line("x", text, 200, "", "HIT", body), error_line("x", text, 1, "", text)):
+        assert len(line.decode().splitlines()) == 1
+        assert json.loads(line)["custom_id"] == text
+    assert json.loads(response_line("x", "", 200, "", "HIT", body))["response"]["body"] == {"text": text}
+
+
 def test_an_error_names_the_line() -> None:
     assert json.loads(error_line("x", None, 3, "code", "Words.")) == {
         "id": "x",

@@ -2,15 +2,18 @@
 
 import asyncio
 import errno
+import gc
 import json
 import os
 import shutil
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +57,10 @@ class Handler:
         self.seen: Counter[str] = Counter()
         self.gate = asyncio.Event()
         self.gate.set()
+        self.gates: dict[str, asyncio.Event] = {}  # of texts with their own
         self.controls: set[CacheControl] = set()
         self.priorities: set[int | None] = set()
+        self.max_ttfts: set[float | None] = set()
         self.now = self.most = 0
 
     def has_seen_more_than(self, count: int) -> bool:
@@ -66,10 +71,11 @@ class Handler:
         self.seen[text] += 1
         self.controls.add(control)
         self.priorities.add(caller.priority)
+        self.max_ttfts.add(caller.max_ttft)
         self.now += 1
         self.most = max(self.most, self.now)
         try:
-            await self.gate.wait()
+            await self.gates.get(text, self.gate).wait()
             await asyncio.sleep(0)
         finally:
             self.now -= 1
@@ -79,14 +85,22 @@ class Handler:
 
 
 class Capacity:
-    """Every engine has room, but for those of the model `full`."""
+    """Every engine has room; those of the model `full` once `has_room` is set. `waiting`: lines that wait for them."""
+
+    def __init__(self) -> None:
+        self.has_room = asyncio.Event()
+        self.waiting = 0
 
     is_open = True
 
     @asynccontextmanager
     async def one_more(self, model: str) -> AsyncIterator[None]:
         if model == "full":
-            await asyncio.Event().wait()
+            self.waiting += 1
+            try:
+                await self.has_room.wait()
+            finally:
+                self.waiting -= 1
         yield
 
 
@@ -96,6 +110,7 @@ class World:
     def __init__(self, url: str, folder: Path, stack: AsyncExitStack) -> None:
         self.folder = folder
         self.handler = Handler()
+        self.capacity = Capacity()
         self._url = url
         self._stack = stack
         self.now = 1000.0
@@ -124,7 +139,7 @@ class World:
         spec = BatchSpec(
             endpoint=EMBEDDINGS.path, input_file_id=record.id, completion_window="24h", created_at=1000, **fields
         )
-        await self.records.create(name, spec)
+        await self.records.create(name, spec, max_open=20)
 
     async def runner(self) -> "asyncio.Task[None]":
         runner = BatchRunner(
@@ -205,6 +220,7 @@ async def test_each_line_is_answered_with_the_lowest_priority_and_the_batch_s_ca
     assert set(world.handler.seen.values()) == {1}
     assert [control.no_cache for control in world.handler.controls] == [True]
     assert world.handler.priorities == {2**31 - 1}
+    assert world.handler.max_ttfts == {inf}, "the one of a tenant is for people"
     assert world.handler.most <= 2 * LIMITS.max_in_flight
     await eventually(lambda: not (world.folder / "acme" / NAME.id).exists())
 
@@ -257,6 +273,61 @@ async def test_a_file_that_is_gone_fails_the_batch(world: World) -> None:
     shown = await world.until("failed")
     assert shown.errors is not None
     assert shown.errors.data[0].code == "file_not_found"
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+async def test_a_batch_goes_on_when_its_input_is_deleted(
+    world: World, monkeypatch: pytest.MonkeyPatch, has_links: bool
+) -> None:
+    if not has_links:
+        monkeypatch.setattr(Path, "hardlink_to", _refuse_link)
+    world.handler.gate.clear()
+    await world.batch([line(number) for number in range(250)])
+    await world.runner()
+    await eventually(lambda: world.handler.now)
+    await world.files.delete("acme", (await world.shown()).input_file_id)
+    world.handler.gate.set()
+    shown = await world.until("completed")
+    check_outputs(world, shown, 250)
+
+
+def _refuse_link(*_: object) -> None:
+    raise PermissionError
+
+
+async def test_a_batch_whose_input_is_deleted_ends_with_its_window(world: World) -> None:
+    world.handler.gate.clear()
+    await world.batch([line(number) for number in range(150)], expires_at=2000)
+    task = await world.runner()
+    await eventually(lambda: world.handler.now)
+    await cancel_and_wait(task)
+    await world.files.delete("acme", (await world.shown()).input_file_id)
+    world.now = 2000.0
+    await world.runner()
+    shown = await world.until("expired")
+    assert set(world.results(shown.error_file_id)) == {f"n{number}" for number in range(150)}
+
+
+async def test_a_batch_whose_folder_is_lost_holds_up_no_other_and_ends(world: World) -> None:
+    world.handler.gate.clear()
+    lost = BatchName("acme", f"batch_{0:024x}")
+    await world.batch([line(number) for number in range(250)], name=lost, expires_at=2000)
+    task = await world.runner()
+    await eventually(lambda: world.handler.now)
+    await cancel_and_wait(task)
+    shutil.rmtree(world.folder / "acme" / lost.id)
+    world.handler.gate.set()
+    await world.runner()
+    await world.batch([line(number) for number in range(10)])
+    check_outputs(world, await world.until("completed"), 10)
+    assert (await world.records.find(lost)).shown.status == "in_progress"
+    world.now = 2000.0
+    await world.runner()
+
+    async def has_ended() -> bool:
+        return (await world.records.find(lost)).shown.status == "expired"
+
+    await eventually(has_ended)
 
 
 async def test_a_line_is_sent_again_while_engines_are_busy_or_have_failed(
@@ -518,13 +589,14 @@ async def test_folders_of_batches_that_are_gone_or_have_ended_are_removed_a_day_
         world.folder / RUNNING.tenant / RUNNING.id,
         world.folder / "acme" / "batch_111111111111111111111111",
     )
-    for folder in (ended, lost, running, young):
+    foreign = world.folder / "acme" / "batch_mine"
+    for folder in (ended, lost, running, young, foreign):
         folder.mkdir(parents=True)
         (folder / "index-x").write_bytes(b"")
         os.utime(folder, (1000, 1000))
     await world.records.create(RUNNING, BatchSpec(
         endpoint="", input_file_id="", completion_window="1h", created_at=1000, expires_at=2000
-    ))  # fmt: skip
+    ), max_open=20)  # fmt: skip
     now = 1001.0 + LEFTOVER_AGE
     os.utime(young, (now, now))
     await remove_leftover_folders(world.files, world.records, world.folder, lambda: now)
@@ -562,6 +634,24 @@ async def test_a_batch_goes_on_when_the_disk_has_room_again(
     assert not first.done()
 
 
+async def test_long_lines_that_wait_take_no_memory(world: World) -> None:
+    text = "x" * 60_000
+    await world.batch([line(number, text, model="full") for number in range(16)])
+    tracemalloc.start()
+    try:
+        await world.runner()
+        await eventually(lambda: world.capacity.waiting == LIMITS.max_in_flight)
+        gc.collect()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < LIMITS.max_in_flight * len(text) / 2
+    world.capacity.has_room.set()
+    shown = await world.until("completed")
+    results = world.results(shown.output_file_id).values()
+    assert [each["response"]["body"] for each in results] == [{"echo": text}] * 16
+
+
 async def test_outside_of_the_hours_of_batches_no_line_begins(world: World) -> None:
     world.capacity.is_open = False
     await world.batch([line(0)])
@@ -595,40 +685,38 @@ async def test_a_process_that_drains_begins_no_line_and_cuts_none(world: World) 
     await eventually(lambda: world.asked_while_draining > 0)
     world.handler.gate.set()
 
-    async def is_given_back() -> bool:
-        return (await world.records.claim(NAME, "other")).what == "range"
+    async def all_are_kept() -> bool:
+        return (await world.shown()).request_counts.completed == 2 * LIMITS.max_in_flight
 
-    await eventually(is_given_back)
+    await eventually(all_are_kept)
     assert sum(world.handler.seen.values()) == 2 * LIMITS.max_in_flight
-    assert (await world.shown()).request_counts.completed >= LIMITS.max_in_flight
+    assert (await world.records.claim(NAME, "other")).what == "range"
     assert not draining.done()
 
 
-async def test_a_batch_whose_input_is_deleted_meanwhile_ends_with_errors(world: World) -> None:
-    await world.batch([line(number) for number in range(150)])
-    world.handler.gate.clear()
-    await world.runner()
-    await eventually(lambda: world.handler.now > 0)
-    await world.files.delete("acme", (await world.shown()).input_file_id)
-    world.handler.gate.set()
-    shown = await world.until("completed")
-    assert shown.request_counts.completed >= 8
-    assert shown.request_counts.completed + shown.request_counts.failed == 150
-    assert shown.error_file_id is not None
-    errors = world.files.path("acme", shown.error_file_id).read_bytes().splitlines()
-    assert {json.loads(each)["error"]["code"] for each in errors} == {"file_not_found"}
-
-
-@pytest.mark.parametrize("gone", ["input", "folder"])
-async def test_a_batch_whose_files_are_gone_expires(world: World, gone: str) -> None:
+async def test_a_batch_whose_folder_is_gone_expires(world: World) -> None:
     world.capacity.is_open = False
     await world.batch([line(number) for number in range(150)], expires_at=2000)
     await world.runner()
     await world.until("in_progress")
-    if gone == "input":
-        await world.files.delete("acme", (await world.shown()).input_file_id)
-    else:
-        shutil.rmtree(world.folder / "acme" / NAME.id)
+    shutil.rmtree(world.folder / "acme" / NAME.id)
     world.now = 2000.0
     shown = await world.until("expired")
-    assert shown.request_counts.failed == (150 if gone == "input" else 0)
+    assert shown.request_counts.failed == 0
+
+
+async def test_a_batch_says_that_its_engines_have_no_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.flow.batches.batch_range._STALL", 0.01)
+    monkeypatch.setattr("router.flow.batches.batch_runner.RENEW_INTERVAL", 0.01)
+    await world.batch([line(0, model="full")])
+    world.handler.gate.clear()
+    await world.runner()
+
+    async def says(reason: str | None) -> bool:
+        return (await world.shown()).waiting_for == reason
+
+    await eventually(lambda: says("The engines are busy or down."))
+    world.capacity.has_room.set()
+    await eventually(lambda: says(None))
+    world.handler.gate.set()
+    await world.until("completed")

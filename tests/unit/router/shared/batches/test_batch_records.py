@@ -9,7 +9,17 @@ import pytest_asyncio
 
 from router.core.batches.batch_object import BatchError, BatchErrors, RequestCounts
 from router.core.cache.redis_keys import OPEN_BATCHES_KEY
-from router.shared.batches.batch_records import LEASE, BatchName, BatchNotFoundError, BatchRecords, BatchSpec, Claim
+from router.net.redis.pipeline import RedisDownError
+from router.shared.batches.batch_records import (
+    KEPT_AFTER_END,
+    LEASE,
+    BatchName,
+    BatchNotFoundError,
+    BatchRecords,
+    BatchSpec,
+    Claim,
+    TooManyBatchesError,
+)
 from router.shared.connection.redis import open_backend, open_pipeline
 from tests.support.redis_process import RedisServer
 
@@ -42,7 +52,7 @@ async def records(redis_server: RedisServer, redis: Any, clock: Clock) -> AsyncI
 
 
 async def begun(records: BatchRecords, ranges: int = 2) -> None:
-    await records.create(NAME, SPEC)
+    await records.create(NAME, SPEC, max_open=20)
     claim = await records.claim(NAME, "check")
     assert claim == Claim("validate", "check")
     assert await records.begin(NAME, "check", 100 * ranges, ranges)
@@ -79,7 +89,7 @@ async def test_a_batch_goes_from_its_check_to_its_end(records: BatchRecords, clo
 
 
 async def test_a_batch_that_cannot_begin_has_failed_and_says_why(records: BatchRecords) -> None:
-    await records.create(NAME, SPEC)
+    await records.create(NAME, SPEC, max_open=20)
     await records.claim(NAME, "check")
     errors = BatchErrors((BatchError("invalid_json_line", "Words.", 3),))
     assert await records.fail(NAME, "check", errors)
@@ -106,7 +116,7 @@ async def test_who_loses_its_lease_counts_no_more(records: BatchRecords, clock: 
 
 
 async def test_the_check_and_the_end_are_taken_over_too(records: BatchRecords, clock: Clock) -> None:
-    await records.create(NAME, SPEC)
+    await records.create(NAME, SPEC, max_open=20)
     assert (await records.claim(NAME, "a")).what == "validate"
     assert (await records.claim(NAME, "b")).what == "wait"
     assert await records.renew_job(NAME, "a")
@@ -145,7 +155,7 @@ async def test_a_cancelled_batch_ends_once_nobody_works_on_it(records: BatchReco
 
 
 async def test_a_batch_that_is_cancelled_while_it_is_checked_does_not_begin(records: BatchRecords) -> None:
-    await records.create(NAME, SPEC)
+    await records.create(NAME, SPEC, max_open=20)
     await records.claim(NAME, "a")
     await records.cancel(NAME)
     assert await records.begin(NAME, "a", 100, 1)
@@ -203,6 +213,43 @@ async def test_a_tenant_finds_its_own_batches_alone(records: BatchRecords, redis
     assert await redis.zcard(OPEN_BATCHES_KEY) == 0
 
 
+async def test_a_tenant_has_no_more_open_batches_than_it_may_however_many_it_creates_at_once(
+    records: BatchRecords, redis: Any
+) -> None:
+    await records.create(BatchName("acme2", "batch_0"), SPEC, max_open=1)
+    names = [BatchName("acme", f"batch_{number}") for number in range(12)]
+    results = await asyncio.gather(*[records.create(name, SPEC, max_open=5) for name in names], return_exceptions=True)
+    assert sum(isinstance(result, TooManyBatchesError) for result in results) == 7
+    admitted = {name for name, result in zip(names, results, strict=True) if result is None}
+    assert {name for name in await records.open() if name.tenant == "acme"} == admitted
+    assert set(await records.ids("acme")) == {name.id for name in admitted}
+    for name in names:
+        assert await redis.exists(name.key) == (name in admitted)
+
+
+async def test_a_batch_that_nobody_ends_is_forgotten(records: BatchRecords, redis: Any) -> None:
+    await records.create(NAME, SPEC, max_open=20)
+    await records.remove_lost()
+    assert await records.open() == [NAME]
+    window = SPEC.expires_at - SPEC.created_at
+    assert window + KEPT_AFTER_END - 60 < await redis.ttl(NAME.key) <= window + KEPT_AFTER_END
+    await redis.delete(NAME.key)  # as its expiry does
+    await records.set_waiting(NAME, "Words.")
+    assert not await redis.exists(NAME.key)
+    await records.remove_lost()
+    assert await records.open() == []
+
+
+async def test_of_more_batches_than_are_listed_the_oldest_are_not(
+    records: BatchRecords, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.shared.batches.batch_records.MAX_LISTED", 3)
+    for number in range(5):
+        clock.now += 0.01
+        await records.create(BatchName("acme", f"batch_{9 - number}"), SPEC, max_open=20)
+    assert await records.ids("acme") == ["batch_5", "batch_6", "batch_7"], "the newest first, also of one second"
+
+
 async def test_a_range_whose_holder_has_died_is_not_given_back(records: BatchRecords, clock: Clock) -> None:
     await begun(records, 1)
     await records.claim(NAME, "a")
@@ -222,7 +269,7 @@ async def test_a_batch_expires_also_while_its_ranges_are_held(records: BatchReco
 
 
 async def test_a_batch_that_is_paused_before_its_check_expires(records: BatchRecords, clock: Clock) -> None:
-    await records.create(NAME, SPEC)
+    await records.create(NAME, SPEC, max_open=20)
     await records.pause(NAME, paused=True)
     assert await claims(records, 1) == [("wait", -1)]
     clock.now = SPEC.expires_at
@@ -239,7 +286,7 @@ async def test_a_lease_from_before_redis_clock_was_set_back_does_not_last(
     if what == "range":
         await begun(records, 1)
     else:
-        await records.create(NAME, SPEC)
+        await records.create(NAME, SPEC, max_open=20)
     await records.claim(NAME, "dead")
     clock.now = 1000.0
     assert (await records.claim(NAME, "other")).what == what
@@ -260,3 +307,12 @@ async def test_progress_goes_on_from_what_the_last_holder_has_counted(records: B
     assert (await records.find(NAME)).shown.request_counts == RequestCounts(100, 7, 2, 1)
     await records.finish_range(NAME, claim, None, done=False)
     assert (await records.find(NAME)).shown.request_counts == RequestCounts(100, 7, 2, 1)
+
+
+async def test_the_log_says_what_redis_refuses(
+    records: BatchRecords, redis: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await redis.set(NAME.key, "no hash")
+    with pytest.raises(RedisDownError):
+        await records.find(NAME)
+    assert "Redis refuses a command of batches: WRONGTYPE" in caplog.text

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from router.core.cache.redis_keys import limit_key
 from router.core.quota.rate_limit import Quota, TenantUsage, UsageUpdate
+from router.errors import ApiError
 from router.net.redis.pipeline import RedisPipeline
 from router.settings import parse
 from router.shared.connection.redis import open_backend, open_pipeline
@@ -202,3 +203,39 @@ async def test_what_is_counted_without_redis_still_counts_with_other_limits(
     assert [(await reserve(limits)).status.exceeded for _ in range(3)] == [None] * 3
     limits.configure(pipelines[0], {"acme": Quota(requests_per_minute=4)})
     assert [(await reserve(limits)).status.exceeded for _ in range(2)] == [None, "requests"]
+
+
+async def test_requests_that_nobody_waits_for_leave_a_quarter_of_the_concurrency(
+    pipelines: list[RedisPipeline],
+) -> None:
+    one, other = both(pipelines, concurrent_requests=4)
+    spare = [await limits.reserve_spare("acme") for limits in (one, other, one, other)]
+    assert [each.status.exceeded for each in spare] == [None, None, None, "concurrent requests"]
+    assert (await reserve(other)).status.exceeded is None
+
+
+async def test_requests_that_nobody_waits_for_leave_a_quarter_of_the_requests(pipelines: list[RedisPipeline]) -> None:
+    one, other = both(pipelines, requests_per_minute=8)
+    assert (await reserve(one)).status.exceeded is None
+    spare = [await limits.reserve_spare("acme") for limits in (one, other) * 3]
+    assert [each.status.exceeded for each in spare] == [None] * 5 + ["requests"]
+    assert [(await reserve(one)).status.exceeded for _ in range(3)] == [None, None, "requests"]
+
+
+async def test_requests_that_nobody_waits_for_leave_a_quarter_of_the_tokens(pipelines: list[RedisPipeline]) -> None:
+    limits, _ = both(pipelines, tokens_per_minute=4000)
+    (await limits.reserve_spare("acme")).release()
+    limits.subtract_tokens("acme", 3500)
+    refused = await limits.reserve_spare("acme")
+    assert refused.status.exceeded == "tokens"
+    assert 5000 < refused.status.retry_after_ms <= 7500, "until 500 more are there"
+    with pytest.raises(ApiError):
+        refused.raise_if_exceeded()
+    refused.release()
+    assert (await reserve(limits)).status.exceeded is None
+
+
+async def test_a_tenant_with_a_limit_of_one_runs_its_batches_too(pipelines: list[RedisPipeline]) -> None:
+    limits, _ = both(pipelines, requests_per_minute=1, concurrent_requests=1)
+    assert (await limits.reserve_spare("acme")).status.exceeded is None
+    assert (await limits.reserve_spare("free")).status.exceeded is None
