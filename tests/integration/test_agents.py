@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import LLAMA, MakeRouter, RouterServer, router_config
 from tests.support.simulated_engine import SimulatedEngine
-from tests.support.waiting import eventually
+from tests.support.waiting import TEST_TIMEOUT, eventually
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
@@ -91,9 +91,9 @@ class Deployment(NamedTuple):
     engines: list[SimulatedEngine]
     tokens: int
 
-    async def received(self) -> list[int]:
+    async def received(self) -> dict[SimulatedEngine, int]:
         """The requests that the engines which run have got."""
-        return [(await engine.stats())["received"] for engine in self.engines if engine.is_running]
+        return {engine: (await engine.stats())["received"] for engine in self.engines if engine.is_running}
 
     @property
     def turns(self) -> list[int]:
@@ -104,24 +104,35 @@ class Deployment(NamedTuple):
     async def fail_in_a_stream(self) -> None:
         """Called between turns: the engine of the conversation exits in the middle of the response of `TURN`."""
         counts = await self.received()
-        if max(counts) >= TURN - 2 and self.front.before is not None:
+        if max(counts.values()) >= TURN - 2 and self.front.before is not None:
             self.front.before = None
-            broken = self.engines[counts.index(max(counts))]
+            broken = max(counts, key=counts.__getitem__)
             await broken.set_faults({"fault": "exit", "after": self.tokens, "match": SAID})
 
-    async def fail_again(self) -> float:
-        """Some turns after that, kills the next engine while a request waits for its first token, and stops a router.
+    async def fail_before_a_token(self) -> float:
+        """Some turns after that, a router stops whose request waits for the first token, and then its engine is killed.
 
         Returns `continued` before this.
         """
+        stalled: asyncio.Future[SimulatedEngine] = asyncio.get_running_loop().create_future()
+
+        async def stall_next() -> None:
+            counts = await self.received()
+            if sum(counts.values()) >= STEPS // 2 and self.front.before is not None:
+                self.front.before = None
+                engine = max(counts, key=counts.__getitem__)
+                await engine.set_faults({"fault": "stall", "after": 0})
+                stalled.set_result(engine)
+
         await eventually(lambda: not all(engine.is_running for engine in self.engines))
-        await eventually(lambda: self._has_received(STEPS // 2))
+        self.front.before = stall_next
+        engine = await asyncio.wait_for(stalled, TEST_TIMEOUT)
+        await eventually(lambda: _is_busy(engine))
         continued = await self.continued()
-        self.engines[:] = [engine for engine in self.engines if engine.is_running]
-        counts = await self.received()
-        await self.engines.pop(counts.index(max(counts))).kill()
-        self.front.ports.remove(self.routers[0].port)
-        await self.routers[0].stop()
+        (router,) = [router for router in self.routers if router.port == self.front.latest]
+        self.front.ports.remove(router.port)
+        await router.stop()
+        await engine.kill()
         return continued
 
     async def continued(self) -> float:
@@ -134,8 +145,9 @@ class Deployment(NamedTuple):
             if name.startswith("llm_continuations_total") and 'result="continued"' in name
         )
 
-    async def _has_received(self, count: int) -> bool:
-        return sum(await self.received()) >= count
+
+async def _is_busy(engine: SimulatedEngine) -> bool:
+    return bool((await engine.stats())["in_flight"])
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -146,7 +158,7 @@ async def deployment(
     cut = request.param
     script = tmp_path / "script.json"
     script.write_text(json.dumps(cut.script))
-    options: dict[str, object] = {"ttft_ms": 200, "max_model_len": 200_000, "kv_blocks": 40_000}
+    options: dict[str, object] = {"max_model_len": 200_000, "kv_blocks": 40_000}
     options |= {"tool_script": script, "enable_scale_out": cut.scaled_out or None}
     async with AsyncExitStack() as stack:
         engines = [SimulatedEngine(model=LLAMA, **options) for _ in range(3)]
@@ -252,7 +264,7 @@ async def test_a_loop_of_twenty_steps_outlives_an_engine_in_the_middle_of_a_stre
     agent: str, deployment: Deployment, tmp_path: Path
 ) -> None:
     async with asyncio.TaskGroup() as failing:
-        failure = failing.create_task(deployment.fail_again())
+        failure = failing.create_task(deployment.fail_before_a_token())
         run = await run_agent(agent, deployment, tmp_path)
     assert run.code == 0, run.errors
     assert f"step {STEPS}" in run.output

@@ -21,6 +21,7 @@ class AlternatingFront:
     Each request has a connection of its own, and so has a WebSocket, which stays at its router.
 
     - `ports`: those of the routers that are in use.
+    - `latest`: that of the router which got the last request.
     - `requests`: how many each of them got, by its port and the path of a POST.
     - `before`: awaited before anything that a client has sent is passed on.
     """
@@ -28,6 +29,7 @@ class AlternatingFront:
     def __init__(self, ports: Sequence[int]) -> None:
         self.ports = list(ports)
         self.requests: Counter[tuple[int, str]] = Counter()
+        self.latest = 0
         self.before: Callable[[], Awaitable[None]] | None = None
         self.url = ""
         self._last: dict[bytes, int] = {}
@@ -84,7 +86,7 @@ class AlternatingFront:
         kind, path = method + target.partition(b"?")[0], target.partition(b"?")[0].decode()
         last = self._last.get(kind)
         port = self.ports[(self.ports.index(last) + 1) % len(self.ports) if last in self.ports else 0]
-        self._last[kind] = port
+        self._last[kind] = self.latest = port
         if method == b"POST":
             self.requests[port, path] += 1
         return port
