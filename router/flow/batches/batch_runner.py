@@ -64,7 +64,7 @@ _MAX_REFUSED: Final = 60.0  # seconds after which a tenant that was refused is t
 
 
 class BatchLimits(NamedTuple):
-    """`max_body`: bytes of a request. `max_in_flight`: lines of this process at once. `file_ttl` in seconds."""
+    """`max_body`: bytes of a request. `max_in_flight`: lines of this process at once."""
 
     max_lines: int
     max_body: int
