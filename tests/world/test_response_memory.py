@@ -247,9 +247,9 @@ async def test_without_a_ttl_the_engine_is_asked_as_ever(world: World) -> None:
 @scenario
 async def test_what_only_an_engine_keeps_is_left_to_it(world: World) -> None:
     setting = await start(world)
-    await ask(setting.one, "The sea?", "resp_9", conversation="conv_1")
+    await ask(setting.one, "The sea?", conversation="conv_1")
     body = json.loads(setting.engine.bodies[-1])
-    assert (body["input"], body["previous_response_id"]) == ("The sea?", "resp_9")
+    assert (body["input"], body["conversation"]) == ("The sea?", "conv_1")
     assert await kept_keys(world) == []
 
 

@@ -8,7 +8,7 @@ from router.core.endpoints.conversations.item_references import find_references
 from router.core.endpoints.conversations.items import NULL, find_history, has_typed_reference, items_of, list_of
 from router.core.endpoints.requests.malformed import MALFORMED_RESPONSE_ERRORS
 from router.core.endpoints.requests.server_state import CLIENT_TOOL_TYPES
-from router.errors import ApiError
+from router.errors import ApiError, bad_request
 
 PREVIOUS_ID: Final = "previous_response_id"
 
@@ -58,7 +58,7 @@ def parse_turn(body: bytes, *, is_kept_by_default: bool = True) -> Turn | None:
     """None for a request that the memory does not change: it is invalid, or about state that only an engine keeps.
 
     `is_kept_by_default`: whether its response is kept without `store`, too.
-    Raises ApiError for references that are too many, or cannot be found.
+    Raises ApiError for references that are too many, or cannot be found; and for a conversation that is named twice.
     """
     try:
         fields = _decode_body(body)
@@ -66,6 +66,9 @@ def parse_turn(body: bytes, *, is_kept_by_default: bool = True) -> Turn | None:
     except (*MALFORMED_RESPONSE_ERRORS, ApiError):
         return None
     previous_id = fields.previous_response_id
+    if fields.conversation and previous_id is not None:
+        # As at OpenAI. Engines know no tenants, and would continue what is another tenant's.
+        raise bad_request(f"`{PREVIOUS_ID}` cannot be used with `conversation`.", param=PREVIOUS_ID)
     if fields.conversation or not isinstance(previous_id, str | None):
         return None
     is_background = fields.background is True

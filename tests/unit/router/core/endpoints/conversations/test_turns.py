@@ -220,6 +220,12 @@ def test_what_is_invalid_or_the_engines_is_no_turn(body: bytes) -> None:
     assert parse_turn(body) is None
 
 
+def test_a_conversation_of_an_engine_and_a_kept_response_are_not_for_one_turn() -> None:
+    with pytest.raises(ApiError, match="cannot be used with `conversation`") as refused:
+        parse_turn(b'{"input": "x", "conversation": "conv_1", "previous_response_id": "resp_1"}')
+    assert (refused.value.status, refused.value.param) == (400, "previous_response_id")
+
+
 def test_a_whole_body_names_no_other_response_and_keeps_all_other_bytes() -> None:
     body = b'{"input": "And?", "previous_response_id": "resp_1", "model": "m", "temperature": 1.50, "x": {"y": [1e2]}}'
     whole = whole_body(body, b'{"a": 1},{"b": 2}')
