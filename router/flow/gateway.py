@@ -14,6 +14,7 @@ from math import floor
 from typing import Final, assert_never
 
 from router.core.cache.cache_control import CacheControl
+from router.core.cache.policy import KEPT_AT_ENGINE
 from router.core.resilience.wait_preference import parse_wait
 from router.core.types import BypassReason, CacheStatus
 from router.errors import ApiError, not_cached
@@ -76,6 +77,8 @@ class Gateway:
         )
         exchange.stream, exchange.model = parsed.request.stream, parsed.model.reported_name
         bypass, may_store = self._cache.decide(parsed, control, exchange.tenant)
+        if caller.at_engine is not None:
+            bypass, may_store = bypass or KEPT_AT_ENGINE, False
         if self._cache.has_samples and may_store:
             has_all = await self._cache.choose_sample(exchange, parsed, caller.session)
             bypass = bypass or has_all

@@ -27,6 +27,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
     - `token_ids`: its streams have the ids of tokens where `return_token_ids` asks for them.
     - `parses_tokens`: it has an endpoint that makes a chat of ids; None is unknown.
     - `continues_messages`: it goes on with a chat's last message where `continue_final_message` asks for it.
+    - `keeps_responses`: it continues a response that `previous_response_id` names, or refuses such a request.
     - `shortens_answers`: it takes a `max_tokens` that exceeds its context, and generates what has room.
     - `completion_limit`: the tokens of a completion without `max_tokens`, at most; UNLIMITED: as many as there is room
       for; None is unknown.
@@ -43,6 +44,7 @@ class EngineTraits(msgspec.Struct, frozen=True):
     token_ids: bool = False
     parses_tokens: bool | None = False
     continues_messages: bool = False
+    keeps_responses: bool = True
     shortens_answers: bool = False
     completion_limit: int | None = None
     check_interval: float = 0.0
@@ -66,13 +68,18 @@ _TRAITS: Final[Mapping[EngineKind, EngineTraits]] = MappingProxyType(
             ends_without_done=False, cache_salt=False, continues_messages=True, completion_limit=_OPENAI_LIMIT
         ),
         "llama.cpp": EngineTraits(
-            cache_salt=False, lists_adapters=False, shortens_answers=True, completion_limit=UNLIMITED
+            cache_salt=False,
+            lists_adapters=False,
+            keeps_responses=False,
+            shortens_answers=True,
+            completion_limit=UNLIMITED,
         ),
         "ollama": EngineTraits(
             health=MODELS_PATH,
             has_metrics=False,
             cache_salt=False,
             lists_adapters=False,
+            keeps_responses=False,  # it ignores the id
             shortens_answers=True,
             completion_limit=UNLIMITED,
         ),

@@ -29,6 +29,9 @@ class Bypass(msgspec.Struct, frozen=True):
 
 REDIS_DOWN: Final = Bypass(BypassReason.REDIS_DOWN, "Redis does not answer.")
 SESSION_HAS_ALL: Final = Bypass(BypassReason.SESSION, "The session has had all kept samples.")
+KEPT_AT_ENGINE: Final = Bypass(
+    BypassReason.UNCACHEABLE, "An engine may have kept more of the conversation than the router knows."
+)
 _NO_STORE: Final = Bypass(BypassReason.NO_STORE, "The client sent `Cache-Control: no-store`.")
 _NO_CACHE: Final = Bypass(BypassReason.NO_CACHE, "The client sent `Cache-Control: no-cache`.")
 _NOT_DETERMINISTIC: Final = Bypass(

@@ -68,6 +68,11 @@ class Failover(Generic[T]):
         if self._schedule is not None:
             self._schedule.on_failure(engine, reason, retry_after, now)
 
+    def leave_only(self, is_left: Callable[[T], bool]) -> None:
+        """The other engines of this model get no attempt any more."""
+        if self._schedule is not None:
+            self._schedule.leave_only(is_left)
+
     def leave_model(self) -> None:
         """The engines of this model have no room: the next attempt is at the next model."""
         self._schedule = None

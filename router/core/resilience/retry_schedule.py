@@ -1,6 +1,6 @@
 """The attempts of one request at the engines of one model, in order, and the waits between them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -49,6 +49,11 @@ class RetrySchedule(Generic[T]):
         else:  # a retry; if it fails, on_failure adds the engine again
             self._retryable = [(retry_at, other) for retry_at, other in self._retryable if other != engine]
             self._retry_count += 1
+
+    def leave_only(self, is_left: Callable[[T], bool]) -> None:
+        """The other engines get no attempt any more."""
+        self._untried = [engine for engine in self._untried if is_left(engine)]
+        self._retryable = [(retry_at, engine) for retry_at, engine in self._retryable if is_left(engine)]
 
     def on_failure(self, engine: T, reason: str, retry_after: float | None, now: float) -> None:
         failure = classify_failure(reason, retry_after)

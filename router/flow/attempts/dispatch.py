@@ -17,7 +17,7 @@ from router.flow.attempts.attempt import Attempt
 from router.flow.attempts.dispatch_errors import Failures
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_losses import EngineLosses
-from router.flow.attempts.engine_request import lacks_endpoint
+from router.flow.attempts.engine_request import lacks_endpoint, refuses_turn
 from router.flow.exchange import AttemptFacts
 from router.flow.sharing.inflight import InFlightRequest
 from router.net.client.errors import EngineError
@@ -111,6 +111,8 @@ class Dispatcher:
             except EngineError as error:
                 failures.add(error, origin.shown_model, inflight.request)
                 failover.failed(slot.engine, error.reason, error.retry_after, health.clock())
+                if (turn := origin.at_engine) is not None and refuses_turn(turn, slot.engine, error):
+                    failover.leave_only(partial(_is_named, turn.engine))
             except BaseException as cause:
                 # A refusal (ApiError) or a cancellation ends all attempts, so this path releases the slot as well.
                 slot.release()
@@ -185,3 +187,7 @@ class Dispatcher:
                 slot.release()
                 raise
         return slot
+
+
+def _is_named(name: str, engine: Engine) -> bool:
+    return engine.name == name

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from router.core.endpoints.continuation.derendered_chat import DERENDER_PATH
+from router.core.endpoints.conversations.turn_at_engine import TurnAtEngine
 from router.core.endpoints.endpoint import InferenceRequest
 from router.core.endpoints.errors.engine_errors import (
     UNSUPPORTED_ENDPOINT,
@@ -33,6 +34,7 @@ _MAX_DERENDERED: Final = 16 << 20  # bytes: the ids of all tokens of a response,
 # What vLLM answers to an empty request for its parser of tokens; and without --enable-scale-out, or before 0.32.
 _INVALID: Final = (400, 422)
 _WITHOUT_PARSER: Final = (403, 404, 405, 501)
+_NOT_SERVED: Final = ("status-404", "status-405", "status-501")
 
 
 class EngineRequests:
@@ -61,10 +63,10 @@ class EngineRequests:
             total = self.timeouts.total(workload(request), context)
         head_timeout = total if head_timeout is None else head_timeout
         stream_usage, started_at, waited = engine.traits.stream_usage, time.monotonic(), 0.0
-        at_engine = inflight.origin.at_engine
-        has_kept = at_engine is not None and at_engine.engine == engine.name and request is inflight.request
+        turn = inflight.origin.at_engine if request is inflight.request else None
+        kept = turn if turn is not None and _may_have_kept(engine, turn) else None
         while True:
-            sent = at_engine.request(request) if at_engine is not None and has_kept else request
+            sent = kept.request(request) if kept is not None else request
             response = await self._client.post(
                 engine,
                 request.endpoint,
@@ -83,10 +85,10 @@ class EngineRequests:
                 break
             failure, error_body = await self._read_failure(engine, response)
             may_refuse_usage = stream_usage and _may_refuse_usage_option(engine, request, error_body)
-            if failure.refusal is None or not (has_kept or may_refuse_usage):
-                raise _failure_of(engine, request, response.status, failure)
-            if has_kept:
-                has_kept = False  # it has not kept the response, or not any more
+            if failure.refusal is None or not (kept or may_refuse_usage):
+                raise _failure_of(engine, request, turn, response.status, failure)
+            if kept is not None:
+                kept = None  # it has not kept the response, or not any more
             else:
                 stream_usage = False
             waited = time.monotonic() - started_at
@@ -144,12 +146,19 @@ class EngineRequests:
         return EngineError(f"status-{status}", message, retry_after, refusal, detail), error_body
 
 
-def _failure_of(engine: Engine, request: InferenceRequest, status: int, failure: EngineError) -> Exception:
+def _may_have_kept(engine: Engine, turn: TurnAtEngine) -> bool:
+    return engine.name == turn.engine and engine.traits.keeps_responses
+
+
+def _failure_of(
+    engine: Engine, request: InferenceRequest, turn: TurnAtEngine | None, status: int, failure: EngineError
+) -> Exception:
     """The error to raise for a response with this status: an ApiError for a refusal of the request itself."""
     if failure.refusal is None:
         return failure
     if not is_not_served(status):
-        return failure.refusal
+        # The engine that may have kept more of the conversation need not refuse it.
+        return failure.refusal if turn is None or turn.engine == engine.name else failure
     if status == 404 and lacks_endpoint(failure):
         engine.note_unserved(request.endpoint.path, time.perf_counter())
     return failure
@@ -166,6 +175,11 @@ def _unparsed(engine: Engine, status: int, reply: bytes) -> EngineError:
 def engine_timeouts(settings: Settings) -> EngineTimeouts:
     of = settings.timeouts
     return EngineTimeouts(of.first_token, of.between_tokens, of.min_tokens_per_second)
+
+
+def refuses_turn(turn: TurnAtEngine, engine: Engine, error: EngineError) -> bool:
+    """Whether the engine, which is another one than the turn is for, refuses it as a whole. Others would, too."""
+    return engine.name != turn.engine and error.refusal is not None and error.reason not in _NOT_SERVED
 
 
 def lacks_endpoint(error: EngineError) -> bool:

@@ -7,7 +7,7 @@ import msgspec
 from router.core.cache.cache_control import NO_DIRECTIVES
 from router.core.cache.fingerprint import Fingerprint, MissReason
 from router.core.cache.key_parts import KeyParts
-from router.core.cache.policy import decide_caching
+from router.core.cache.policy import KEPT_AT_ENGINE, decide_caching
 from router.core.cache.redis_keys import EMPTY_HASH
 from router.core.cache.sample import Sample
 from router.core.endpoints.chat import CHAT
@@ -16,7 +16,7 @@ from router.core.endpoints.responses import RESPONSES
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.core.types import DEFAULT_TENANT, CacheStatus, Task
 from router.errors import bad_request
-from router.flow.explain.whole_turn import whole_turn
+from router.flow.explain.whole_turn import WholeTurn, whole_turn
 from router.flow.lookup import CachePolicy
 from router.flow.parsed_request import ParsedRequest
 from router.flow.request_resolver import RequestResolver
@@ -137,10 +137,10 @@ class Explainer:
         endpoint = ENDPOINT_BY_PATH.get(request.path)
         if endpoint is None:
             raise bad_request(f"`path` must be one of {', '.join(ENDPOINT_BY_PATH)}.", param="path")
-        body = bytes(request.body)
+        turn = WholeTurn(bytes(request.body))
         if endpoint is RESPONSES and self._max_conversation is not None:
-            body = await whole_turn(self._client, request.tenant, body, self._max_conversation)
-        parsed = self._resolver.resolve(endpoint, request.tenant, body)
+            turn = await whole_turn(self._client, request.tenant, turn.body, self._max_conversation)
+        parsed = self._resolver.resolve(endpoint, request.tenant, turn.body)
         common: dict[str, Any] = {
             "key": parsed.key.text,
             "parts": _key_parts(parsed),
@@ -150,6 +150,8 @@ class Explainer:
         }
         decision = decide_caching(parsed.request, NO_DIRECTIVES, own.store_policy, self._policy.remote_content)
         bypass, _ = self._policy.restrict(decision, request.tenant, parsed.model.configured_name)
+        if turn.may_be_kept:
+            bypass = bypass or KEPT_AT_ENGINE
         if bypass is not None:
             return Explanation(result=CacheStatus.BYPASS, reason=bypass.reason.value, why=bypass.explanation, **common)
         state, common["entry"] = await self._find_state(parsed, request.tenant)

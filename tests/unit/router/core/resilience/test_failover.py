@@ -44,6 +44,17 @@ def test_the_next_model_comes_after_the_last_attempt_at_one() -> None:
     assert trial.next() is None
 
 
+def test_the_other_engines_of_a_model_can_be_left_out() -> None:
+    trial = Trial("m1 m2 m3 m4", "n1")
+    trial.next()
+    trial.fail("m1")
+    trial.fail("m2")
+    trial.failover.leave_only("m1".__eq__)
+    assert trial.next() == ("m1",)
+    trial.fail("m1", "timeout")
+    assert trial.next() == ("n1",)
+
+
 def test_a_model_is_left_if_its_engines_have_no_room() -> None:
     trial = Trial("m1 m2", "n1")
     trial.next()
