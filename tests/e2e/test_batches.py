@@ -8,9 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.test_conversations import CONFIGURATION
+from tests.e2e.test_conversations import two_routers
 from tests.e2e.vllm_process_tree import VllmProcessTree
-from tests.support.router_process import RouterProcess
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.vllm_all, pytest.mark.real]
@@ -24,19 +23,8 @@ TIMEOUT = 900.0
 def urls(replicas: VllmProcessTree, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """Two routers with one folder."""
     folder = tmp_path_factory.mktemp("routers")
-    text = CONFIGURATION.format(redis=replicas.redis_socket) + f'[batch]\nfolder = "{folder / "files"}"\n'
-    for name, port in replicas.ports.items():
-        text += f'[[engine]]\nname = "{name}"\nmodel = "tiny"\nurl = "http://127.0.0.1:{port}"\nmax_model_len = 4096\n'
-    routers = [RouterProcess(folder, text, name=name) for name in ("first", "second")]
-    try:
-        for router in routers:
-            router.start()
-        for router in routers:
-            asyncio.run(router.wait_until_ready())
-        yield [router.url for router in routers]
-    finally:
-        for router in routers:
-            router.kill()
+    with two_routers(replicas, folder, f'[batch]\nfolder = "{folder / "files"}"\n') as urls:
+        yield urls
 
 
 def run(urls: list[str], content: bytes) -> dict[str, Any]:

@@ -77,9 +77,9 @@ CALL = "<tool_call>\\n<function=save>\\n<parameter=text>\\n[a-z]{4}\\n</paramete
 
 
 @contextmanager
-def two_routers(tree: VllmProcessTree, folder: Path) -> Iterator[list[str]]:
-    """Their URLs. They are before the engines of the tree, and share its Redis."""
-    text = CONFIGURATION.format(redis=tree.redis_socket)
+def two_routers(tree: VllmProcessTree, folder: Path, rest: str = "") -> Iterator[list[str]]:
+    """Their URLs. They are before the engines of the tree, and share its Redis. `rest`: further tables."""
+    text = CONFIGURATION.format(redis=tree.redis_socket) + rest
     for name, port in tree.ports.items():
         text += f'[[engine]]\nname = "{name}"\nmodel = "tiny"\nurl = "http://127.0.0.1:{port}"\nmax_model_len = 4096\n'
     routers = [RouterProcess(folder, text, name=name) for name in ("first", "second")]

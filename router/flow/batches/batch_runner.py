@@ -182,7 +182,7 @@ class BatchRunner:
             self._put_off(name, LEASE)
             with contextlib.suppress(RedisDownError):
                 await self._records.set_waiting(name, _NO_FOLDER)
-        except Exception:
+        except Exception:  # the other batches go on
             log.exception("a part of the batch %s has failed", name.id)
             self._put_off(name, LEASE)
 

@@ -79,7 +79,7 @@ class LineRequests:
         except ApiError as error:
             answer = error.with_traceback(None)
             exchange.status, exchange.outcome, exchange.error_reason = error.status, "refused", error.reason
-        except Exception:
+        except Exception:  # the line gets an error as its result, and the others go on
             log.exception("a line of a batch has failed")
             answer = internal_error()
             exchange.status, exchange.outcome, exchange.error_reason = 500, "failed", answer.reason

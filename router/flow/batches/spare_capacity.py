@@ -41,7 +41,7 @@ class SpareCapacity:
     @contextlib.asynccontextmanager
     async def one_more(self, model: str) -> AsyncIterator[None]:
         """Waits until a line may begin. `model`: its name as the client wrote it."""
-        # Room may also come from other workers and routers, and from gauges, which tell nobody.
+        # Room may also come from other workers and routers, and from gauges, whose changes set no event.
         while self._in_flight >= self._max_in_flight or not self.has_room(model):
             self._released.clear()
             with contextlib.suppress(TimeoutError):
