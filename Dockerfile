@@ -28,7 +28,9 @@ RUN /build/bin/pip wheel --no-cache-dir --disable-pip-version-check --no-build-i
     /app/venv/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-index /simulator/*.whl
 
 FROM python:3.12.12-slim-bookworm AS runtime
-RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin roundhouse
+# A new volume at that folder gets its owner.
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin roundhouse && \
+    install -d -o roundhouse /var/lib/roundhouse
 ENV PATH=/app/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 # By number, so that Kubernetes can see that it is not root (runAsNonRoot).
 USER 10001
@@ -42,6 +44,8 @@ CMD ["--model", "llama"]
 
 FROM runtime
 COPY --from=build /app/venv /app/venv
+# For relative paths of the configuration.
+WORKDIR /var/lib/roundhouse
 EXPOSE 8080
 
 # Set another port with ROUNDHOUSE_ROUTER_PORT: it overrides the configuration, and this check reads it too. A router is

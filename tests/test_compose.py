@@ -319,6 +319,15 @@ def test_the_router_inside_listens_where_compose_publishes_it_and_finds_redis(
     assert host_of(inside.redis_url) == ("redis", int(compose.services["redis"].expose[0]))
 
 
+def test_the_files_of_batches_are_on_a_volume_that_the_user_of_the_image_may_write(
+    compose: Compose, inside: Settings
+) -> None:
+    mounts = dict(volume.split(":")[:2] for volume in compose.services["router"].volumes)
+    assert Path(inside.batch.folder).parent == Path(mounts["files"])
+    # A volume gets the owner of the folder in the image that it hides.
+    assert f"install -d -o roundhouse {mounts['files']}\n" in (ROOT / "Dockerfile").read_text()
+
+
 def test_the_configuration_inside_launches_no_engine(inside: Settings) -> None:
     assert all(engine.launch is None for engine in inside.engine)
 

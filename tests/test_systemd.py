@@ -69,6 +69,13 @@ def test_systemd_waits_as_long_as_a_shutdown_takes() -> None:
     assert int(directives("roundhouse@")["TimeoutStopSec"][0]) == router.drain + router.grace + 5
 
 
+def test_relative_folders_are_where_the_unit_may_write() -> None:
+    found = directives("roundhouse@")
+    assert found["WorkingDirectory"] == [f"%S/{found['StateDirectory'][0]}"]
+    # Instances have users of their own, so each needs a folder of its own.
+    assert found["StateDirectory"][0].endswith("-%i")
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_secrets_come_from_a_file_and_are_in_no_command(unit: str) -> None:
     found = directives(unit)

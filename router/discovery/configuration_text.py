@@ -23,6 +23,9 @@ port = {port}
 [cache]
 url = {redis}
 # ttl = "24h"              # how long a response is served from the cache
+
+[batch]
+folder = ".roundhouse/files"    # several routers need the same folder
 """
 _NO_TENANTS: Final = """\
 # API keys: `roundhouse keys new` makes one, and its hash for this file. Without keys, everybody may send requests.

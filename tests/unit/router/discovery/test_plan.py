@@ -125,6 +125,11 @@ def test_only_the_models_that_are_wanted_are_taken_and_few_of_many() -> None:
 # The file
 
 
+def test_the_file_turns_batches_on_in_the_state_directory() -> None:
+    settings = written(plan([serving(A, "llama")]))
+    assert settings.batch.folder == f"{settings.router.state}/files"
+
+
 def test_the_file_has_no_secret() -> None:
     url = "redis+sentinel://user:hunter2@h:26379/main?sentinel_password=hunter3&db=1"
     text = configuration_text(plan([serving(A, "llama")]), redis_url=url, api_key_variable="VLLM_API_KEY")
