@@ -63,7 +63,7 @@ help:
 	@echo 'make test-interpreted    without compiled modules, what may differ: the unit tests of these modules and the simulation'
 	@echo 'make test-more           chaos, proxies, the browser, wheels, Ray, finished studies; CHANGED=1: those that changed since .ci/green'
 	@echo 'make costs               the instructions of a request, compared with benchmarks/costs.toml; after make compiled; needs valgrind'
-	@echo 'make test-clients        every example of docs/clients.md, continued streams, and loops of agents, with the clients themselves; needs npm'
+	@echo 'make test-clients        every example of docs/clients.md, continued streams, batches, and loops of agents, with the clients themselves; needs npm'
 	@echo 'make test-vllm           what only real vLLM engines show; ALL=1: all tests with them'
 	@echo 'make simulate            seeded schedules of events and faults on a virtual clock; SEEDS=1000, or SEED=7 for one'
 	@echo 'make chaos               load while routers, engines and Redis are killed and frozen; SECONDS=60, SEED=random, REDIS=server'
@@ -120,7 +120,7 @@ costs: $(VENV)/.developed $(REDIS_BINARY) $(filter compiled test-more test-vllm,
 test-clients: $(VENV)/.developed $(REDIS_BINARY) $(CLIENTS_VENV)/.installed $(CLIENTS_NODE)/.installed
 	ROUNDHOUSE_CLIENTS_PYTHON=$(CURDIR)/$(CLIENTS_VENV)/bin/python ROUNDHOUSE_CLIENTS_NODE=$(CURDIR)/$(CLIENTS_NODE) \
 		$(VENV)/bin/python $(RUN_TESTS) tests/integration/test_clients_page.py tests/integration/test_continuations_clients.py \
-		tests/integration/test_agents.py
+		tests/integration/test_batches_clients.py tests/integration/test_agents.py
 
 # Only ALL=1 judges how good the models are.
 TEST_MODELS = $(MODELS)$(if $(ALL),,-for-tests)
