@@ -122,6 +122,10 @@ _ROWS: Final = (
         "Responses of /v1/responses that were to be kept for later turns, by result",
     ),
     MetricRow(
+        "roundhouse_batch_lines_total", "counter", ("result",), Source.EVENT,
+        "Lines of batches that have got a result in this process",
+    ),
+    MetricRow(
         "llm_requests_rejected_total", "counter", ("reason", "tenant"), Source.REQUEST | Source.EVENT,
         "Requests rejected before an engine was selected",
     ),
@@ -164,6 +168,14 @@ _ROWS: Final = (
     MetricRow(
         "llm_requests_queued", "gauge", ("model",), Source.EVENT,
         "Requests waiting in the queue for an engine", workers="livesum",
+    ),
+    MetricRow(
+        "roundhouse_batch_lines_in_flight", "gauge", (), Source.EVENT,
+        "Lines of batches that this process has sent and that have no response", workers="livesum",
+    ),
+    MetricRow(
+        "roundhouse_batches_open", "gauge", ("state",), Source.EVENT,
+        "Batches of all routers that have not ended, by what happens to them", workers="livemostrecent",
     ),
     MetricRow(
         "roundhouse_engine_up", "gauge", ("engine",), Source.PROBE,

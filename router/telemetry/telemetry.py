@@ -22,6 +22,7 @@ from router.net.redis.pipeline import RedisPipeline
 from router.shared.status.status_documents import Problem
 from router.telemetry.access_log import AccessLog
 from router.telemetry.announced_metrics import announced_families
+from router.telemetry.batch_metrics import BatchMetrics
 from router.telemetry.draft_metrics import draft_families
 from router.telemetry.exemplars import HistogramExemplars
 from router.telemetry.gauge_metrics import GaugeMetrics
@@ -104,6 +105,7 @@ class Telemetry:
         self._slow: dict[str, SlowThreshold] = {}  # by model
         self._engines: dict[str, Engine] = {}
         self._gauges = GaugeMetrics(objects, removable=multiprocess_dir is None)
+        self.batches = BatchMetrics(objects, removable=multiprocess_dir is None)
 
     # -- recording --------------------------------------------------------------------------------------------------
 

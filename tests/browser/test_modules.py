@@ -119,6 +119,34 @@ async def test_the_summary_counts_what_is_wrong(
     assert (verdict["state"], verdict["text"]) == (state, text)
 
 
+@pytest.mark.parametrize(
+    ("fields", "text", "reason"),
+    [
+        ({"status": "in_progress"}, "Running", ""),
+        ({"status": "in_progress", "waiting_for": "No room."}, "Waiting", "No room."),
+        ({"status": "in_progress", "waiting_for": "No room.", "paused": True}, "Paused", ""),
+        ({"status": "finalizing", "paused": True}, "Writing the results", ""),
+        ({"status": "expired"}, "Expired", ""),
+        ({"status": "of a later version"}, "of a later version", ""),
+    ],
+)
+async def test_the_state_of_a_batch_is_in_words(page: Page, fields: dict[str, Any], text: str, reason: str) -> None:
+    state = await call(page, "batches", "batchState", {"paused": False, "waiting_for": None} | fields)
+    assert (state["text"], state["reason"]) == (text, reason)
+
+
+async def test_the_progress_of_a_batch_is_unknown_until_its_lines_are_counted(page: Page) -> None:
+    counts = {"total": 2000, "completed": 900, "failed": 100, "cached": 450}
+    progress = await call(page, "batches", "batchProgress", counts)
+    assert progress == {"share": 0.5, "text": "1,000 of 2,000 lines", "cached": 0.5}
+    progress = await call(page, "batches", "batchProgress", dict.fromkeys(counts, 0))
+    assert progress == {"share": None, "text": UNKNOWN, "cached": None}
+    for rate, text in ((None, UNKNOWN), (0, "0/s"), (12.34, "12/s"), (0.05, "3/min")):
+        assert await call(page, "batches", "rateText", rate) == text
+    for end, text in ((None, UNKNOWN), (100, "over"), (3800.2, "in 1h 1m"), (160, "in 1m")):
+        assert await call(page, "batches", "windowText", {"expires_at": end}, 100) == text
+
+
 async def test_rejected_requests_are_drawn_by_reason_and_tenant(page: Page) -> None:
     script = """async (minutes) => {
         const {rejectedSeries} = await import("/dashboard/static/hour.js");

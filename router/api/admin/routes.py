@@ -103,6 +103,7 @@ class AdminRoutes:
             ("GET", "/admin/status", self._status_admin.status),
             ("GET", "/admin/history", self._status_admin.history),
             ("GET", "/admin/requests", self._status_admin.requests),
+            ("GET", "/admin/batches", self._status_admin.batches),
             ("GET", "/admin/engines", self._engine_admin.list_engines),
             ("POST", "/admin/engines/explain", self._engine_admin.explain),
             ("POST", "/admin/engines/{name}/drain", self._engine_admin.drain),

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
+from router.api.admin.batches import BatchReader
 from router.api.admin.query import query_count, query_flag
 from router.errors import NOT_FOUND, ApiError, bad_request, unavailable
 from router.net.redis.commands import Command
@@ -214,11 +215,15 @@ def _sum_of(values: list[int | None]) -> int | None:
 class StatusAdmin:
     """The handlers; AdminRoutes authenticates their requests."""
 
-    def __init__(self, reader: StatusReader) -> None:
+    def __init__(self, reader: StatusReader, batches: BatchReader) -> None:
         self._reader = reader
+        self._batches = batches
 
     async def status(self, _: Request) -> Any:
         return await self._reader.status(complete=True)
+
+    async def batches(self, _: Request) -> Any:
+        return await self._batches.read()
 
     async def history(self, request: Request) -> Any:
         """The parameter `minutes`: how many, up to now."""

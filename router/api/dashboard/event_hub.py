@@ -1,4 +1,4 @@
-"""Server-sent events for the dashboard: the status, the history and the latest requests, as they change.
+"""Server-sent events for the dashboard: status, history, latest requests and batches, as they change.
 
 Theory of operation. One task reads Redis for all viewers of a process, and it runs only while there is one. Each viewer
 has room for one event of each kind: a newer one replaces it. So a viewer that reads slowly gets fewer events, and one
@@ -69,9 +69,13 @@ class EventHub:
     - `close` ends all viewers; their browsers connect again.
     """
 
-    def __init__(self, status: ReadDocument, history: ReadDocument, requests: ReadDocument) -> None:
-        # With the number of ticks between two events of the kind.
-        self._kinds = {"status": (status, 2), "history": (history, 10), "requests": (requests, 1)}
+    def __init__(
+        self, status: ReadDocument, history: ReadDocument, requests: ReadDocument, batches: ReadDocument
+    ) -> None:
+        # With the number of ticks between two events of the kind. Routers report the lines of batches every 5 seconds.
+        self._kinds = {
+            "status": (status, 2), "history": (history, 10), "requests": (requests, 1), "batches": (batches, 5),
+        }  # fmt: skip
         self._latest: dict[str, bytes] = {}
         self._viewers: set[Viewer] = set()
         self._task: asyncio.Task[None] | None = None

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from router.commands.batch.batch_view import Batch
 from router.commands.batch.progress_display import Display
-from router.commands.batch.progress_rate import ProgressRate
 from router.commands.console import STDIO, open_output
+from router.core.batches.progress_rate import ProgressRate
 
 if TYPE_CHECKING:  # it would slow all other commands down
     from router.commands.batch.api_client import ApiClient
@@ -41,11 +41,7 @@ def follow(
     while True:
         batch = persistently(lambda: client.find(id_), display, waiting)
         on_look(batch)
-        # Before, nothing is counted; after it, the results are joined, which is no progress of lines.
-        if batch.view.paused:
-            rate = ProgressRate()  # that of the time after the pause says how long the rest takes
-        elif batch.view.status == "in_progress":
-            rate.add(waiting.clock(), batch.view.counts.done)
+        rate.look(waiting.clock(), batch.view.status, batch.view.counts.done, paused=batch.view.paused)
         display.show(batch.view, rate)
         if batch.view.has_ended:
             return batch

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from router.commands.batch.batch_view import BatchView
 from router.commands.batch.batch_words import figures, stage
-from router.commands.batch.progress_rate import ProgressRate
 from router.commands.console import format_bytes, print_err, printable
+from router.core.batches.progress_rate import ProgressRate
 
 if TYPE_CHECKING:  # imported only for a terminal
     from rich.progress import Progress, TaskID

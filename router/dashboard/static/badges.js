@@ -11,18 +11,21 @@ export function cacheBadge(cache) {
   return name ? element("span", { class: `badge tone-${TONES[name] ?? "miss"}` }, name) : "–";
 }
 
-/** A bar for a share from 0 to 1 with its text, or only the text where the share is unknown; `high` is the share from which it is shown as a warning. */
+/**
+ * A bar for a share from 0 to 1 with its text, or only the text where the share is unknown; `high` is the share from
+ * which it is shown as a warning. `role`: of ARIA; `progressbar` for what comes to an end.
+ */
 export class ShareBar {
   node;
   #meter;
   #text = element("span", { class: "share-text" });
   #high;
 
-  constructor(label, { high = Infinity } = {}) {
+  constructor(label, { high = Infinity, role = "meter" } = {}) {
     this.#high = high;
     this.#meter = element(
       "span",
-      { class: "share", role: "meter", "aria-label": label, "aria-valuemin": "0", "aria-valuemax": "100" },
+      { class: "share", role, "aria-label": label, "aria-valuemin": "0", "aria-valuemax": "100" },
       element("span", { class: "share-fill" }),
     );
     this.node = element("span", { class: "share-row" }, this.#meter, this.#text);

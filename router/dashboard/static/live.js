@@ -13,7 +13,7 @@ const SILENCE = 20_000;
 const LASTING = 10_000; // some proxies cut a connection right after its first event
 const FIRST_DELAY = 1000;
 const LONGEST_DELAY = 30_000;
-const EVENTS = ["status", "history", "requests"];
+const EVENTS = ["status", "history", "requests", "batches"];
 
 export class LiveEvents {
   #onEvent;

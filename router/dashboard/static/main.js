@@ -1,6 +1,7 @@
 /** Starts the page: connects the views with the stream of events and with the address. */
 
 import { session, signOut } from "./api.js";
+import { mountBatches } from "./batches.js";
 import { ChangeList } from "./changes.js";
 import { byId, element, setText } from "./dom.js";
 import { mountEngines } from "./engines.js";
@@ -64,6 +65,7 @@ function eventHandler(requestList) {
     },
     history: hour.updateHistory,
     requests: requests.update,
+    batches: mountBatches(),
   };
   return (name, data) => handlers[name](data);
 }

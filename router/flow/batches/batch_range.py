@@ -75,6 +75,10 @@ class BatchRange:
         self.refused: TenantRefusal | None = None
 
     @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    @property
     def is_stalled(self) -> bool:
         """Whether no line has been in flight for a while."""
         return not self._in_flight and asyncio.get_running_loop().time() >= self._idle_since + _STALL

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import xxhash
 
@@ -71,16 +71,34 @@ class BatchLimits(NamedTuple):
     max_in_flight: int
 
 
+class LineMetrics(Protocol):
+    def record_lines(self, counts: RequestCounts) -> None:
+        """Lines that have got a result since the last call."""
+
+    def set_in_flight(self, lines: int) -> None: ...
+
+
 class _Held:
     """What this process has claimed.
 
     `lines`: None until they run, and for the other parts. `says_why`: whether the batch says why these do not.
+    `recorded`: the lines with a result that the metrics have, or that another process had.
     """
 
     def __init__(self, name: BatchName) -> None:
         self.name = name
         self.lines: BatchRange | None = None
         self.says_why = False
+        self.recorded = RequestCounts()
+
+    def take_new(self) -> RequestCounts:
+        """The lines that have got a result since the last call."""
+        before, now = self.recorded, self.lines.counts if self.lines is not None else self.recorded
+        self.recorded = now
+        return RequestCounts(
+            completed=now.completed - before.completed, failed=now.failed - before.failed,
+            cached=now.cached - before.cached,
+        )  # fmt: skip
 
     @property
     def is_stalled(self) -> bool:
@@ -100,6 +118,7 @@ class BatchRunner:
     def __init__(
         self, records: BatchRecords, files: BatchFiles, folder: Path, requests: LineRequests,
         capacity: SpareCapacity, limits: BatchLimits, tenants: Sequence[str], is_draining: Callable[[], bool],
+        metrics: LineMetrics,
     ) -> None:  # fmt: skip
         """`folder`: see BatchFolder. `tenants`: those of the configuration. `is_draining`: it ends soon."""
         self._records = records
@@ -110,6 +129,7 @@ class BatchRunner:
         self._limits = limits
         self._tenants = frozenset(tenants)
         self._is_draining = is_draining
+        self._metrics = metrics
         self._held: dict[asyncio.Task[None], _Held] = {}
         self._has_ended = asyncio.Event()
         self._not_before: dict[BatchName, float] = {}
@@ -117,8 +137,10 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Until it is cancelled."""
+        self._metrics.record_lines(RequestCounts())
         try:
             while True:
+                self._record()
                 with contextlib.suppress(RedisDownError):
                     await self._look_for_work()
                 self._has_ended.clear()
@@ -127,6 +149,13 @@ class BatchRunner:
                         await self._has_ended.wait()
         finally:
             await cancel_and_wait(*self._held)
+            self._metrics.set_in_flight(0)
+
+    def _record(self) -> None:
+        lines = [held.lines.in_flight for held in self._held.values() if held.lines is not None]
+        self._metrics.set_in_flight(sum(lines))
+        for held in self._held.values():
+            self._metrics.record_lines(held.take_new())
 
     def _has_enough(self) -> bool:
         stalled = sum(held.is_stalled for held in self._held.values())
@@ -285,11 +314,13 @@ class BatchRunner:
             writer, known, so_far = await self._take_over(claim, folder)
             try:
                 missing = [entry for entry in entries if entry.number not in known]
+                held.recorded = so_far
                 held.lines = self._lines(held.name, record, writer, so_far)
                 is_done = await self._run_lines(held, claim, folder.input(record.index_token), missing)
             finally:
                 await asyncio.shield(self._files.run(writer.close, writer.take()))
         finally:
+            self._metrics.record_lines(held.take_new())
             counts = held.lines.counts if held.lines is not None else None
             finish = partial(self._records.finish_range, held.name, claim, counts, done=is_done)
             if is_done:

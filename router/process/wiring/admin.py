@@ -74,7 +74,7 @@ def build_admin_routes(
         ),
         key_admin=KeyAdmin(settings, client, audit),
         adapter_admin=AdapterAdmin(engines.catalog, engines.client, engines.model_lists, client, audit),
-        status_admin=StatusAdmin(status.reader),
+        status_admin=StatusAdmin(status.reader, status.batches),
         tenant_admin=TenantAdmin(settings, process_state.tenant_limits, client, lambda: redis.pipeline.up),
         audit=audit,
         max_body=max_body,

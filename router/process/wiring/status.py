@@ -6,6 +6,7 @@ from functools import partial
 from typing import NamedTuple
 
 from router.api.access.auth import Authenticator
+from router.api.admin.batches import BatchReader
 from router.api.admin.status import HOUR, SHOWN_REQUESTS, StatusReader
 from router.api.dashboard.event_hub import EventHub
 from router.core.routing.prefill import PrefixIndexStatus
@@ -16,11 +17,13 @@ from router.process.process_state import ProcessState
 from router.process.wiring.engine_pool import EnginePool
 from router.process.wiring.redis_link import RedisLink
 from router.settings import Settings
+from router.shared.batches.batch_records import BatchRecords
 from router.shared.status.router_snapshots import RouterSnapshot
 
 
 class Status(NamedTuple):
     reader: StatusReader
+    batches: BatchReader
     event_hub: EventHub
     publisher: StatusPublisher
 
@@ -39,7 +42,11 @@ def build_status(
         own_requests=process_state.latest_requests.kept,
         refuses_all=lambda: auth.refuses_all,
     )
-    event_hub = EventHub(reader.status, partial(reader.history, HOUR), partial(reader.latest_requests, SHOWN_REQUESTS))
+    records = BatchRecords(redis.pipeline, clock=redis.clock.now) if settings.batch.folder else None
+    batches = BatchReader(records, redis.clock.now, time.monotonic)
+    event_hub = EventHub(
+        reader.status, partial(reader.history, HOUR), partial(reader.latest_requests, SHOWN_REQUESTS), batches.read
+    )
     publisher = StatusPublisher(
         pipeline=redis.pipeline,
         clock=redis.clock.now,
@@ -47,7 +54,7 @@ def build_status(
         pending_traffic=process_state.pending_traffic,
         requests=process_state.latest_requests,
     )
-    return Status(reader, event_hub, publisher)
+    return Status(reader, batches, event_hub, publisher)
 
 
 def prefix_statuses(process_state: ProcessState) -> Callable[[str], PrefixIndexStatus]:

@@ -1,6 +1,7 @@
 """Batches in Redis: what they are, how far they are, and which process works on which part.
 
     rh:1:batches                 a sorted set: `{tenant}:{id}` of the batches that have not ended -> when created
+    rh:1:router:ended-batches    a sorted set: `{tenant}:{id}` of the last that have ended, of all tenants -> when
     rh:1:batches:{tenant}        a sorted set: the ids of a tenant's batches -> when created
     rh:1:batches:{tenant}:{id}   a hash
         spec         what its client asked for, JSON: see BatchSpec
@@ -25,6 +26,7 @@ begins with the results that are there. The same holds for the check at the begi
 Each script has one key, so that it works in a cluster.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -32,7 +34,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from router.core.batches.batch_object import ENDED, BatchErrors, BatchObject, RequestCounts
-from router.core.cache.redis_keys import OPEN_BATCHES_KEY, batch_key, batches_key
+from router.core.cache.redis_keys import ENDED_BATCHES_KEY, OPEN_BATCHES_KEY, batch_key, batches_key
 from router.net.redis.commands import Command
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
 from router.net.redis.replies import hash_fields
@@ -50,6 +52,9 @@ KEPT_AFTER_END: Final = 30 * 86400
 
 MAX_LISTED: Final = 10_000
 """Batches of a tenant that are listed, the newest ones."""
+
+MAX_ENDED: Final = 20
+"""Batches of all tenants that are listed as ended, the last ones."""
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -211,6 +216,27 @@ return status
 """
 
 
+# The reply: as to HGETALL, but with the ranges that are held as one.
+_PROGRESS_SCRIPT: Final = """
+local fields, sums = {}, {0, 0, 0}
+local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+    if string.sub(all[i], 1, 6) ~= 'range:' then
+        fields[#fields + 1] = all[i]
+        fields[#fields + 1] = all[i + 1]
+    else
+        local counts = {string.match(all[i + 1], '^held %S+ %d+ (%d+) (%d+) (%d+)$')}
+        for n = 1, #counts do sums[n] = sums[n] + counts[n] end
+    end
+end
+if #fields > 0 then
+    fields[#fields + 1] = 'range:held'
+    fields[#fields + 1] = 'held - 0 ' .. table.concat(sums, ' ')
+end
+return fields
+"""
+
+
 class BatchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the client asked for. Times in seconds since the epoch. `cache_control`: for each of its requests.
 
@@ -246,6 +272,14 @@ class BatchName(NamedTuple):
     @property
     def key(self) -> str:
         return batch_key(self.tenant, self.id)
+
+
+class Stage(NamedTuple):
+    """`is_waiting`: it says why no line runs."""
+
+    status: str
+    is_paused: bool
+    is_waiting: bool
 
 
 class Claim(NamedTuple):
@@ -349,13 +383,37 @@ class BatchRecords:
             raise BatchNotFoundError
         return str(status, "ascii")
 
+    # -- for administrators -------------------------------------------------------------------------------------------
+
+    async def ended(self) -> list[BatchName]:
+        """The batches of all tenants that have ended, the last one first; at most MAX_ENDED."""
+        (reply,) = await self._execute(("ZREVRANGE", ENDED_BATCHES_KEY, 0, -1))
+        return [_name(member) for member in reply]
+
+    async def progress(self, names: Sequence[BatchName]) -> list[tuple[BatchName, BatchObject]]:
+        """How far those of them are that are still kept. Redis adds up the ranges, which may be many."""
+        commands = [("EVAL", _PROGRESS_SCRIPT, 1, name.key) for name in names]
+        replies = await self._execute(*commands) if commands else []
+        found = []
+        for name, reply in zip(names, replies, strict=True):
+            with contextlib.suppress(BatchNotFoundError):
+                found.append((name, self._decode(name, reply).shown))
+        return found
+
+    async def stages(self, names: Sequence[BatchName]) -> list[Stage]:
+        """Of those of them that are still kept."""
+        commands = [("HMGET", name.key, "status", "paused", "waiting") for name in names]
+        replies = await self._execute(*commands) if commands else []
+        return [
+            Stage(str(status, "ascii"), paused == b"1", bool(waiting)) for status, paused, waiting in replies if status
+        ]
+
     # -- for processes that work on them ------------------------------------------------------------------------------
 
     async def open(self) -> list[BatchName]:
         """The batches that have not ended, the oldest first."""
         (reply,) = await self._execute(("ZREVRANGE", OPEN_BATCHES_KEY, 0, -1))
-        members = [member.decode().partition(":") for member in reversed(reply)]
-        return [BatchName(tenant, id_) for tenant, _, id_ in members]
+        return [_name(member) for member in reversed(reply)]
 
     async def remove_lost(self) -> None:
         """Forgets open batches that Redis has no more: those of tenants that are gone."""
@@ -431,7 +489,12 @@ class BatchRecords:
     async def _end(self, name: BatchName, token: str, status: str, *fields: str | int | bytes) -> bool:
         ended = await self._finish_job(name, token, 1000 * KEPT_AFTER_END, "status", status, *fields)
         if ended:
-            await self._execute(("ZREM", OPEN_BATCHES_KEY, f"{name.tenant}:{name.id}"))
+            member = f"{name.tenant}:{name.id}"
+            await self._execute(
+                ("ZREM", OPEN_BATCHES_KEY, member),
+                ("ZINCRBY", ENDED_BATCHES_KEY, f"{self._clock():.3f}", member),
+                ("ZREMRANGEBYRANK", ENDED_BATCHES_KEY, 0, -MAX_ENDED - 1),
+            )
         return ended
 
     async def _finish_job(self, name: BatchName, token: str, ttl_ms: int, *fields: str | int | bytes) -> bool:
@@ -454,6 +517,11 @@ class BatchRecords:
         if b"spec" not in fields or b"status" not in fields:
             raise BatchNotFoundError
         return self._pipeline.decode(lambda values: _read(name, values), fields)
+
+
+def _name(member: bytes) -> BatchName:
+    tenant, _, id_ = member.decode().partition(":")
+    return BatchName(tenant, id_)
 
 
 def _read(batch: BatchName, fields: Mapping[bytes, bytes]) -> BatchRecord:

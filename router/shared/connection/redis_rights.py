@@ -150,6 +150,7 @@ def sample_keys(tenants: Iterable[str]) -> list[tuple[str, str]]:
         redis_keys.responses_key(nonce),
         redis_keys.OPEN_BATCHES_KEY,
         redis_keys.batches_key(nonce),
+        redis_keys.ENDED_BATCHES_KEY,
         redis_keys.savings_key(nonce),
         redis_keys.traffic_key(0),
         redis_keys.WATCHED_KEY,

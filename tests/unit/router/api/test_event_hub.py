@@ -13,7 +13,7 @@ from tests.support.waiting import eventually
 
 
 class Documents:
-    """Three documents that a test changes."""
+    """Four documents that a test changes."""
 
     def __init__(self) -> None:
         self.status: Any = 1
@@ -28,7 +28,7 @@ class Documents:
         return {}
 
     def hub(self) -> EventHub:
-        return EventHub(self.read_status, self.read_other, self.read_other)
+        return EventHub(self.read_status, self.read_other, self.read_other, self.read_other)
 
 
 async def read(viewer: Viewer) -> bytes:
@@ -75,8 +75,8 @@ async def test_what_has_not_changed_is_not_sent_again() -> None:
 @on_virtual_time
 async def test_a_second_viewer_gets_the_latest_documents_at_once() -> None:
     hub = Documents().hub()
-    await read_until(hub.subscribe(), b"event: requests")
-    assert (await read(hub.subscribe())).count(b"event: ") == 3
+    await read_until(hub.subscribe(), b"event: batches")
+    assert (await read(hub.subscribe())).count(b"event: ") == 4
     await hub.aclose()
 
 

@@ -10,7 +10,7 @@ from router.commands.batch.api_client import ApiClient, ApiClientError, PassingE
 from router.commands.batch.batch_view import Batch, BatchView
 from router.commands.batch.follow import Waiting, fetch, follow
 from router.commands.batch.progress_display import LineDisplay, progress_words
-from router.commands.batch.progress_rate import ProgressRate
+from router.core.batches.progress_rate import ProgressRate
 from tests.support.fake_batches import BATCH_ID, batch_state
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from prometheus_client import CollectorRegistry
 
 from router.core.batches.batch_object import BatchObject, RequestCounts
 from router.core.cache.cache_control import CacheControl
@@ -38,6 +39,8 @@ from router.shared.batches.file_folder import LEFTOVER_AGE
 from router.shared.batches.files import BatchFiles
 from router.shared.connection.redis import open_backend, open_pipeline
 from router.shared.quota.rate_limits import TenantLimits
+from router.telemetry.batch_metrics import BatchMetrics
+from router.telemetry.metric_objects import create_objects
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
 
@@ -120,6 +123,7 @@ class World:
 
     def __init__(self, url: str, folder: Path, stack: AsyncExitStack) -> None:
         self.folder = folder
+        self.registry = CollectorRegistry()
         self.handler = Handler()
         self.capacity = Capacity()
         self._url = url
@@ -127,6 +131,7 @@ class World:
         self.now = 1000.0
         self.capacity = Capacity()
         self.draining = False
+        self.metrics = BatchMetrics(create_objects(self.registry), removable=True)
         self.asked_while_draining = 0
         self.files = BatchFiles(folder, max_files=100, ttl=0, clock=lambda: self.now)
 
@@ -164,6 +169,7 @@ class World:
             LIMITS,
             ["acme"],
             self.is_draining,
+            self.metrics,
         )
         task = asyncio.create_task(runner.run())
         self._stack.push_async_callback(cancel_and_wait, task)
@@ -172,6 +178,13 @@ class World:
     def is_draining(self) -> bool:
         self.asked_while_draining += self.draining
         return self.draining
+
+    def line_metrics(self) -> list[float | None]:
+        """Those generated, cached, failed and in flight, of all processes."""
+        name = "roundhouse_batch_lines"
+        results = ("generated", "cached", "failed")
+        counted = [self.registry.get_sample_value(f"{name}_total", {"result": result}) for result in results]
+        return [*counted, self.registry.get_sample_value(f"{name}_in_flight")]
 
     async def shown(self, name: BatchName = NAME) -> BatchObject:
         return (await self.records.find(name)).shown
@@ -360,6 +373,20 @@ async def test_a_line_is_sent_again_while_engines_are_busy_or_have_failed(
     }  # fmt: skip
     check_outputs(world, shown, 2)
     assert set(world.results(shown.error_file_id)) == {"n2", "n3", "n4"}
+
+
+async def test_each_line_counts_once_in_the_metrics_whoever_takes_over(world: World) -> None:
+    await world.batch([line(number) for number in range(200)])
+    world.handler.answers["text 7"] = [ApiError(400, "bad", kind="invalid_request_error")]
+    world.handler.hold_after = 150
+    first = await world.runner()
+    await eventually(lambda: world.line_metrics() == [149, 0, 1, world.handler.now] and world.handler.now > 0)
+    await cancel_and_wait(first)
+    assert world.line_metrics() == [149, 0, 1, 0]
+    world.handler.release()
+    await world.runner()
+    await world.until("completed")
+    assert world.line_metrics() == [199, 0, 1, 0]
 
 
 async def test_several_processes_share_the_ranges(world: World) -> None:

@@ -13,11 +13,13 @@ from router.net.redis.pipeline import RedisDownError
 from router.shared.batches.batch_records import (
     KEPT_AFTER_END,
     LEASE,
+    MAX_ENDED,
     BatchName,
     BatchNotFoundError,
     BatchRecords,
     BatchSpec,
     Claim,
+    Stage,
     TooManyBatchesError,
 )
 from router.shared.connection.redis import open_backend, open_pipeline
@@ -86,6 +88,36 @@ async def test_a_batch_goes_from_its_check_to_its_end(records: BatchRecords, clo
     assert shown.request_counts == RequestCounts(200, 197, 3)
     assert await records.open() == []
     assert (await records.claim(NAME, "x")).what == "ended"
+
+
+async def test_administrators_see_how_far_batches_of_all_tenants_are(records: BatchRecords) -> None:
+    other, lost = BatchName("beta", "batch_2"), BatchName("beta", "batch_3")
+    await begun(records, 3)
+    await records.create(other, SPEC, max_open=20)
+    await records.set_waiting(NAME, "The engines are busy.")
+    await records.pause(other, paused=True)
+    assert await records.stages([NAME, lost, other]) == [
+        Stage("in_progress", is_paused=False, is_waiting=True),
+        Stage("validating", is_paused=True, is_waiting=False),
+    ]
+    assert await claims(records, 2) == [("range", 0), ("range", 1)]
+    await records.finish_range(NAME, Claim("range", "t0", 0), RequestCounts(0, 98, 2, 40), done=True)
+    await records.renew_range(NAME, Claim("range", "t1", 1), RequestCounts(0, 7, 1, 3))
+    found = await records.progress([NAME, lost, other])
+    assert [name for name, _ in found] == [NAME, other]
+    assert found == [(name, (await records.find(name)).shown) for name in (NAME, other)]
+    assert found[0][1].request_counts == RequestCounts(300, 105, 3, 43)
+
+
+async def test_the_last_batches_of_all_tenants_that_ended_are_known(records: BatchRecords, clock: Clock) -> None:
+    names = [BatchName(f"t{number % 3}", f"batch_{number}") for number in range(MAX_ENDED + 3)]
+    for name in names:
+        clock.now += 1
+        await records.create(name, SPEC, max_open=100)
+        await records.claim(name, "check")
+        assert await records.ended() == names[: names.index(name)][::-1][:MAX_ENDED]
+        assert await records.fail(name, "check", BatchErrors(()))
+    assert await records.ended() == names[:2:-1]
 
 
 async def test_a_batch_that_cannot_begin_has_failed_and_says_why(records: BatchRecords) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.commands.batch.progress_rate import ProgressRate
+from router.core.batches.progress_rate import ProgressRate
 
 
 def rate_of(*looks: tuple[float, int]) -> ProgressRate:
@@ -43,4 +43,17 @@ def test_fewer_lines_than_before_begin_it_anew() -> None:
     rate = rate_of((0, 0), (10, 100), (20, 60))
     assert rate.per_second is None
     rate.add(30, 80)
+    assert rate.per_second == 2
+
+
+def test_only_the_time_in_which_lines_run_counts() -> None:
+    rate = ProgressRate()
+    rate.look(0, "validating", 0, paused=False)
+    rate.look(10, "in_progress", 0, paused=False)
+    rate.look(20, "in_progress", 50, paused=False)
+    assert rate.per_second == 5
+    rate.look(30, "in_progress", 50, paused=True)
+    rate.look(100, "in_progress", 50, paused=False)
+    assert rate.per_second is None
+    rate.look(110, "in_progress", 70, paused=False)
     assert rate.per_second == 2

@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Final
 
-_SPAN: Final = 60.0
+RATE_SPAN: Final = 60.0
 """Seconds over which the rate is taken: long enough that it does not jump with each range of lines."""
 
 
@@ -15,12 +15,19 @@ class ProgressRate:
     def __init__(self) -> None:
         self._looks: deque[tuple[float, int]] = deque()
 
+    def look(self, at: float, status: str, done: int, *, paused: bool) -> None:
+        """What a look at the batch found. Before its lines run, and after that, there is nothing to count."""
+        if paused:
+            self._looks.clear()  # the time after the pause says how long the rest takes
+        elif status == "in_progress":
+            self.add(at, done)
+
     def add(self, at: float, done: int) -> None:
         """`at`: in seconds, by any clock that does not go backwards."""
         if self._looks and done < self._looks[-1][1]:
             self._looks.clear()
         self._looks.append((at, done))
-        while len(self._looks) > 2 and self._looks[1][0] <= at - _SPAN:
+        while len(self._looks) > 2 and self._looks[1][0] <= at - RATE_SPAN:
             self._looks.popleft()
 
     @property
