@@ -31,7 +31,7 @@ GROUPS: Final[dict[str, Group]] = {
     "browser": Group(
         ("tests/browser",),
         ("router/dashboard/", "router/api/", "router/process/wiring/", "router/shared/status/router_snapshots.py",
-         "tests/support/browser.py"),
+         "router/core/batches/batch_overview.py", "tests/support/browser.py", "tests/support/batch_lines.py"),
     ),
     "wheels": Group(
         ("tests/distribution",),

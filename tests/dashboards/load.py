@@ -1,6 +1,7 @@
 """A small load that makes every panel show something: traffic of two tenants, and failures of each kind."""
 
 import asyncio
+import json
 from itertools import count
 from typing import Any
 
@@ -27,6 +28,18 @@ class Load:
         """The faults that stay for the whole load."""
         for engine in (self._testbed.chat, self._testbed.code, self._testbed.code_replica):
             await engine.set_faults({"fault": "status", "code": 500, "match": _FALLBACK})
+
+    async def run_a_batch(self) -> None:
+        """Some of its lines are of the load, and one is invalid."""
+        headers = {"authorization": f"Bearer {KEYS['beta']}"}
+        path = "/v1/chat/completions"
+        lines = [{"method": "POST", "url": path, "custom_id": str(number), "body": chat_body(f"What is {number % 5}?")}
+                 for number in range(8)]  # fmt: skip
+        content = "\n".join(json.dumps(line) for line in (*lines, lines[0]))
+        form = {"purpose": "batch"}
+        file = await self._http.post("/v1/files", data=form, files={"file": ("in.jsonl", content)}, headers=headers)
+        batch = {"input_file_id": file.json()["id"], "endpoint": path, "completion_window": "1h"}
+        (await self._http.post("/v1/batches", json=batch, headers=headers)).raise_for_status()
 
     async def round(self) -> None:
         number = next(self._numbers)

@@ -32,6 +32,7 @@ async def observe(testbed: Testbed, dashboards: Sequence[Dashboard] = tuple(DASH
     async with httpx.AsyncClient(base_url=testbed.router.url, timeout=15, trust_env=False) as http:
         load = Load(testbed, http)
         await load.prepare()
+        await load.run_a_batch()
         for number in range(1, MAX_ROUNDS + 1):
             await load.round()
             await testbed.announce()

@@ -93,6 +93,7 @@ class Testbed:
     def _config(self) -> str:
         tables = [
             '[router]\ndrain = "0s"',
+            f'[batch]\nfolder = "{self._folder / "files"}"',
             f'[cache]\nurl = "{self._redis.url}"\ntimeout = "2500ms"\nretry = "20ms"',
             _tenants(),
             '[[model]]\nname = "llama"\nfallback = "mistral"\nauto = ["chat", "code"]',

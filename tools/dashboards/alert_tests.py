@@ -24,6 +24,9 @@ _REJECTED: Final = f'llm_requests_rejected_total{{reason="queue_full", tenant="b
 _PROBLEM: Final = f'roundhouse_problem{{severity="critical", kind="%s", subject="%s", problem="%s", {_R}}}'
 _DAMAGED: Final = f"llm_cache_entries_damaged_total{{{_R}}}"
 
+_BATCHES: Final = f'roundhouse_batches_open{{state="%s", {_R}}}'
+_BATCH_LINES: Final = f'roundhouse_batch_lines_total{{result="generated", {_R}}}'
+
 
 class AlertTest(NamedTuple):
     """What `alert` does at the time `at` after these series; `fires` is empty if it stays silent."""
@@ -76,6 +79,10 @@ def _lookups(minutes: int = 90, **per_minute: int) -> dict[str, str]:
         f'llm_cache_requests_total{{tenant="acme", model="llama", result="{result}", {_R}}}': f"0+{count}x{minutes}"
         for result, count in per_minute.items()
     }
+
+
+def _batches(lines: str, **states: str) -> dict[str, str]:
+    return {_BATCHES % state: values for state, values in states.items()} | {_BATCH_LINES: lines}
 
 
 _ACCEPTANCE: Final = f'vllm_spec_acceptance_rate{{engine="chat", {_R}}}'
@@ -351,6 +358,32 @@ ALERT_TESTS: Final = (
     ),
     AlertTest("CacheEntriesDamaged", "none", {_DAMAGED: "0x40"}, "30m"),
     AlertTest("CacheEntriesDamaged", "one an hour ago", {_DAMAGED: "0x5 1x90"}, "65m"),
+    AlertTest(
+        "BatchesStandStill", "two routers see one that waits and one that runs, and no line ends",
+        _batches(waiting="1x90", running="1x90", lines="50x90")
+        | {
+            name.replace("router:", "router-2:"): values
+            for name, values in _batches(waiting="1x90", running="1x90", lines="0x90").items()
+        },
+        "80m",
+        (({}, "No batch makes progress",
+          ("2 batches are open, neither paused nor outside of batch.hours, and no line has ended for an hour. "
+          "The dashboard says what each waits for.")),),
+    ),
+    AlertTest(
+        "BatchesStandStill", "without a sample of lines", {_BATCHES % "running": "1x90"}, "70m",
+        (({}, "No batch makes progress",
+          ("1 batches are open, neither paused nor outside of batch.hours, and no line has ended for an hour. "
+          "The dashboard says what each waits for.")),),
+    ),
+    AlertTest("BatchesStandStill", "for half an hour", _batches(waiting="1x90", lines="0+1x40 40x50"), "70m"),
+    AlertTest(
+        "BatchesStandStill", "a line every ten minutes",
+        _batches(running="1x90", lines=" ".join(f"{number}x9" for number in range(9))), "80m",
+    ),
+    AlertTest("BatchesStandStill", "paused", _batches(paused="1x90", waiting="0x90", lines="50x90"), "80m"),
+    AlertTest("BatchesStandStill", "outside of the hours", _batches(outside_hours="1x90", lines="50x90"), "80m"),
+    AlertTest("BatchesStandStill", "no batch", _batches(running="0x90", waiting="0x90", lines="50x90"), "80m"),
     AlertTest(
         "RouterDown", "not reachable for two minutes", {f"up{{{_R}}}": "1x2 0x10"}, "6m",
         ((_INSTANCE, "The router router:8080 is down",

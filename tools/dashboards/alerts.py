@@ -183,6 +183,17 @@ ALERTS: Final = (
         'Damaged entries that were found and deleted in the last 15 minutes: {{ $value | printf "%.0f" }}.',
     ),
     Alert(
+        "BatchesStandStill",
+        # Each router reports the batches of all, and its own lines.
+        'sum(max by (state) (roundhouse_batches_open{state=~"running|waiting"})) > 0'
+        " unless sum(increase(roundhouse_batch_lines_total[5m])) > 0",
+        "1h",
+        "warning",
+        "No batch makes progress",
+        "{{ $value }} batches are open, neither paused nor outside of batch.hours, and no line has ended for an hour. "
+        "The dashboard says what each waits for.",
+    ),
+    Alert(
         "RouterDown",
         'up{job="roundhouse"} == 0',
         "1m",

@@ -29,6 +29,7 @@
     rh:1:response:{tenant}:{{rh:1:response:{tenant}}}          the bytes of each, a hash; see `response_sizes_key`
     rh:1:response:{tenant}:{id}                                a kept response of /v1/responses, a hash
     rh:1:batches                                               the batches that have not ended, a sorted set
+    rh:1:router:ended-batches                                  the last ones that have ended, a sorted set
     rh:1:batches:{tenant}                                      when each batch of a tenant was created, a sorted set
     rh:1:batches:{tenant}:{id}                                 a batch, a hash
     rh:1:requests:recent                                       the last requests while someone watches, a sorted set

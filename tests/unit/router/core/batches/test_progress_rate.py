@@ -48,12 +48,11 @@ def test_fewer_lines_than_before_begin_it_anew() -> None:
 
 def test_only_the_time_in_which_lines_run_counts() -> None:
     rate = ProgressRate()
-    rate.look(0, "validating", 0, paused=False)
-    rate.look(10, "in_progress", 0, paused=False)
-    rate.look(20, "in_progress", 50, paused=False)
-    assert rate.per_second == 5
-    rate.look(30, "in_progress", 50, paused=True)
-    rate.look(100, "in_progress", 50, paused=False)
-    assert rate.per_second is None
-    rate.look(110, "in_progress", 70, paused=False)
-    assert rate.per_second == 2
+    found = []
+    for at, status, done, paused in (
+        (0, "validating", 0, False), (10, "in_progress", 0, False), (20, "in_progress", 50, False),
+        (30, "in_progress", 50, True), (100, "in_progress", 50, False), (110, "in_progress", 70, False),
+    ):  # fmt: skip
+        rate.look(at, status, done, paused=paused)
+        found.append(rate.per_second)
+    assert found == [None, None, 5, None, None, 2]
