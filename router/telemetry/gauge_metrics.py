@@ -1,4 +1,4 @@
-"""The gauges of engines, queues and Redis. An unknown value has no sample; it is not 0."""
+"""The gauges of engines, queues, batches and Redis. An unknown value has no sample; it is not 0."""
 
 import contextlib
 import math
@@ -7,6 +7,7 @@ from typing import Final
 
 from prometheus_client import Gauge
 
+from router.core.batches.batch_overview import OPEN_STATES, OpenState
 from router.core.resilience.breaker import BreakerState
 from router.telemetry.metric_objects import MetricObjects
 from router.upstream.engine import Engine
@@ -33,6 +34,8 @@ class GaugeMetrics:
         self._removable = removable
         gauges = objects.gauges
         self.queue_length = gauges["llm_requests_queued"]
+        self.batch_lines = gauges["roundhouse_batch_lines_in_flight"]
+        self._open_batches = gauges["roundhouse_batches_open"]
         self._breaker = gauges["roundhouse_breaker_state"]
         self._in_flight = gauges["llm_requests_in_flight"]
         self._up = gauges["roundhouse_engine_up"]
@@ -50,6 +53,11 @@ class GaugeMetrics:
         else:
             with contextlib.suppress(KeyError):  # some versions raise it if there is no such sample
                 gauge.remove(*labels)
+
+    def set_open_batches(self, batches: Mapping[OpenState, int] | None) -> None:
+        """None: they are unknown. A state without batches has 0."""
+        for state in OPEN_STATES:
+            self._set_gauge(self._open_batches, None if batches is None else batches.get(state, 0), state)
 
     def update(
         self, engines: Iterable[Engine], breaker_state: Callable[[str], BreakerState], *, redis_up: bool,

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
+from router.core.batches.batch_object import RequestCounts
+from router.core.batches.batch_overview import OpenState
 from router.core.resilience.breaker import BreakerState
 from router.core.types import CacheStatus
 from router.errors import NOT_CACHED
@@ -22,7 +24,6 @@ from router.net.redis.pipeline import RedisPipeline
 from router.shared.status.status_documents import Problem
 from router.telemetry.access_log import AccessLog
 from router.telemetry.announced_metrics import announced_families
-from router.telemetry.batch_metrics import BatchMetrics
 from router.telemetry.draft_metrics import draft_families
 from router.telemetry.exemplars import HistogramExemplars
 from router.telemetry.gauge_metrics import GaugeMetrics
@@ -77,6 +78,7 @@ class Telemetry:
         self._tokens = counters["llm_tokens_total"]
         self._cache = counters["llm_cache_requests_total"]
         self._writes = counters["llm_cache_writes_total"]
+        self._batch_lines = counters["roundhouse_batch_lines_total"]
         self._damaged = counters["llm_cache_entries_damaged_total"]
         self._kept_responses = counters["roundhouse_kept_responses_total"]
         self._rejected = counters["llm_requests_rejected_total"]
@@ -105,7 +107,6 @@ class Telemetry:
         self._slow: dict[str, SlowThreshold] = {}  # by model
         self._engines: dict[str, Engine] = {}
         self._gauges = GaugeMetrics(objects, removable=multiprocess_dir is None)
-        self.batches = BatchMetrics(objects, removable=multiprocess_dir is None)
 
     # -- recording --------------------------------------------------------------------------------------------------
 
@@ -291,6 +292,19 @@ class Telemetry:
 
     def record_kept_response(self, result: str) -> None:
         self._kept_responses.labels(result).inc()
+
+    def record_batch_lines(self, counts: RequestCounts) -> None:
+        """Counts lines of batches that have got a result; a call with none begins the counters with 0."""
+        self._batch_lines.labels("generated").inc(counts.completed - counts.cached)
+        self._batch_lines.labels("cached").inc(counts.cached)
+        self._batch_lines.labels("failed").inc(counts.failed)
+
+    def set_batch_lines_in_flight(self, lines: int) -> None:
+        self._gauges.batch_lines.set(lines)
+
+    def set_open_batches(self, batches: Mapping[OpenState, int] | None) -> None:
+        """None: they are unknown."""
+        self._gauges.set_open_batches(batches)
 
     def record_damaged_entry(self) -> None:
         self._damaged.inc()

@@ -53,6 +53,7 @@ class BatchReader:
         names = await records.open()
         found = await records.progress(names[:MAX_OPEN])
         at, now = self._monotonic(), self._clock()
+        # A rate begins with the lines, not with the first look.
         running = {name: batch for name, batch in found if batch.status == "in_progress"}
         self._rates = {name: self._rates.get(name) or _new_rate(batch, at, now) for name, batch in running.items()}
         for name, batch in running.items():

@@ -8,7 +8,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -16,12 +16,15 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 import xxhash
 
 from router.core.batches.batch_object import BatchErrors, RequestCounts
+from router.core.batches.batch_overview import OpenState
 from router.core.batches.line_index import LineEntry
 from router.core.cache.cache_control import parse_cache_control
 from router.core.endpoints.table import ENDPOINT_BY_PATH
 from router.flow.batches.batch_range import BatchRange
 from router.flow.batches.line_requests import LineRequests
+from router.flow.batches.open_batches import OpenBatches
 from router.flow.batches.spare_capacity import SpareCapacity
+from router.flow.replicas.background import keep_running
 from router.net.redis.pipeline import RedisDownError
 from router.net.tasks import cancel_and_wait
 from router.shared.batches.batch_folder import (
@@ -71,11 +74,15 @@ class BatchLimits(NamedTuple):
     max_in_flight: int
 
 
-class LineMetrics(Protocol):
-    def record_lines(self, counts: RequestCounts) -> None:
+class BatchMetrics(Protocol):
+    """Telemetry."""
+
+    def record_batch_lines(self, counts: RequestCounts) -> None:
         """Lines that have got a result since the last call."""
 
-    def set_in_flight(self, lines: int) -> None: ...
+    def set_batch_lines_in_flight(self, lines: int) -> None: ...
+
+    def set_open_batches(self, batches: Mapping[OpenState, int] | None) -> None: ...
 
 
 class _Held:
@@ -118,7 +125,7 @@ class BatchRunner:
     def __init__(
         self, records: BatchRecords, files: BatchFiles, folder: Path, requests: LineRequests,
         capacity: SpareCapacity, limits: BatchLimits, tenants: Sequence[str], is_draining: Callable[[], bool],
-        metrics: LineMetrics,
+        metrics: BatchMetrics,
     ) -> None:  # fmt: skip
         """`folder`: see BatchFolder. `tenants`: those of the configuration. `is_draining`: it ends soon."""
         self._records = records
@@ -130,6 +137,7 @@ class BatchRunner:
         self._tenants = frozenset(tenants)
         self._is_draining = is_draining
         self._metrics = metrics
+        self._open_batches = OpenBatches(records, tenants, lambda: capacity.is_open, metrics.set_open_batches)
         self._held: dict[asyncio.Task[None], _Held] = {}
         self._has_ended = asyncio.Event()
         self._not_before: dict[BatchName, float] = {}
@@ -137,7 +145,8 @@ class BatchRunner:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        self._metrics.record_lines(RequestCounts())
+        self._metrics.record_batch_lines(RequestCounts())
+        counting = asyncio.get_running_loop().create_task(keep_running(self._open_batches.run))
         try:
             while True:
                 self._record()
@@ -148,14 +157,15 @@ class BatchRunner:
                     async with asyncio.timeout(_LOOK_INTERVAL):
                         await self._has_ended.wait()
         finally:
-            await cancel_and_wait(*self._held)
-            self._metrics.set_in_flight(0)
+            await cancel_and_wait(counting, *self._held)
+            self._metrics.set_batch_lines_in_flight(0)
 
     def _record(self) -> None:
+        # Prometheus looks less often than this is called, so no line has to touch a metric.
         lines = [held.lines.in_flight for held in self._held.values() if held.lines is not None]
-        self._metrics.set_in_flight(sum(lines))
+        self._metrics.set_batch_lines_in_flight(sum(lines))
         for held in self._held.values():
-            self._metrics.record_lines(held.take_new())
+            self._metrics.record_batch_lines(held.take_new())
 
     def _has_enough(self) -> bool:
         stalled = sum(held.is_stalled for held in self._held.values())
@@ -320,7 +330,7 @@ class BatchRunner:
             finally:
                 await asyncio.shield(self._files.run(writer.close, writer.take()))
         finally:
-            self._metrics.record_lines(held.take_new())
+            self._metrics.record_batch_lines(held.take_new())
             counts = held.lines.counts if held.lines is not None else None
             finish = partial(self._records.finish_range, held.name, claim, counts, done=is_done)
             if is_done:

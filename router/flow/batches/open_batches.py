@@ -15,8 +15,6 @@ _MAX_COUNTED: Final = 1000
 
 
 class OpenBatches:
-    """Those of tenants that are gone do not count: nothing happens to them."""
-
     def __init__(
         self, records: BatchRecords, tenants: Sequence[str], is_open: Callable[[], bool],
         set_open: Callable[[Mapping[OpenState, int] | None], None],
@@ -38,6 +36,7 @@ class OpenBatches:
 
     async def _count(self) -> Mapping[OpenState, int] | None:
         try:
+            # Nothing happens to those of tenants that are gone, which is no fault.
             names = [name for name in await self._records.open() if name.tenant in self._tenants]
             stages = await self._records.stages(names[:_MAX_COUNTED])
         except RedisDownError:

@@ -18,7 +18,6 @@ from router.core.endpoints.table import ENDPOINTS
 from router.flow.batches.batch_runner import BatchLimits, BatchRunner
 from router.flow.batches.leftover_folders import remove_leftover_folders
 from router.flow.batches.line_requests import LineRequests
-from router.flow.batches.open_batches import OpenBatches
 from router.flow.batches.spare_capacity import SpareCapacity
 from router.flow.body_budget import BodyAllocation
 from router.flow.replicas.background import Task, every
@@ -64,10 +63,6 @@ def build_batches(
     upload_limits = UploadLimits(int(settings.batch.max_file), int(settings.router.max_body) + _ENVELOPE)
     clean_up = partial(_clean_up, files, records, Path(settings.batch.folder), services.redis.clock.now)
     runner = _build_runner(settings, process_state, records, files, gateway, engines)
-    open_batches = OpenBatches(
-        records, tenants(settings), partial(_is_open, parse_hours(settings.batch.hours)),
-        process_state.telemetry.batches.set_open,
-    )  # fmt: skip
     return Batches(
         [
             *FileRoutes(requests, files, upload_limits).routes(),
@@ -75,7 +70,7 @@ def build_batches(
                 requests, records, files, max_batches=settings.batch.max_batches, clock=services.redis.clock.now
             ).routes(),
         ],
-        [every(_REMOVAL_INTERVAL, clean_up), runner.run, open_batches.run],
+        [every(_REMOVAL_INTERVAL, clean_up), runner.run],
     )
 
 
@@ -104,7 +99,7 @@ def _build_runner(
     limits = BatchLimits(batch.max_lines, int(router.max_body), batch.max_in_flight)
     return BatchRunner(
         records, files, Path(batch.folder), requests, capacity, limits, tenants(settings),
-        lambda: process_state.draining, process_state.telemetry.batches,
+        lambda: process_state.draining, process_state.telemetry,
     )  # fmt: skip
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
 from router.core.batches.batch_object import BatchObject, RequestCounts
 from router.core.cache.cache_control import CacheControl
@@ -39,8 +38,7 @@ from router.shared.batches.file_folder import LEFTOVER_AGE
 from router.shared.batches.files import BatchFiles
 from router.shared.connection.redis import open_backend, open_pipeline
 from router.shared.quota.rate_limits import TenantLimits
-from router.telemetry.batch_metrics import BatchMetrics
-from router.telemetry.metric_objects import create_objects
+from router.telemetry.telemetry import Telemetry
 from tests.support.redis_process import RedisServer
 from tests.support.waiting import eventually
 
@@ -123,7 +121,6 @@ class World:
 
     def __init__(self, url: str, folder: Path, stack: AsyncExitStack) -> None:
         self.folder = folder
-        self.registry = CollectorRegistry()
         self.handler = Handler()
         self.capacity = Capacity()
         self._url = url
@@ -131,7 +128,7 @@ class World:
         self.now = 1000.0
         self.capacity = Capacity()
         self.draining = False
-        self.metrics = BatchMetrics(create_objects(self.registry), removable=True)
+        self.telemetry = Telemetry(log_format="text")
         self.asked_while_draining = 0
         self.files = BatchFiles(folder, max_files=100, ttl=0, clock=lambda: self.now)
 
@@ -169,7 +166,7 @@ class World:
             LIMITS,
             ["acme"],
             self.is_draining,
-            self.metrics,
+            self.telemetry,
         )
         task = asyncio.create_task(runner.run())
         self._stack.push_async_callback(cancel_and_wait, task)
@@ -181,10 +178,10 @@ class World:
 
     def line_metrics(self) -> list[float | None]:
         """Those generated, cached, failed and in flight, of all processes."""
-        name = "roundhouse_batch_lines"
+        name, value = "roundhouse_batch_lines", self.telemetry.registry.get_sample_value
         results = ("generated", "cached", "failed")
-        counted = [self.registry.get_sample_value(f"{name}_total", {"result": result}) for result in results]
-        return [*counted, self.registry.get_sample_value(f"{name}_in_flight")]
+        counted = [value(f"{name}_total", {"result": result}) for result in results]
+        return [*counted, value(f"{name}_in_flight")]
 
     async def shown(self, name: BatchName = NAME) -> BatchObject:
         return (await self.records.find(name)).shown
