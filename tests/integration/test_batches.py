@@ -14,7 +14,9 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.types import Batch, FileObject
 
 from router.core.endpoints.table import ENDPOINT_BY_PATH
-from tests.support.router_server import MakeRouter, RouterServer
+from tests.support.redis_process import RedisServer
+from tests.support.router_server import LLAMA, MakeRouter, RouterServer, router_config
+from tests.support.scripted_engine import Request, Response, ScriptedEngine, json_response
 from tests.support.simulated_engine import SimulatedEngine
 from tests.support.waiting import eventually
 
@@ -47,18 +49,29 @@ async def router(make_router: MakeRouter, config: str, tmp_path: Path) -> Router
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def client(router: RouterServer) -> AsyncIterator[AsyncOpenAI]:
-    http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
-    async with AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, http_client=http) as client:
+    async with client_of(router) as client:
         yield client
+
+
+def client_of(router: RouterServer) -> AsyncOpenAI:
+    http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
+    return AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, http_client=http)
 
 
 async def run(client: AsyncOpenAI, content: bytes, **fields: Any) -> Any:
     """The batch at its end."""
+    return await ended(client, await begin(client, content, **fields))
+
+
+async def begin(client: AsyncOpenAI, content: bytes, **fields: Any) -> Any:
     file = await client.files.create(file=("in.jsonl", content), purpose="batch")
     fields = {"endpoint": CHAT, "completion_window": "24h"} | fields
     batch = await client.batches.create(input_file_id=file.id, **fields)
     assert (batch.status, batch.input_file_id) == ("validating", file.id)
+    return batch
 
+
+async def ended(client: AsyncOpenAI, batch: Any) -> Any:
     async def has_ended() -> bool:
         nonlocal batch
         batch = await client.batches.retrieve(batch.id)
@@ -192,6 +205,49 @@ async def test_a_batch_is_shared_by_two_routers_and_survives_both(
     assert sorted(found) == sorted(f"n{number}" for number in range(50_000, 50_400))
 
 
+async def test_no_line_begins_while_redis_is_down_so_that_its_answer_is_stored(
+    make_router: MakeRouter, tmp_path: Path
+) -> None:
+    is_held, is_released = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: Request) -> Response:
+        if len(engine.bodies) == 3:
+            is_held.set()
+            await is_released.wait()
+        choice = {"index": 0, "message": {"role": "assistant", "content": "Deep."}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        return json_response({"id": "1", "model": LLAMA, "choices": [choice], "usage": usage})
+
+    engine, redis = ScriptedEngine(script=answer), RedisServer("--appendonly", "yes")
+    await engine.start()
+    try:
+        await redis.start()
+        rest = f'[batch]\nfolder = "{tmp_path}"\nmax_in_flight = 1\n'
+        router = await make_router(router_config(redis.url, {"one": ("llama", "any", engine.url)}, rest=rest))
+        async with client_of(router) as client:
+            batch = await begin(client, lines(6))
+            await is_held.wait()
+            redis.kill()
+
+            async def is_up() -> bool:
+                return bool((await router.http.get("/healthz")).json()["redis"] == "up")
+
+            async def is_down() -> bool:
+                return not await is_up()
+
+            await eventually(is_down)
+            is_released.set()
+            await eventually(lambda: not engine.running)
+            await redis.start()
+            await eventually(is_up)
+            await ended(client, batch)
+            again = await run(client, lines(6))
+    finally:
+        await engine.stop()
+        redis.remove()
+    assert again.request_counts.cached == 5, "all but the line that was in flight"
+
+
 async def test_responses_of_lines_are_kept_only_if_they_ask_for_it(client: AsyncOpenAI) -> None:
     first = await client.responses.create(model="llama", input="How deep is the sea?")
     bodies: list[dict[str, Any]] = [{}, {"store": True}, {"store": False}, {"previous_response_id": first.id}]
@@ -239,9 +295,7 @@ async def test_every_endpoint_takes_batches_and_its_errors_have_its_form(
             await stack.enter_async_context(engine)
             text += f'[[model]]\nname = "{task}"\n[[engine]]\nname = "{task}"\nmodel = "{task}"\nurl = "{engine.url}"\n'
         router = await make_router(text)
-        http = DefaultAsyncHttpxClient(verify=False, trust_env=False)
-        openai_client = AsyncOpenAI(base_url=f"{router.url}/v1", api_key="none", max_retries=0, http_client=http)
-        client = await stack.enter_async_context(openai_client)
+        client = await stack.enter_async_context(client_of(router))
 
         async def check(path: str, body: dict[str, Any]) -> None:
             bodies = [body, {**body, "model": "unknown"}, {"model": body["model"]}]

@@ -62,7 +62,9 @@ def build_batches(
     records = BatchRecords(services.redis.pipeline, clock=services.redis.clock.now)
     upload_limits = UploadLimits(int(settings.batch.max_file), int(settings.router.max_body) + _ENVELOPE)
     clean_up = partial(_clean_up, files, records, Path(settings.batch.folder), services.redis.clock.now)
-    runner = _build_runner(settings, process_state, records, files, gateway, engines)
+    runner = _build_runner(
+        settings, process_state, records, files, gateway, engines, lambda: services.redis.pipeline.up
+    )  # fmt: skip
     return Batches(
         [
             *FileRoutes(requests, files, upload_limits).routes(),
@@ -76,7 +78,7 @@ def build_batches(
 
 def _build_runner(
     settings: Settings, process_state: ProcessState, records: BatchRecords, files: BatchFiles,
-    gateway: GatewayParts, engines: EnginePool,
+    gateway: GatewayParts, engines: EnginePool, redis_is_up: Callable[[], bool],
 ) -> BatchRunner:  # fmt: skip
     batch, router = settings.batch, settings.router
     handlers = {
@@ -94,7 +96,7 @@ def _build_runner(
         engines.health.readiness,
         max_in_flight=batch.max_in_flight,
         max_kv_usage=batch.max_kv_usage,
-        is_open=partial(_is_open, parse_hours(batch.hours)),
+        is_open=partial(_is_open, parse_hours(batch.hours), redis_is_up),
     )
     limits = BatchLimits(batch.max_lines, int(router.max_body), batch.max_in_flight)
     return BatchRunner(
@@ -103,7 +105,9 @@ def _build_runner(
     )  # fmt: skip
 
 
-def _is_open(hours: Hours | None) -> bool:
+def _is_open(hours: Hours | None, redis_is_up: Callable[[], bool]) -> bool:
+    if not redis_is_up():
+        return False  # the answer could not be stored
     now = time.localtime()
     return hours is None or hours.has(now.tm_hour, now.tm_min)
 
