@@ -23,6 +23,7 @@ from router.shared.quota import rate_limit_script as limits
 from router.shared.responses import background_records, item_index, response_index, response_records
 from router.store import entry_store as store
 from router.store.admin import answers, scan
+from tests.simulation.redis_batch_scripts import BATCH_SCRIPTS
 from tests.simulation.redis_data import RedisData
 from tests.simulation.redis_values import RedisError, RedisStream, SortedSet, write_id
 
@@ -522,6 +523,7 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     drains._RESTORE_SCRIPT.encode(): _restore_drain,
     announcements._WRITE_SCRIPT.encode(): _announce,
     str(announcements.read_held_command()[1]).encode(): _read_announced,
+    **BATCH_SCRIPTS,
 }
 
 

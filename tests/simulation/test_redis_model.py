@@ -287,7 +287,10 @@ def script(part: str) -> str:
 
 def test_a_script_deletes_or_renews_a_key_only_if_it_holds_the_same_value(both: ClientFactory) -> None:
     client = both.connect()
-    delete, renew = script("== ARGV[1] then return redis.call('DEL'"), script("'PEXPIRE', KEYS[1], ARGV[2]")
+    delete, renew = (
+        script("== ARGV[1] then return redis.call('DEL'"),
+        script("return redis.call('PEXPIRE', KEYS[1], ARGV[2])"),
+    )
     client.send_commands(("SET", "a", "mine"), ("HSET", "h", "f", "v"))
     assert client.send_commands(("EVAL", renew, 1, "a", "other", LONG), ("PTTL", "a")) == [0, -1]
     renewed, left = client.send_commands(("EVAL", renew, 1, "a", "mine", LONG), ("PTTL", "a"))

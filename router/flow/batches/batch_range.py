@@ -28,7 +28,7 @@ _MAX_DELAY: Final = 30.0
 _LONG_DELAY: Final = 5
 """Seconds: a refusal for so long, as by a budget or a rate limit, holds for all lines; others run meanwhile."""
 
-_MAX_HELD: Final = 16 << 10
+_MAX_HELD: Final = 4 << 10
 """Bytes of a line that stays in memory while it waits."""
 
 _STALL: Final = 5.0
@@ -49,15 +49,16 @@ class TenantRefusal(NamedTuple):
 class BatchRange:
     """- A line counts once its result is on the disk.
     - A line that finds the engines busy or down is sent again, until the range is stopped.
+    - A hit does not wait for an engine.
 
     `refused`: why the tenant gets nothing for a while; None if it does.
     """
 
     def __init__(
         self, files: BatchFiles, requests: LineRequests, capacity: SpareCapacity, endpoint: Endpoint, tenant: str,
-        batch_id: str, control: CacheControl, writer: PartWriter, known: RequestCounts,
+        batch_id: str, control: CacheControl, writer: PartWriter, known: RequestCounts, concurrency: int,
     ) -> None:  # fmt: skip
-        """`writer`: has the results so far; `known`: how many these are."""
+        """`writer`: has the results so far; `known`: how many these are. `concurrency`: lines that ask for engines."""
         self._files = files
         self._requests = requests
         self._capacity = capacity
@@ -66,6 +67,7 @@ class BatchRange:
         self._batch_id = batch_id
         self._control = control
         self._writer = writer
+        self._places = asyncio.Semaphore(concurrency)
         self._flushing = asyncio.Lock()
         self._waiting: set[asyncio.Task[Any] | None] = set()  # those that can be cancelled without a loss
         self._in_flight = 0
@@ -90,27 +92,26 @@ class BatchRange:
             if task is not None:
                 task.cancel()
 
-    async def run(self, source: Path, entries: Sequence[LineEntry], concurrency: int) -> bool:
+    async def run(self, source: Path, entries: Sequence[LineEntry]) -> bool:
         """Whether all lines have a result; else it was stopped. Raises FolderUnusableError."""
-        lines = iter(entries)
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(concurrency, len(entries))):
-                    group.create_task(self._run_lines(source, lines))
+                for entry in entries:  # all at once, so that a hit does not wait for a line that needs an engine
+                    group.create_task(self._run_line(source, entry))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return not self._is_stopped
 
-    async def _run_lines(self, source: Path, lines: Iterator[LineEntry]) -> None:
-        for entry in lines:
-            if self._is_stopped:
-                return
+    async def _run_line(self, source: Path, entry: LineEntry) -> None:
+        if self._is_stopped:
+            return
+        async with contextlib.AsyncExitStack() as place:
             with self._being_waiting():
-                kind, result = await self._result(source, entry)
+                kind, result = await self._result(source, entry, place)
             self._writer.add(kind, result)
             async with self._flushing:  # while one writes, the results of others gather
                 await self._files.run(self._writer.write, self._writer.take())
-            self.counts = count_result(self.counts, kind, result)
+        self.counts = count_result(self.counts, kind, result)
 
     @contextlib.contextmanager
     def _being_waiting(self) -> Iterator[None]:
@@ -133,7 +134,9 @@ class BatchRange:
             self._idle_since = asyncio.get_running_loop().time()
             self._waiting.add(task)
 
-    async def _result(self, source: Path, entry: LineEntry) -> tuple[Kind, bytes]:
+    async def _result(
+        self, source: Path, entry: LineEntry, place: contextlib.AsyncExitStack
+    ) -> tuple[Kind, bytes]:  # fmt: skip
         id_ = line_id(self._batch_id, entry.number)
         parsed = await self._files.run(_parse, source, entry, self._endpoint.path)
         if isinstance(parsed, RequestLine) and entry.flags & DUPLICATE:
@@ -153,18 +156,26 @@ class BatchRange:
                 raise FolderUnusableError(line.message)
             return line.body
 
-        request_id, cache, answer = await self._answer(parsed.model, read)
+        request_id, cache, answer = await self._answer(parsed.model, read, place)
         if isinstance(answer, FullResponse):
             return "output", response_line(id_, parsed.custom_id, 200, request_id, cache, answer.body)
         body = self._endpoint.errors.body(answer, request_id)
         return "errors", response_line(id_, parsed.custom_id, answer.status, request_id, cache, body)
 
-    async def _answer(self, model: str, read: Callable[[], Awaitable[bytes]]) -> LineAnswer:
-        failures, delay = 0, _FIRST_DELAY
+    async def _answer(
+        self, model: str, read: Callable[[], Awaitable[bytes]], place: contextlib.AsyncExitStack
+    ) -> LineAnswer:
+        """`place`: is to end when the answer is written."""
+        failures, delay, has_place = 0, _FIRST_DELAY, False
         while True:
-            async with self._capacity.one_more(model):
-                with self._being_in_flight():
-                    found = await self._requests.send(self._endpoint, self._tenant, self._control, await read())
+            found = await self._cached(model, read)
+            if found is None:
+                if not has_place:
+                    await place.enter_async_context(self._places)
+                    has_place = True
+                async with self._capacity.one_more(model):
+                    with self._being_in_flight():
+                        found = await self._requests.send(self._endpoint, self._tenant, self._control, await read())
             answer = found.answer
             if isinstance(answer, FullResponse):
                 return found
@@ -180,6 +191,16 @@ class BatchRange:
                 self.stop()  # this task, too
             await asyncio.sleep(max(delay, answer.retry_after or 0.0))
             delay = min(2 * delay, _MAX_DELAY)
+
+    async def _cached(self, model: str, read: Callable[[], Awaitable[bytes]]) -> LineAnswer | None:
+        """The answer of a line that needs no engine, if it would have to wait for one."""
+        control = self._control
+        if control.no_store or control.no_cache or not self._capacity.is_open or not self._capacity.must_wait(model):
+            return None
+        find = self._requests.send if control.only_if_cached else self._requests.find_cached
+        async with self._capacity.one_lookup():
+            with self._being_in_flight():
+                return await find(self._endpoint, self._tenant, control, await read())
 
 
 def _parse(source: Path, entry: LineEntry, endpoint: str) -> RequestLine | BadLine:

@@ -356,8 +356,9 @@ class BatchRunner:
         control = parse_cache_control(record.spec.cache_control.encode("latin-1", "replace"), None)
         endpoint = ENDPOINT_BY_PATH[record.spec.endpoint]
         return BatchRange(
-            self._files, self._requests, self._capacity, endpoint, name.tenant, name.id, control, writer, known
-        )
+            self._files, self._requests, self._capacity, endpoint, name.tenant, name.id, control, writer, known,
+            self._limits.max_in_flight,
+        )  # fmt: skip
 
     async def _run_lines(
         self, held: _Held, claim: Claim, source: Path, missing: Sequence[LineEntry]
@@ -365,7 +366,7 @@ class BatchRunner:
         """Whether all have a result."""
         assert held.lines is not None, "they are about to run"
         loop = asyncio.get_running_loop()
-        running = loop.create_task(held.lines.run(source, missing, self._limits.max_in_flight))
+        running = loop.create_task(held.lines.run(source, missing))
         lease = loop.create_task(self._renew(partial(self._renew_range, held, held.lines, claim, running)))
         try:
             await asyncio.wait((running,))

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Final
+from weakref import WeakValueDictionary
 
 from router.core.resilience.readiness import Readiness
 from router.core.types import AUTO
@@ -20,7 +21,8 @@ _LOOK_INTERVAL: Final = 0.25
 
 class SpareCapacity:
     """- No line of a batch begins at a model for which requests wait, or all of whose engines are busy.
-    - No more than `max_in_flight` lines run in this process.
+    - No more than `max_in_flight` lines run in this process, and no more are looked up meanwhile.
+    - Lines of one model begin in the order in which they asked.
     - None begins outside of the hours of batches.
     """
 
@@ -37,26 +39,46 @@ class SpareCapacity:
         self._is_open = is_open
         self._in_flight = 0
         self._released = asyncio.Event()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._lookups = asyncio.Semaphore(max_in_flight)
 
     @contextlib.asynccontextmanager
     async def one_more(self, model: str) -> AsyncIterator[None]:
         """Waits until a line may begin. `model`: its name as the client wrote it."""
-        # Room may also come from other workers and routers, and from gauges, whose changes set no event.
-        while self._in_flight >= self._max_in_flight or not self.has_room(model):
-            self._released.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_INTERVAL):
-                    await self._released.wait()
-        self._in_flight += 1
+        turn = self._turns.get(model)
+        if turn is None:
+            turn = self._turns[model] = asyncio.Lock()
+        async with turn:
+            # Room may also come from other workers and routers, and from gauges, whose changes set no event.
+            while not self._may_begin(model):
+                self._released.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_INTERVAL):
+                        await self._released.wait()
+            self._in_flight += 1
         try:
             yield
         finally:
             self._in_flight -= 1
             self._released.set()
 
+    def must_wait(self, model: str) -> bool:
+        """Whether a line cannot begin now."""
+        turn = self._turns.get(model)
+        return (turn is not None and turn.locked()) or not self._may_begin(model)
+
+    @contextlib.asynccontextmanager
+    async def one_lookup(self) -> AsyncIterator[None]:
+        """Of a line that needs no engine if it is in the cache."""
+        async with self._lookups:
+            yield
+
     @property
     def is_open(self) -> bool:
         return self._is_open()
+
+    def _may_begin(self, model: str) -> bool:
+        return self._in_flight < self._max_in_flight and self.has_room(model)
 
     def has_room(self, name: str) -> bool:
         if not self.is_open:

@@ -23,7 +23,8 @@ import pytest_asyncio
 from router.core.batches.batch_object import BatchObject, RequestCounts
 from router.core.cache.cache_control import CacheControl
 from router.core.endpoints.embeddings import EMBEDDINGS
-from router.errors import ApiError
+from router.core.types import CacheStatus
+from router.errors import ApiError, not_cached
 from router.flow.batches.batch_runner import BatchLimits, BatchRunner, _file_id
 from router.flow.batches.leftover_folders import remove_leftover_folders
 from router.flow.batches.line_requests import LineRequests
@@ -53,12 +54,15 @@ LIMITS = BatchLimits(max_lines=1000, max_body=10_000, max_in_flight=8)
 class Handler:
     """In place of the gateway. `answers`: what the next requests with a text get; then they are echoed.
 
-    `hold_after`: so many requests, the next ones wait for `gate`.
+    `cached`: texts of hits. `looked_up`: those that were no hits. `hold_after`: so many requests, the next ones wait
+    for `gate`.
     """
 
     def __init__(self) -> None:
         self.answers: dict[str, list[ApiError]] = {}
         self.seen: Counter[str] = Counter()
+        self.cached: set[str] = set()
+        self.looked_up: Counter[str] = Counter()
         self.gate = asyncio.Event()
         self.gate.set()
         self.hold_after: int | None = None
@@ -78,6 +82,12 @@ class Handler:
 
     async def handle(self, exchange: Exchange, control: CacheControl, body: bytes, caller: Caller) -> FullResponse:
         text = json.loads(body)["input"]
+        if text in self.cached and not control.no_cache:
+            exchange.cache_status = CacheStatus.HIT
+            return FullResponse(b'{"echo": %b}' % json.dumps(text).encode(), stream=False)
+        if control.only_if_cached:
+            self.looked_up[text] += 1
+            raise not_cached()
         self.seen[text] += 1
         if self.hold_after is not None and self.seen.total() > self.hold_after:
             self.gate.clear()
@@ -104,6 +114,13 @@ class Capacity:
         self.waiting = 0
 
     is_open = True
+
+    def must_wait(self, model: str) -> bool:
+        return model == "full" and not self.has_room.is_set()
+
+    @asynccontextmanager
+    async def one_lookup(self) -> AsyncIterator[None]:
+        yield
 
     @asynccontextmanager
     async def one_more(self, model: str) -> AsyncIterator[None]:
@@ -685,6 +702,48 @@ async def test_long_lines_that_wait_take_no_memory(world: World) -> None:
     assert [each["response"]["body"] for each in results] == [{"echo": text}] * 16
 
 
+async def test_hits_do_not_wait_for_engines_and_the_others_are_looked_up_once(world: World) -> None:
+    world.handler.cached = {f"text {number}" for number in range(150) if number % 7}
+    await world.batch([line(number, model="full") for number in range(150)])
+    await world.runner()
+
+    async def hits_have_ended() -> bool:
+        return (await world.shown()).request_counts.completed == len(world.handler.cached)
+
+    await eventually(hits_have_ended)
+    assert (await world.shown()).request_counts.cached == len(world.handler.cached)
+    assert not world.handler.seen
+    missing = {f"text {number}" for number in range(0, 150, 7)}
+    assert world.handler.looked_up == dict.fromkeys(missing, 1)
+    world.capacity.has_room.set()
+    shown = await world.until("completed")
+    check_outputs(world, shown, 150)
+    assert shown.request_counts.cached == len(world.handler.cached)
+    assert world.handler.looked_up == world.handler.seen == dict.fromkeys(missing, 1)
+
+
+@pytest.mark.parametrize("directive", ["no-cache", "no-store"])
+async def test_lines_that_may_not_be_hits_are_not_looked_up(world: World, directive: str) -> None:
+    world.handler.cached = {"text 0"}
+    await world.batch([line(number, model="full") for number in range(20)], cache_control=directive)
+    await world.runner()
+    await eventually(lambda: world.capacity.waiting == LIMITS.max_in_flight)
+    assert not world.handler.looked_up
+    world.capacity.has_room.set()
+    await world.until("completed")
+    assert not world.handler.looked_up
+
+
+async def test_a_batch_that_may_only_have_hits_needs_no_engine(world: World) -> None:
+    world.handler.cached = {f"text {number}" for number in range(10)}
+    await world.batch([line(number, model="full") for number in range(20)], cache_control="only-if-cached")
+    await world.runner()
+    shown = await world.until("completed")
+    assert shown.request_counts == RequestCounts(20, 10, 10, cached=10)
+    errors = world.results(shown.error_file_id)
+    assert {each["response"]["body"]["error"]["code"] for each in errors.values()} == {"not_cached"}
+
+
 async def test_outside_of_the_hours_of_batches_no_line_begins(world: World) -> None:
     world.capacity.is_open = False
     await world.batch([line(0)])
@@ -695,6 +754,7 @@ async def test_outside_of_the_hours_of_batches_no_line_begins(world: World) -> N
 
     await eventually(says_why)
     assert not world.handler.seen
+    assert not world.handler.looked_up
     world.capacity.is_open = True
     await world.until("completed")
 

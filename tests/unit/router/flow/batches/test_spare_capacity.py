@@ -139,3 +139,52 @@ async def test_a_line_begins_soon_after_there_is_room() -> None:
     async with spare.one_more("m"):
         assert 10 <= asyncio.get_running_loop().time() < 10.3
     await freeing
+
+
+@on_virtual_time
+async def test_lines_begin_in_their_order_and_one_that_leaves_holds_up_none() -> None:
+    spare = capacity(Engine(), max_in_flight=1)
+    begun = []
+
+    async def line(number: int) -> None:
+        async with spare.one_more("m"):
+            begun.append(number)
+            await asyncio.sleep(1)
+
+    lines = [asyncio.create_task(line(number)) for number in range(5)]
+    await asyncio.sleep(0.5)
+    lines[1].cancel()
+    lines[3].cancel()
+    await asyncio.gather(*lines, return_exceptions=True)
+    assert begun == [0, 2, 4]
+
+
+@on_virtual_time
+async def test_a_line_must_wait_behind_others_and_without_room() -> None:
+    engine = Engine()
+    spare = capacity(engine, max_in_flight=1)
+    assert not spare.must_wait("m")
+    assert spare.must_wait("other")
+    async with spare.one_more("m"):
+        assert spare.must_wait("m")
+        behind = asyncio.ensure_future(spare.one_more("m").__aenter__())
+        await asyncio.sleep(1)
+    assert spare.must_wait("m"), "the one that waits is before it"
+    await behind
+
+
+@on_virtual_time
+async def test_no_more_lines_are_looked_up_at_once_than_may_run() -> None:
+    spare = capacity(Engine(1.0), max_in_flight=2)
+    running = most = 0
+
+    async def look() -> None:
+        nonlocal running, most
+        async with spare.one_lookup():
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(1)
+            running -= 1
+
+    await asyncio.gather(*[look() for _ in range(6)])
+    assert most == 2
