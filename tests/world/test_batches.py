@@ -6,6 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from router.core.cache.redis_keys import budget_key
+from router.core.quota.budget import DAY
+from tests.support.limited_tenants import ACME, tenant_tables
 from tests.support.router_server import chat_body, router_config
 from tests.support.waiting import eventually
 from tests.world.batches import CHAT, batch_lines, begin_batch
@@ -69,6 +72,27 @@ async def test_a_second_run_of_a_file_needs_no_engine(world: World, tmp_path: Pa
 
 
 @scenario
+async def test_hits_count_for_the_rate_of_their_tenant_once(world: World, tmp_path: Path) -> None:
+    engine = await world.engine()
+    rest = f'max_in_flight = 1\n{tenant_tables("requests_per_minute = 80")}\n[batch]\nfolder = "{tmp_path}"\n'
+    router = await world.router(router_config(world.redis.url, {"one": ("llama", "any", engine.url)}, rest=rest))
+    seconds = []
+    for _ in range(2):
+        await asyncio.sleep(120)
+        started = asyncio.get_running_loop().time()
+        batch = await begin_batch(router, batch_lines(PROMPTS), headers=ACME)
+        for _ in range(30):
+            await asyncio.sleep(10)  # each look at the batch counts, too
+            if await batch.is_complete():
+                break
+        seconds.append(asyncio.get_running_loop().time() - started)
+        engine.kill()
+    assert await batch.counts() == {"total": COUNT, "completed": COUNT, "failed": 0, "cached": COUNT}
+    assert seconds[1] == pytest.approx(seconds[0], rel=0.2), "as many requests as without the cache"
+    assert seconds[1] > 60, "lines get 60 requests at once, and then one a second"
+
+
+@scenario
 async def test_nobody_waits_for_a_line_that_waits_for_an_engine(world: World, tmp_path: Path) -> None:
     router, engine = await start(world, tmp_path, slots=1)
     await engine.set_faults({"fault": "ttft", "ms": 16_000, "times": 1})
@@ -87,3 +111,48 @@ async def test_nobody_waits_for_a_line_that_waits_for_an_engine(world: World, tm
     (result,) = await batch.results()
     assert result["response"]["cache"] == "HIT"
     assert result["response"]["body"]["choices"] == second.json()["choices"]
+
+
+DAY_BUDGET = 4000
+"""Tokens. A line takes some 70."""
+
+
+@pytest.mark.parametrize("routers", [1, 2])
+@scenario
+async def test_a_batch_that_meets_the_budget_of_its_tenant_waits_for_the_next_day(
+    world: World, tmp_path: Path, routers: int
+) -> None:
+    now = await world.redis.client.time()
+    world.redis.model.offset = DAY - now[0] % DAY - 300  # five minutes before midnight
+    engine = await world.engine()
+    tenants = tenant_tables(f"tokens_per_day = {DAY_BUDGET}")
+    text = router_config(
+        world.redis.url, {"one": ("llama", "any", engine.url)},
+        rest=f'max_in_flight = 4\n{tenants}\n[batch]\nfolder = "{tmp_path}"\n',
+    )  # fmt: skip
+    all_routers = [await world.router(text) for _ in range(routers)]
+    router = all_routers[0]
+    batch = await begin_batch(router, batch_lines(PROMPTS[:80]), headers=ACME)
+
+    async def says_why() -> bool:
+        waiting = (await batch.shown())["waiting_for"] or ""
+        return waiting.startswith(f"Batches leave 25% of the quota of {DAY_BUDGET} tokens per day to other requests")
+
+    await eventually(says_why)
+    shown = await batch.shown()
+    assert shown["waiting_for"].endswith("It resets at 2025-06-16T00:00:00Z.")
+    stopped_at = shown["request_counts"]["completed"]
+    used = int(await world.redis.client.hget(budget_key("acme"), "day_tokens"))
+    assert 0.75 * DAY_BUDGET <= used <= 0.85 * DAY_BUDGET
+    for number in range(3):
+        answer = await router.chat(f"How long is river {number}?", headers=ACME)
+        assert answer.status_code == 200, "people of the tenant have the rest"
+    await asyncio.sleep(150)
+    assert (await batch.counts())["completed"] == stopped_at
+    assert (await batch.shown())["status"] == "in_progress"
+    sent = (await engine.stats())["received"]
+    await asyncio.sleep(240)
+    assert (await batch.counts())["completed"] > stopped_at, "it is the next day"
+    assert (await engine.stats())["received"] > sent
+    await eventually(batch.is_complete)
+    assert (await batch.counts()) == {"total": 80, "completed": 80, "failed": 0, "cached": 0}

@@ -138,18 +138,27 @@ def budget_status(budget: Budget, use: BudgetUse) -> list[BudgetStatus]:
     ]
 
 
-def budget_error(budget: Budget, use: BudgetUse) -> ApiError | None:
-    """The error of a request that is over budget; None if nothing is used up. Of several, the one that resets last."""
+def budget_error(budget: Budget, use: BudgetUse, reserve: float = 0.0) -> ApiError | None:
+    """The error of a request that is over budget; None if nothing is used up. Of several, the one that resets last.
+
+    `reserve`: the share of each budget that the request leaves to others.
+    """
     # Before any text is made: this runs for every request of a tenant with budgets.
-    exceeded = [kind for kind, limit in _limits(budget) if limit is not None and use.used(kind) >= limit]
+    exceeded = [
+        kind for kind, limit in _limits(budget) if limit is not None and use.used(kind) >= (1 - reserve) * limit
+    ]
     if not exceeded:
         return None
     kind = max(exceeded, key=use.resets_on)
     (status,) = [status for status in budget_status(budget, use) if status.budget == kind]
-    what = kind.replace("gpu", "GPU").replace("_", " ")
+    what = f"{status.limit} {kind.replace('gpu', 'GPU').replace('_', ' ')}"
+    if status.remaining:
+        told = f"Batches leave {reserve:.0%} of the quota of {what} to other requests, and the rest is used."
+    else:
+        told = f"You exceeded your current quota: {what}."
     return ApiError(
         429,
-        f"You exceeded your current quota: {status.limit} {what}. It resets at {status.resets_at}.",
+        f"{told} It resets at {status.resets_at}.",
         kind=INSUFFICIENT_QUOTA,
         code=INSUFFICIENT_QUOTA,
         retry_after=max(1, ceil(use.resets_on(kind) * DAY - use.now)),

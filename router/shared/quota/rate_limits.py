@@ -28,7 +28,7 @@ import msgspec
 
 from router.core.cache.redis_keys import limit_key
 from router.core.quota.budget import Budget, BudgetUse, budget_error
-from router.core.quota.rate_limit import Quota, RateLimitStatus, TenantUsage, UsageUpdate, rate_limit_error
+from router.core.quota.rate_limit import RESERVE, Quota, RateLimitStatus, TenantUsage, UsageUpdate, rate_limit_error
 from router.errors import ApiError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
 from router.net.repeated_warning import RepeatedWarning
@@ -132,19 +132,20 @@ class TenantLimits:
         return await self._reserve(tenant, _TenantCounter.reserve_one)
 
     async def reserve_spare(self, tenant: str) -> "Reservation":
-        """As `reserve`, for a request that nobody waits for: it leaves a share of each rate limit to others."""
-        return await self._reserve(tenant, _TenantCounter.reserve_spare)
+        """As `reserve`, for a request that nobody waits for: it leaves a share of each limit and budget to others."""
+        return await self._reserve(tenant, _TenantCounter.reserve_spare, RESERVE)
 
     async def _reserve(
-        self, tenant: str, reserve: "Callable[[_TenantCounter], Awaitable[Reservation]]"
+        self, tenant: str, reserve: "Callable[[_TenantCounter], Awaitable[Reservation]]", of_budget: float = 0.0
     ) -> "Reservation":
+        """`of_budget`: the share of each budget that is left to others."""
         counter, budget = self._tenants.get(tenant), self._budgets.get(tenant)
         # Both commands are sent before either reply is awaited.
         reading = budget.read() if budget is not None else None
         reservation = await reserve(counter) if counter is not None else Reservation(None, _UNLIMITED)
         if budget is not None and reading is not None:
             try:
-                reservation.over_budget = budget_error(budget.budget, await reading)
+                reservation.over_budget = budget_error(budget.budget, await reading, of_budget)
             except BaseException:
                 reservation.release()
                 raise

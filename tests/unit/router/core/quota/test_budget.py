@@ -113,6 +113,22 @@ def test_the_error_is_that_of_openai_and_tells_the_budget_and_when_it_resets() -
     assert (error.retry_after, error.reason) == (3600, "gpu_seconds_per_day_budget")
 
 
+def test_a_request_that_leaves_a_reserve_is_refused_before_the_budget_is_used_up() -> None:
+    budget = Budget(tokens_per_day=1000, gpu_seconds_per_month=1)
+    assert budget_error(budget, used("2026-11-23T18:00:00", 749), 0.25) is None
+    error = budget_error(budget, used("2026-11-23T18:00:00", 750), 0.25)
+    assert error is not None
+    assert error.message == (
+        "Batches leave 25% of the quota of 1000 tokens per day to other requests, and the rest is used. "
+        "It resets at 2026-11-24T00:00:00Z."
+    )
+    assert (error.retry_after, error.reason) == (6 * 3600, "tokens_per_day_budget")
+    assert budget_error(budget, used("2026-11-23T18:00:00", 750)) is None
+    used_up = budget_error(budget, used("2026-11-23T18:00:00", 1000), 0.25)
+    assert used_up is not None
+    assert used_up.message.startswith("You exceeded your current quota: 1000 tokens per day.")
+
+
 def test_of_several_exceeded_budgets_the_error_tells_the_one_that_resets_last() -> None:
     budget = Budget(tokens_per_day=1, tokens_per_month=1, gpu_seconds_per_day=1, gpu_seconds_per_month=100)
     error = budget_error(budget, used("2026-11-23T23:00:00", 5, 5000))

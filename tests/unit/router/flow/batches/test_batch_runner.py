@@ -690,6 +690,7 @@ async def test_long_lines_that_wait_take_no_memory(world: World) -> None:
     tracemalloc.start()
     try:
         await world.runner()
+        await eventually(lambda: world.handler.looked_up.total() == 16)
         await eventually(lambda: world.capacity.waiting == LIMITS.max_in_flight)
         gc.collect()
         held, _ = tracemalloc.get_traced_memory()
