@@ -19,6 +19,7 @@ from router.settings.tables import (
     TenantSettings,
     TracingSettings,
     groups,
+    is_url,
     missing_extra,
     tenants,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "TenantSettings",
     "TracingSettings",
     "groups",
+    "is_url",
     "load",
     "load_access",
     "missing_extra",

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 from typing import Final
+from urllib.parse import urlsplit
 
 from msgspec.structs import asdict
 
@@ -31,11 +32,13 @@ from router.settings.tables import (
     TimeoutSettings,
     TracingSettings,
     WatchdogSettings,
+    is_url,
 )
 from router.settings.tenant_rules import broken_tenant
 
 _TOO_SHORT: Final = "is too short; the time to live of an entry is at least 1s"
 _NOTHING: Final = "must be greater than 0"
+_LOCAL_SCHEMES: Final = ("file", "local")
 _NO_ADDRESS: Final = (
     "is not a URL such as http://127.0.0.1:8001; use http://, https:// or unix:///PATH, and no user, password or query"
 )
@@ -118,6 +121,13 @@ def _batch(batch: BatchSettings, tenants: list[TenantSettings]) -> Iterator[Mist
         yield Mistake(("batch", "hours"), "must be two times of the day, such as 22:00-06:00")
     if "\0" in batch.folder:
         yield Mistake(("batch", "folder"), "is no path: it has a null character", of_value=False)
+    if is_url(batch.folder):
+        parts = urlsplit(batch.folder)
+        if "@" in parts.netloc:
+            message = "has credentials; the client of the store finds them in the environment, see docs/batches.md"
+            yield Mistake(("batch", "folder"), message, of_value=False)
+        elif parts.scheme in _LOCAL_SCHEMES or not parts.netloc:
+            yield Mistake(("batch", "folder"), "must be a path, or a URL such as s3://bucket/folder")
     for index, tenant in enumerate(tenants):
         # Else the tenant's files would be in the folder of all, or above it.
         if batch.folder and tenant.name in (".", ".."):

@@ -410,6 +410,8 @@ def missing_extra(settings: Settings) -> str | None:
     """What has to be installed for these settings, in a sentence; None if nothing is missing."""
     if any(engine.kv_events is not None for engine in settings.engine) and importlib.util.find_spec("zmq") is None:
         return "engine.kv_events: needs pyzmq; pip install 'roundhouse-router[kv-events]'"
+    if is_url(settings.batch.folder) and (lacking := _missing_package(settings.batch.folder)):
+        return f"batch.folder: {lacking}"
     if not settings.tracing.enabled:
         return None
     try:
@@ -417,6 +419,28 @@ def missing_extra(settings: Settings) -> str | None:
     except ModuleNotFoundError:
         spec = None
     return None if spec is not None else "tracing.endpoint: needs OpenTelemetry; pip install 'roundhouse-router[otel]'"
+
+
+def is_url(folder: str) -> bool:
+    """Whether `batch.folder` is the URL of an object store, in place of a path."""
+    return "://" in folder
+
+
+def _missing_package(url: str) -> str:
+    """What is missing for the URL of an object store; empty if nothing is."""
+    protocol = url.partition("://")[0]
+    extra = "pip install 'roundhouse-router[s3]'"
+    if importlib.util.find_spec("fsspec") is None:
+        return f"needs fsspec; {extra}"
+    from fsspec.registry import get_filesystem_class
+
+    try:
+        get_filesystem_class(protocol)
+    except ImportError as error:
+        return f"{error}; {extra}" if protocol == "s3" else str(error)
+    except ValueError:
+        return f"fsspec knows no `{protocol}://`"
+    return ""
 
 
 def tenants(settings: Settings) -> list[str]:

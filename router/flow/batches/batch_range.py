@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from router.core.batches.batch_object import RequestCounts
@@ -19,6 +18,7 @@ from router.flow.lookup import FullResponse
 from router.shared.batches.batch_folder import Kind, PartWriter, count_result, input_line
 from router.shared.batches.file_record import FolderUnusableError
 from router.shared.batches.files import BatchFiles
+from router.shared.batches.storage import Storage
 
 _MAX_FAILURES: Final = 3
 """Attempts of the router after which a failure of the engines is the line's result."""
@@ -92,7 +92,7 @@ class BatchRange:
             if task is not None:
                 task.cancel()
 
-    async def run(self, source: Path, entries: Sequence[LineEntry]) -> bool:
+    async def run(self, source: str, entries: Sequence[LineEntry]) -> bool:
         """Whether all lines have a result; else it was stopped. Raises FolderUnusableError."""
         try:
             async with asyncio.TaskGroup() as group:
@@ -102,7 +102,7 @@ class BatchRange:
             raise failures.exceptions[0] from None
         return not self._is_stopped
 
-    async def _run_line(self, source: Path, entry: LineEntry) -> None:
+    async def _run_line(self, source: str, entry: LineEntry) -> None:
         if self._is_stopped:
             return
         async with contextlib.AsyncExitStack() as place:
@@ -135,10 +135,10 @@ class BatchRange:
             self._waiting.add(task)
 
     async def _result(
-        self, source: Path, entry: LineEntry, place: contextlib.AsyncExitStack
+        self, source: str, entry: LineEntry, place: contextlib.AsyncExitStack
     ) -> tuple[Kind, bytes]:  # fmt: skip
         id_ = line_id(self._batch_id, entry.number)
-        parsed = await self._files.run(_parse, source, entry, self._endpoint.path)
+        parsed = await self._files.run(_parse, self._files.storage, source, entry, self._endpoint.path)
         if isinstance(parsed, RequestLine) and entry.flags & DUPLICATE:
             message = "Another line of the file has the same `custom_id`."
             parsed = BadLine(parsed.custom_id, "duplicate_custom_id", message)
@@ -151,7 +151,7 @@ class BatchRange:
         async def read() -> bytes:
             if body is not None:
                 return body
-            line = await self._files.run(_parse, source, entry, self._endpoint.path)
+            line = await self._files.run(_parse, self._files.storage, source, entry, self._endpoint.path)
             if isinstance(line, BadLine):
                 raise FolderUnusableError(line.message)
             return line.body
@@ -203,8 +203,8 @@ class BatchRange:
                 return await find(self._endpoint, self._tenant, control, await read())
 
 
-def _parse(source: Path, entry: LineEntry, endpoint: str) -> RequestLine | BadLine:
-    line = input_line(source, entry)
+def _parse(storage: Storage, source: str, entry: LineEntry, endpoint: str) -> RequestLine | BadLine:
+    line = input_line(storage, source, entry)
     if line is None:
         return BadLine(None, "file_not_found", "The input file is gone.")
     return parse_line(line, endpoint)

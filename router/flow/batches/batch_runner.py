@@ -10,7 +10,6 @@ import secrets
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import xxhash
@@ -53,11 +52,11 @@ _T = TypeVar("_T")
 
 _LOOK_INTERVAL: Final = 1.0
 _RETRY_DELAY: Final = 1.0
+# Of a process at once: while the last lines of a range run, those of the next one begin.
 _MAX_CLAIMS: Final = 2
-"""Of a process at once: while the last lines of a range run, those of the next one begin."""
 
+# Ranges that wait for engines do not count, up to so many: other batches may have engines with room.
 _MAX_STALLED: Final = 30
-"""Ranges that wait for engines do not count, up to so many: other batches may have engines with room."""
 
 _PAUSED: Final = 2
 _NO_FOLDER: Final = "A router cannot use its folder for files; its log says why."
@@ -123,14 +122,12 @@ class BatchRunner:
     """
 
     def __init__(
-        self, records: BatchRecords, files: BatchFiles, folder: Path, requests: LineRequests,
-        capacity: SpareCapacity, limits: BatchLimits, tenants: Sequence[str], is_draining: Callable[[], bool],
-        metrics: BatchMetrics,
+        self, records: BatchRecords, files: BatchFiles, requests: LineRequests, capacity: SpareCapacity,
+        limits: BatchLimits, tenants: Sequence[str], is_draining: Callable[[], bool], metrics: BatchMetrics,
     ) -> None:  # fmt: skip
-        """`folder`: see BatchFolder. `tenants`: those of the configuration. `is_draining`: it ends soon."""
+        """`tenants`: those of the configuration. `is_draining`: it ends soon."""
         self._records = records
         self._files = files
-        self._folder = folder
         self._requests = requests
         self._capacity = capacity
         self._limits = limits
@@ -206,9 +203,7 @@ class BatchRunner:
         name = held.name
         try:
             record = await self._records.find(name)
-            folder = BatchFolder(
-                self._folder / name.tenant / name.id, name.id, record.spec.endpoint, self._limits.max_body
-            )
+            folder = BatchFolder(self._files.storage, name.tenant, name.id, record.spec.endpoint, self._limits.max_body)
             if claim.what == "range":
                 await self._run_range(held, claim, record, folder)
             elif claim.what == "validate":
@@ -264,7 +259,7 @@ class BatchRunner:
     async def _validate(self, name: BatchName, claim: Claim, record: BatchRecord, folder: BatchFolder) -> None:
         try:
             await self._files.find(name.tenant, record.spec.input_file_id)
-            source = self._files.path(name.tenant, record.spec.input_file_id)
+            source = self._files.name(name.tenant, record.spec.input_file_id)
             total = await self._until_cancelled(folder.check_input, source, claim.token, self._limits.max_lines)
         except UnknownFileError:
             error = InvalidInputError("file_not_found", "The input file is gone.").error
@@ -290,12 +285,12 @@ class BatchRunner:
         if await self._until_done(end):
             await self._files.run(folder.remove)
 
-    async def _adopt(self, name: BatchName, batch: BatchRecord, path: Path | None, kind: str) -> str:
-        """The id of the tenant's new file; empty without a path."""
-        if path is None:
+    async def _adopt(self, name: BatchName, batch: BatchRecord, results: str | None, kind: str) -> str:
+        """The id of the tenant's new file; empty without results."""
+        if results is None:
             return ""
         record = await self._files.adopt(
-            name.tenant, path, f"{name.id}_{kind}.jsonl", "batch_output", id_=_file_id(name, kind),
+            name.tenant, results, f"{name.id}_{kind}.jsonl", "batch_output", id_=_file_id(name, kind),
             ttl=batch.spec.output_ttl,
         )  # fmt: skip
         return record.id
@@ -361,7 +356,7 @@ class BatchRunner:
         )  # fmt: skip
 
     async def _run_lines(
-        self, held: _Held, claim: Claim, source: Path, missing: Sequence[LineEntry]
+        self, held: _Held, claim: Claim, source: str, missing: Sequence[LineEntry]
     ) -> bool:  # fmt: skip
         """Whether all have a result."""
         assert held.lines is not None, "they are about to run"

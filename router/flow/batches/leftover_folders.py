@@ -1,27 +1,23 @@
 """Folders of batches that nobody works on: Redis has lost the batch, or a process died after it had ended it."""
 
 import re
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from router.core.batches.batch_object import ENDED
 from router.shared.batches.batch_records import BatchName, BatchNotFoundError, BatchRecords
 from router.shared.batches.file_folder import LEFTOVER_AGE
 from router.shared.batches.files import BatchFiles
+from router.shared.batches.storage import Storage
 
-_PATTERN: Final = "*/batch_*"
 _ID: Final = re.compile(r"batch_[0-9a-f]{24}")
 
 
-async def remove_leftover_folders(
-    files: BatchFiles, records: BatchRecords, folder: Path, clock: Callable[[], float]
-) -> None:
-    """Those that are a day old. `folder`: of all tenants. Raises FolderUnusableError and RedisDownError."""
-    for path in await files.run(_old, folder, clock() - LEFTOVER_AGE):
-        if await _is_over(records, BatchName(path.parent.name, path.name)):
-            await files.run(shutil.rmtree, path, ignore_errors=True)
+async def remove_leftover_folders(files: BatchFiles, records: BatchRecords, clock: Callable[[], float]) -> None:
+    """Those that are a day old. Raises FolderUnusableError and RedisDownError."""
+    for name in await files.run(_old, files.storage, clock() - LEFTOVER_AGE):
+        if await _is_over(records, name):
+            await files.run(files.storage.remove_folder, f"{name.tenant}/{name.id}")
 
 
 async def _is_over(records: BatchRecords, name: BatchName) -> bool:
@@ -31,12 +27,10 @@ async def _is_over(records: BatchRecords, name: BatchName) -> bool:
         return True
 
 
-def _old(folder: Path, before: float) -> list[Path]:
-    found = []
-    for path in folder.glob(_PATTERN):
-        try:
-            if _ID.fullmatch(path.name) and path.is_dir() and path.stat().st_mtime < before:
-                found.append(path)
-        except FileNotFoundError:
-            continue  # its batch has ended meanwhile
-    return found
+def _old(storage: Storage, before: float) -> list[BatchName]:
+    return [
+        BatchName(tenant, id_)
+        for tenant in storage.folders("")
+        for id_ in storage.folders(tenant)
+        if _ID.fullmatch(id_) and storage.changed_at(f"{tenant}/{id_}") < before
+    ]

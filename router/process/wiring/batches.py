@@ -1,10 +1,8 @@
 """Files and batches, if the configuration has a folder for them."""
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from starlette.routing import Route
@@ -12,29 +10,25 @@ from starlette.routing import Route
 from router.api.access.auth import Authenticator
 from router.api.batches.turned_off import turned_off_routes
 from router.api.inference.tenant_requests import TenantRequests
-from router.core.batches.hours import Hours, parse_hours
-from router.core.endpoints.responses import RESPONSES
-from router.core.endpoints.table import ENDPOINTS
-from router.flow.batches.batch_runner import BatchLimits, BatchRunner
 from router.flow.batches.leftover_folders import remove_leftover_folders
-from router.flow.batches.line_requests import LineRequests
-from router.flow.batches.spare_capacity import SpareCapacity
 from router.flow.body_budget import BodyAllocation
 from router.flow.replicas.background import Task, every
 from router.net.redis.pipeline import RedisDownError
 from router.process.process_state import ProcessState
+from router.process.wiring.batch_files import build_files
+from router.process.wiring.batch_runner import build_runner
 from router.process.wiring.engine_pool import EnginePool
 from router.process.wiring.gateway import GatewayParts
 from router.process.wiring.redis_services import RedisServices
-from router.settings import Settings, tenants
+from router.settings import Settings
 from router.shared.batches.batch_records import BatchRecords
 from router.shared.batches.file_record import FolderUnusableError
 from router.shared.batches.files import BatchFiles
-from router.shared.quota.rate_limits import ReadLimits, SpareLimits
+from router.shared.quota.rate_limits import ReadLimits
 
 _REMOVAL_INTERVAL: Final = 3600.0  # seconds
+# Bytes of a line beside the body of its request: `custom_id`, `method` and `url`.
 _ENVELOPE: Final = 64 << 10
-"""Bytes of a line beside the body of its request: `custom_id`, `method` and `url`."""
 
 
 class Batches(NamedTuple):
@@ -61,8 +55,8 @@ def build_batches(
     files = build_files(settings, services)
     records = BatchRecords(services.redis.pipeline, clock=services.redis.clock.now)
     upload_limits = UploadLimits(int(settings.batch.max_file), int(settings.router.max_body) + _ENVELOPE)
-    clean_up = partial(_clean_up, files, records, Path(settings.batch.folder), services.redis.clock.now)
-    runner = _build_runner(
+    clean_up = partial(_clean_up, files, records, services.redis.clock.now)
+    runner = build_runner(
         settings, process_state, records, files, gateway, engines, lambda: services.redis.pipeline.up
     )  # fmt: skip
     return Batches(
@@ -76,54 +70,9 @@ def build_batches(
     )
 
 
-def _build_runner(
-    settings: Settings, process_state: ProcessState, records: BatchRecords, files: BatchFiles,
-    gateway: GatewayParts, engines: EnginePool, redis_is_up: Callable[[], bool],
-) -> BatchRunner:  # fmt: skip
-    batch, router = settings.batch, settings.router
-    handlers = {
-        endpoint.path: gateway.responses if endpoint is RESPONSES else gateway.gateway for endpoint in ENDPOINTS
-    }
-    requests = LineRequests(
-        handlers,
-        SpareLimits(process_state.tenant_limits),
-        partial(BodyAllocation, process_state.body_budget, router.max_bodies),
-        process_state.telemetry.record,
-    )
-    capacity = SpareCapacity(
-        engines.catalog,
-        engines.admission,
-        engines.health.readiness,
-        max_in_flight=batch.max_in_flight,
-        max_kv_usage=batch.max_kv_usage,
-        is_open=partial(_is_open, parse_hours(batch.hours), redis_is_up),
-    )
-    limits = BatchLimits(batch.max_lines, int(router.max_body), batch.max_in_flight)
-    return BatchRunner(
-        records, files, Path(batch.folder), requests, capacity, limits, tenants(settings),
-        lambda: process_state.draining, process_state.telemetry,
-    )  # fmt: skip
-
-
-def _is_open(hours: Hours | None, redis_is_up: Callable[[], bool]) -> bool:
-    if not redis_is_up():
-        return False  # the answer could not be stored
-    now = time.localtime()
-    return hours is None or hours.has(now.tm_hour, now.tm_min)
-
-
-def build_files(settings: Settings, services: RedisServices) -> BatchFiles:
-    return BatchFiles(
-        Path(settings.batch.folder),
-        max_files=settings.batch.max_files,
-        ttl=settings.batch.file_ttl,
-        clock=services.redis.clock.now,
-    )
-
-
-async def _clean_up(files: BatchFiles, records: BatchRecords, folder: Path, clock: Callable[[], float]) -> None:
+async def _clean_up(files: BatchFiles, records: BatchRecords, clock: Callable[[], float]) -> None:
     with contextlib.suppress(FolderUnusableError, RedisDownError):  # it is logged; the next time may be better
         await files.remove_expired()
-        await remove_leftover_folders(files, records, folder, clock)
+        await remove_leftover_folders(files, records, clock)
     with contextlib.suppress(RedisDownError):
         await records.remove_lost()

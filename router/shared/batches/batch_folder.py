@@ -1,22 +1,22 @@
 """What the processes that work on a batch keep in its folder: the index of its lines, and the results so far.
 
-    {folder}/{tenant}/{batch}/input-{token}            its input file, which may be deleted or expire meanwhile
-    {folder}/{tenant}/{batch}/index-{token}            see router.core.batches.line_index
-    {folder}/{tenant}/{batch}/{range}-{token}.output   results of a range, by one holder of its lease
-    {folder}/{tenant}/{batch}/{range}-{token}.errors   its lines without a result, or with an error
-    {folder}/{tenant}/{batch}/{token}.output           all of them, joined; then a file of the tenant
+    {tenant}/{batch}/input-{token}            its input file, which may be deleted or expire meanwhile
+    {tenant}/{batch}/index-{token}            see router.core.batches.line_index
+    {tenant}/{batch}/{range}-{token}.output   results of a range, by one holder of its lease; on with {range}-{token}-1
+    {tenant}/{batch}/{range}-{token}.errors   its lines without a result, or with an error
+    {tenant}/{batch}/{token}.output           all of them, joined; then a file of the tenant
 
 All functions block; they are called in threads. None of them needs more memory than a few lines, and the index.
 """
 
 import contextlib
-import os
-import shutil
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import BinaryIO, Final, Literal, NamedTuple
+from functools import partial
+from io import BufferedReader
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 import xxhash
@@ -32,11 +32,12 @@ from router.core.batches.line_index import (
 )
 from router.core.batches.request_line import BadLine, is_object, parse_line
 from router.core.batches.result_line import error_line, is_cached, line_id, number_of
+from router.shared.batches.storage import NewContent, ResultLog, Storage
 
 RANGE_LINES: Final = 100
 
 _MAX_ENVELOPE: Final = 1 << 16  # bytes of a line besides the request's body
-_COPY_SIZE: Final = 1 << 20
+_PART: Final = re.compile(r"([0-9]+)-([0-9a-f]+)(?:-[0-9]+)?\.(output|errors)")
 _BUSY: Final = 0.001  # seconds of work after which the event loop gets the interpreter
 
 Kind = Literal["output", "errors"]
@@ -52,11 +53,11 @@ class InvalidInputError(Exception):
 
 
 class JoinedResults(NamedTuple):
-    """`output`, `errors`: None where there are no lines."""
+    """`output`, `errors`: the names of the files; None where there are no lines."""
 
     counts: RequestCounts
-    output: Path | None
-    errors: Path | None
+    output: str | None
+    errors: str | None
 
 
 class WorkStoppedError(Exception):
@@ -82,24 +83,25 @@ class _Pauses:
 class BatchFolder:
     """Of one batch."""
 
-    def __init__(self, folder: Path, batch_id: str, endpoint: str, max_body: int) -> None:
-        """`folder`: need not exist. `max_body`: bytes of a request."""
-        self._folder = folder
+    def __init__(self, storage: Storage, tenant: str, batch_id: str, endpoint: str, max_body: int) -> None:
+        """`max_body`: bytes of a request."""
+        self._storage = storage
+        self._folder = f"{tenant}/{batch_id}"
         self._batch_id = batch_id
         self._endpoint = endpoint
         self._max_line = max_body + _MAX_ENVELOPE
 
     # -- the input ----------------------------------------------------------------------------------------------------
 
-    def check_input(self, source: Path, token: str, max_lines: int, is_stopped: Callable[[], bool]) -> int:
-        """Writes the index and keeps the input; the result is the number of lines.
+    def check_input(self, source: str, token: str, max_lines: int, is_stopped: Callable[[], bool]) -> int:
+        """Writes the index and keeps the input; the result is the number of lines. `source`: its name in the storage.
 
         Raises InvalidInputError, OSError, and WorkStoppedError.
         """
         lines = OrderedLines()
         seen: set[int] = set()
         pauses = _Pauses(is_stopped)
-        with source.open("rb") as file:
+        with self._storage.open(source) as file:
             for entry, line in self._lines(file):
                 if len(lines) == max_lines:
                     raise InvalidInputError("too_many_lines", f"The file has more than {max_lines} lines.")
@@ -107,20 +109,19 @@ class BatchFolder:
                 pauses.pause_if_due()
         if not len(lines):
             raise InvalidInputError("empty_file", "The file has no lines.")
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _keep(source, self.input(token))
-        with _create(self._index(token)) as index:
+        self._storage.copy(source, self.input(token))
+        with _creating(self._storage, self._index(token)) as index:
             for entry_bytes in lines.packed():
                 index.write(entry_bytes)
                 pauses.pause_if_due()
-            _sync(index)
+            index.commit()
         return len(lines)
 
-    def input(self, index: str) -> Path:
-        """The input, for as long as the batch lasts. `index`: the token of the check."""
-        return self._folder / f"input-{index}"
+    def input(self, index: str) -> str:
+        """The name of the input, for as long as the batch lasts. `index`: the token of the check."""
+        return f"{self._folder}/input-{index}"
 
-    def _lines(self, file: BinaryIO) -> Iterator[tuple[LineEntry, bytes]]:
+    def _lines(self, file: BufferedReader) -> Iterator[tuple[LineEntry, bytes]]:
         """The lines of a file, but for empty ones at its end. Raises InvalidInputError."""
         offset = number = 0
         is_over = False
@@ -150,9 +151,8 @@ class BatchFolder:
 
     def entries(self, index: str, range_: int) -> list[LineEntry]:
         """Those of a range. `index`: the token of the check."""
-        with self._index(index).open("rb") as file:
-            file.seek(range_ * RANGE_LINES * ENTRY_SIZE)
-            return list(unpack_entries(file.read(RANGE_LINES * ENTRY_SIZE)))
+        size = RANGE_LINES * ENTRY_SIZE
+        return list(unpack_entries(self._storage.read_range(self._index(index), range_ * size, size)))
 
     # -- the results of a range ---------------------------------------------------------------------------------------
 
@@ -165,10 +165,10 @@ class BatchFolder:
         known: set[int] = set()
         counts = RequestCounts()
         earlier = self._parts().get(range_, ())
-        writer = PartWriter(self._part(range_, token, "output"), self._part(range_, token, "errors"))
+        writer = PartWriter({kind: self._storage.log(partial(self._part, range_, token, kind)) for kind in KINDS})
         try:
-            for kind, path in earlier:
-                for line in _whole_lines(path):
+            for kind, _, name in earlier:
+                for line in self._whole_lines(name):
                     number = number_of(line)
                     if number is not None and number not in known:
                         known.add(number)
@@ -178,22 +178,31 @@ class BatchFolder:
         except OSError:
             writer.close()
             raise
-        if given_back:
-            for kind in KINDS:
-                self._part(range_, given_back, kind).unlink(missing_ok=True)
+        for _, holder, name in earlier:
+            if holder == given_back:
+                self._storage.remove(name)
         return TakenOver(writer, known, counts)
 
-    def _parts(self) -> Mapping[int, Sequence[tuple[Kind, Path]]]:
+    def _parts(self) -> "Mapping[int, Sequence[_Part]]":
         """What there is of each range; outputs come first."""
-        found: dict[int, list[tuple[Kind, Path]]] = {}
-        for path in sorted(self._folder.iterdir()):
-            range_, dash, _ = path.stem.partition("-")
-            kind = path.suffix[1:]
-            if dash and range_.isdecimal() and kind in KINDS:
-                found.setdefault(int(range_), []).append(("output" if kind == "output" else "errors", path))
+        found: dict[int, list[_Part]] = {}
+        for file in self._storage.files(self._folder):
+            if (match := _PART.fullmatch(file.name)) is not None:
+                kind: Kind = "output" if match[3] == "output" else "errors"
+                found.setdefault(int(match[1]), []).append(_Part(kind, match[2], f"{self._folder}/{file.name}"))
         for parts in found.values():
-            parts.sort(key=lambda part: part[0], reverse=True)
+            parts.sort(key=lambda part: part.kind, reverse=True)
         return found
+
+    def _whole_lines(self, name: str) -> Iterator[bytes]:
+        try:
+            file = self._storage.open(name)
+        except FileNotFoundError:
+            return  # another process has taken the range over, and what was in it
+        with file:
+            for line in file:
+                if line.endswith(b"\n"):  # else its process has ended while it wrote
+                    yield line
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -206,19 +215,19 @@ class BatchFolder:
         `is_expired`: each line without a result is an error. If the input is lost, these are left out. Raises OSError
         and WorkStoppedError.
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         counts = RequestCounts()
         pauses = _Pauses(is_stopped)
         parts = self._parts()
-        with _create(self._joined(token, "output")) as output, _create(self._joined(token, "errors")) as errors:
-            files: dict[Kind, BinaryIO] = {"output": output, "errors": errors}
+        output, errors = (_creating(self._storage, self._joined(token, kind)) for kind in KINDS)
+        with output as output_file, errors as errors_file:
+            files: dict[Kind, NewContent] = {"output": output_file, "errors": errors_file}
             for range_ in range(ranges):
                 token_of_range = done.get(range_)
                 known: set[int] = set()
-                for kind, path in parts.get(range_, ()):
-                    if token_of_range is not None and path.stem != f"{range_}-{token_of_range}":
+                for kind, holder, name in parts.get(range_, ()):
+                    if token_of_range not in (None, holder):
                         continue
-                    for line in _whole_lines(path):
+                    for line in self._whole_lines(name):
                         number = number_of(line)
                         if number is not None and number not in known:
                             known.add(number)
@@ -229,8 +238,10 @@ class BatchFolder:
                     for line in self._expired(index, range_, known):
                         files["errors"].write(line)
                         counts = count_result(counts, "errors", line)
-            for file in files.values():
-                _sync(file)
+            if counts.completed:
+                output_file.commit()
+            if counts.failed:
+                errors_file.commit()
         return JoinedResults(
             counts,
             self._joined(token, "output") if counts.completed else None,
@@ -246,24 +257,24 @@ class BatchFolder:
             return  # the folder was removed; the batch ends all the same
         for entry in entries:
             if entry.number not in known:
-                line = input_line(self.input(index), entry)
+                line = input_line(self._storage, self.input(index), entry)
                 custom_id = parse_line(line, self._endpoint).custom_id if line is not None else None
                 id_ = line_id(self._batch_id, entry.number)
                 yield error_line(id_, custom_id, entry.number, "batch_expired", message)
 
     def remove(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._storage.remove_folder(self._folder)
 
-    # -- paths --------------------------------------------------------------------------------------------------------
+    # -- names --------------------------------------------------------------------------------------------------------
 
-    def _index(self, token: str) -> Path:
-        return self._folder / f"index-{token}"
+    def _index(self, token: str) -> str:
+        return f"{self._folder}/index-{token}"
 
-    def _part(self, range_: int, token: str, kind: Kind) -> Path:
-        return self._folder / f"{range_}-{token}.{kind}"
+    def _part(self, range_: int, token: str, kind: Kind, segment: int) -> str:
+        return f"{self._folder}/{range_}-{token}{f'-{segment}' if segment else ''}.{kind}"
 
-    def _joined(self, token: str, kind: Kind) -> Path:
-        return self._folder / f"{token}.{kind}"
+    def _joined(self, token: str, kind: Kind) -> str:
+        return f"{self._folder}/{token}.{kind}"
 
 
 class PartWriter:
@@ -272,10 +283,9 @@ class PartWriter:
     `add` and `take` are for the event loop, the others for any thread.
     """
 
-    def __init__(self, output: Path, errors: Path) -> None:
-        self._files: dict[Kind, BinaryIO] = {"output": _create(output), "errors": _create(errors)}
+    def __init__(self, logs: Mapping[Kind, ResultLog]) -> None:
+        self._logs = logs
         self._lines: list[tuple[Kind, bytes]] = []
-        self._unsynced: set[Kind] = set()
         self._lock = threading.Lock()
 
     def add(self, kind: Kind, line: bytes) -> None:
@@ -289,24 +299,30 @@ class PartWriter:
     def write(self, lines: Sequence[tuple[Kind, bytes]]) -> None:
         with self._lock:
             for kind, line in lines:
-                self.copy(kind, line)
-            for kind in self._unsynced:
-                _sync(self._files[kind])
-            self._unsynced.clear()
+                self._logs[kind].append(line)
+            for log in self._logs.values():
+                log.sync()
 
     def copy(self, kind: Kind, line: bytes) -> None:
         """The next `write` makes it durable."""
-        self._unsynced.add(kind)
-        self._files[kind].write(line)
+        self._logs[kind].append(line)
 
     def close(self, lines: Sequence[tuple[Kind, bytes]] = ()) -> None:
         """`lines`: see `write`. What cannot be written does not count."""
         with contextlib.suppress(OSError):
             self.write(lines)
         with self._lock:
-            for file in self._files.values():
+            for log in self._logs.values():
                 with contextlib.suppress(OSError):
-                    file.close()
+                    log.close()
+
+
+class _Part(NamedTuple):
+    """`holder`: the token of the process that has written it."""
+
+    kind: Kind
+    holder: str
+    name: str
 
 
 class TakenOver(NamedTuple):
@@ -325,41 +341,19 @@ def count_result(counts: RequestCounts, kind: Kind, line: bytes) -> RequestCount
     return msgspec.structs.replace(counts, total=counts.total + 1, completed=counts.completed + 1, cached=cached)
 
 
-def input_line(source: Path, entry: LineEntry) -> bytes | None:
+def input_line(storage: Storage, name: str, entry: LineEntry) -> bytes | None:
     """A line of the input; None if the file is gone."""
     try:
-        with source.open("rb") as file:
-            file.seek(entry.offset)
-            return file.read(entry.length)
+        return storage.read_range(name, entry.offset, entry.length)
     except FileNotFoundError:
         return None
 
 
-def _whole_lines(path: Path) -> Iterator[bytes]:
+@contextlib.contextmanager
+def _creating(storage: Storage, name: str) -> Iterator[NewContent]:
+    """Leaves nothing of it, unless it is committed."""
+    new = storage.create(name)
     try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return  # another process has taken the range over, and what was in it
-    with file:
-        for line in file:
-            if line.endswith(b"\n"):  # else its process has ended while it wrote
-                yield line
-
-
-def _keep(source: Path, path: Path) -> None:
-    try:
-        path.hardlink_to(source)
-    except (FileNotFoundError, FileExistsError):
-        raise
-    except OSError:  # a file system without links
-        with source.open("rb") as file, _create(path) as copy:
-            shutil.copyfileobj(file, copy, _COPY_SIZE)
-
-
-def _create(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+        yield new
+    finally:
+        new.discard()

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import BufferedReader
-from pathlib import Path
 from typing import Final, Literal, NamedTuple, ParamSpec, TypeVar
 
 from router.net.repeated_warning import RepeatedWarning
 from router.shared.batches.file_folder import FileFolder, NewFile, new_file_id
 from router.shared.batches.file_record import FileRecord, FolderUnusableError, UnknownFileError
+from router.shared.batches.storage import Storage
 
 log = logging.getLogger("roundhouse.batches")
 
@@ -34,22 +34,22 @@ class FilePage(NamedTuple):
 
 
 class BatchFiles:
-    """The files of tenants, `{folder}/{tenant}/{id}.jsonl`; see router.shared.batches.file_folder.
+    """The files of tenants, `{tenant}/{id}.jsonl`; see router.shared.batches.file_folder.
 
-    - Several routers may share the folder. What a tenant has is on disk alone: Redis may lose its data.
+    - Several routers may share the storage. What a tenant has is there alone: Redis may lose its data.
     - A tenant finds only its own files. Neither its name nor an id leads out of its folder.
     - A file is there with all of its bytes and its record, or not at all, whenever a process or machine ends.
     - A file that has expired is gone; `remove_expired` frees its space.
     - No more than a piece of a file is in memory.
-    - All coroutines raise FolderUnusableError if the folder cannot be used.
+    - All coroutines raise FolderUnusableError if the storage cannot be used.
     """
 
-    def __init__(self, folder: Path, *, max_files: int, ttl: float, clock: Callable[[], float]) -> None:
+    def __init__(self, storage: Storage, *, max_files: int, ttl: float, clock: Callable[[], float]) -> None:
         """`max_files`: those that a tenant may upload, if it has no more; a few at once may exceed it. Results of
         batches count, and are always kept. `ttl`: seconds until a file expires; 0: never. `clock`: seconds since the
         epoch.
         """
-        self._folder = folder
+        self.storage: Final = storage
         self._max_files = max_files
         self._ttl = ttl
         self._clock = clock
@@ -93,16 +93,16 @@ class BatchFiles:
             return await self.commit(file, filename, purpose)
 
     async def adopt(
-        self, tenant: str, path: Path, filename: str, purpose: str, *, id_: str | None = None, ttl: float | None = None
+        self, tenant: str, name: str, filename: str, purpose: str, *, id_: str | None = None, ttl: float | None = None
     ) -> FileRecord:
-        """Moves a complete file, which is on the same file system, to the tenant's. `ttl`: see `commit`.
+        """Moves a complete file of the storage to the tenant's. `ttl`: see `commit`.
 
         `id_`: what it is called; a new id if it is None. With the same one, it can be repeated after the process has
         ended in between, also if the file was moved already.
         """
         id_ = id_ or new_file_id()
         folder = self._of(tenant)
-        record = self._record(id_, await self.run(folder.adopt, path, id_), filename, purpose, ttl)
+        record = self._record(id_, await self.run(folder.adopt, name, id_), filename, purpose, ttl)
         await self.run(folder.publish, record)
         return record
 
@@ -125,8 +125,8 @@ class BatchFiles:
         record, file = await self.run(self._of(tenant).open, id_, self._clock())
         return StoredContent(self, record, file)
 
-    def path(self, tenant: str, id_: str) -> Path:
-        """Where the content of a file is that `find` has found. Raises UnknownFileError for what is no id."""
+    def name(self, tenant: str, id_: str) -> str:
+        """Of a file's content, in the storage. Raises UnknownFileError for what is no id."""
         return self._of(tenant).content(id_)
 
     async def delete(self, tenant: str, id_: str) -> None:
@@ -141,9 +141,9 @@ class BatchFiles:
 
     def _remove_expired(self) -> int:
         removed = 0
-        for path in self._folder.iterdir() if self._folder.is_dir() else ():
-            if _TENANT.fullmatch(path.name) and path.is_dir():
-                folder = FileFolder(path, self._max_files)
+        for name in self.storage.folders(""):
+            if _TENANT.fullmatch(name):
+                folder = self._of(name)
                 removed += folder.remove_expired(self._clock())
                 folder.remove_leftovers(self._clock())
         return removed
@@ -160,11 +160,11 @@ class BatchFiles:
         # The configuration has no such names; this is what keeps them from being a path.
         if not _TENANT.fullmatch(tenant) or tenant in (".", ".."):
             raise ValueError("not the name of a tenant")
-        return FileFolder(self._folder / tenant, self._max_files)
+        return FileFolder(self.storage, tenant, self._max_files)
 
 
 class StoredContent:
-    """The bytes of a file, one piece after the other. They can be read to the end also if it is deleted meanwhile."""
+    """The bytes of a file, one piece after the other. In a folder, they can be read to the end after it is deleted."""
 
     def __init__(self, files: BatchFiles, record: FileRecord, file: BufferedReader) -> None:
         self.record = record

@@ -18,6 +18,7 @@ from router.shared.batches.file_record import (
     is_file_id,
 )
 from router.shared.batches.files import BatchFiles
+from router.shared.batches.local_storage import LocalStorage
 
 NOW = 1_700_000_000
 HOSTILE_IDS = ["", "..", "../acme/x", "file-", "file-" + "A" * 32, "file-" + "a" * 33, "file-" + "a" * 32 + "\n",
@@ -43,7 +44,7 @@ def files(tmp_path: Path, clock: Clock) -> BatchFiles:
 
 
 def open_files(folder: Path, clock: Callable[[], float], *, max_files: int = 100, ttl: float = 3600) -> BatchFiles:
-    return BatchFiles(folder / "files", max_files=max_files, ttl=ttl, clock=clock)
+    return BatchFiles(LocalStorage(folder / "files"), max_files=max_files, ttl=ttl, clock=clock)
 
 
 async def pieces(*data: bytes) -> AsyncIterator[bytes]:
@@ -63,8 +64,8 @@ def names(folder: Path) -> list[str]:
 async def test_a_file_is_on_disk_with_its_record(files: BatchFiles, tmp_path: Path) -> None:
     record = await create(files, b"{}\n", b"{}\n")
     assert is_file_id(record.id)
-    path = files.path("acme", record.id)
-    assert path == tmp_path / "files" / "acme" / f"{record.id}.jsonl"
+    path = tmp_path / "files" / "acme" / f"{record.id}.jsonl"
+    assert files.name("acme", record.id) == f"acme/{record.id}.jsonl"
     assert path.read_bytes() == b"{}\n{}\n"
     assert json.loads(path.with_suffix(".json").read_bytes()) == {
         "id": record.id, "object": "file", "bytes": 6, "created_at": NOW, "expires_at": NOW + 3600,
@@ -118,7 +119,7 @@ async def test_an_id_of_another_form_is_no_part_of_a_path(files: BatchFiles, id_
         with pytest.raises(UnknownFileError):
             await attempt("acme", id_)
     with pytest.raises(UnknownFileError):
-        files.path("acme", id_)
+        files.name("acme", id_)
 
 
 @pytest.mark.parametrize("tenant", ["", ".", "..", "../x", "a/b", "A", "/etc", "x" * 65, "a\0"])
@@ -138,7 +139,8 @@ async def test_a_filename_is_no_part_of_a_path(files: BatchFiles, tmp_path: Path
 async def test_nothing_is_left_of_an_upload_that_fails(files: BatchFiles, tmp_path: Path) -> None:
     async def broken() -> AsyncIterator[bytes]:
         yield b"{}"
-        assert names(tmp_path) == [".upload"]
+        (unfinished,) = (tmp_path / "files" / "acme").iterdir()
+        assert unfinished.name.startswith(".new-")
         raise ConnectionAbortedError
 
     with pytest.raises(ConnectionAbortedError):
@@ -180,16 +182,15 @@ async def test_what_a_dead_process_has_left_is_no_file_and_is_removed_a_day_late
 ) -> None:
     kept = await create(files, b"{}")
     clock.now = (tmp_path / "files").stat().st_mtime
-    ids = [f"file-{number:032x}" for number in range(3)]
-    for id_, suffix in zip(ids, (".upload", ".jsonl", ".record"), strict=True):
-        (tmp_path / "files" / "acme" / f"{id_}{suffix}").write_bytes(b"{}")
+    id_ = "file-" + "0" * 32
+    for name in (f"{id_}.jsonl", ".new-0", ".new-1"):
+        (tmp_path / "files" / "acme" / name).write_bytes(b"{}")
     foreign = tmp_path / "files" / "acme" / "batch_1.part"
     foreign.write_bytes(b"")
     files = open_files(tmp_path, clock, ttl=0)
     kept = await create(files, b"{}")
-    for id_ in ids:
-        with pytest.raises(UnknownFileError):
-            await files.find("acme", id_)
+    with pytest.raises(UnknownFileError):
+        await files.find("acme", id_)
     await files.remove_expired()
     assert len(names(tmp_path)) == 6 + 2 - 2  # the first file has expired
     clock.now += LEFTOVER_AGE + 60
@@ -248,24 +249,21 @@ async def test_a_tenant_has_no_more_than_so_many_files(tmp_path: Path, clock: Cl
 async def test_a_finished_file_is_adopted_also_beyond_the_limit_and_twice(tmp_path: Path, clock: Clock) -> None:
     files = open_files(tmp_path, clock, max_files=1)
     await create(files, b"{}")
-    output = tmp_path / "output"
-    output.write_bytes(b"{}\n")
-    output.chmod(0o644)
+    files.storage.write("acme/batch_1/output", b"{}\n")
     id_ = "file-" + "0" * 32
-    record = await files.adopt("acme", output, "out.jsonl", "batch_output", id_=id_)
+    record = await files.adopt("acme", "acme/batch_1/output", "out.jsonl", "batch_output", id_=id_)
     assert (record.id, record.size, record.purpose) == (id_, 3, "batch_output")
-    assert not output.exists()
-    assert files.path("acme", id_).read_bytes() == b"{}\n"
-    assert stat.S_IMODE(files.path("acme", id_).stat().st_mode) == 0o600
+    assert files.storage.files("acme/batch_1") == []
+    assert files.storage.read(files.name("acme", id_)) == b"{}\n"
     # The process ended before the record was written.
-    files.path("acme", id_).with_suffix(".json").unlink()
-    assert await files.adopt("acme", output, "out.jsonl", "batch_output", id_=id_) == record
+    (tmp_path / "files" / "acme" / f"{id_}.json").unlink()
+    assert await files.adopt("acme", "acme/batch_1/output", "out.jsonl", "batch_output", id_=id_) == record
     assert await files.find("acme", id_) == record
 
 
 async def test_a_file_that_is_not_there_cannot_be_adopted(files: BatchFiles, tmp_path: Path) -> None:
     with pytest.raises(FolderUnusableError):
-        await files.adopt("acme", tmp_path / "none", "out.jsonl", "batch_output")
+        await files.adopt("acme", "acme/none", "out.jsonl", "batch_output")
     assert names(tmp_path) == []
 
 
@@ -287,10 +285,10 @@ async def test_pages_are_ordered_by_creation_and_go_on_after_an_id(files: BatchF
             await files.list_files("acme", after=unknown)
 
 
-async def test_a_damaged_record_is_no_file(files: BatchFiles) -> None:
+async def test_a_damaged_record_is_no_file(files: BatchFiles, tmp_path: Path) -> None:
     record = await create(files, b"{}")
     for damaged in (b"", b"{", b"[]", b'{"id": "file-1"}', b"\xff"):
-        files.path("acme", record.id).with_suffix(".json").write_bytes(damaged)
+        (tmp_path / "files" / "acme" / f"{record.id}.json").write_bytes(damaged)
         with pytest.raises(UnknownFileError):
             await files.find("acme", record.id)
         assert (await files.list_files("acme")).records == []

@@ -1,0 +1,223 @@
+"""Files in an object store, such as S3, by fsspec: Storage. An object is written whole, and is there at once.
+
+Source: https://filesystem-spec.readthedocs.io/en/latest/api.html
+"""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from math import inf
+from typing import Any, Final, cast
+
+import fsspec  # type: ignore[import-untyped,unused-ignore]
+
+from router.shared.batches.storage import StoredFile
+
+# Bytes of a part of an upload, and of what is read ahead: S3 allows 10,000 parts of at least 5 MiB.
+_BLOCK: Final = 8 << 20
+
+_PIECE: Final = 256 << 10  # bytes
+
+# Bytes after which a log goes on in another object: each sync writes the last one again.
+_MAX_SEGMENT: Final = 1 << 20
+
+_CONFIG: Final[dict[str, dict[str, Any]]] = {
+    # By default botocore waits a minute for each, and a thread with it; s3fs repeats what fails, too.
+    "s3": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retries": {"total_max_attempts": 1}}},
+}
+
+
+class ObjectStorage:
+    """See Storage."""
+
+    def __init__(self, files: Any, root: str) -> None:
+        """`files`: a file system of fsspec. `root`: what all names begin with, such as `bucket/files`."""
+        self._files = files
+        self._root = root
+
+    @classmethod
+    def at(cls, url: str) -> "ObjectStorage":
+        """Raises ImportError or ValueError if no package for the protocol is installed."""
+        protocol = url.partition("://")[0]
+        # No listings are kept: other processes change the store.
+        options = {"use_listings_cache": False, "skip_instance_cache": True, **_CONFIG.get(protocol, {})}
+        files, root = fsspec.url_to_fs(url, **options)
+        return cls(files, root.rstrip("/"))
+
+    def read(self, name: str) -> bytes:
+        with _as_os_error():
+            return cast("bytes", self._files.cat_file(self._path(name)))
+
+    def read_range(self, name: str, offset: int, length: int) -> bytes:
+        with _as_os_error():
+            return cast("bytes", self._files.cat_file(self._path(name), start=offset, end=offset + length))
+
+    def read_all(self, names: Sequence[str]) -> Iterator[bytes]:
+        with _as_os_error():
+            found = self._files.cat([self._path(name) for name in names], on_error="return") if names else {}
+            for content in found.values():
+                if isinstance(content, bytes):
+                    yield content
+                elif not isinstance(content, FileNotFoundError):
+                    raise content
+
+    def open(self, name: str) -> io.BufferedReader:
+        with _as_os_error():
+            return io.BufferedReader(_Reader(self._files.open(self._path(name), "rb", block_size=_BLOCK)), _PIECE)
+
+    def write(self, name: str, data: bytes) -> None:
+        with _as_os_error():
+            self._files.pipe_file(self._path(name), data)
+
+    def create(self, name: str) -> "_NewObject":
+        with _as_os_error():
+            return _NewObject(self._files.open(self._path(name), "wb", block_size=_BLOCK, autocommit=False))
+
+    def log(self, segment: Callable[[int], str]) -> "_ObjectLog":
+        return _ObjectLog(self, segment)
+
+    def copy(self, source: str, name: str) -> None:
+        with _as_os_error():
+            self._files.cp_file(self._path(source), self._path(name))
+
+    def move(self, source: str, name: str) -> int:
+        with _as_os_error():
+            with contextlib.suppress(FileNotFoundError):  # it may have been moved before; else it has no size
+                self._files.cp_file(self._path(source), self._path(name))
+                self._remove(source)
+            return int(self._files.info(self._path(name))["size"])
+
+    def remove(self, name: str) -> bool:
+        with _as_os_error():
+            if not self._files.exists(self._path(name)):
+                return False
+            self._remove(name)
+            return True
+
+    def files(self, folder: str) -> list[StoredFile]:
+        return [StoredFile(name, _changed_at(entry)) for name, entry in self._entries(folder, "file")]
+
+    def folders(self, folder: str) -> list[str]:
+        return [name for name, _ in self._entries(folder, "directory")]
+
+    def changed_at(self, folder: str) -> float:
+        return max((file.changed_at for file in self.files(folder)), default=inf)
+
+    def remove_folder(self, folder: str) -> None:
+        with _as_os_error(), contextlib.suppress(FileNotFoundError):
+            self._files.rm(self._path(folder), recursive=True)
+
+    def remove_unfinished(self, folder: str, before: float) -> None:
+        pass  # the store has no names for them; see docs/batches.md for the parts of uploads that were broken off
+
+    def _entries(self, folder: str, kind: str) -> list[tuple[str, dict[str, Any]]]:
+        with _as_os_error():
+            try:
+                entries = self._files.ls(self._path(folder), detail=True)
+            except FileNotFoundError:
+                return []
+        named = [(entry["name"].rstrip("/").rpartition("/")[2], entry) for entry in entries if entry["type"] == kind]
+        return [(name, entry) for name, entry in named if name]
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._files.rm_file(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}".rstrip("/")
+
+
+class _NewObject:
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._is_over = False
+
+    def write(self, data: bytes) -> None:
+        with _as_os_error():
+            self._file.write(data)
+
+    def commit(self) -> None:
+        with _as_os_error():
+            self._file.close()
+            self._file.commit()
+            self._is_over = True
+
+    def discard(self) -> None:
+        if self._is_over:
+            return
+        self._is_over = True
+        with _as_os_error():
+            try:
+                self._file.discard()
+            finally:
+                self._file.closed = True  # else the garbage collector uploads what was written
+
+
+class _ObjectLog:
+    """Objects cannot be appended to: the lines of the last segment are written again with each sync."""
+
+    def __init__(self, storage: ObjectStorage, segment: Callable[[int], str]) -> None:
+        self._storage = storage
+        self._segment = segment
+        self._number = 0
+        self._lines = bytearray()
+        self._is_synced = True
+
+    def append(self, line: bytes) -> None:
+        self._lines += line
+        self._is_synced = False
+        if len(self._lines) >= _MAX_SEGMENT:
+            self.sync()
+
+    def sync(self) -> None:
+        if self._is_synced:
+            return
+        self._storage.write(self._segment(self._number), bytes(self._lines))
+        self._is_synced = True
+        if len(self._lines) >= _MAX_SEGMENT:
+            self._number += 1
+            self._lines = bytearray()
+
+    def close(self) -> None:
+        pass
+
+
+class _Reader(io.RawIOBase):
+    """A file whose errors are OSErrors."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with _as_os_error():
+            return int(self._file.readinto(buffer))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """The clients of object stores have exceptions of their own for connections and responses."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def _changed_at(entry: dict[str, Any]) -> float:
+    # Each file system of fsspec has another name for it.
+    for field in ("LastModified", "last_modified", "updated", "mtime", "created"):
+        found = entry.get(field)
+        if isinstance(found, datetime):
+            return found.timestamp()
+        if isinstance(found, int | float):
+            return float(found)
+    return inf
