@@ -7,6 +7,7 @@ from router.core.endpoints.conversations.turn_at_engine import TurnAtEngine
 from router.core.routing.session import Session
 from router.flow.body_budget import BodyAllocation
 from router.shared.quota.rate_limits import Reservation
+from router.upstream.engine import Engine
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 """Sends a part of the response, as ASGI's `send`."""
@@ -63,12 +64,13 @@ class Caller:
     - `has_begun`: it has got the head of the response.
     - `at_engine`: its turn for the engine that may have kept the response before it; None if there is none.
     - `is_kept_by_default`: whether its response at /v1/responses is kept without `store`.
+    - `prefers_engine`: whether an engine is tried before the others of its model; None: they are as they are ranked.
     - `priority`: in place of that of its body and tenant, see router.core.quota.priority; None: theirs.
     """
 
     __slots__ = (
         "at_engine", "body_allocation", "connection", "form_type", "has_begun", "heartbeat", "is_kept_by_default",
-        "max_ttft", "prefer", "priority", "request_id", "reservation", "scope", "send", "session",
+        "max_ttft", "prefer", "prefers_engine", "priority", "request_id", "reservation", "scope", "send", "session",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +91,7 @@ class Caller:
         self.has_begun = False
         self.at_engine: TurnAtEngine | None = None
         self.is_kept_by_default = True
+        self.prefers_engine: Callable[[Engine], bool] | None = None
         self.priority: int | None = None
 
     def retries_after_break(self) -> bool:

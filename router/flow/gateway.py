@@ -215,8 +215,10 @@ class Gateway:
         models = self._candidates.models(parsed, exchange.tenant)
         if start.has_engines(models):
             selection = self._candidates.select(parsed, exchange.tenant, caller.session, caller.max_ttft, models)
+            if caller.prefers_engine is not None:
+                selection = selection.with_first(caller.prefers_engine)
             if caller.at_engine is not None:
-                selection = selection.with_first(caller.at_engine.engine)
+                selection = selection.with_first(partial(_has_name, caller.at_engine.engine))
         else:
             selection = Selection(_no_engines, parsed.request)
         caller.body_allocation.retain()  # the generation may outlive the request; the coalescer releases it
@@ -265,6 +267,10 @@ class Gateway:
             exchange.cache_status, exchange.miss_reason = CacheStatus.COALESCED, None
             leader = inflight.record.leader
             exchange.trace.set_leader(inflight.trace, leader.traceparent if leader is not None else None)
+
+
+def _has_name(name: str, engine: Engine) -> bool:
+    return engine.name == name
 
 
 def _no_engines() -> Sequence[Engine]:

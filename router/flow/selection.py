@@ -20,7 +20,7 @@ class Selection(msgspec.Struct, frozen=True):
       sent, because a request counts as load at an engine only once it is sent.
     - `adjusted_fields` are left out of the request because no engine of the model supports them. The response then
       does not match the request exactly, so it must not be shared or stored.
-    - `with_first`: with this engine before the others, if it is one of the model that is tried first.
+    - `with_first`: with these engines before the others, as far as they are of the model that is tried first.
     """
 
     order_engines: Callable[[], Sequence[Engine]]
@@ -28,13 +28,13 @@ class Selection(msgspec.Struct, frozen=True):
     adjusted_fields: tuple[str, ...] = ()
     prompt: RoutedPrompt = UNROUTED
 
-    def with_first(self, engine: str) -> "Selection":
-        return msgspec.structs.replace(self, order_engines=partial(_with_first, self.order_engines, engine))
+    def with_first(self, is_first: Callable[[Engine], bool]) -> "Selection":
+        return msgspec.structs.replace(self, order_engines=partial(_with_first, self.order_engines, is_first))
 
 
-def _with_first(order_engines: Callable[[], Sequence[Engine]], name: str) -> Sequence[Engine]:
+def _with_first(order_engines: Callable[[], Sequence[Engine]], is_first: Callable[[Engine], bool]) -> Sequence[Engine]:
     engines = order_engines()
-    return sorted(engines, key=lambda engine: engine.name != name or engine.model != engines[0].model)
+    return sorted(engines, key=lambda engine: engine.model != engines[0].model or not is_first(engine))
 
 
 class RankedEngine(msgspec.Struct, frozen=True):

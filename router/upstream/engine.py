@@ -3,10 +3,12 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 from typing import Any, Final
 
 import msgspec
 
+from router.core.batches.learned_limit import SHARE, LearnedLimit
 from router.core.resilience.unserved_paths import UnservedPaths
 from router.core.routing.context_length import ContextNeed
 from router.core.routing.draft_models.draft_performance import DraftStatus
@@ -60,6 +62,7 @@ class Engine:
     - `share`: the percentage of the model's requests that its family gets; None for a part of the rest.
     - `revision`: what its weights are, if that is not the model's revision.
     - `watch`: of the requests that wait for it.
+    - `learned_limit`: the one that its gauges show, for lines of batches.
     - `access`: whether it lets the router in. While it does not, `up` is False.
     - `since`: when its state began, in seconds since the epoch by the own clock; None before the first check.
     - `cause`: why it is down, in a few words. `failures`: attempts that it failed as it went down, and since.
@@ -90,6 +93,7 @@ class Engine:
         "id",
         "in_flight",
         "kind",
+        "learned_limit",
         "max_in_flight",
         "max_model_len",
         "model",
@@ -151,6 +155,7 @@ class Engine:
         self.gauges = EngineGauges()
         self.adapters: Sequence[ListedAdapter] = ()
         self.watch = EngineWatch()
+        self.learned_limit = LearnedLimit()
         self.access = EngineAccess()
         self._logged_refusal: int | None = None
         self._state: EngineState = "unknown"
@@ -320,6 +325,7 @@ class Engine:
             self.kind = self.config.kind
             self.traits = traits_of(self.kind, self.config.stated_traits)
             self.unserved_paths.clear()
+            self.learned_limit = LearnedLimit()
 
     def _note_state(self, cause: str) -> None:
         state = self.state
@@ -387,6 +393,7 @@ class Engine:
         self._state, self.since, self.cause = previous._state, previous.since, previous.cause  # noqa: SLF001 - its own kind
         self.failures, self._failed_at = previous.failures, previous._failed_at  # noqa: SLF001 - as above
         self.watch = previous.watch  # it has the requests that are in flight
+        self.learned_limit = previous.learned_limit
         self.learn_kind(previous.kind)
         if self.kind == previous.kind:
             self.learn(parses_tokens=previous.traits.parses_tokens)
@@ -398,6 +405,9 @@ class Engine:
 
     def update_gauges(self, gauges: EngineGauges) -> None:
         self.gauges = gauges
+        self.learned_limit.on_reading(
+            time.monotonic(), gauges.running, gauges.waiting, gauges.kv_cache_usage, self.in_flight
+        )
         known = [count for count in (gauges.running, gauges.waiting) if count is not None]
         # The engine's metrics and `in_flight` are not read at the same instant, so the difference may be negative.
         self.external_load = max(0.0, sum(known, 0.0) - self._counted_in_flight) if known else None
@@ -417,9 +427,12 @@ class Engine:
         """Whether all of its slots are taken."""
         return self.max_in_flight is not None and self._counted_in_flight >= self.max_in_flight
 
-    def is_taken(self, share: float) -> bool:
-        """Whether this share of its slots is taken, or more."""
-        return self.max_in_flight is not None and self._counted_in_flight >= share * self.max_in_flight
+    @property
+    def spare_slots(self) -> float:
+        """How many requests that nobody waits for may begin, so that a share of its slots stays free for others."""
+        if self.max_in_flight is not None:
+            return ceil(SHARE * self.max_in_flight - self._counted_in_flight)
+        return self.learned_limit.spare(self.load)
 
     @property
     def _counted_in_flight(self) -> int:

@@ -173,9 +173,10 @@ class BatchRange:
                 if not has_place:
                     await place.enter_async_context(self._places)
                     has_place = True
-                async with self._capacity.one_more(model):
+                async with self._capacity.one_more(model) as line:
                     with self._being_in_flight():
-                        found = await self._requests.send(self._endpoint, self._tenant, self._control, await read())
+                        body = await read()
+                        found = await self._requests.send(self._endpoint, self._tenant, self._control, body, line)
             answer = found.answer
             if isinstance(answer, FullResponse):
                 return found
@@ -195,7 +196,8 @@ class BatchRange:
     async def _cached(self, model: str, read: Callable[[], Awaitable[bytes]]) -> LineAnswer | None:
         """The answer of a line that needs no engine, if it would have to wait for one."""
         control = self._control
-        if control.no_store or control.no_cache or not self._capacity.is_open or not self._capacity.must_wait(model):
+        await self._capacity.wait_until_open()
+        if control.no_store or control.no_cache or not self._capacity.must_wait(model):
             return None
         find = self._requests.send if control.only_if_cached else self._requests.find_cached
         async with self._capacity.one_lookup():

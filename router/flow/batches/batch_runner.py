@@ -8,6 +8,7 @@ import contextlib
 import logging
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -57,6 +58,9 @@ _MAX_CLAIMS: Final = 2
 
 # Ranges that wait for engines do not count, up to so many: other batches may have engines with room.
 _MAX_STALLED: Final = 30
+
+_MAX_STALLED_OF_BATCH: Final = 15
+"""As long as they have hits, which need no engine."""
 
 _PAUSED: Final = 2
 _NO_FOLDER: Final = "A router cannot use its folder for files; its log says why."
@@ -109,6 +113,10 @@ class _Held:
     @property
     def is_stalled(self) -> bool:
         return self.lines is not None and self.lines.is_stalled
+
+    @property
+    def has_hits(self) -> bool:
+        return self.lines is not None and self.lines.counts.cached > 0
 
     def stop(self) -> None:
         if self.lines is not None:
@@ -181,9 +189,12 @@ class BatchRunner:
         first = self._looks % len(names) if names else 0
         now = asyncio.get_running_loop().time()
         self._not_before = {name: time for name, time in self._not_before.items() if name in names and time > now}
-        stalled = {held.name for held in self._held.values() if held.is_stalled}
-        for name in names[first:] + names[:first]:
-            if name.tenant not in self._tenants or name in stalled or name in self._not_before:
+        stalled = Counter(held.name for held in self._held.values() if held.is_stalled)
+        without_hits = {held.name for held in self._held.values() if held.is_stalled and not held.has_hits}
+        for name in sorted(names[first:] + names[:first], key=lambda name: name in stalled):
+            if name.tenant not in self._tenants or name in self._not_before:
+                continue
+            if name in without_hits or stalled[name] >= _MAX_STALLED_OF_BATCH:
                 continue
             claim = await self._records.claim(name, secrets.token_hex(8), "" if self._capacity.is_open else _CLOSED)
             if claim.what in ("wait", "ended"):

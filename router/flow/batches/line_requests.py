@@ -10,14 +10,16 @@ import msgspec
 
 from router.core.cache.cache_control import CacheControl
 from router.core.endpoints.endpoint import Endpoint
-from router.core.types import CacheStatus
+from router.core.types import BypassReason, CacheStatus
 from router.errors import ApiError, internal_error
+from router.flow.batches.spare_capacity import BegunLine
 from router.flow.body_budget import BodyAllocation
 from router.flow.caller import NO_HEARTBEAT, Caller
 from router.flow.exchange import Exchange, new_request_id
 from router.flow.lookup import FullResponse
 from router.flow.request_handler import RequestHandler
 from router.shared.quota.rate_limits import RequestLimits
+from router.upstream.engine import Engine
 
 log = logging.getLogger("roundhouse.batches")
 
@@ -66,15 +68,22 @@ class LineRequests:
     def __init__(
         self, handlers: Mapping[str, RequestHandler], limits: RequestLimits,
         new_allocation: Callable[[], BodyAllocation], record_request: Callable[[Exchange, float], None],
+        prefers: Callable[[Engine], bool],
     ) -> None:  # fmt: skip
-        """`handlers`: by the path of the endpoint."""
+        """`handlers`: by the path of the endpoint. `prefers`: engines that are tried before others."""
         self._handlers = handlers
         self._limits = limits
         self._new_allocation = new_allocation
         self._record_request = record_request
+        self._prefers = prefers
 
-    async def send(self, endpoint: Endpoint, tenant: str, control: CacheControl, body: bytes) -> LineAnswer:
+    async def send(
+        self, endpoint: Endpoint, tenant: str, control: CacheControl, body: bytes, line: BegunLine | None = None
+    ) -> LineAnswer:
+        """`line`: gets to know the request."""
         exchange = _new_exchange(endpoint, tenant)
+        if line is not None:
+            line.exchange = exchange
         try:
             answer = await self._answer(exchange, control, body, may_generate=True)
         finally:
@@ -84,10 +93,15 @@ class LineRequests:
     async def find_cached(
         self, endpoint: Endpoint, tenant: str, control: CacheControl, body: bytes
     ) -> LineAnswer | None:  # fmt: skip
-        """Without a hit None, and then nothing counts or is logged. A hit may be refused as any request."""
+        """Without a hit None, and then nothing counts or is logged. A hit may be refused as any request.
+
+        503, if Redis does not answer.
+        """
         exchange = _new_exchange(endpoint, tenant)
         control = msgspec.structs.replace(control, only_if_cached=True)
         answer = await self._answer(exchange, control, body, may_generate=False)
+        if exchange.bypass_reason is BypassReason.REDIS_DOWN:
+            return LineAnswer(exchange.request_id, "", ApiError(503, "The cache does not answer."))
         if exchange.cache_status not in _CACHED:
             return None
         if isinstance(answer, ApiError):
@@ -101,6 +115,7 @@ class LineRequests:
     ) -> FullResponse | ApiError:
         caller = Caller(_NO_CLIENT, _send_nothing, self._new_allocation())
         caller.request_id, caller.priority = exchange.request_id, _LOWEST_PRIORITY
+        caller.prefers_engine = self._prefers
         caller.max_ttft = inf  # its tenant's is for people
         caller.is_kept_by_default = False  # one batch would replace all conversations of the tenant
         try:

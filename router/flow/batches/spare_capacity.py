@@ -10,17 +10,34 @@ from router.core.resilience.readiness import Readiness
 from router.core.types import AUTO
 from router.errors import ApiError
 from router.flow.attempts.admission import Admission
+from router.flow.exchange import Exchange
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
 
-_MAX_SHARE: Final = 0.75
-"""Of an engine's slots: above that, no line begins, so that a request of a person finds one free."""
-
 _LOOK_INTERVAL: Final = 0.25
+
+_MAX_LOOKUPS: Final = 2
+"""At once: a hit takes CPU time of the process, which people share."""
+
+
+class BegunLine:
+    """`exchange`: of its request; None before it is sent."""
+
+    __slots__ = ("exchange",)
+
+    def __init__(self) -> None:
+        self.exchange: Exchange | None = None
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether it counts in the load of an engine, or needs none as another request does."""
+        generation = self.exchange.generation if self.exchange is not None else None
+        return generation is not None and (bool(generation.attempts) or generation.leader is not None)
 
 
 class SpareCapacity:
     """- No line of a batch begins at a model for which requests wait, or all of whose engines are busy.
+    - Of lines that begin together, each needs room of its own.
     - No more than `max_in_flight` lines run in this process, and no more are looked up meanwhile.
     - Lines of one model begin in the order in which they asked.
     - None begins outside of the hours of batches.
@@ -37,13 +54,14 @@ class SpareCapacity:
         self._max_in_flight = max_in_flight
         self._max_kv_usage = max_kv_usage
         self._is_open = is_open
+        self._begun: dict[str, set[BegunLine]] = {}  # by model
         self._in_flight = 0
         self._released = asyncio.Event()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._lookups = asyncio.Semaphore(max_in_flight)
+        self._lookups = asyncio.Semaphore(min(max_in_flight, _MAX_LOOKUPS))
 
     @contextlib.asynccontextmanager
-    async def one_more(self, model: str) -> AsyncIterator[None]:
+    async def one_more(self, model: str) -> AsyncIterator[BegunLine]:
         """Waits until a line may begin. `model`: its name as the client wrote it."""
         turn = self._turns.get(model)
         if turn is None:
@@ -51,16 +69,37 @@ class SpareCapacity:
         async with turn:
             # Room may also come from other workers and routers, and from gauges, whose changes set no event.
             while not self._may_begin(model):
-                self._released.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_INTERVAL):
-                        await self._released.wait()
-            self._in_flight += 1
+                await self._wait_a_moment()
+            line = self._begin(model)
         try:
-            yield
+            yield line
         finally:
-            self._in_flight -= 1
-            self._released.set()
+            self._end(model, line)
+
+    async def wait_until_open(self) -> None:
+        while not self.is_open:
+            await self._wait_a_moment()
+
+    async def _wait_a_moment(self) -> None:
+        """At most until a line ends."""
+        self._released.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_INTERVAL):
+                await self._released.wait()
+
+    def _begin(self, model: str) -> BegunLine:
+        line = BegunLine()
+        self._begun.setdefault(model, set()).add(line)
+        self._in_flight += 1
+        return line
+
+    def _end(self, model: str, line: BegunLine) -> None:
+        begun = self._begun[model]
+        begun.remove(line)
+        if not begun:
+            del self._begun[model]
+        self._in_flight -= 1
+        self._released.set()
 
     def must_wait(self, model: str) -> bool:
         """Whether a line cannot begin now."""
@@ -93,17 +132,20 @@ class SpareCapacity:
             engines = self._catalog.engines_for(configured)
             if self._admission.waiting(configured):  # lines of batches, too: they do not crowd each other
                 continue
-            if any(map(self._is_spare, engines)):
+            room = sum(engine.spare_slots for engine in engines if self.is_spare(engine))
+            if room > sum(not line.is_placed for line in self._begun.get(name, ())):
                 return True
             if model.wake is not None and not any(engine.up for engine in engines):
                 return True  # the line waits for an engine to start, as any request does
         return False
 
-    def _is_spare(self, engine: Engine) -> bool:
+    def is_spare(self, engine: Engine) -> bool:
+        """Whether a line may begin there."""
         gauges = engine.gauges
         return (
-            self._readiness(engine) is Readiness.READY
-            and not engine.is_taken(_MAX_SHARE)
+            engine.up is not None  # its gauges are known
+            and self._readiness(engine) is Readiness.READY
+            and engine.spare_slots > 0
             and not gauges.waiting
             and (gauges.kv_cache_usage or 0.0) <= self._max_kv_usage
         )

@@ -28,12 +28,6 @@ def build_runner(
     handlers = {
         endpoint.path: gateway.responses if endpoint is RESPONSES else gateway.gateway for endpoint in ENDPOINTS
     }
-    requests = LineRequests(
-        handlers,
-        SpareLimits(process_state.tenant_limits),
-        partial(BodyAllocation, process_state.body_budget, router.max_bodies),
-        process_state.telemetry.record,
-    )
     capacity = SpareCapacity(
         engines.catalog,
         engines.admission,
@@ -41,6 +35,13 @@ def build_runner(
         max_in_flight=batch.max_in_flight,
         max_kv_usage=batch.max_kv_usage,
         is_open=partial(_is_open, parse_hours(batch.hours), redis_is_up),
+    )
+    requests = LineRequests(
+        handlers,
+        SpareLimits(process_state.tenant_limits),
+        partial(BodyAllocation, process_state.body_budget, router.max_bodies),
+        process_state.telemetry.record,
+        capacity.is_spare,
     )
     limits = BatchLimits(batch.max_lines, int(router.max_body), batch.max_in_flight)
     return BatchRunner(

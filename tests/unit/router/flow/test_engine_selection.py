@@ -180,7 +180,8 @@ def test_the_engines_of_a_fallback_model_come_after_its_own() -> None:
 @pytest.mark.parametrize(("first", "order"), [("b", "b a c d"), ("a", "a b c d"), ("d", "a b c d"), ("x", "a b c d")])
 def test_an_engine_that_is_to_be_the_first_passes_those_of_its_model_alone(first: str, order: str) -> None:
     harness = SelectionHarness(engine("a"), engine("b"), engine("c", model="phi"), engine("d", model="phi"))
-    choice = harness.chooser.select(chat(), "acme", None, ("llama", "phi")).with_first(first)
+    choice = harness.chooser.select(chat(), "acme", None, ("llama", "phi"))
+    choice = choice.with_first(lambda engine: engine.name == first)
     assert [one.name for one in choice.order_engines()] == order.split()
 
 

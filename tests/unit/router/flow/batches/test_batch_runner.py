@@ -28,6 +28,7 @@ from router.errors import ApiError, not_cached
 from router.flow.batches.batch_runner import BatchLimits, BatchRunner
 from router.flow.batches.leftover_folders import remove_leftover_folders
 from router.flow.batches.line_requests import LineRequests
+from router.flow.batches.spare_capacity import BegunLine
 from router.flow.body_budget import BodyAllocation, BodyBudget
 from router.flow.caller import Caller
 from router.flow.exchange import Exchange
@@ -116,6 +117,9 @@ class Capacity:
 
     is_open = True
 
+    async def wait_until_open(self) -> None:
+        pass
+
     def must_wait(self, model: str) -> bool:
         return model == "full" and not self.has_room.is_set()
 
@@ -124,14 +128,14 @@ class Capacity:
         yield
 
     @asynccontextmanager
-    async def one_more(self, model: str) -> AsyncIterator[None]:
+    async def one_more(self, model: str) -> AsyncIterator[BegunLine]:
         if model == "full":
             self.waiting += 1
             try:
                 await self.has_room.wait()
             finally:
                 self.waiting -= 1
-        yield
+        yield BegunLine()
 
 
 class World:
@@ -177,7 +181,11 @@ class World:
             await self._open_records(),
             self.files,
             LineRequests(
-                {EMBEDDINGS.path: self.handler}, TenantLimits(), partial(BodyAllocation, BodyBudget(), 10**9), _ignore
+                {EMBEDDINGS.path: self.handler},
+                TenantLimits(),
+                partial(BodyAllocation, BodyBudget(), 10**9),
+                _ignore,
+                lambda _: True,
             ),
             self.capacity,  # type: ignore[arg-type]
             LIMITS,
@@ -716,6 +724,27 @@ async def test_hits_do_not_wait_for_engines_and_the_others_are_looked_up_once(wo
     check_outputs(world, shown, 150)
     assert shown.request_counts.cached == len(world.handler.cached)
     assert world.handler.looked_up == world.handler.seen == dict.fromkeys(missing, 1)
+
+
+async def test_a_line_that_waits_in_each_range_holds_up_no_hit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr("router.flow.batches.batch_range._STALL", 0.01)
+    monkeypatch.setattr("router.flow.batches.batch_runner._LOOK_INTERVAL", 0.01)
+    # Lines that begin alike are in one range: some of each beginning are not cached.
+    texts = [f"{beginning} {number}" for beginning in "abcdef" for number in range(100)]
+    world.handler.cached = {text for text in texts if not text.endswith("7")}
+    await world.batch([line(number, text, model="full") for number, text in enumerate(texts)])
+    await world.runner()
+
+    async def hits_have_ended() -> bool:
+        return len(world.handler.looked_up) == 60
+
+    await eventually(hits_have_ended)
+    world.capacity.has_room.set()
+    shown = await world.until("completed")
+    assert shown.request_counts.cached == 540
+    assert set(world.handler.seen) == set(texts) - world.handler.cached
 
 
 @pytest.mark.parametrize("directive", ["no-cache", "no-store"])

@@ -9,7 +9,7 @@ import pytest
 from router.core.cache.cache_control import NO_DIRECTIVES, CacheControl
 from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.quota.rate_limit import LimitKind, Quota, RateLimitStatus
-from router.core.types import CacheStatus
+from router.core.types import BypassReason, CacheStatus
 from router.errors import ApiError, not_cached
 from router.flow.batches.line_requests import KEY_ID, LineAnswer, LineRequests
 from router.flow.body_budget import BodyAllocation, BodyBudget
@@ -34,7 +34,9 @@ class Handler:
         if isinstance(self.found, Exception):
             raise self.found
         exchange.cache_status = self.found or CacheStatus.MISS
-        if self.found is None and control.only_if_cached:
+        if self.found is CacheStatus.BYPASS:
+            exchange.bypass_reason = BypassReason.REDIS_DOWN
+        if self.found in (None, CacheStatus.BYPASS) and control.only_if_cached:
             raise not_cached()
         return HIT
 
@@ -64,7 +66,7 @@ class Lines:
         self.recorded: list[Exchange] = []
         self.requests = LineRequests(
             {EMBEDDINGS.path: self.handler}, self.limits, partial(BodyAllocation, self.budget, 1000),
-            lambda exchange, _: self.recorded.append(exchange),
+            lambda exchange, _: self.recorded.append(exchange), lambda _: True,
         )  # fmt: skip
 
     async def find_cached(self, control: CacheControl = NO_DIRECTIVES, body: bytes = b"{}") -> LineAnswer | None:
@@ -98,6 +100,16 @@ async def test_without_a_hit_nothing_counts(found: Exception | None) -> None:
     assert await lines.find_cached() is None
     assert lines.facts() == []
     assert lines.limits.asked == 0
+
+
+@on_virtual_time
+async def test_a_lookup_that_redis_did_not_answer_is_made_again() -> None:
+    lines = Lines(CacheStatus.BYPASS)
+    answer = await lines.find_cached()
+    assert answer is not None
+    assert isinstance(answer.answer, ApiError)
+    assert answer.answer.status == 503, "as from busy engines"
+    assert lines.facts() == []
 
 
 @on_virtual_time

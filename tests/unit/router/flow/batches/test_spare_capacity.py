@@ -1,6 +1,7 @@
 """When a line of a batch may begin: while nobody waits, and an engine is far from full."""
 
 import asyncio
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,24 +9,19 @@ import pytest
 
 from router.core.resilience.readiness import Readiness
 from router.errors import unknown_model
-from router.flow.batches.spare_capacity import SpareCapacity
+from router.flow.batches.spare_capacity import BegunLine, SpareCapacity
 from router.upstream.engine_gauges import EngineGauges
 from tests.support.virtual_time import on_virtual_time
 
 
 class Engine:
-    """`taken`: the share of its slots."""
-
     def __init__(
-        self, taken: float = 0.0, *, up: bool | None = True, state: Readiness = Readiness.READY, **gauges: Any
+        self, spare_slots: float = inf, *, up: bool | None = True, state: Readiness = Readiness.READY, **gauges: Any
     ):
-        self.taken = taken
+        self.spare_slots = spare_slots
         self.up = up
         self.state = state
         self.gauges = EngineGauges(**gauges)
-
-    def is_taken(self, share: float) -> bool:
-        return self.taken >= share
 
 
 class Catalog:
@@ -36,7 +32,7 @@ class Catalog:
             SimpleNamespace(configured_name="m", wake=wake),
             SimpleNamespace(configured_name="other", wake=None),
         ]
-        self._engines = {"m": engines, "other": [Engine(1.0)]}
+        self._engines = {"m": engines, "other": [Engine(0)]}
 
     def requested_name(self, name: str) -> str:
         return name or "m"
@@ -64,7 +60,7 @@ def capacity(
 
 def test_a_line_begins_where_an_engine_has_room() -> None:
     assert capacity(Engine()).has_room("m")
-    assert capacity(Engine(1.0), Engine(0.5)).has_room("m")
+    assert capacity(Engine(0), Engine(1)).has_room("m")
     assert capacity(Engine()).has_room("")
     assert capacity(Engine()).has_room("auto")
     assert capacity(Engine(kv_cache_usage=0.7)).has_room("m")
@@ -73,7 +69,9 @@ def test_a_line_begins_where_an_engine_has_room() -> None:
 @pytest.mark.parametrize(
     "engine",
     [
-        Engine(0.75),
+        Engine(0),
+        Engine(-3),
+        Engine(up=None),
         Engine(kv_cache_usage=0.71),
         Engine(waiting=1.0),
         Engine(state=Readiness.DOWN, up=False),
@@ -100,11 +98,11 @@ def test_no_line_begins_outside_of_the_hours_of_batches() -> None:
 def test_a_line_may_start_an_engine() -> None:
     down = Engine(state=Readiness.DOWN, up=False)
     assert capacity(down, wake=60.0).has_room("m")
-    assert not capacity(down, Engine(1.0), wake=60.0).has_room("m"), "one is up, and busy"
+    assert not capacity(down, Engine(0), wake=60.0).has_room("m"), "one is up, and busy"
 
 
 def test_a_line_that_is_refused_needs_no_engine() -> None:
-    assert capacity(Engine(1.0)).has_room("unknown")
+    assert capacity(Engine(0)).has_room("unknown")
 
 
 @on_virtual_time
@@ -128,12 +126,12 @@ async def test_no_more_lines_run_than_may() -> None:
 
 @on_virtual_time
 async def test_a_line_begins_soon_after_there_is_room() -> None:
-    engine = Engine(1.0)
+    engine = Engine(0)
     spare = capacity(engine)
 
     async def free() -> None:
         await asyncio.sleep(10)
-        engine.taken = 0.0
+        engine.spare_slots = 1
 
     freeing = asyncio.create_task(free())
     async with spare.one_more("m"):
@@ -175,7 +173,7 @@ async def test_a_line_must_wait_behind_others_and_without_room() -> None:
 
 @on_virtual_time
 async def test_no_more_lines_are_looked_up_at_once_than_may_run() -> None:
-    spare = capacity(Engine(1.0), max_in_flight=2)
+    spare = capacity(Engine(0), max_in_flight=2)
     running = most = 0
 
     async def look() -> None:
@@ -188,3 +186,53 @@ async def test_no_more_lines_are_looked_up_at_once_than_may_run() -> None:
 
     await asyncio.gather(*[look() for _ in range(6)])
     assert most == 2
+
+
+@on_virtual_time
+async def test_lines_that_begin_together_need_room_each_until_an_engine_has_them() -> None:
+    first, second = Engine(1), Engine(1)
+    spare = capacity(first, second, max_in_flight=9)
+    lines: list[BegunLine] = []
+    ending = asyncio.Event()
+
+    async def run() -> None:
+        async with spare.one_more("m") as line:
+            lines.append(line)
+            await ending.wait()
+
+    running = [asyncio.create_task(run()) for _ in range(5)]
+    await asyncio.sleep(1)
+    assert len(lines) == 2, "no engine has one yet"
+    for line in lines:
+        line.exchange = SimpleNamespace(generation=SimpleNamespace(attempts=["sent"], leader=None))  # type: ignore[assignment]
+    first.spare_slots, second.spare_slots = 1, 0
+    await asyncio.sleep(1)
+    assert len(lines) == 3
+    ending.set()
+    await asyncio.gather(*running)
+    assert len(lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("generation", "is_placed"),
+    [(None, False), (([], None), False), ((["sent"], None), True), (([], "another process"), True)],
+)
+def test_a_line_is_placed_once_an_engine_works_for_it(generation: Any, is_placed: bool) -> None:
+    line = BegunLine()
+    assert not line.is_placed
+    found = generation and SimpleNamespace(attempts=generation[0], leader=generation[1])
+    line.exchange = SimpleNamespace(generation=found)  # type: ignore[assignment]
+    assert line.is_placed is is_placed
+
+
+@on_virtual_time
+async def test_a_line_is_looked_up_once_batches_are_open() -> None:
+    is_open = False
+    spare = capacity(Engine(0))
+    spare._is_open = lambda: is_open
+    waiting = asyncio.create_task(spare.wait_until_open())
+    await asyncio.sleep(60)
+    assert not waiting.done()
+    is_open = True
+    await asyncio.sleep(0.3)
+    assert waiting.done()
