@@ -5,7 +5,6 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import BufferedReader
 from typing import Final, Literal, NamedTuple, ParamSpec, TypeVar
@@ -13,6 +12,7 @@ from typing import Final, Literal, NamedTuple, ParamSpec, TypeVar
 from router.net.repeated_warning import RepeatedWarning
 from router.shared.batches.file_folder import FileFolder, NewFile, new_file_id
 from router.shared.batches.file_record import FileRecord, FolderUnusableError, UnknownFileError
+from router.shared.batches.file_threads import FileThreads
 from router.shared.batches.storage import Storage
 
 log = logging.getLogger("roundhouse.batches")
@@ -54,7 +54,7 @@ class BatchFiles:
         self._ttl = ttl
         self._clock = clock
         self._warning = RepeatedWarning(log)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="files")
+        self._threads = FileThreads(_THREADS)
 
     async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Calls a function that reads or writes files in a thread."""

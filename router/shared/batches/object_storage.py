@@ -19,13 +19,21 @@ _BLOCK: Final = 8 << 20
 
 _PIECE: Final = 256 << 10  # bytes
 
-# Bytes after which a log goes on in another object: each sync writes the last one again.
+# Bytes after which a log goes on in another object: each sync writes the last ones again.
 _MAX_SEGMENT: Final = 1 << 20
 
 _CONFIG: Final[dict[str, dict[str, Any]]] = {
-    # By default botocore waits a minute for each, and a thread with it; s3fs repeats what fails, too.
-    "s3": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retries": {"total_max_attempts": 1}}},
-}
+    # By default botocore waits a minute for each, and a thread with it. It alone repeats answers such as 500 and 503.
+    "s3": {
+        "config_kwargs": {
+            "connect_timeout": 5, "read_timeout": 15, "retries": {"mode": "standard", "total_max_attempts": 3},
+        },
+        "max_concurrency": 1,  # else it asks for the size of what it is to read
+    },
+}  # fmt: skip
+
+# Of s3fs, of each request with its attempts; 5 by default.
+_ROUNDS: Final = 2
 
 
 class ObjectStorage:
@@ -43,6 +51,8 @@ class ObjectStorage:
         # No listings are kept: other processes change the store.
         options = {"use_listings_cache": False, "skip_instance_cache": True, **_CONFIG.get(protocol, {})}
         files, root = fsspec.url_to_fs(url, **options)
+        if protocol == "s3":
+            files.retries = _ROUNDS
         return cls(files, root.rstrip("/"))
 
     def read(self, name: str) -> bytes:
@@ -55,11 +65,12 @@ class ObjectStorage:
 
     def read_all(self, names: Sequence[str]) -> Iterator[bytes]:
         with _as_os_error():
-            found = self._files.cat([self._path(name) for name in names], on_error="return") if names else {}
+            paths = [self._path(name) for name in names]
+            found = self._files.cat(paths, on_error="return") if paths else {}
             for content in found.values():
                 if isinstance(content, bytes):
                     yield content
-                elif not isinstance(content, FileNotFoundError):
+                elif not isinstance(content, FileNotFoundError) or _lacks_bucket(content):
                     raise content
 
     def open(self, name: str) -> io.BufferedReader:
@@ -85,14 +96,14 @@ class ObjectStorage:
         with _as_os_error():
             with contextlib.suppress(FileNotFoundError):  # it may have been moved before; else it has no size
                 self._files.cp_file(self._path(source), self._path(name))
-                self._remove(source)
+                self.remove_known(source)
             return int(self._files.info(self._path(name))["size"])
 
     def remove(self, name: str) -> bool:
         with _as_os_error():
             if not self._files.exists(self._path(name)):
                 return False
-            self._remove(name)
+            self.remove_known(name)
             return True
 
     def files(self, folder: str) -> list[StoredFile]:
@@ -115,13 +126,16 @@ class ObjectStorage:
         with _as_os_error():
             try:
                 entries = self._files.ls(self._path(folder), detail=True)
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if _lacks_bucket(error):
+                    raise
                 return []
         named = [(entry["name"].rstrip("/").rpartition("/")[2], entry) for entry in entries if entry["type"] == kind]
         return [(name, entry) for name, entry in named if name]
 
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+    def remove_known(self, name: str) -> None:
+        """As `remove`, in one request."""
+        with _as_os_error(), contextlib.suppress(FileNotFoundError):
             self._files.rm_file(self._path(name))
 
     def _path(self, name: str) -> str:
@@ -155,12 +169,17 @@ class _NewObject:
 
 
 class _ObjectLog:
-    """Objects cannot be appended to: the lines of the last segment are written again with each sync."""
+    """Objects cannot be appended to: each sync writes the last lines again, and removes the object that had them.
+
+    No name is written twice with different lines: a request that the client has given up may still be executed, and
+    would replace later lines.
+    """
 
     def __init__(self, storage: ObjectStorage, segment: Callable[[int], str]) -> None:
         self._storage = storage
         self._segment = segment
         self._number = 0
+        self._last: str | None = None  # the object that is to be replaced
         self._lines = bytearray()
         self._is_synced = True
 
@@ -173,11 +192,17 @@ class _ObjectLog:
     def sync(self) -> None:
         if self._is_synced:
             return
-        self._storage.write(self._segment(self._number), bytes(self._lines))
+        name = self._segment(self._number)
+        self._number += 1
+        self._storage.write(name, bytes(self._lines))
         self._is_synced = True
+        replaced, self._last = self._last, name
         if len(self._lines) >= _MAX_SEGMENT:
-            self._number += 1
             self._lines = bytearray()
+            self._last = None
+        if replaced is not None:
+            with contextlib.suppress(OSError):  # it has no other lines
+                self._storage.remove_known(replaced)
 
     def close(self) -> None:
         pass
@@ -206,10 +231,20 @@ def _as_os_error() -> Iterator[None]:
     """The clients of object stores have exceptions of their own for connections and responses."""
     try:
         yield
+    except FileNotFoundError as error:
+        if _lacks_bucket(error):
+            raise OSError(f"NoSuchBucket: {error}") from error
+        raise
     except OSError:
         raise
     except Exception as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def _lacks_bucket(error: FileNotFoundError) -> bool:
+    """Whether not the file is missing, but the bucket."""
+    response = getattr(error.__cause__, "response", None)
+    return response is not None and response["Error"].get("Code") == "NoSuchBucket"
 
 
 def _changed_at(entry: dict[str, Any]) -> float:

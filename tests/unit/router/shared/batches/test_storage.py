@@ -3,8 +3,10 @@
 import errno
 import secrets
 import stat
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import inf
 from pathlib import Path
 
@@ -184,6 +186,80 @@ def test_a_sync_of_an_object_writes_no_more_than_the_last_mebibyte_again(
     assert len(sizes) == 50
     assert max(sizes) <= (1 << 20) + 100_000
     assert sum(file.name.startswith("log-") for file in objects.files("")) == 5
+
+
+def test_a_write_that_was_given_up_and_arrives_late_replaces_no_later_lines(
+    objects: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up: list[tuple[str, bytes]] = []
+    write = objects.write
+
+    def fails(name: str, data: bytes) -> None:
+        given_up.append((name, data))
+        raise TimeoutError
+
+    log = objects.log(lambda segment: f"acme/log-{segment}")
+    log.append(b"one\n")
+    log.sync()
+    written = [(file.name, b"one\n") for file in objects.files("acme")]
+    monkeypatch.setattr(objects, "write", fails)
+    log.append(b"two\n")
+    with pytest.raises(TimeoutError):
+        log.sync()
+    monkeypatch.setattr(objects, "write", write)
+    log.append(b"three\n")
+    log.sync()
+    assert [objects.read(f"acme/{file.name}") for file in objects.files("acme")] == [b"one\ntwo\nthree\n"]
+    for name, data in [*given_up, *((f"acme/{name}", data) for name, data in written)]:
+        write(name, data)
+    assert b"one\ntwo\nthree\n" in [objects.read(f"acme/{file.name}") for file in objects.files("acme")]
+
+
+class _BusyStore(BaseHTTPRequestHandler):
+    """Answers each second request."""
+
+    requests = 0
+
+    def do_GET(self) -> None:
+        type(self).requests += 1
+        body = b"content" if self.requests % 2 == 0 else b"<Error><Code>InternalError</Code></Error>"
+        self.send_response(200 if self.requests % 2 == 0 else 500)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_request_that_the_store_could_not_answer_is_repeated(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _BusyStore)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        for name, value in object_store.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        assert ObjectStorage.at("s3://bucket").read("acme/a") == b"content"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_a_bucket_that_is_not_there_is_no_missing_file(bucket: ObjectStorage) -> None:
+    storage = ObjectStorage(bucket._files, f"none-{secrets.token_hex(8)}/files")
+    for attempt in (
+        lambda: storage.read("acme/a"), lambda: storage.files("acme"), lambda: storage.folders(""),
+        lambda: storage.write("acme/a", b""), lambda: list(storage.read_all(["acme/a"])),
+        lambda: storage.open("acme/a"), lambda: storage.copy("acme/a", "acme/b"),
+        lambda: storage.create("acme/a").commit(),
+    ):  # fmt: skip
+        with pytest.raises(OSError, match="NoSuchBucket") as raised:
+            attempt()
+        assert not isinstance(raised.value, FileNotFoundError)
 
 
 def result(number: int) -> bytes:
