@@ -12,6 +12,7 @@ import msgspec
 from router.checks.access_findings import judge_access
 from router.checks.engine_facts import ask_engines
 from router.checks.engine_findings import judge_engine
+from router.checks.file_store import check_file_store
 from router.checks.finding import Finding
 from router.checks.machine import examine_machine, judge_machine
 from router.checks.model_findings import judge_models
@@ -31,12 +32,13 @@ _START_EMBEDDED: Final = "start `roundhouse up`, which runs it; `roundhouse serv
 async def check_all(settings: Settings, *, timeout: float = CHECK_TIMEOUT) -> list[Finding]:
     """Findings about Redis, the engines, the models, this machine, and so on. `timeout` in seconds, per reply."""
     async with HTTPTransport() as transport:
-        redis, engines, machine, traces, stored = await asyncio.gather(
+        redis, engines, machine, traces, stored, files = await asyncio.gather(
             ask_redis(settings, timeout=timeout),
             ask_engines(transport, settings, timeout=timeout),
             examine_machine(transport, settings, timeout=timeout),
             check_collector(transport, settings.tracing, timeout=timeout),
             ask_for_stored_keys(settings, timeout=timeout),
+            check_file_store(settings, timeout=timeout),
         )
     embedded = settings.cache.url == EMBEDDED
     name, redis_facts = ("redis (embedded)", _of_up(redis)) if embedded else ("redis", redis)
@@ -49,6 +51,7 @@ async def check_all(settings: Settings, *, timeout: float = CHECK_TIMEOUT) -> li
         *judge_models(settings, engines),
         *judge_access(settings, stored, time.time()),
         *judge_machine(settings, machine),
+        *files,
         *traces,
     ]
 

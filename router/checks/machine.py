@@ -17,7 +17,7 @@ from router.net.client.errors import EngineError
 from router.net.client.target import RequestTarget
 from router.net.client.transport import HTTPTransport
 from router.process_limits import MAX_DESCRIPTORS, max_connections
-from router.settings import Settings
+from router.settings import Settings, is_url
 from router.settings.tables import EMBEDDED, RouterSettings
 
 _FEW_CLIENTS: Final = 256
@@ -31,7 +31,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     - `has_router`: whether the port is a router's already.
     - `descriptors`: open files that a process may have.
     - `unwritable`: the state directory, or its nearest parent that exists, if it cannot be written.
-    - `unwritable_files`: the same of the folder of files.
+    - `unwritable_files`: the same of the folder of files, if it is none of an object store.
     """
 
     bind_error: int = 0
@@ -44,13 +44,14 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
 async def examine_machine(transport: HTTPTransport, settings: Settings, *, timeout: float) -> MachineFacts:
     """`timeout` in seconds, for whoever listens on the port. Binds the port for a moment, if it is free."""
     bind_error = _try_to_bind(settings.router)
+    folder = settings.batch.folder
     in_use = bind_error == errno.EADDRINUSE
     return MachineFacts(
         bind_error=bind_error,
         has_router=in_use and await _is_router(transport, settings.router, timeout),
         descriptors=_descriptors(),
         unwritable=_unwritable(Path(settings.router.state)),
-        unwritable_files=_unwritable(Path(settings.batch.folder)) if settings.batch.folder else None,
+        unwritable_files=_unwritable(Path(folder)) if folder and not is_url(folder) else None,
     )
 
 

@@ -81,7 +81,7 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
 
 
 class _Upload:
-    """A form on its way to the disk. `held`: bytes of the line that is not complete."""
+    """A form on its way to the disk. `held`: bytes in memory, of the last line and of what is not written yet."""
 
     def __init__(self, form: FileForm, file: NewFile, limits: UploadLimits) -> None:
         self._form = form
@@ -92,7 +92,7 @@ class _Upload:
 
     @property
     def held(self) -> int:
-        return self._lines.held
+        return self._lines.held + self._file.held
 
     def feed(self, data: bytes) -> None:
         self._received += len(data)

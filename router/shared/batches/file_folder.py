@@ -150,6 +150,11 @@ class NewFile:
         self._content = content
         self._is_published = False
 
+    @property
+    def held(self) -> int:
+        """Bytes of it that are in memory, about."""
+        return self._content.held
+
     def write(self, data: bytes) -> None:
         self._content.write(data)
         self.size += len(data)

@@ -140,6 +140,8 @@ class LocalStorage:
 
 
 class _NewFile:
+    held: Final = 0
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._unfinished = path.with_name(f"{_UNFINISHED}{secrets.token_hex(8)}")

@@ -3,6 +3,7 @@
 Source: https://filesystem-spec.readthedocs.io/en/latest/api.html
 """
 
+import asyncio
 import contextlib
 import io
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +15,11 @@ import fsspec  # type: ignore[import-untyped,unused-ignore]
 
 from router.shared.batches.storage import StoredFile
 
-# Bytes of a part of an upload, and of what is read ahead: S3 allows 10,000 parts of at least 5 MiB.
-_BLOCK: Final = 8 << 20
+# Bytes of a part of an upload: S3 allows 10,000 of at least 5 MiB.
+_PART: Final = 5 << 20
+
+# Bytes of a request for a part of a file, which stay in memory while whoever reads them is slow.
+_READ: Final = 1 << 20
 
 _PIECE: Final = 256 << 10  # bytes
 
@@ -53,6 +57,7 @@ class ObjectStorage:
         files, root = fsspec.url_to_fs(url, **options)
         if protocol == "s3":
             files.retries = _ROUNDS
+            files.loop.call_soon_threadsafe(files.loop.set_exception_handler, _on_lost_exception)
         return cls(files, root.rstrip("/"))
 
     def read(self, name: str) -> bytes:
@@ -75,7 +80,7 @@ class ObjectStorage:
 
     def open(self, name: str) -> io.BufferedReader:
         with _as_os_error():
-            return io.BufferedReader(_Reader(self._files.open(self._path(name), "rb", block_size=_BLOCK)), _PIECE)
+            return io.BufferedReader(_Reader(self._files.open(self._path(name), "rb", block_size=_READ)), _PIECE)
 
     def write(self, name: str, data: bytes) -> None:
         with _as_os_error():
@@ -83,7 +88,7 @@ class ObjectStorage:
 
     def create(self, name: str) -> "_NewObject":
         with _as_os_error():
-            return _NewObject(self._files.open(self._path(name), "wb", block_size=_BLOCK, autocommit=False))
+            return _NewObject(self._files.open(self._path(name), "wb", block_size=_PART, autocommit=False))
 
     def log(self, segment: Callable[[int], str]) -> "_ObjectLog":
         return _ObjectLog(self, segment)
@@ -146,8 +151,14 @@ class _NewObject:
     def __init__(self, file: Any) -> None:
         self._file = file
         self._is_over = False
+        self._size = 0
+
+    @property
+    def held(self) -> int:
+        return min(self._size, _PART)
 
     def write(self, data: bytes) -> None:
+        self._size += len(data)
         with _as_os_error():
             self._file.write(data)
 
@@ -239,6 +250,12 @@ def _as_os_error() -> Iterator[None]:
         raise
     except Exception as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def _on_lost_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Of the event loop of s3fs. If a connection breaks, a task of aiohttp fails beside the request, for each."""
+    if not isinstance(context.get("exception"), OSError):
+        loop.default_exception_handler(context)
 
 
 def _lacks_bucket(error: FileNotFoundError) -> bool:

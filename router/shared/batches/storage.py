@@ -13,7 +13,13 @@ class StoredFile(NamedTuple):
 
 
 class NewContent(Protocol):
-    """A file that is being written. It is there once it is committed, with all of its bytes."""
+    """A file that is being written. It is there once it is committed, with all of its bytes.
+
+    `held`: bytes of it that are in memory, about.
+    """
+
+    @property
+    def held(self) -> int: ...
 
     def write(self, data: bytes) -> None: ...
 

@@ -109,6 +109,23 @@ def test_nothing_is_left_of_a_new_file_that_is_discarded(
     assert object_store.unfinished_uploads() == []
 
 
+def test_an_upload_holds_no_more_than_a_part_and_a_download_less(objects: ObjectStorage, tmp_path: Path) -> None:
+    new, local = objects.create("acme/a"), LocalStorage(tmp_path).create("acme/a")
+    held = []
+    for size in (1 << 20, 1 << 20, 30 << 20):
+        new.write(b"x" * size)
+        local.write(b"x" * size)
+        held.append(new.held)
+    assert (held, local.held) == ([1 << 20, 2 << 20, 5 << 20], 0)
+    assert len(new._file.buffer.getbuffer()) < 5 << 20
+    new.commit()
+    local.discard()
+    with objects.open("acme/a") as file:
+        raw = file.raw._file  # type: ignore[attr-defined]
+        file.read(1000)
+        assert len(raw.cache.cache) <= (1 << 20) + (256 << 10)
+
+
 def test_some_of_many_files_may_be_gone(storage: Storage) -> None:
     storage.write("acme/a", b"1")
     storage.write("acme/b", b"2")
@@ -247,6 +264,19 @@ def test_a_request_that_the_store_could_not_answer_is_repeated(
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def test_connections_that_break_are_not_in_the_log_for_each_request(
+    bucket: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.folders("")
+    loop = bucket._files.loop
+    logged: list[object] = []
+    monkeypatch.setattr(loop, "default_exception_handler", logged.append)
+    bug = {"message": "lost", "exception": ValueError("a bug")}
+    loop.call_exception_handler({"message": "lost", "exception": ConnectionResetError("reset")})
+    loop.call_exception_handler(bug)
+    assert logged == [bug]
 
 
 def test_a_bucket_that_is_not_there_is_no_missing_file(bucket: ObjectStorage) -> None:
