@@ -64,6 +64,7 @@ _MAX_STALLED_OF_BATCH: Final = 15
 
 _PAUSED: Final = 2
 _NO_FOLDER: Final = "A router cannot use its folder for files; its log says why."
+_SLOW_FOLDER: Final = "The folder for files does not answer."
 _CLOSED: Final = "No lines run now: see batch.hours."
 _NO_ROOM: Final = "The engines are busy or down."
 _MAX_REFUSED: Final = 60.0  # seconds after which a tenant that was refused is tried again
@@ -91,14 +92,14 @@ class BatchMetrics(Protocol):
 class _Held:
     """What this process has claimed.
 
-    `lines`: None until they run, and for the other parts. `says_why`: whether the batch says why these do not.
+    `lines`: None until they run, and for the other parts. `reason`: what the batch says of why these do not.
     `recorded`: the lines with a result that the metrics have, or that another process had.
     """
 
     def __init__(self, name: BatchName) -> None:
         self.name = name
         self.lines: BatchRange | None = None
-        self.says_why = False
+        self.reason = ""
         self.recorded = RequestCounts()
 
     def take_new(self) -> RequestCounts:
@@ -310,7 +311,7 @@ class BatchRunner:
         """Runs it in a thread. Its last argument says whether it is to end, since a thread cannot be cancelled."""
         is_cancelled = threading.Event()
         try:
-            return await self._files.run(work, *args, is_cancelled.is_set)
+            return await self._files.run_long(work, *args, is_cancelled.is_set)
         finally:
             is_cancelled.set()
 
@@ -386,11 +387,18 @@ class BatchRunner:
             lines.stop()
         if not state:
             running.cancel()
-        elif lines.is_stalled != held.says_why:
-            held.says_why = lines.is_stalled
-            reason = _NO_ROOM if self._capacity.is_open else _CLOSED
-            await self._records.set_waiting(held.name, reason if held.says_why else "")
+        elif (reason := self._reason(lines)) != held.reason:
+            held.reason = reason
+            await self._records.set_waiting(held.name, reason)
         return bool(state)
+
+    def _reason(self, lines: BatchRange) -> str:
+        """Why no line runs; empty if one does."""
+        if not lines.is_stalled:
+            return ""
+        if self._files.is_stuck:
+            return _SLOW_FOLDER
+        return _NO_ROOM if self._capacity.is_open else _CLOSED
 
 
 def _close(taking: "asyncio.Future[TakenOver]") -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from io import BufferedReader
@@ -22,6 +23,7 @@ _T = TypeVar("_T")
 
 # Threads of their own: those of the event loop also resolve the names of engines, and a hung NFS would take them all.
 _THREADS: Final = 4
+_STUCK: Final = 5.0  # seconds
 _PIECE: Final = 256 * 1024  # bytes
 _TENANT: Final = re.compile(r"[a-z0-9._-]{1,64}")
 
@@ -55,9 +57,28 @@ class BatchFiles:
         self._clock = clock
         self._warning = RepeatedWarning(log)
         self._threads = FileThreads(_THREADS)
+        self._calls = 0
+        self._last_return = 0.0
 
     async def run(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Calls a function that reads or writes files in a thread."""
+        if not self._calls:
+            self._last_return = time.monotonic()
+        self._calls += 1
+        try:
+            result = await self.run_long(function, *args, **kwargs)
+            self._last_return = time.monotonic()
+        finally:
+            self._calls -= 1
+        return result
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether calls of `run` wait for the storage, and none has returned for a while."""
+        return self._calls > 0 and time.monotonic() >= self._last_return + _STUCK
+
+    async def run_long(self, function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """As `run`, for what takes its time with large files."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
         except OSError as error:

@@ -829,6 +829,32 @@ async def test_a_batch_says_that_its_engines_have_no_room(world: World, monkeypa
     await world.until("completed")
 
 
+async def test_a_batch_says_that_its_folder_does_not_answer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.flow.batches.batch_range._STALL", 0.01)
+    monkeypatch.setattr("router.flow.batches.batch_runner.RENEW_INTERVAL", 0.01)
+    monkeypatch.setattr("router.shared.batches.files._STUCK", 0.05)
+    answers = threading.Event()
+    read_range = LocalStorage.read_range
+
+    def read_when_it_answers(storage: LocalStorage, name: str, offset: int, length: int) -> bytes:
+        if "/input-" in name:
+            answers.wait()
+        return read_range(storage, name, offset, length)
+
+    monkeypatch.setattr(LocalStorage, "read_range", read_when_it_answers)
+    await world.batch([line(number) for number in range(10)])
+    await world.runner()
+
+    async def says_why() -> bool:
+        return (await world.shown()).waiting_for == "The folder for files does not answer."
+
+    try:
+        await eventually(says_why)
+    finally:
+        answers.set()
+    check_outputs(world, await world.until("completed"), 10)
+
+
 async def test_a_batch_whose_kept_input_is_lost_ends_with_errors(world: World) -> None:
     await world.batch([line(number) for number in range(150)])
     world.handler.gate.clear()
