@@ -59,7 +59,7 @@ class _Batch:
 
 
 def _claim(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes]:
-    now, until, token, seconds, why_none = words
+    now, until, token, seconds, why_none, may_take_range = words
     status = (data.get(key, dict) or {}).get(b"status")
     if status in (None, b"completed", b"failed", b"expired", b"cancelled"):
         return [b"ended"]
@@ -77,7 +77,7 @@ def _claim(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes]:
     first, held = batch.ranges()
     if fields[b"status"] == b"in_progress":
         if first is not None:
-            return batch.take_range(first, why_none)
+            return batch.take_range(first, why_none) if may_take_range == b"1" else [b"wait"]
         if not held:
             fields |= {b"ends_as": b"completed", b"status": b"finalizing", b"finalizing_at": seconds}
     return [b"wait"] if held else batch.take_job(b"finalize")
@@ -162,6 +162,16 @@ def _change(new: Callable[[bytes], dict[bytes, bytes]]) -> Callable[[RedisData, 
     return run
 
 
+def _progress(data: RedisData, key: bytes, _: list[bytes]) -> list[bytes]:
+    words, sums = [], [0, 0, 0]
+    for field, value in (data.get(key, dict) or {}).items():
+        if not field.startswith(b"range:"):
+            words += [field, value]
+        elif value.startswith(b"held "):
+            sums = [before + int(more) for before, more in zip(sums, value.split()[3:], strict=True)]
+    return [*words, b"range:held", b"held - 0 %d %d %d" % (*sums,)] if words else []
+
+
 BATCH_SCRIPTS: Final[dict[bytes, Callable[[RedisData, bytes, list[bytes]], Any]]] = {
     batch_records._ADMIT_SCRIPT.encode(): _admit,
     batch_records._CLAIM_SCRIPT.encode(): _claim,
@@ -170,6 +180,7 @@ BATCH_SCRIPTS: Final[dict[bytes, Callable[[RedisData, bytes, list[bytes]], Any]]
     batch_records._RENEW_JOB_SCRIPT.encode(): _renew_job,
     batch_records._FINISH_JOB_SCRIPT.encode(): _finish_job,
     batch_records._SET_WAITING_SCRIPT.encode(): _set_waiting,
+    batch_records._PROGRESS_SCRIPT.encode(): _progress,
     batch_records._CANCEL_SCRIPT.encode(): _change(
         lambda now: {b"status": b"cancelling", b"cancelling_at": now, b"paused": b"0"}
     ),

@@ -43,7 +43,8 @@ def steps(random: Random) -> Iterator[tuple[Any, ...]]:
         counts = [random.randrange(9) for _ in range(3)]
         yield from random.choice(
             (
-                [("_CLAIM_SCRIPT", milliseconds, until, token, int(now), random.choice(("", "", "closed")))],
+                [("_CLAIM_SCRIPT", milliseconds, until, token, int(now), random.choice(("", "", "closed")), 1)],
+                [("_CLAIM_SCRIPT", milliseconds, until, token, int(now), "", 0)],
                 [("_RENEW_RANGE_SCRIPT", number, token, until, *counts, int(now))],
                 [("_FINISH_RANGE_SCRIPT", number, token, "done", *counts)] if random.random() < 0.2 else [],
                 [("_FINISH_RANGE_SCRIPT", number, token, "held", *random.choice(([], counts)))],
@@ -52,6 +53,7 @@ def steps(random: Random) -> Iterator[tuple[Any, ...]]:
                 if now < EXPIRES else [("_FINISH_JOB_SCRIPT", token, 10**9, "status", "completed")],
                 [("_SET_WAITING_SCRIPT", random.choice(("", "busy")))],
                 [("_PAUSE_SCRIPT", random.randrange(2))],
+                [("_PROGRESS_SCRIPT",)],
                 [("_CANCEL_SCRIPT", int(now))] if random.random() < 0.05 else [],
             )
         )  # fmt: skip

@@ -54,7 +54,10 @@ _T = TypeVar("_T")
 _LOOK_INTERVAL: Final = 1.0
 _RETRY_DELAY: Final = 1.0
 # Of a process at once: while the last lines of a range run, those of the next one begin.
-_MAX_CLAIMS: Final = 2
+_MAX_RANGES: Final = 2
+
+# Files that a process checks or joins at once. They do not wait for ranges, which may take hours.
+_MAX_JOBS: Final = 2
 
 # Ranges that wait for engines do not count, up to so many: other batches may have engines with room.
 _MAX_STALLED: Final = 30
@@ -90,14 +93,15 @@ class BatchMetrics(Protocol):
 
 
 class _Held:
-    """What this process has claimed.
+    """What this process has claimed. `is_range`: and not the check of a file, or the end of a batch.
 
     `lines`: None until they run, and for the other parts. `reason`: what the batch says of why these do not.
     `recorded`: the lines with a result that the metrics have, or that another process had.
     """
 
-    def __init__(self, name: BatchName) -> None:
+    def __init__(self, name: BatchName, *, is_range: bool) -> None:
         self.name = name
+        self.is_range = is_range
         self.lines: BatchRange | None = None
         self.reason = ""
         self.recorded = RequestCounts()
@@ -128,6 +132,7 @@ class BatchRunner:
     """- Each line of a batch has one result, whichever processes, engines and servers of Redis end meanwhile.
     - What this process holds when it ends is free at once; when it dies, once the lease has ended.
     - While the process drains, no line begins, and those in flight end.
+    - The check of a file, and the end of a batch, wait for no lines of other batches.
     """
 
     def __init__(
@@ -173,17 +178,22 @@ class BatchRunner:
         for held in self._held.values():
             self._metrics.record_batch_lines(held.take_new())
 
-    def _has_enough(self) -> bool:
+    def _may_take_range(self) -> bool:
+        ranges = sum(held.is_range for held in self._held.values())
         stalled = sum(held.is_stalled for held in self._held.values())
-        return len(self._held) >= _MAX_CLAIMS + min(stalled, _MAX_STALLED)
+        return ranges < _MAX_RANGES + min(stalled, _MAX_STALLED)
+
+    def _may_take_job(self) -> bool:
+        return sum(not held.is_range for held in self._held.values()) < _MAX_JOBS
 
     async def _look_for_work(self) -> None:
         if self._is_draining():
             for held in self._held.values():
                 held.stop()
             return
-        if self._has_enough():
+        if not self._may_take_job():
             return
+        takes_ranges = self._may_take_range()
         names = await self._records.open()
         # Each look begins with another batch, so that none waits for the end of a larger one.
         self._looks += 1
@@ -192,20 +202,27 @@ class BatchRunner:
         self._not_before = {name: time for name, time in self._not_before.items() if name in names and time > now}
         stalled = Counter(held.name for held in self._held.values() if held.is_stalled)
         without_hits = {held.name for held in self._held.values() if held.is_stalled and not held.has_hits}
+        if not takes_ranges:
+            names = await self._records.with_jobs(names)
+            first = 0
         for name in sorted(names[first:] + names[:first], key=lambda name: name in stalled):
             if name.tenant not in self._tenants or name in self._not_before:
                 continue
             if name in without_hits or stalled[name] >= _MAX_STALLED_OF_BATCH:
                 continue
-            claim = await self._records.claim(name, secrets.token_hex(8), "" if self._capacity.is_open else _CLOSED)
+            claim = await self._claim(name, ranges=takes_ranges)
             if claim.what in ("wait", "ended"):
                 continue
-            held = _Held(name)
+            held = _Held(name, is_range=claim.what == "range")
             task = asyncio.get_running_loop().create_task(self._work(held, claim))
             self._held[task] = held
             task.add_done_callback(self._on_done)
-            if self._has_enough():
+            if not self._may_take_job() or takes_ranges != self._may_take_range():
                 return
+
+    async def _claim(self, name: BatchName, *, ranges: bool) -> Claim:
+        why_none = "" if self._capacity.is_open else _CLOSED
+        return await self._records.claim(name, secrets.token_hex(8), why_none, ranges=ranges)
 
     def _on_done(self, task: "asyncio.Task[None]") -> None:
         del self._held[task]
@@ -218,9 +235,14 @@ class BatchRunner:
             folder = BatchFolder(self._files.storage, name.tenant, name.id, record.spec.endpoint, self._limits.max_body)
             if claim.what == "range":
                 await self._run_range(held, claim, record, folder)
-            elif claim.what == "validate":
+                if self._is_draining():
+                    return
+                # After its last range, the batch ends before lines of others get a turn.
+                claim = await self._claim(name, ranges=False)
+                held.lines, record = None, await self._records.find(name)
+            if claim.what == "validate":
                 await self._holding_job(name, claim, self._validate(name, claim, record, folder))
-            else:
+            elif claim.what == "finalize":
                 await self._holding_job(name, claim, self._finalize(name, claim, record, folder))
         except (BatchNotFoundError, RedisDownError):
             self._put_off(name, _RETRY_DELAY)

@@ -70,8 +70,9 @@ redis.call('ZINCRBY', KEYS[1], ARGV[3], ARGV[4])
 return 1
 """
 
-# ARGV: now in ms, the end of the lease in ms, the token, now in s, why no range is to be claimed or nothing. The reply:
-# what to do, and how the batch ends, or the number of the range and the token of a holder that has given it back.
+# ARGV: now in ms, the end of the lease in ms, the token, now in s, why no lines may run or nothing, 1 if a range may be
+# claimed. The reply: what to do, and how the batch ends, or the number of the range and the token of a holder that has
+# given it back.
 _CLAIM_SCRIPT: Final = """
 local key, now = KEYS[1], tonumber(ARGV[1])
 local batch = redis.call('HMGET', key, 'status', 'ranges', 'ends_as', 'job', 'paused', 'expires')
@@ -126,7 +127,7 @@ if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' t
         return take_job('finalize')
     end
     if open then
-        if batch[5] == '1' then return {'wait'} end
+        if batch[5] == '1' or ARGV[6] ~= '1' then return {'wait'} end
         if ARGV[5] ~= '' then
             redis.call('HSET', key, 'waiting', ARGV[5])
             return {'wait'}
@@ -423,12 +424,23 @@ class BatchRecords:
         if lost:
             await self._execute(("ZREM", OPEN_BATCHES_KEY, *lost))
 
-    async def claim(self, name: BatchName, token: str, no_range: str = "") -> Claim:
-        """`no_range`: why no lines may run, for those who look; empty if they may."""
+    async def with_jobs(self, names: Sequence[BatchName]) -> list[BatchName]:
+        """Those of them whose file is to be checked, or that are to be ended."""
+        commands = [("HMGET", name.key, "status", "expires") for name in names]
+        replies = await self._execute(*commands) if commands else []
+        now = self._clock()
+        return [
+            name for name, (status, expires) in zip(names, replies, strict=True)
+            if status != b"in_progress" or float(expires) <= now
+        ]  # fmt: skip
+
+    async def claim(self, name: BatchName, token: str, no_range: str = "", *, ranges: bool = True) -> Claim:
+        """`no_range`: why no lines may run, for those who look; empty if they may. `ranges`: whether one is claimed."""
         now = self._clock()
         (reply,) = await self._execute(
-            ("EVAL", _CLAIM_SCRIPT, 1, name.key, int(1000 * now), self._lease_end(), token, int(now), no_range)
-        )
+            ("EVAL", _CLAIM_SCRIPT, 1, name.key, int(1000 * now), self._lease_end(), token, int(now), no_range,
+             int(ranges))
+        )  # fmt: skip
         what, *rest = [word.decode() for word in reply]
         if what == "ended":
             await self._execute(("ZREM", OPEN_BATCHES_KEY, f"{name.tenant}:{name.id}"))

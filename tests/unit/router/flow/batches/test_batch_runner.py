@@ -884,3 +884,20 @@ async def test_a_batch_whose_files_are_gone_expires(world: World, gone: str) -> 
     world.now = 2000.0
     shown = await world.until("expired")
     assert shown.request_counts.failed == (150 if gone == "input" else 0)
+
+
+async def test_the_check_and_the_end_of_a_batch_wait_for_no_lines_of_another(world: World) -> None:
+    world.handler.hold_after = 0
+    await world.batch([line(number) for number in range(250)])
+    await world.runner()
+    await eventually(lambda: world.handler.seen.total() >= 2 * LIMITS.max_in_flight)
+    await world.batch([line(0)], OTHER)
+    await world.until("in_progress", OTHER)
+    await world.records.cancel(OTHER)
+    await world.until("cancelled", OTHER)
+    late = BatchName("acme", "batch_111111111111111111111111")
+    await world.batch([line(0)], late)
+    await world.until("in_progress", late)
+    world.now = 90_001.0
+    await world.until("expired", late)
+    world.handler.release()
