@@ -186,10 +186,10 @@ class BatchFolder:
     def _parts(self) -> "Mapping[int, Sequence[_Part]]":
         """What there is of each range; outputs come first."""
         found: dict[int, list[_Part]] = {}
-        for file in self._storage.files(self._folder):
-            if (match := _PART.fullmatch(file.name)) is not None:
+        for name in self._storage.names(self._folder):
+            if (match := _PART.fullmatch(name)) is not None:
                 kind: Kind = "output" if match[3] == "output" else "errors"
-                found.setdefault(int(match[1]), []).append(_Part(kind, match[2], f"{self._folder}/{file.name}"))
+                found.setdefault(int(match[1]), []).append(_Part(kind, match[2], f"{self._folder}/{name}"))
         for parts in found.values():
             parts.sort(key=lambda part: part.kind, reverse=True)
         return found

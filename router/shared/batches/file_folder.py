@@ -132,7 +132,7 @@ class FileFolder:
 
     def _names(self) -> list[tuple[str, str]]:
         """The ids and suffixes of what is here."""
-        return _parse([file.name for file in self._storage.files(self._tenant)])
+        return _parse(self._storage.names(self._tenant))
 
     def _name(self, id_: str, suffix: str) -> str:
         if not is_file_id(id_):

@@ -96,15 +96,20 @@ class LocalStorage:
             return False
         return True
 
-    def files(self, folder: str) -> list[StoredFile]:
+    def names(self, folder: str) -> list[str]:
         return [
-            StoredFile(entry.name, status.st_mtime)
-            for entry, status in self._entries(folder)
-            if not entry.name.startswith(_UNFINISHED) and entry.is_file()
+            entry.name for entry in self._entries(folder) if not entry.name.startswith(_UNFINISHED) and entry.is_file()
         ]
 
+    def files(self, folder: str) -> list[StoredFile]:
+        found = []
+        for name in self.names(folder):
+            with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+                found.append(StoredFile(name, self._path(f"{folder}/{name}").stat().st_mtime))
+        return found
+
     def folders(self, folder: str) -> list[str]:
-        return [entry.name for entry, _ in self._entries(folder) if entry.is_dir()]
+        return [entry.name for entry in self._entries(folder) if entry.is_dir()]
 
     def changed_at(self, folder: str) -> float:
         try:
@@ -116,19 +121,18 @@ class LocalStorage:
         shutil.rmtree(self._path(folder), ignore_errors=True)
 
     def remove_unfinished(self, folder: str, before: float) -> None:
-        for entry, status in self._entries(folder):
-            if entry.name.startswith(_UNFINISHED) and status.st_mtime < before:
-                Path(entry.path).unlink(missing_ok=True)
+        for entry in self._entries(folder):
+            with contextlib.suppress(FileNotFoundError):
+                if entry.name.startswith(_UNFINISHED) and entry.stat().st_mtime < before:
+                    Path(entry.path).unlink()
 
-    def _entries(self, folder: str) -> Iterator[tuple["os.DirEntry[str]", os.stat_result]]:
+    def _entries(self, folder: str) -> Iterator["os.DirEntry[str]"]:
         try:
             entries = os.scandir(self._path(folder))
         except (FileNotFoundError, NotADirectoryError):
             return
         with entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
-                    yield entry, entry.stat()
+            yield from entries
 
     def _make(self, folder: Path) -> None:
         # One after the other: the mode is that of the last folder alone.
@@ -170,7 +174,7 @@ class _NewFile:
 class _LogFile:
     def __init__(self, path: Path) -> None:
         self._file = _create(path)
-        self._is_synced = False
+        self._is_synced = True
         _sync_folder(path.parent)
 
     def append(self, line: bytes) -> None:

@@ -111,6 +111,9 @@ class ObjectStorage:
             self.remove_known(name)
             return True
 
+    def names(self, folder: str) -> list[str]:
+        return [name for name, _ in self._entries(folder, "file")]
+
     def files(self, folder: str) -> list[StoredFile]:
         return [StoredFile(name, _changed_at(entry)) for name, entry in self._entries(folder, "file")]
 

@@ -76,8 +76,11 @@ class Storage(Protocol):
     def remove(self, name: str) -> bool:
         """Returns whether it was there; of several that remove it at once, a store may tell all of them so."""
 
+    def names(self, folder: str) -> list[str]:
+        """Of the files directly in a folder that may not be there, without it."""
+
     def files(self, folder: str) -> list[StoredFile]:
-        """Those directly in a folder that may not be there."""
+        """As `names`; of a folder with many files, this may take ten times as long."""
 
     def folders(self, folder: str) -> list[str]:
         """The names of the folders directly in a folder that may not be there."""

@@ -1,5 +1,6 @@
 """What files and batches rely on, in a folder and in an object store."""
 
+import contextlib
 import errno
 import secrets
 import stat
@@ -152,6 +153,7 @@ def test_a_move_can_be_repeated(storage: Storage) -> None:
 
 def test_folders_have_names_files_and_an_age(storage: Storage) -> None:
     assert (storage.folders(""), storage.files("acme"), storage.folders("acme")) == ([], [], [])
+    assert storage.names("acme") == []
     assert storage.changed_at("acme/b") == inf
     storage.write("acme/b/one", b"")
     storage.write("acme/b/two", b"")
@@ -159,7 +161,7 @@ def test_folders_have_names_files_and_an_age(storage: Storage) -> None:
     storage.write("other/four", b"")
     assert sorted(storage.folders("")) == ["acme", "other"]
     assert storage.folders("acme") == ["b"]
-    assert [file.name for file in storage.files("acme")] == ["three"]
+    assert [file.name for file in storage.files("acme")] == storage.names("acme") == ["three"]
     assert sorted(file.name for file in storage.files("acme/b")) == ["one", "two"]
     now = time.time()
     assert all(abs(file.changed_at - now) < 60 for file in storage.files("acme/b"))
@@ -317,6 +319,25 @@ def test_a_batch_is_checked_taken_over_and_joined(storage: Storage) -> None:
     folder.remove()
     assert storage.folders("acme") == []
     assert storage.read("acme/file").count(b"\n") == 5
+
+
+def test_names_are_read_without_a_look_at_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch lists its results for each range: over NFS, a look at each file is a request."""
+    storage = LocalStorage(tmp_path)
+    storage.write("acme/a", b"")
+
+    class Entry:
+        name = "a"
+
+        def is_file(self) -> bool:
+            return True
+
+    class Entries(contextlib.ExitStack):
+        def __iter__(self) -> Iterator[Entry]:
+            return iter((Entry(),))
+
+    monkeypatch.setattr("router.shared.batches.local_storage.os.scandir", lambda _: Entries())
+    assert storage.names("acme") == ["a"]
 
 
 def test_only_the_owner_may_read_a_folder(tmp_path: Path) -> None:
