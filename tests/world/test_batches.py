@@ -113,6 +113,11 @@ async def test_nobody_waits_for_a_line_that_waits_for_an_engine(world: World, tm
     assert result["response"]["body"]["choices"] == second.json()["choices"]
 
 
+async def rejections(router: WorldRouter) -> float:
+    metrics = await router.metrics()
+    return sum(count for name, count in metrics.items() if name.startswith("llm_requests_rejected_total{"))
+
+
 DAY_BUDGET = 4000
 """Tokens. A line takes some 70."""
 
@@ -147,7 +152,10 @@ async def test_a_batch_that_meets_the_budget_of_its_tenant_waits_for_the_next_da
     for number in range(3):
         answer = await router.chat(f"How long is river {number}?", headers=ACME)
         assert answer.status_code == 200, "people of the tenant have the rest"
+    await asyncio.sleep(30)
+    rejected = [await rejections(each) for each in all_routers]
     await asyncio.sleep(150)
+    assert [await rejections(each) for each in all_routers] == rejected, "else an alert would fire"
     assert (await batch.counts())["completed"] == stopped_at
     assert (await batch.shown())["status"] == "in_progress"
     sent = (await engine.stats())["received"]

@@ -116,7 +116,7 @@ def progress_words(batch: BatchView, rate: ProgressRate) -> str:
     """The figures once the lines are counted, and what happens besides."""
     counts = batch.counts
     runs = batch.status == "in_progress" and not batch.paused
-    left = rate.seconds_left(counts.total) if runs else None
+    left = rate.seconds_left(counts.total) if runs and not batch.waiting_for else None
     words = [figures(batch, rate.per_second if runs else None, left)] if counts.total else []
     return "; ".join([*words, *([stage(batch)] if stage(batch) else [])])
 

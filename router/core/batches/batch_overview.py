@@ -20,7 +20,7 @@ OPEN_STATES: Final[tuple[OpenState, ...]] = (
 class BatchRow(msgspec.Struct, frozen=True, kw_only=True):
     """`completed`, `failed`: lines with a result; `cached`: those of the completed ones that needed no engine.
 
-    `lines_per_second`: of the last minute. `ended_at`: None while it is open.
+    `lines_per_second`: of the last minute. `seconds_left`: not while it waits. `ended_at`: None while it is open.
     """
 
     id: str
@@ -66,7 +66,11 @@ def batch_row(tenant: str, batch: BatchObject, rate: ProgressRate | None = None)
         failed=counts.failed,
         cached=counts.cached,
         lines_per_second=_rounded(rate.per_second) if runs and rate is not None else None,
-        seconds_left=_rounded(rate.seconds_left(counts.total)) if runs and rate is not None else None,
+        seconds_left=(
+            _rounded(rate.seconds_left(counts.total))
+            if runs and rate is not None and batch.waiting_for is None
+            else None
+        ),
         created_at=batch.created_at,
         expires_at=batch.expires_at,
         ended_at=batch.completed_at or batch.failed_at or batch.expired_at or batch.cancelled_at,

@@ -70,7 +70,8 @@ _NO_FOLDER: Final = "A router cannot use its folder for files; its log says why.
 _SLOW_FOLDER: Final = "The folder for files does not answer."
 _CLOSED: Final = "No lines run now: see batch.hours."
 _NO_ROOM: Final = "The engines are busy or down."
-_MAX_REFUSED: Final = 60.0  # seconds after which a tenant that was refused is tried again
+_MAX_REFUSED: Final = 600.0
+"""Seconds after which a tenant that was refused is tried again. Each time, its refused requests are counted."""
 
 
 class BatchLimits(NamedTuple):

@@ -76,7 +76,7 @@ def test_each_stage_is_a_line_and_the_end_none() -> None:
     assert followed.lines == [
         "batch_1: the router checks the file",
         "batch_1: 0 of 10 lines",
-        "batch_1: 5 of 10 lines, 12.5/s, 0s left; waiting: a budget",
+        "batch_1: 5 of 10 lines, 12.5/s; waiting: a budget",
         "batch_1: 10 of 10 lines; the router writes the results",
     ]
     assert followed.seen[-1] == "completed"

@@ -40,6 +40,11 @@ def test_no_time_is_left_to_say_while_no_line_runs(shown: BatchObject) -> None:
     assert (row.lines_per_second, row.seconds_left) == (None, None)
 
 
+def test_no_time_is_left_to_say_for_a_batch_that_waits_for_the_next_day() -> None:
+    row = batch_row("acme", batch(waiting_for="A budget."), rate())
+    assert (row.lines_per_second, row.seconds_left) == (2, None)
+
+
 @pytest.mark.parametrize("status", ["completed", "failed", "expired", "cancelled"])
 def test_a_batch_that_has_ended_says_when(status: str) -> None:
     assert batch_row("acme", batch(status, **{f"{status}_at": 2000})).ended_at == 2000
