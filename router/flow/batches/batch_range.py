@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from router.core.batches.batch_object import RequestCounts
@@ -58,7 +60,10 @@ class BatchRange:
         self, files: BatchFiles, requests: LineRequests, capacity: SpareCapacity, endpoint: Endpoint, tenant: str,
         batch_id: str, control: CacheControl, writer: PartWriter, known: RequestCounts, concurrency: int,
     ) -> None:  # fmt: skip
-        """`writer`: has the results so far; `known`: how many these are. `concurrency`: lines that ask for engines."""
+        """`writer`: has the results so far; `known`: how many these are.
+
+        `concurrency`: lines of one model that ask for engines at once.
+        """
         self._files = files
         self._requests = requests
         self._capacity = capacity
@@ -67,12 +72,13 @@ class BatchRange:
         self._batch_id = batch_id
         self._control = control
         self._writer = writer
-        self._places = asyncio.Semaphore(concurrency)
+        self._places: defaultdict[str, asyncio.Semaphore] = defaultdict(partial(asyncio.Semaphore, concurrency))
         self._flushing = asyncio.Lock()
         self._waiting: set[asyncio.Task[Any] | None] = set()  # those that can be cancelled without a loss
         self._in_flight = 0
         self._idle_since = asyncio.get_running_loop().time()
         self._is_stopped = False
+        self._order = LineOrder(())
         self.counts = known
         self.refused: TenantRefusal | None = None
 
@@ -94,6 +100,7 @@ class BatchRange:
 
     async def run(self, source: str, entries: Sequence[LineEntry]) -> bool:
         """Whether all lines have a result; else it was stopped. Raises FolderUnusableError."""
+        self._order = LineOrder(entry.number for entry in entries)
         try:
             async with asyncio.TaskGroup() as group:
                 for entry in entries:  # all at once, so that a hit does not wait for a line that needs an engine
@@ -106,7 +113,7 @@ class BatchRange:
         if self._is_stopped:
             return
         async with contextlib.AsyncExitStack() as place:
-            with self._being_waiting():
+            with self._being_waiting(), self._order.undecided(entry.number):
                 kind, result = await self._result(source, entry, place)
             self._writer.add(kind, result)
             async with self._flushing:  # while one writes, the results of others gather
@@ -156,14 +163,14 @@ class BatchRange:
                 raise FolderUnusableError(line.message)
             return line.body
 
-        request_id, cache, answer = await self._answer(parsed.model, read, place)
+        request_id, cache, answer = await self._answer(entry.number, parsed.model, read, place)
         if isinstance(answer, FullResponse):
             return "output", response_line(id_, parsed.custom_id, 200, request_id, cache, answer.body)
         body = self._endpoint.errors.body(answer, request_id)
         return "errors", response_line(id_, parsed.custom_id, answer.status, request_id, cache, body)
 
     async def _answer(
-        self, model: str, read: Callable[[], Awaitable[bytes]], place: contextlib.AsyncExitStack
+        self, number: int, model: str, read: Callable[[], Awaitable[bytes]], place: contextlib.AsyncExitStack
     ) -> LineAnswer:
         """`place`: is to end when the answer is written."""
         failures, delay, has_place = 0, _FIRST_DELAY, False
@@ -171,7 +178,10 @@ class BatchRange:
             found = await self._cached(model, read)
             if found is None:
                 if not has_place:
-                    await place.enter_async_context(self._places)
+                    await self._order.wait(number)
+                    # The next line comes when this one stands in the queue of its model, before it has the place.
+                    asyncio.get_running_loop().call_soon(self._order.leave, number)
+                    await place.enter_async_context(self._places[model])
                     has_place = True
                 async with self._capacity.one_more(model) as line:
                     with self._being_in_flight():
@@ -203,6 +213,31 @@ class BatchRange:
         async with self._capacity.one_lookup():
             with self._being_in_flight():
                 return await find(self._endpoint, self._tenant, control, await read())
+
+
+class LineOrder:
+    """Lets lines that need engines ask for them in their order, while it takes time to find out which ones do."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._undecided = {number: asyncio.Event() for number in numbers}
+
+    @contextlib.contextmanager
+    def undecided(self, number: int) -> Iterator[None]:
+        """At its end, the line needs no engine, or has left."""
+        try:
+            yield
+        finally:
+            self.leave(number)
+
+    async def wait(self, number: int) -> None:
+        """Until no line before it is undecided."""
+        if number != next(iter(self._undecided)):
+            await self._undecided[number].wait()
+
+    def leave(self, number: int) -> None:
+        """Can be repeated."""
+        if self._undecided.pop(number, None) is not None and self._undecided:
+            next(iter(self._undecided.values())).set()
 
 
 def _parse(storage: Storage, source: str, entry: LineEntry, endpoint: str) -> RequestLine | BadLine:

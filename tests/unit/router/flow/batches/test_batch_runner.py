@@ -687,6 +687,14 @@ async def test_a_batch_goes_on_when_the_disk_has_room_again(
     assert not first.done()
 
 
+async def test_a_model_whose_engines_are_down_holds_up_no_line_of_another_one(world: World) -> None:
+    await world.batch([line(number, model="full" if number < 20 else "free") for number in range(40)])
+    await world.runner()
+    await eventually(lambda: world.handler.seen.total() == 20)
+    world.capacity.has_room.set()
+    check_outputs(world, await world.until("completed"), 40)
+
+
 async def test_long_lines_that_wait_take_no_memory(world: World) -> None:
     text = "x" * 60_000
     await world.batch([line(number, text, model="full") for number in range(16)])
