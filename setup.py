@@ -87,7 +87,7 @@ MODULES: Final = {
     "router/net/redis": ["clock", "connection", "liveness", "pipeline"],
     "router/net/server": ["connection", "cycle", "eager", "request_parser", "start_limiter", "write_batcher"],
     "router/shared/inflight": ["claims"],
-    "router/store": ["cached_entry", "codec", "entry_store", "local_cache"],
+    "router/store": ["cached_entry", "codec", "entry_store", "entry_writer", "local_cache"],
     "router/telemetry": [
         "access_log",
         "line_time",

@@ -15,14 +15,15 @@ from router.flow.trace.request_trace import GenerationTrace
 from router.shared.cache.purges import Purges
 from router.shared.cache.retention import WorthRetention
 from router.shared.prompts.recent_prompts import PromptSample, RecentPrompts
-from router.store.entry_store import EntryStore, WriteResult
+from router.store.entry_store import WriteResult
+from router.store.entry_writer import EntryWriter
 
 
 class ResponseStorage:
     """Stores responses under the keys of their requests, for the time that policy and client allow."""
 
     def __init__(
-        self, *, store: EntryStore, purges: Purges, seen_keys: SeenKeys, cache_policy: CachePolicy,
+        self, *, writer: EntryWriter, purges: Purges, seen_keys: SeenKeys, cache_policy: CachePolicy,
         recent_prompts: RecentPrompts, retention: WorthRetention | None,
         record_write: Callable[[str], None], clock: Callable[[], float],
     ) -> None:  # fmt: skip
@@ -30,7 +31,7 @@ class ResponseStorage:
 
         `clock`: see CacheLookup.
         """
-        self._store = store
+        self._writer = writer
         self._purges = purges
         self._seen_keys = seen_keys
         self._cache_policy = cache_policy
@@ -85,7 +86,7 @@ class ResponseStorage:
             trace.start_write()
             on_written = partial(self._on_written, parsed.part_hashes, sample, trace)
             kept = None if self._retention is None else self._retention.lifetime(parsed.key.text, entry)
-            self._store.put(parsed.key.text, entry, purge_position, on_written, kept)
+            self._writer.put(parsed.key.text, entry, purge_position, on_written, kept)
 
         return store_response
 

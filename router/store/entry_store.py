@@ -11,11 +11,14 @@ from router.core.types import Entry
 from router.net.redis.commands import EncodedCommand, command_template, template_part
 from router.net.redis.errors import RedisBackendError, UnexpectedReplyError
 from router.net.redis.pipeline import RedisDownError, RedisPipeline, Replies
+from router.net.redis.standalone import is_read_only_error
 from router.shared.cache.purges import BEGINNING, PurgeFetch, PurgePosition, Purges
 from router.store.codec import FIELD_NAMES, decode_values, encode_entry, is_other_format
 from router.store.local_cache import LocalCache
 
 WriteResult = Literal["stored", "failed", "dropped", "purged"]
+AttemptResult = WriteResult | Literal["unavailable"]
+"""`failed`: Redis refused it; `unavailable`: Redis, or a server of its cluster, is down, so it may succeed later."""
 
 MAX_BACKLOG: Final = 64 << 20
 """Bytes of entries that may wait to be written; further entries are dropped."""
@@ -136,7 +139,7 @@ class EntryStore:
             self._pipeline.send(("EVAL", _DELETE_IF_UNCHANGED_SCRIPT, 1, key, created, checksum))
 
     def put(
-        self, key: str, entry: Entry, since: PurgePosition, on_written: Callable[[WriteResult], None],
+        self, key: str, entry: Entry, since: PurgePosition, on_written: Callable[[AttemptResult], None],
         lifetime: float | None = None,
     ) -> None:  # fmt: skip
         """Store an entry. `since`: the purge position at which its generation began.
@@ -162,7 +165,7 @@ class EntryStore:
                 on_reply=partial(self._on_write_reply, write),
             )
         except RedisDownError:
-            on_written("dropped")
+            on_written("unavailable")
             return
         self._backlog += size
         # Redis' own invalidation message comes later, possibly after the next `get` of this process.
@@ -171,16 +174,18 @@ class EntryStore:
     def _on_write_reply(self, write: "_PendingWrite", replies: Replies | None) -> None:
         self._backlog -= write.size
         if replies is None:  # the entry may have been written nevertheless: readers check its purge position
-            write.on_written("failed")
+            write.on_written("unavailable")
             return
         reply, fetched_purges = replies
-        if isinstance(reply, Exception):
+        # A server of a cluster that is down, or one that has become a replica: the pipeline is about to notice.
+        if isinstance(reply, RedisBackendError) or is_read_only_error(reply):
+            write.on_written("unavailable")
+        elif isinstance(reply, Exception):
             # Redis replies, so it is not down: out of memory or read-only, it can still be read.
-            if not isinstance(reply, RedisBackendError):  # a server of a cluster that is down
-                self._on_refused(reply)
+            self._on_refused(reply)
             write.on_written("failed")
-            return
-        self._check_purges(write, fetched_purges)
+        else:
+            self._check_purges(write, fetched_purges)
 
     def _check_purges(self, write: "_PendingWrite", fetched_purges: object) -> None:
         # The cluster node that holds the log does not answer: whether a purge covers the entry is unknown.
@@ -193,7 +198,7 @@ class EntryStore:
         if unknown or covered:
             with contextlib.suppress(RedisDownError):
                 self._pipeline.send(("DEL", write.key))
-            write.on_written("failed" if unknown else "purged")
+            write.on_written("unavailable" if unknown else "purged")
         elif read_all:
             write.on_written("stored")
         else:  # more purges than one fetch returns: the entry counts as stored once all of them were read
@@ -201,11 +206,11 @@ class EntryStore:
             try:
                 self._pipeline.send(write.purge_fetch.command, on_reply=partial(self._on_purges_reply, write))
             except RedisDownError:
-                write.on_written("failed")
+                write.on_written("unavailable")
 
     def _on_purges_reply(self, write: "_PendingWrite", replies: Replies | None) -> None:
         if replies is None:
-            write.on_written("failed")
+            write.on_written("unavailable")
         else:
             self._check_purges(write, replies[0])
 
@@ -219,7 +224,7 @@ class _PendingWrite:
 
     def __init__(
         self, key: str, documents: tuple[str, ...], since: PurgePosition, size: int, purge_fetch: PurgeFetch,
-        on_written: Callable[[WriteResult], None],
+        on_written: Callable[[AttemptResult], None],
     ) -> None:  # fmt: skip
         self.key = key
         self.documents = documents

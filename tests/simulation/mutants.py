@@ -24,6 +24,7 @@ from router.shared.inflight.stream_writer import RedisStreamWriter
 from router.store import entry_store as store
 from router.store.codec import decode_values
 from router.store.entry_store import EntryStore
+from router.store.entry_writer import EntryWriter
 from router.upstream.client import EngineClient
 from router.upstream.engine import Engine
 
@@ -66,6 +67,19 @@ def unmarked_entries() -> None:
         return entry
 
     setattr(EntryStore, "get", get)  # noqa: B010
+
+
+def unpurged_late_writes() -> None:
+    """What is written late counts as generated after every purge that is known by then."""
+    write = EntryWriter._write
+
+    @wraps(write)
+    def write_as_new(self: EntryWriter, late: Any, *arguments: Any) -> None:
+        if late.attempts or not self._pipeline.up:
+            late.since = self._store._purges.last_position
+        write(self, late, *arguments)
+
+    setattr(EntryWriter, "_write", write_as_new)  # noqa: B010
 
 
 def silent_leaders() -> None:
@@ -153,6 +167,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "same-ids": same_ids,
     "written-once": written_once,
     "unmarked-entries": unmarked_entries,
+    "unpurged-late-writes": unpurged_late_writes,
     "silent-leaders": silent_leaders,
     "joined-while-deaf": joined_while_deaf,
     "unnoticed-loss": unnoticed_loss,

@@ -70,6 +70,7 @@ def is_compiled() -> bool:
         ("same-ids", "reload,kill", 0),
         ("written-once", "stall", 0),
         ("unmarked-entries", "partition", 0),
+        ("unpurged-late-writes", "partition", 0),
         ("silent-leaders", "slow", 200),
         ("joined-while-deaf", "deaf", 140),
         ("unnoticed-loss", "empty", 0),

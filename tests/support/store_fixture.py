@@ -10,7 +10,7 @@ from router.core.cache.entry_filter import EntryFilter
 from router.core.types import Entry
 from router.shared.cache.purges import PurgePosition, Purges
 from router.shared.connection.redis import open_backend, open_pipeline
-from router.store.entry_store import MAX_BACKLOG, EntryStore, WriteResult
+from router.store.entry_store import MAX_BACKLOG, AttemptResult, EntryStore
 from router.store.local_cache import LocalCache
 
 
@@ -54,8 +54,8 @@ class StoreFixture:
         entry = await self.entries.get(key)
         return None if entry is None else msgspec.structs.replace(entry, purges=(0, 0))
 
-    def put(self, key: str, entry: Entry, since: PurgePosition | None = None) -> "asyncio.Future[WriteResult]":
-        written: asyncio.Future[WriteResult] = asyncio.get_running_loop().create_future()
+    def put(self, key: str, entry: Entry, since: PurgePosition | None = None) -> "asyncio.Future[AttemptResult]":
+        written: asyncio.Future[AttemptResult] = asyncio.get_running_loop().create_future()
         self.entries.put(key, entry, self.purges.last_position if since is None else since, written.set_result)
         return written
 

@@ -62,6 +62,7 @@ def build_background(
         # Until the pipeline is closed, replies make the stream writers send what remains.
         Service(run=cache.leases.run, close=cache.leases.stop),
         Service(close=pipeline.aclose),  # sends what is queued
+        Service(run=cache.writer.run, close=cache.writer.aclose),
         Service(run=redis.writes.run),
         Service(run=RightsReport(redis.backend, parse_redis_url(settings.redis_url).kind).run),
         Service(close=records.stored_keys.withdraw),

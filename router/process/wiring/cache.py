@@ -16,12 +16,14 @@ from router.shared.cache.purges import Purges
 from router.shared.cache.retention import WorthRetention
 from router.shared.inflight.inflight_leases import InFlightLeases
 from router.store.entry_store import EntryStore
+from router.store.entry_writer import EntryWriter
 from router.store.local_cache import LocalCache
 from router.telemetry.telemetry import Telemetry
 
 
 class Cache(NamedTuple):
     store: EntryStore
+    writer: EntryWriter
     local: LocalCache
     purges: Purges
     leases: InFlightLeases
@@ -61,5 +63,8 @@ def build_cache(telemetry: Telemetry, redis: RedisLink) -> Cache:
     store = EntryStore(
         pipeline, purges, local, on_damaged=telemetry.record_damaged_entry, on_refused=redis.writes.on_refused
     )
+    writer = EntryWriter(store, pipeline, clock.now)
     hit_counter = HitCounter(renewals=renewals)
-    return Cache(store, local, purges, leases, coalescer, hit_counter, seen_keys, retention, liveness, background)
+    return Cache(
+        store, writer, local, purges, leases, coalescer, hit_counter, seen_keys, retention, liveness, background
+    )

@@ -52,7 +52,7 @@ def build_gateway(
     generation_rules = _build_generation_rules(settings, process_state, engines, requests)
     policy = cache_policy(settings)
     storage = ResponseStorage(
-        store=cache.store,
+        writer=cache.writer,
         purges=cache.purges,
         seen_keys=cache.seen_keys,
         cache_policy=policy,

@@ -14,7 +14,7 @@ from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.shared.cache import purges as purges_module
 from router.shared.cache.purges import BEGINNING, PurgePosition, Purges
 from router.store.admin.purge import purge
-from router.store.entry_store import WriteResult
+from router.store.entry_store import AttemptResult
 from router.store.local_cache import LocalCache
 from tests.support.entry_factory import make_entry
 from tests.support.nonsense_redis import NONSENSE, NonsenseRedis
@@ -59,7 +59,7 @@ async def add_record(redis: Any, scope: EntryFilter, id_: str = "*") -> None:
 # -- the reply to a write is lost -------------------------------------------------------------------------------------
 
 
-async def put_without_reply(writer: StoreFixture, proxy: TcpProxy, since: PurgePosition | None = None) -> WriteResult:
+async def put_without_reply(writer: StoreFixture, proxy: TcpProxy, since: PurgePosition | None = None) -> AttemptResult:
     """Redis executes the write, and the connection breaks in place of its reply."""
     executed, written = proxy.drop_replies_from(b"PEXPIRE"), writer.put(KEY, ENTRY, since)
     await executed.wait()
@@ -75,7 +75,7 @@ async def test_a_purged_entry_whose_write_lost_its_reply_is_a_miss_and_is_delete
         writer, reader = await open_store(proxy.url), await open_store()
         start_position = writer.purges.last_position
         await purge(client, scope)
-        assert await put_without_reply(writer, proxy, start_position) == "failed"
+        assert await put_without_reply(writer, proxy, start_position) == "unavailable"
         assert await client.exists(KEY)
         assert await reader.get(KEY) is None
         assert await reader.get(KEY) is None
@@ -88,7 +88,7 @@ async def test_an_entry_that_no_purge_covers_is_found_although_its_write_lost_it
     async with TcpProxy(redis_server.socket) as proxy:
         writer, reader = await open_store(proxy.url), await open_store()
         await purge(client, EntryFilter(tenant="beta"))
-        assert await put_without_reply(writer, proxy) == "failed"
+        assert await put_without_reply(writer, proxy) == "unavailable"
         assert await reader.get(KEY) == ENTRY
 
 
@@ -153,7 +153,7 @@ async def test_an_entry_is_deleted_if_the_purges_after_its_write_are_unreadable(
         await store.start()
         assert await store.put(KEY, ENTRY) == "stored"
         nonsense.replies["XRANGE"] = NONSENSE[form]
-        assert await store.put(KEY, ENTRY) == "failed"
+        assert await store.put(KEY, ENTRY) == "unavailable"
         await store.aclose()
     assert KEY.encode() in nonsense.deleted
 

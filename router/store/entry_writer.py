@@ -1,0 +1,169 @@
+"""Writes the cache's entries to Redis, and again later what Redis did not take because it was down.
+
+Theory of operation. An engine may need minutes for a response, and Redis may be away for seconds just when it ends. So
+an entry that could not be written waits in this process, with the purge position at which its generation began. That
+position makes a late write as safe as one in time: the store refuses it if a later purge covers it. An entry at its key
+that another process has stored meanwhile is younger, and stays.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from router.core.types import Entry
+from router.net.redis.pipeline import RedisDownError, RedisPipeline
+from router.shared.cache.purges import PurgePosition
+from router.store.entry_store import AttemptResult, EntryStore, WriteResult
+
+MAX_WAITING: Final = 32 << 20
+"""Bytes of entries that may wait until Redis is up; further ones are dropped."""
+
+_MAX_ATTEMPTS: Final = 7  # while Redis is up; with the pauses between them, they last half a minute
+_MIN_PAUSE: Final = 1.0  # seconds after a repeated write that failed; twice as long after the next one
+
+
+class EntryWriter:
+    """Writes entries.
+
+    - `put` never raises and never waits. Its result is passed to `on_written`, once, when it is final.
+    - An entry that Redis does not take because it is down is written when it is up, for the rest of its lifetime. It
+      replaces no younger entry.
+    - At most `max_waiting` bytes wait, one entry for a key.
+    - Late writes are sent one at a time, so that no lookup waits behind them.
+    """
+
+    def __init__(
+        self, store: EntryStore, pipeline: RedisPipeline, clock: Callable[[], float], max_waiting: int = MAX_WAITING
+    ) -> None:
+        """`clock` gives seconds since the epoch, as Redis counts them."""
+        self._store = store
+        self._pipeline = pipeline
+        self._clock = clock
+        self._max_waiting = max_waiting
+        self._waiting: dict[str, _Write] = {}  # by key, in the order in which they are repeated
+        self._waiting_size = 0
+        self._is_waiting = asyncio.Event()
+        self._closed = False
+
+    def put(
+        self, key: str, entry: Entry, since: PurgePosition, on_written: Callable[[WriteResult], None],
+        lifetime: float | None = None,
+    ) -> None:  # fmt: skip
+        """See EntryStore.put."""
+        self._take(key, "dropped")  # it is older
+        kept = entry.ttl + entry.stale if lifetime is None else lifetime
+        self._write(_Write(key, entry, since, kept, on_written), kept)
+
+    async def run(self) -> None:
+        """Repeats writes until it is cancelled."""
+        pause = _MIN_PAUSE
+        while True:
+            await self._is_waiting.wait()
+            await self._pipeline.wait_until_up()
+            if not self._waiting or await self._repeat_first():
+                pause = _MIN_PAUSE
+            else:  # in a cluster, Redis can be up while one server is down
+                await asyncio.sleep(pause)
+                pause *= 2
+
+    async def aclose(self) -> None:
+        """Writes what waits if Redis is up. Call it before the pipeline is closed; nothing waits from now on."""
+        self._closed = True
+        while self._waiting and self._pipeline.up:
+            await self._repeat_first()
+        for key in list(self._waiting):
+            self._take(key, "failed")
+
+    # -- one write ----------------------------------------------------------------------------------------------------
+
+    def _write(self, write: "_Write", lifetime: float, answered: "asyncio.Future[None] | None" = None) -> None:
+        if self._pipeline.up:
+            write.attempts += 1
+        self._store.put(write.key, write.entry, write.since, partial(self._on_result, write, answered), lifetime)
+
+    def _on_result(self, write: "_Write", answered: "asyncio.Future[None] | None", result: AttemptResult) -> None:
+        try:
+            if result == "unavailable":
+                self._keep(write)
+            else:
+                write.on_written(result)
+        finally:
+            if answered is not None and not answered.done():  # done: the process ends
+                answered.set_result(None)
+
+    def _keep(self, write: "_Write") -> None:
+        if self._closed or write.attempts >= _MAX_ATTEMPTS:
+            write.on_written("failed")
+            return
+        waiting = self._waiting.get(write.key)
+        if waiting is not None and waiting.entry.created > write.entry.created:
+            write.on_written("dropped")
+            return
+        self._take(write.key, "dropped")
+        if self._waiting_size + write.size > self._max_waiting:
+            write.on_written("dropped")
+            return
+        self._waiting[write.key] = write
+        self._waiting_size += write.size
+        self._is_waiting.set()
+
+    def _take(self, key: str, result: WriteResult | None = None) -> None:
+        """The write for the key waits no more. `result`: it is final."""
+        write = self._waiting.pop(key, None)
+        if write is None:
+            return
+        self._waiting_size -= write.size
+        if not self._waiting:
+            self._is_waiting.clear()
+        if result is not None:
+            write.on_written(result)
+
+    # -- late ones ----------------------------------------------------------------------------------------------------
+
+    async def _repeat_first(self) -> bool:
+        """Writes the entry that has waited longest, if it must still be written. Returns whether Redis answered."""
+        write = next(iter(self._waiting.values()))
+        try:
+            stored = await self._store.get(write.key)
+        except RedisDownError:
+            self._on_no_answer(write)
+            return False
+        if self._waiting.get(write.key) is not write:  # a younger one was put
+            return True
+        self._take(write.key)
+        lifetime = self._remaining(write)
+        if stored is not None and stored.created >= write.entry.created:
+            write.on_written("stored")  # this entry, whose reply was lost, or a younger one
+        elif lifetime <= 0:
+            write.on_written("dropped")
+        else:
+            answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._write(write, lifetime, answered)
+            await answered
+        return self._waiting.get(write.key) is not write
+
+    def _on_no_answer(self, write: "_Write") -> None:
+        if self._waiting.get(write.key) is write:
+            self._take(write.key)
+            write.attempts += self._pipeline.up
+            self._keep(write)  # behind the others: they may be on another server of a cluster
+
+    def _remaining(self, write: "_Write") -> float:
+        """The rest of its lifetime, in seconds."""
+        return min(write.lifetime, write.lifetime - (self._clock() - write.entry.created))
+
+
+class _Write:
+    """`size` in bytes, with room for the key; `lifetime` in seconds; `attempts`: while Redis was up."""
+
+    def __init__(
+        self, key: str, entry: Entry, since: PurgePosition, lifetime: float, on_written: Callable[[WriteResult], None],
+    ) -> None:  # fmt: skip
+        self.key = key
+        self.entry = entry
+        self.since = since
+        self.lifetime = lifetime
+        self.on_written = on_written
+        self.size = entry.size + 1024
+        self.attempts = 0
