@@ -8,7 +8,6 @@ that another process has stored meanwhile is younger, and stays.
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from router.core.types import Entry
@@ -51,9 +50,10 @@ class EntryWriter:
         lifetime: float | None = None,
     ) -> None:  # fmt: skip
         """See EntryStore.put."""
-        self._take(key, "dropped")  # it is older
+        if self._waiting:
+            self._take(key, "dropped")  # it is older
         kept = entry.ttl + entry.stale if lifetime is None else lifetime
-        self._write(_Write(key, entry, since, kept, on_written), kept)
+        self._write(_Write(self, key, entry, since, kept, on_written), kept)
 
     async def run(self) -> None:
         """Repeats writes until it is cancelled."""
@@ -77,22 +77,13 @@ class EntryWriter:
 
     # -- one write ----------------------------------------------------------------------------------------------------
 
-    def _write(self, write: "_Write", lifetime: float, answered: "asyncio.Future[None] | None" = None) -> None:
+    def _write(self, write: "_Write", lifetime: float) -> None:
         if self._pipeline.up:
             write.attempts += 1
-        self._store.put(write.key, write.entry, write.since, partial(self._on_result, write, answered), lifetime)
+        self._store.put(write.key, write.entry, write.since, write, lifetime)
 
-    def _on_result(self, write: "_Write", answered: "asyncio.Future[None] | None", result: AttemptResult) -> None:
-        try:
-            if result == "unavailable":
-                self._keep(write)
-            else:
-                write.on_written(result)
-        finally:
-            if answered is not None and not answered.done():  # done: the process ends
-                answered.set_result(None)
-
-    def _keep(self, write: "_Write") -> None:
+    def on_unavailable(self, write: "_Write") -> None:
+        """Redis did not take it: it waits, if it may."""
         if self._closed or write.attempts >= _MAX_ATTEMPTS:
             write.on_written("failed")
             return
@@ -139,7 +130,8 @@ class EntryWriter:
             write.on_written("dropped")
         else:
             answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._write(write, lifetime, answered)
+            write.answered = answered
+            self._write(write, lifetime)
             await answered
         return self._waiting.get(write.key) is not write
 
@@ -147,7 +139,7 @@ class EntryWriter:
         if self._waiting.get(write.key) is write:
             self._take(write.key)
             write.attempts += self._pipeline.up
-            self._keep(write)  # behind the others: they may be on another server of a cluster
+            self.on_unavailable(write)  # behind the others: they may be on another server of a cluster
 
     def _remaining(self, write: "_Write") -> float:
         """The rest of its lifetime, in seconds."""
@@ -155,15 +147,32 @@ class EntryWriter:
 
 
 class _Write:
-    """`size` in bytes, with room for the key; `lifetime` in seconds; `attempts`: while Redis was up."""
+    """`lifetime` in seconds; `attempts`: while Redis was up. It is called with the result of each attempt."""
 
     def __init__(
-        self, key: str, entry: Entry, since: PurgePosition, lifetime: float, on_written: Callable[[WriteResult], None],
+        self, writer: EntryWriter, key: str, entry: Entry, since: PurgePosition, lifetime: float,
+        on_written: Callable[[WriteResult], None],
     ) -> None:  # fmt: skip
+        self._writer = writer
         self.key = key
         self.entry = entry
         self.since = since
         self.lifetime = lifetime
         self.on_written = on_written
-        self.size = entry.size + 1024
         self.attempts = 0
+        self.answered: asyncio.Future[None] | None = None  # of the last attempt, if somebody waits for it
+
+    @property
+    def size(self) -> int:
+        """In bytes, with room for the key."""
+        return self.entry.size + 1024
+
+    def __call__(self, result: AttemptResult) -> None:
+        try:
+            if result == "unavailable":
+                self._writer.on_unavailable(self)
+            else:
+                self.on_written(result)
+        finally:
+            if self.answered is not None and not self.answered.done():  # done: the process ends
+                self.answered.set_result(None)
