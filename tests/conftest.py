@@ -19,6 +19,7 @@ settings.register_profile("brief", settings.get_profile("ci"), max_examples=20)
 
 pytest_plugins = [
     "tests.support.import_order",
+    "tests.support.object_store_fixture",
     "tests.support.process_state",
     "tests.support.redis_fixtures",
     "tests.support.router_fixtures",

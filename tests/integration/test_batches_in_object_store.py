@@ -1,7 +1,6 @@
 """Files and batches in S3: two routers on sockets, with OpenAI's client."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -9,18 +8,10 @@ import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from tests.integration.test_batches import lines, results, run
-from tests.support.object_store import ObjectStore, run_object_store
+from tests.support.object_store import ObjectStore
 from tests.support.router_server import MakeRouter, RouterServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest.fixture
-def object_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    with run_object_store() as store:
-        for name, value in store.environment.items():
-            monkeypatch.setenv(name, value)
-        yield store
 
 
 def client_of(router: RouterServer) -> AsyncOpenAI:

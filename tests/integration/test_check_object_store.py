@@ -1,24 +1,15 @@
 """`roundhouse check` of a configuration whose files are in S3."""
 
 import socket
-from collections.abc import Iterator
 
 import pytest
 
 from router.checks.file_store import check_file_store
 from router.settings import Settings, parse
-from tests.support.object_store import ObjectStore, run_object_store
+from tests.support.object_store import ObjectStore
 from tests.support.ports import free_port
 from tests.support.router_server import router_config
 from tests.support.waiting import TEST_TIMEOUT
-
-
-@pytest.fixture
-def object_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    with run_object_store() as store:
-        for name, value in store.environment.items():
-            monkeypatch.setenv(name, value)
-        yield store
 
 
 def settings_of(folder: str) -> Settings:

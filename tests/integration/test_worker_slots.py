@@ -135,7 +135,6 @@ async def test_the_slots_of_a_killed_worker_go_to_requests_that_wait_in_the_othe
     await eventually(lambda: len(limited.router.worker_pids() - workers) == 2)
     # While a process ends, its connections stay open for a moment, and its requests at the engine count.
     await eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in killed))
-    await asyncio.sleep(0)
     remaining = [each for each in requests if not each.done()]
     more = limited.ask(REQUESTS)
     await limited.running(LIMIT)

@@ -39,8 +39,10 @@ class _Batch:
             return [b"wait"]
         if why_none:
             self.fields[b"waiting"] = why_none
+            self.fields.pop(b"limited", None)
             return [b"wait"]
-        self.fields.pop(b"waiting", None)
+        for field in (b"waiting", b"limited"):
+            self.fields.pop(field, None)
         state = self.fields.get(b"range:%d" % number, b"held - 1 0 0 0").split()
         counts = b" ".join(state[3:])
         self.fields[b"range:%d" % number] = b"held %b %d %b" % (self.token, self.until, counts)
@@ -145,7 +147,7 @@ def _finish_job(data: RedisData, key: bytes, words: list[bytes]) -> int:
 def _set_waiting(data: RedisData, key: bytes, words: list[bytes]) -> None:
     if data.find(key) is not None:
         data.check_memory()
-        data.get_or_create(key, dict)[b"waiting"] = words[0]
+        data.get_or_create(key, dict).update({b"waiting": words[0], b"limited": words[1]})
 
 
 def _change(new: Callable[[bytes], dict[bytes, bytes]]) -> Callable[[RedisData, bytes, list[bytes]], bytes | None]:

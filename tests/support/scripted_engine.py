@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
+import select
 import socket
 import ssl
 import struct
@@ -24,6 +25,7 @@ class Request:
     head: bytes
     body: bytes
     _reader: asyncio.StreamReader = field(repr=False)
+    _transport: asyncio.BaseTransport = field(repr=False)
 
     @property
     def method(self) -> str:
@@ -41,7 +43,17 @@ class Request:
 
     @property
     def has_client(self) -> bool:
-        return not self._reader.at_eof() and self._reader.exception() is None
+        if self._reader.at_eof() or self._reader.exception() is not None:
+            return False
+        # The kernel knows it before the event loop, which may first read what came over another connection later.
+        connection = self._transport.get_extra_info("socket")
+        if connection is None:  # of a simulated network
+            return True
+        if connection.fileno() < 0:  # closed here
+            return False
+        ends = select.poll()
+        ends.register(connection, select.POLLRDHUP)
+        return not ends.poll(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +168,7 @@ class ScriptedEngine:
         self._writers.add(writer)
         try:
             while True:
-                request = await _read_request(reader)
+                request = await _read_request(reader, writer.transport)
                 if request is None:
                     writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
                     break
@@ -196,14 +208,15 @@ async def served(script: Script, **where: Any) -> AsyncIterator[str]:
         await engine.die()
 
 
-async def _read_request(reader: asyncio.StreamReader) -> Request | None:
+async def _read_request(reader: asyncio.StreamReader, transport: asyncio.BaseTransport) -> Request | None:
     """None if the client does not speak HTTP, but TLS for instance."""
     first = await reader.readexactly(1)
     if not first.isalpha():
         return None
     head = first + await reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"\r\ncontent-length: *(\d+)", head, re.IGNORECASE)
-    return Request(head, await reader.readexactly(int(length[1]) if length is not None else 0), reader)
+    body = await reader.readexactly(int(length[1]) if length is not None else 0)
+    return Request(head, body, reader, transport)
 
 
 async def _send(response: Response, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

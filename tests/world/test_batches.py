@@ -113,6 +113,10 @@ async def test_nobody_waits_for_a_line_that_waits_for_an_engine(world: World, tm
     assert result["response"]["body"]["choices"] == second.json()["choices"]
 
 
+async def open_batches(router: WorldRouter, state: str) -> float:
+    return (await router.metrics()).get(f'roundhouse_batches_open{{state="{state}"}}', 0)
+
+
 async def rejections(router: WorldRouter) -> float:
     metrics = await router.metrics()
     return sum(count for name, count in metrics.items() if name.startswith("llm_requests_rejected_total{"))
@@ -146,6 +150,7 @@ async def test_a_batch_that_meets_the_budget_of_its_tenant_waits_for_the_next_da
     await eventually(says_why)
     shown = await batch.shown()
     assert shown["waiting_for"].endswith("It resets at 2025-06-16T00:00:00Z.")
+    assert await eventually(lambda: open_batches(router, "limited")) == 1
     stopped_at = shown["request_counts"]["completed"]
     used = int(await world.redis.client.hget(budget_key("acme"), "day_tokens"))
     assert 0.75 * DAY_BUDGET <= used < DAY_BUDGET

@@ -367,14 +367,14 @@ ALERT_TESTS: Final = (
         },
         "80m",
         (({}, "No batch makes progress",
-          ("2 batches are open, neither paused nor outside of batch.hours, and no line has ended for an hour. "
-          "The dashboard says what each waits for.")),),
+          ("2 batches are open, neither paused, nor outside of batch.hours, nor over a budget, and no "
+          "line has ended for an hour. The dashboard says what each waits for.")),),
     ),
     AlertTest(
         "BatchesStandStill", "without a sample of lines", {_BATCHES % "running": "1x90"}, "70m",
         (({}, "No batch makes progress",
-          ("1 batches are open, neither paused nor outside of batch.hours, and no line has ended for an hour. "
-          "The dashboard says what each waits for.")),),
+          ("1 batches are open, neither paused, nor outside of batch.hours, nor over a budget, and no "
+          "line has ended for an hour. The dashboard says what each waits for.")),),
     ),
     AlertTest("BatchesStandStill", "for half an hour", _batches(waiting="1x90", lines="0+1x40 40x50"), "70m"),
     AlertTest(
@@ -383,6 +383,7 @@ ALERT_TESTS: Final = (
     ),
     AlertTest("BatchesStandStill", "paused", _batches(paused="1x90", waiting="0x90", lines="50x90"), "80m"),
     AlertTest("BatchesStandStill", "outside of the hours", _batches(outside_hours="1x90", lines="50x90"), "80m"),
+    AlertTest("BatchesStandStill", "over a budget until tomorrow", _batches(limited="1x90", lines="50x90"), "80m"),
     AlertTest("BatchesStandStill", "no batch", _batches(running="0x90", waiting="0x90", lines="50x90"), "80m"),
     AlertTest(
         "RouterDown", "not reachable for two minutes", {f"up{{{_R}}}": "1x2 0x10"}, "6m",

@@ -190,8 +190,8 @@ ALERTS: Final = (
         "1h",
         "warning",
         "No batch makes progress",
-        "{{ $value }} batches are open, neither paused nor outside of batch.hours, and no line has ended for an hour. "
-        "The dashboard says what each waits for.",
+        "{{ $value }} batches are open, neither paused, nor outside of batch.hours, nor over a budget, and no "
+        "line has ended for an hour. The dashboard says what each waits for.",
     ),
     Alert(
         "RouterDown",

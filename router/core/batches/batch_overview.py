@@ -10,10 +10,12 @@ import msgspec
 from router.core.batches.batch_object import BatchObject, BatchStatus
 from router.core.batches.progress_rate import ProgressRate
 
-OpenState = Literal["validating", "running", "waiting", "outside_hours", "paused", "finalizing", "cancelling"]
+OpenState = Literal[
+    "validating", "running", "waiting", "limited", "outside_hours", "paused", "finalizing", "cancelling"
+]
 
 OPEN_STATES: Final[tuple[OpenState, ...]] = (
-    "validating", "running", "waiting", "outside_hours", "paused", "finalizing", "cancelling",
+    "validating", "running", "waiting", "limited", "outside_hours", "paused", "finalizing", "cancelling",
 )  # fmt: skip
 
 
@@ -77,12 +79,17 @@ def batch_row(tenant: str, batch: BatchObject, rate: ProgressRate | None = None)
     )
 
 
-def open_state(status: str, *, paused: bool, waiting: bool, is_open: bool) -> OpenState | None:
-    """`waiting`: it says why no line runs. `is_open`: whether lines may run now. None for one that has ended."""
+def open_state(status: str, *, paused: bool, waiting: bool, limited: bool, is_open: bool) -> OpenState | None:
+    """`waiting`: it says why no line runs. `limited`: that is a limit or a budget of its tenant.
+
+    `is_open`: whether lines may run now. None for one that has ended.
+    """
     if paused and status in ("validating", "in_progress"):
         return "paused"
     if status == "in_progress":
-        return "outside_hours" if not is_open else "waiting" if waiting else "running"
+        if not is_open:
+            return "outside_hours"
+        return "limited" if limited else "waiting" if waiting else "running"
     return next((state for state in OPEN_STATES if state == status), None)
 
 

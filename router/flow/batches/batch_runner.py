@@ -370,7 +370,7 @@ class BatchRunner:
                     await finish()
         if (refused := held.lines.refused) is not None:
             self._put_off(held.name, min(_MAX_REFUSED, refused.retry_after))
-            await self._records.set_waiting(held.name, refused.message)
+            await self._records.set_waiting(held.name, refused.message, is_limited=True)
 
     async def _take_over(self, claim: Claim, folder: BatchFolder) -> TakenOver:
         taking = asyncio.ensure_future(

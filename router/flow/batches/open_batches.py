@@ -42,7 +42,13 @@ class OpenBatches:
         except RedisDownError:
             return None
         states = [
-            open_state(stage.status, paused=stage.is_paused, waiting=stage.is_waiting, is_open=self._is_open())
+            open_state(
+                stage.status,
+                paused=stage.is_paused,
+                waiting=stage.is_waiting,
+                limited=stage.is_limited,
+                is_open=self._is_open(),
+            )
             for stage in stages
         ]
         return Counter(state for state in states if state is not None)

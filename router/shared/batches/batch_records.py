@@ -8,6 +8,7 @@
         status       see BatchObject; `{status}_at`: since when, in seconds since the epoch
         paused       1: no line begins
         waiting      why no line runs, in words, until one does
+        limited      1: that is a limit or a budget of its tenant
         total        lines of its file; `ranges`: the parts that they are divided into
         index        the token of the check, which names the index of its lines
         completed, failed, cached    lines of the ranges that are done
@@ -130,9 +131,10 @@ if status == 'in_progress' or status == 'finalizing' or status == 'cancelling' t
         if batch[5] == '1' or ARGV[6] ~= '1' then return {'wait'} end
         if ARGV[5] ~= '' then
             redis.call('HSET', key, 'waiting', ARGV[5])
+            redis.call('HDEL', key, 'limited')
             return {'wait'}
         end
-        redis.call('HDEL', key, 'waiting')
+        redis.call('HDEL', key, 'waiting', 'limited')
         redis.call('HSET', key, 'range:' .. open, 'held ' .. ARGV[3] .. ' ' .. ARGV[2] .. ' ' .. counts)
         return {'range', tostring(open), given_back or ''}
     end
@@ -195,9 +197,9 @@ if ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
 return 1
 """
 
-# ARGV: why. Not for a batch that is gone.
+# ARGV: why, and 1 if that is a limit. Not for a batch that is gone.
 _SET_WAITING_SCRIPT: Final = """
-if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'waiting', ARGV[1]) end
+if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('HSET', KEYS[1], 'waiting', ARGV[1], 'limited', ARGV[2]) end
 """
 
 # ARGV: now in s. The reply: the status before.
@@ -276,11 +278,12 @@ class BatchName(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """`is_waiting`: it says why no line runs."""
+    """`is_waiting`: it says why no line runs. `is_limited`: that is a limit or a budget of its tenant."""
 
     status: str
     is_paused: bool
     is_waiting: bool
+    is_limited: bool
 
 
 class Claim(NamedTuple):
@@ -403,10 +406,12 @@ class BatchRecords:
 
     async def stages(self, names: Sequence[BatchName]) -> list[Stage]:
         """Of those of them that are still kept."""
-        commands = [("HMGET", name.key, "status", "paused", "waiting") for name in names]
+        commands = [("HMGET", name.key, "status", "paused", "waiting", "limited") for name in names]
         replies = await self._execute(*commands) if commands else []
         return [
-            Stage(str(status, "ascii"), paused == b"1", bool(waiting)) for status, paused, waiting in replies if status
+            Stage(str(status, "ascii"), paused == b"1", bool(waiting), limited == b"1")
+            for status, paused, waiting, limited in replies
+            if status
         ]
 
     # -- for processes that work on them ------------------------------------------------------------------------------
@@ -468,9 +473,12 @@ class BatchRecords:
         (reply,) = await self._execute(command)
         return bool(reply == 1)
 
-    async def set_waiting(self, name: BatchName, reason: str) -> None:
-        """Why no line runs, for those who look; until a range is claimed. Empty: they run."""
-        await self._execute(("EVAL", _SET_WAITING_SCRIPT, 1, name.key, reason))
+    async def set_waiting(self, name: BatchName, reason: str, *, is_limited: bool = False) -> None:
+        """Why no line runs, for those who look; until a range is claimed. Empty: they run.
+
+        `is_limited`: a limit or a budget of its tenant is reached.
+        """
+        await self._execute(("EVAL", _SET_WAITING_SCRIPT, 1, name.key, reason, int(is_limited)))
 
     async def renew_job(self, name: BatchName, token: str) -> bool:
         (reply,) = await self._execute(("EVAL", _RENEW_JOB_SCRIPT, 1, name.key, token, self._lease_end()))

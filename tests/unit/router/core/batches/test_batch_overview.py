@@ -51,18 +51,22 @@ def test_a_batch_that_has_ended_says_when(status: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "paused", "waiting", "is_open", "state"),
+    ("status", "paused", "waiting", "limited", "is_open", "state"),
     [
-        ("validating", False, False, True, "validating"),
-        ("validating", True, False, True, "paused"),
-        ("in_progress", False, False, True, "running"),
-        ("in_progress", False, True, True, "waiting"),
-        ("in_progress", False, True, False, "outside_hours"),
-        ("in_progress", True, True, False, "paused"),
-        ("finalizing", False, False, False, "finalizing"),
-        ("cancelling", False, False, True, "cancelling"),
-        ("completed", False, False, True, None),
+        ("validating", False, False, False, True, "validating"),
+        ("validating", True, False, False, True, "paused"),
+        ("in_progress", False, False, False, True, "running"),
+        ("in_progress", False, True, False, True, "waiting"),
+        ("in_progress", False, True, True, True, "limited"),
+        ("in_progress", False, True, True, False, "outside_hours"),
+        ("in_progress", False, True, False, False, "outside_hours"),
+        ("in_progress", True, True, False, False, "paused"),
+        ("finalizing", False, False, False, False, "finalizing"),
+        ("cancelling", False, False, False, True, "cancelling"),
+        ("completed", False, False, False, True, None),
     ],
 )
-def test_an_open_batch_has_one_state(status: str, paused: bool, waiting: bool, is_open: bool, state: Any) -> None:
-    assert open_state(status, paused=paused, waiting=waiting, is_open=is_open) == state
+def test_an_open_batch_has_one_state(
+    status: str, paused: bool, waiting: bool, limited: bool, is_open: bool, state: Any
+) -> None:
+    assert open_state(status, paused=paused, waiting=waiting, limited=limited, is_open=is_open) == state

@@ -11,10 +11,10 @@ from router.shared.batches.batch_records import BatchName, Stage
 from tests.support.virtual_time import on_virtual_time
 
 STAGES = {
-    BatchName("acme", "batch_1"): Stage("in_progress", is_paused=False, is_waiting=False),
-    BatchName("acme", "batch_2"): Stage("in_progress", is_paused=False, is_waiting=True),
-    BatchName("beta", "batch_3"): Stage("in_progress", is_paused=True, is_waiting=False),
-    BatchName("gone", "batch_4"): Stage("in_progress", is_paused=False, is_waiting=False),
+    BatchName("acme", "batch_1"): Stage("in_progress", is_paused=False, is_waiting=False, is_limited=False),
+    BatchName("acme", "batch_2"): Stage("in_progress", is_paused=False, is_waiting=True, is_limited=False),
+    BatchName("beta", "batch_3"): Stage("in_progress", is_paused=True, is_waiting=False, is_limited=False),
+    BatchName("gone", "batch_4"): Stage("in_progress", is_paused=False, is_waiting=False, is_limited=False),
 }
 
 

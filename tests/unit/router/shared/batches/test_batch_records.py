@@ -97,8 +97,8 @@ async def test_administrators_see_how_far_batches_of_all_tenants_are(records: Ba
     await records.set_waiting(NAME, "The engines are busy.")
     await records.pause(other, paused=True)
     assert await records.stages([NAME, lost, other]) == [
-        Stage("in_progress", is_paused=False, is_waiting=True),
-        Stage("validating", is_paused=True, is_waiting=False),
+        Stage("in_progress", is_paused=False, is_waiting=True, is_limited=False),
+        Stage("validating", is_paused=True, is_waiting=False, is_limited=False),
     ]
     assert await claims(records, 2) == [("range", 0), ("range", 1)]
     await records.finish_range(NAME, Claim("range", "t0", 0), RequestCounts(0, 98, 2, 40), done=True)
