@@ -47,10 +47,8 @@ class Request:
             return False
         # The kernel knows it before the event loop, which may first read what came over another connection later.
         connection = self._transport.get_extra_info("socket")
-        if connection is None:  # of a simulated network
-            return True
-        if connection.fileno() < 0:  # closed here
-            return False
+        if connection is None or connection.fileno() < 0:  # of a simulated network, or closed here
+            return not self._transport.is_closing()
         ends = select.poll()
         ends.register(connection, select.POLLRDHUP)
         return not ends.poll(0)

@@ -100,10 +100,10 @@ async def test_a_client_that_leaves_during_its_upload_leaves_nothing(world: Worl
 
 @scenario
 async def test_files_that_have_expired_leave_the_disk_within_an_hour(world: World, tmp_path: Path) -> None:
-    router = await start(world, tmp_path, 'file_ttl = "2h"\n')
+    router = await start(world, tmp_path, 'file_ttl = "1h"\n')
     created = await router.http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", LINE)})
     path = f"/v1/files/{created.json()['id']}"
-    await asyncio.sleep(7100)
+    await asyncio.sleep(3500)
     assert (await router.http.get(path)).status_code == 200
     await asyncio.sleep(200)
     assert (await router.http.get(path)).status_code == 404
