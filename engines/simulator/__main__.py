@@ -108,8 +108,10 @@ def _add_endpoint_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-events-config", help="JSON as for vLLM: events of KV blocks over ZMQ; needs pyzmq")
     parser.add_argument(
         "--server-dev-mode", action="store_true", default=_is_set("VLLM_SERVER_DEV_MODE"),
-        help="serve /reset_prefix_cache, as with VLLM_SERVER_DEV_MODE=1",
+        help="serve /reset_prefix_cache, /sleep, /wake_up and /is_sleeping, as with VLLM_SERVER_DEV_MODE=1",
     )  # fmt: skip
+    parser.add_argument("--sleep-ms", type=_amount, default=0.0, help="milliseconds to fall asleep")
+    parser.add_argument("--wake-ms", type=_amount, default=0.0, help="milliseconds to wake up")
     parser.add_argument(
         "--enable-scale-out", action="store_true", help="serve /v1/chat/completions/derender, for a --tool-script"
     )
@@ -154,6 +156,8 @@ def _settings(options: argparse.Namespace) -> SimulatorSettings:
         enable_prompt_tokens_details=options.enable_prompt_tokens_details,
         kv_events=parse_kv_events_config(options.kv_events_config or "{}"),
         server_dev_mode=options.server_dev_mode,
+        sleep_seconds=options.sleep_ms / 1000,
+        wake_seconds=options.wake_ms / 1000,
         enable_scale_out=options.enable_scale_out,
         enable_lora=options.enable_lora,
         lora_modules=tuple(parse_module(text) for text in options.lora_modules),

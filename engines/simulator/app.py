@@ -18,6 +18,7 @@ from engines.simulator.control.routes import control_routes
 from engines.simulator.endpoints.adapters import AdapterRegistry, adapter_routes
 from engines.simulator.endpoints.apis import APIS
 from engines.simulator.endpoints.derendering import DERENDER_API
+from engines.simulator.endpoints.development import development_routes
 from engines.simulator.endpoints.embeddings import EmbeddingEndpoint
 from engines.simulator.endpoints.generation import GenerationEndpoint
 from engines.simulator.endpoints.json_endpoint import JsonApi, JsonEndpoint
@@ -27,6 +28,7 @@ from engines.simulator.endpoints.tokenizing import COUNT_TOKENS_API, TOKENIZER_A
 from engines.simulator.endpoints.transcripts import TRANSCRIPT_APIS, TranscriptEndpoint
 from engines.simulator.engine.core import EngineCore
 from engines.simulator.engine.ranks import Ranks
+from engines.simulator.engine.sleep_mode import SleepMode
 from engines.simulator.formats.bodies import models_body
 from engines.simulator.kv_cache.kv_events import NO_KV_EVENTS, KvEvents, PublishedKvEvents
 from engines.simulator.kv_cache.kv_events_config import KvEventsConfig
@@ -116,8 +118,11 @@ def _server_routes(
     def kv_fault() -> Fault | None:
         return fault_registry.engine_fault("kv")
 
+    sleep_mode = SleepMode(ranks.cores, settings)
     collectors = [
-        EngineCollector(settings, core.scheduler, core.speculation, core.counters, kv_fault, time.time(), rank)
+        EngineCollector(
+            settings, core.scheduler, core.speculation, core.counters, kv_fault, sleep_mode, time.time(), rank
+        )
         for rank, core in enumerate(ranks.cores)
     ]
     metrics_page = MetricsPage(collectors, kv_fault)
@@ -139,12 +144,8 @@ def _server_routes(
     async def metrics(_: Request) -> Response:
         return Response(metrics_page.render(), headers={"Content-Type": CONTENT_TYPE_LATEST, **_VARY})
 
-    async def reset_prefix_cache(_: Request) -> Response:
-        results = [core.reset_prefix_cache() for core in ranks.cores]  # each of them, whatever the first says
-        return _json({"success": all(results)})
-
     if settings.server_dev_mode:
-        yield Route("/reset_prefix_cache", reset_prefix_cache, methods=["POST"])
+        yield from development_routes(ranks, sleep_mode)
     yield Route("/v1/models", models, methods=["GET"])
     yield Route("/health", health, methods=["GET"])
     yield Route("/ping", health, methods=["GET", "POST"])

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from engines.simulator.control.faults import Fault
 from engines.simulator.counters import EngineCounters
 from engines.simulator.engine.scheduler import Scheduler
+from engines.simulator.engine.sleep_mode import SleepMode
 from engines.simulator.engine.speculation import SpeculativeDecoder
 from engines.simulator.metrics_text import metrics_text
 from engines.simulator.settings import BLOCK_SIZE, SimulatorSettings
@@ -55,6 +56,7 @@ class EngineCollector(Collector):
         speculation: SpeculativeDecoder,
         engine_counters: EngineCounters,
         kv_fault: Callable[[], Fault | None],
+        sleep_mode: SleepMode,
         started: float,
         rank: int = 0,
     ) -> None:
@@ -64,13 +66,17 @@ class EngineCollector(Collector):
         self._speculation = speculation
         self._engine_counters = engine_counters
         self._kv_fault = kv_fault
+        self._sleep_mode = sleep_mode
         self._started = started
         self._labels = {"model_name": settings.model_names[0], "engine": self._rank}
 
     def state(self) -> bytes:
         """Differs from an earlier one if a metric does: all that `collect` reads and that changes."""
         scheduler = self._scheduler
-        numbers = (scheduler.running, scheduler.waiting, self._kv_usage(), scheduler.counts, self._speculation.counts)
+        numbers = (
+            scheduler.running, scheduler.waiting, self._kv_usage(), scheduler.counts, self._speculation.counts,
+            self._sleep_mode.states,
+        )  # fmt: skip
         # Pickled, so that no counter can be forgotten here; and 40 times faster than the text.
         return pickle.dumps((numbers, self._engine_counters))
 
@@ -99,8 +105,7 @@ class EngineCollector(Collector):
             "Engine sleep state; awake = 0 means engine is sleeping; awake = 1 means engine is awake; "
             "weights_offloaded = 1 means sleep level 1; discard_all = 1 means sleep level 2."
         )
-        states = {"awake": 1.0, "weights_offloaded": 0.0, "discard_all": 0.0}
-        yield self._labelled_gauge("engine_sleep_state", text, "sleep_state", states)
+        yield self._labelled_gauge("engine_sleep_state", text, "sleep_state", self._sleep_mode.states)
         text = "KV-cache usage. 1 means 100 percent usage."
         yield self._gauge("kv_cache_usage_perc", text, self._kv_usage())
 

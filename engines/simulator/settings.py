@@ -74,7 +74,11 @@ class SimulatorSettings:
     """Whether the usage of a response says how many prompt tokens were cached."""
     kv_events: KvEventsConfig = field(default=KvEventsConfig(), repr=False)
     server_dev_mode: bool = field(default=False, repr=False)
-    """Whether the prefix cache can be reset (vLLM's VLLM_SERVER_DEV_MODE)."""
+    """Whether the prefix cache can be reset, and the engine sleep (vLLM's VLLM_SERVER_DEV_MODE)."""
+    sleep_seconds: float = field(default=0.0, repr=False)
+    """How long it takes to fall asleep, once no request runs."""
+    wake_seconds: float = field(default=0.0, repr=False)
+    """How long it takes to wake up."""
     adapter: tuple[str, int] | None = field(default=None, repr=False)
     """Name and number of the adapter that answers; set for each request."""
     enable_scale_out: bool = field(default=False, repr=False)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
+from typing import Literal
 
 from engines.simulator.control.faults import FaultPlan
 from engines.simulator.counters import EngineCounters, SequenceSizes, SequenceTimes
@@ -89,6 +90,10 @@ class EngineCore:
     speculation: SpeculativeDecoder = field(init=False)
     counters: EngineCounters = field(init=False)
     pace: Pace = field(init=False)
+    _admits: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _steps: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _running: "set[_Generation]" = field(init=False, default_factory=set)
+    _became_idle: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -102,6 +107,24 @@ class EngineCore:
         )
         self.speculation = SpeculativeDecoder(self.settings)
         self.counters = EngineCounters(self.settings.context_length)
+        self.resume()
+
+    async def pause(self, mode: Literal["abort", "wait", "keep"]) -> None:
+        """Schedules no new request until `resume`. Returns once none runs, or none makes another step (`keep`)."""
+        self._admits.clear()
+        if mode == "keep":
+            self._steps.clear()
+            return
+        if mode == "abort":
+            for generation in self._running:
+                generation.is_aborted = True
+        while self._running:
+            self._became_idle.clear()
+            await self._became_idle.wait()
+
+    def resume(self) -> None:
+        self._admits.set()
+        self._steps.set()
 
     def reset_prefix_cache(self) -> bool:
         """Whether it succeeded: while sequences use blocks, it does not. The event is published with the next step."""
@@ -115,14 +138,21 @@ class EngineCore:
 
         Closing the generator aborts the choices that still run; throwing EngineFailedError into it fails them.
         """
+        await self._admits.wait()
         generation = self._new_generation(request, plan)
         unfinished_reason = "abort"
+        self._running.add(generation)
         try:
             turns = self.pace.start(generation)
             if plan.prefill:
                 await self._prefill_slowly(generation.live, plan.prefill)
             while generation.live:
                 await turns.next()
+                await self._steps.wait()
+                if generation.is_aborted:
+                    for running in generation.live.values():
+                        yield Delta(running.index, [], [], running.caching, "abort")
+                    return
                 for delta in generation.take_deltas():
                     yield delta
             # Only for requests that run to their end.
@@ -134,6 +164,9 @@ class EngineCore:
             # What is still in `live` here was aborted by the client or has failed.
             for running in generation.live.values():
                 self._finish(running, unfinished_reason)
+            self._running.discard(generation)
+            if not self._running:
+                self._became_idle.set()
 
     def _new_generation(self, request: GenerationRequest, plan: FaultPlan) -> "_Generation":
         admitted = asyncio.Event()
@@ -285,6 +318,7 @@ class _Generation:
     admitted: asyncio.Event
     single_tokens: bool
     longest: int = 0
+    is_aborted: bool = False
     _deltas: list[Delta] = field(default_factory=list)
 
     @property

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from engines.simulator.control.faults import Fault, FaultRegistry
 from engines.simulator.engine.core import EngineCore
+from engines.simulator.engine.sleep_mode import SleepMode
 from engines.simulator.metrics import EngineCollector, MetricsPage
 from engines.simulator.metrics_text import metrics_text
 from engines.simulator.settings import SimulatorSettings
@@ -21,7 +22,8 @@ class Page:
         self.engine = EngineCore(settings, lambda: 0.0)
         self.faults = FaultRegistry()
         parts = self.engine.scheduler, self.engine.speculation, self.engine.counters
-        self.collector = EngineCollector(settings, *parts, self._kv_fault, 1764338829.25)
+        sleep_mode = SleepMode([self.engine], settings)
+        self.collector = EngineCollector(settings, *parts, self._kv_fault, sleep_mode, 1764338829.25)
         self._page = MetricsPage([self.collector], self._kv_fault)
 
     def _kv_fault(self) -> Fault | None:
