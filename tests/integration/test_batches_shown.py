@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 
 from router.api.access.auth import hash_key
+from router.core.batches.batch_overview import OPEN_STATES
 from tests.support.batch_lines import HELD, begin_batch, held_lines
 from tests.support.redis_process import RedisServer
 from tests.support.router_server import EngineSet, MakeRouter, RouterServer, router_config
@@ -112,7 +113,10 @@ async def test_open_batches_are_counted_by_what_happens_to_them(
     async def counted() -> bool:
         page = await later.metrics()
         found = {name: value for name, value in page.items() if name.startswith("roundhouse_batches_open{")}
-        return len(found) == 7 and found['roundhouse_batches_open{state="paused"}'] == sum(found.values()) == 1
+        return (
+            len(found) == len(OPEN_STATES)
+            and found['roundhouse_batches_open{state="paused"}'] == sum(found.values()) == 1
+        )
 
     await eventually(counted)
 

@@ -51,7 +51,7 @@ def steps(random: Random) -> Iterator[tuple[Any, ...]]:
                 [("_RENEW_JOB_SCRIPT", token, until)],
                 [("_FINISH_JOB_SCRIPT", token, 0, "status", "in_progress", "ranges", 3, "index", token)]
                 if now < EXPIRES else [("_FINISH_JOB_SCRIPT", token, 10**9, "status", "completed")],
-                [("_SET_WAITING_SCRIPT", random.choice(("", "busy")))],
+                [("_SET_WAITING_SCRIPT", random.choice(("", "busy")), number % 2)],
                 [("_PAUSE_SCRIPT", random.randrange(2))],
                 [("_PROGRESS_SCRIPT",)],
                 [("_CANCEL_SCRIPT", int(now))] if random.random() < 0.05 else [],
