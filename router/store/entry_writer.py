@@ -20,6 +20,7 @@ MAX_WAITING: Final = 32 << 20
 
 _MAX_ATTEMPTS: Final = 7  # while Redis is up; with the pauses between them, they last half a minute
 _MIN_PAUSE: Final = 1.0  # seconds after a repeated write that failed; twice as long after the next one
+_MAX_PAUSE: Final = 16.0
 
 
 class EntryWriter:
@@ -61,17 +62,17 @@ class EntryWriter:
         while True:
             await self._is_waiting.wait()
             await self._pipeline.wait_until_up()
-            if not self._waiting or await self._repeat_first():
+            # In a cluster, Redis can be up while one server is down. The writes to others do not wait for it.
+            if await self._repeat_all():
                 pause = _MIN_PAUSE
-            else:  # in a cluster, Redis can be up while one server is down
+            else:
                 await asyncio.sleep(pause)
-                pause *= 2
+                pause = min(2 * pause, _MAX_PAUSE)
 
     async def aclose(self) -> None:
         """Writes what waits if Redis is up. Call it before the pipeline is closed; nothing waits from now on."""
         self._closed = True
-        while self._waiting and self._pipeline.up:
-            await self._repeat_first()
+        await self._repeat_all()
         for key in list(self._waiting):
             self._take(key, "failed")
 
@@ -112,9 +113,18 @@ class EntryWriter:
 
     # -- late ones ----------------------------------------------------------------------------------------------------
 
-    async def _repeat_first(self) -> bool:
-        """Writes the entry that has waited longest, if it must still be written. Returns whether Redis answered."""
-        write = next(iter(self._waiting.values()))
+    async def _repeat_all(self) -> bool:
+        """Writes what waits, the oldest first, while Redis is up. Returns whether it answered for each of them."""
+        all_answered = True
+        for write in list(self._waiting.values()):
+            if not self._pipeline.up:
+                return False
+            if self._waiting.get(write.key) is write:  # else a younger one was put
+                all_answered &= await self._repeat(write)
+        return all_answered
+
+    async def _repeat(self, write: "_Write") -> bool:
+        """Writes the entry, if it must still be written. Returns whether Redis answered."""
         try:
             stored = await self._store.get(write.key)
         except RedisDownError:
