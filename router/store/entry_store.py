@@ -36,6 +36,17 @@ _WRITE_SCRIPT: Final = (
 _PUT_TEMPLATE: Final = b"*%d\r\n" + template_part("EVAL", _WRITE_SCRIPT, 1, None, None)
 _PUT_WORD_COUNT: Final = 5  # EVAL, the script, the number of keys, the key and the lifetime
 
+# Does the same, and returns 0 if the entry at the key is younger than ARGV[2], the `created` of the one to be written.
+# HGET fails for a value of another type, which is replaced.
+_WRITE_IF_YOUNGEST_SCRIPT: Final = (
+    "local created = redis.pcall('HGET', KEYS[1], 'created') "
+    "created = type(created) == 'string' and tonumber(created) "
+    "if created and created > tonumber(ARGV[2]) then return 0 end "
+    "redis.call('SET', KEYS[1], '') redis.call('DEL', KEYS[1]) redis.call('HSET', KEYS[1], unpack(ARGV, 3)) "
+    "return redis.call('PEXPIRE', KEYS[1], ARGV[1])"
+)
+_PUT_IF_YOUNGEST_TEMPLATE: Final = b"*%d\r\n" + template_part("EVAL", _WRITE_IF_YOUNGEST_SCRIPT, 1, None, None, None)
+
 # Deletes only the entry that was read: another process may have replaced it since.
 _DELETE_IF_UNCHANGED_SCRIPT: Final = (
     "local stored = redis.call('HMGET', KEYS[1], 'created', 'checksum') "
@@ -140,11 +151,12 @@ class EntryStore:
 
     def put(
         self, key: str, entry: Entry, since: PurgePosition, on_written: Callable[[AttemptResult], None],
-        lifetime: float | None = None,
+        lifetime: float | None = None, *, keeps_younger: bool = False,
     ) -> None:  # fmt: skip
         """Store an entry. `since`: the purge position at which its generation began.
 
         `lifetime`: seconds until Redis deletes it; by default until it is neither fresh nor kept as a stale entry.
+        `keeps_younger`: a younger entry at the key stays, and the result is "stored".
         """
         size = entry.size + 1024  # with room for the key and the other fields
         if self._purges.covers(key, entry.documents, since):
@@ -155,9 +167,10 @@ class EntryStore:
             on_written("dropped")
             return
         write = _PendingWrite(key, entry.documents, since, size, self._purges.next_fetch(), on_written)
+        encode = encode_put_if_youngest if keeps_younger else encode_put
         try:
             self._pipeline.send(
-                encode_put(
+                encode(
                     key, entry, self._purges.last_position, entry.ttl + entry.stale if lifetime is None else lifetime
                 ),
                 write.purge_fetch.command,
@@ -184,6 +197,8 @@ class EntryStore:
             # Redis replies, so it is not down: out of memory or read-only, it can still be read.
             self._on_refused(reply)
             write.on_written("failed")
+        elif reply == 0:  # a younger entry is there, whose writer checks whether a purge covers it
+            write.on_written("stored")
         else:
             self._check_purges(write, fetched_purges)
 
@@ -237,7 +252,22 @@ class _PendingWrite:
 def encode_put(key: str, entry: Entry, mark: PurgePosition, lifetime: float) -> EncodedCommand:
     """The command that writes an entry, which Redis keeps for `lifetime` seconds."""
     count, words = encode_entry(entry, mark)
-    encoded_key, expiry = key.encode(), b"%d" % max(1, int(lifetime * 1000))
+    encoded_key, expiry = key.encode(), _expiry(lifetime)
     return b"".join(
         [_PUT_TEMPLATE % (_PUT_WORD_COUNT + count, len(encoded_key), encoded_key, len(expiry), expiry), *words]
     )
+
+
+def encode_put_if_youngest(key: str, entry: Entry, mark: PurgePosition, lifetime: float) -> EncodedCommand:
+    """As `encode_put`, but a younger entry stays, and the reply is 0."""
+    count, words = encode_entry(entry, mark)
+    encoded_key, expiry, created = key.encode(), _expiry(lifetime), b"%.3f" % entry.created
+    head = _PUT_IF_YOUNGEST_TEMPLATE % (
+        _PUT_WORD_COUNT + 1 + count, len(encoded_key), encoded_key, len(expiry), expiry, len(created), created
+    )  # fmt: skip
+    return b"".join([head, *words])
+
+
+def _expiry(lifetime: float) -> bytes:
+    """In milliseconds, as PEXPIRE takes it."""
+    return b"%d" % max(1, int(lifetime * 1000))

@@ -81,7 +81,7 @@ class EntryWriter:
     def _write(self, write: "_Write", lifetime: float) -> None:
         if self._pipeline.up:
             write.attempts += 1
-        self._store.put(write.key, write.entry, write.since, write, lifetime)
+        self._store.put(write.key, write.entry, write.since, write, lifetime, keeps_younger=write.is_late)
 
     def on_unavailable(self, write: "_Write") -> None:
         """Redis did not take it: it waits, if it may."""
@@ -140,7 +140,7 @@ class EntryWriter:
             write.on_written("dropped")
         else:
             answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            write.answered = answered
+            write.answered, write.is_late = answered, True
             self._write(write, lifetime)
             await answered
         return self._waiting.get(write.key) is not write
@@ -157,7 +157,10 @@ class EntryWriter:
 
 
 class _Write:
-    """`lifetime` in seconds; `attempts`: while Redis was up. It is called with the result of each attempt."""
+    """`lifetime` in seconds; `attempts`: while Redis was up; `is_late`: whether it is repeated.
+
+    It is called with the result of each attempt.
+    """
 
     def __init__(
         self, writer: EntryWriter, key: str, entry: Entry, since: PurgePosition, lifetime: float,
@@ -170,6 +173,7 @@ class _Write:
         self.lifetime = lifetime
         self.on_written = on_written
         self.attempts = 0
+        self.is_late = False
         self.answered: asyncio.Future[None] | None = None  # of the last attempt, if somebody waits for it
 
     @property

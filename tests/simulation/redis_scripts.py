@@ -70,6 +70,14 @@ def _write(data: RedisData, key: bytes, words: list[bytes]) -> int:
     return 1
 
 
+def _write_if_youngest(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    current = data.find(key)
+    created = current.get(b"created", b"") if isinstance(current, dict) else b""
+    if re.fullmatch(rb"[0-9.]+", created) and float(created) > float(words[1]):
+        return 0
+    return _write(data, key, [words[0], *words[2:]])
+
+
 def _delete_if_unchanged(data: RedisData, key: bytes, words: list[bytes]) -> int:
     current = data.get(key, dict) or {}
     if [current.get(name, b"") for name in (b"created", b"checksum")] != words[:2]:
@@ -494,6 +502,7 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     scripts.REPLACE_IF_SAME.encode(): _replace_if_same,
     _script_text(claims._RENEW): _renew,
     store._WRITE_SCRIPT.encode(): _write,
+    store._WRITE_IF_YOUNGEST_SCRIPT.encode(): _write_if_youngest,
     store._DELETE_IF_UNCHANGED_SCRIPT.encode(): _delete_if_unchanged,
     retention.RENEW_SCRIPT.encode(): _end_probation,
     sample_order.NEXT_SCRIPT.encode(): _next_sample,

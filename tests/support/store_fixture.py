@@ -54,9 +54,12 @@ class StoreFixture:
         entry = await self.entries.get(key)
         return None if entry is None else msgspec.structs.replace(entry, purges=(0, 0))
 
-    def put(self, key: str, entry: Entry, since: PurgePosition | None = None) -> "asyncio.Future[AttemptResult]":
+    def put(
+        self, key: str, entry: Entry, since: PurgePosition | None = None, **options: Any
+    ) -> "asyncio.Future[AttemptResult]":
         written: asyncio.Future[AttemptResult] = asyncio.get_running_loop().create_future()
-        self.entries.put(key, entry, self.purges.last_position if since is None else since, written.set_result)
+        position = self.purges.last_position if since is None else since
+        self.entries.put(key, entry, position, written.set_result, **options)
         return written
 
     async def command(self, *words: Any) -> Any:

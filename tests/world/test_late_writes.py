@@ -248,6 +248,25 @@ async def test_of_two_entries_for_a_key_that_redis_lost_together_the_younger_is_
 
 
 @scenario
+async def test_a_younger_entry_stays_that_comes_after_the_late_writer_has_looked_for_one(world: World) -> None:
+    async with open_writer(world) as late, open_writer(world) as other:
+        await stop_redis(world, late)
+        late.write("a")
+        await asyncio.sleep(1)
+        world.redis.start()
+        await other.wait_until_up()
+
+        def write_younger(_: object, words: list[bytes]) -> None:
+            if words[0] == b"HMGET" and not other.results:
+                other.write("b")
+
+        world.redis.model.observe = write_younger
+        assert await late.until_results() == {"a": "stored"}
+        assert await other.until_results() == {"b": "stored"}
+        assert await late.body() == b"b"
+
+
+@scenario
 async def test_what_waits_has_a_limit(world: World) -> None:
     async with open_writer(world, max_waiting=10_000) as writer:
         await stop_redis(world, writer)

@@ -120,6 +120,19 @@ async def test_an_entry_replaces_an_invalid_value(store: StoreFixture) -> None:
     assert await store.get("k") == ENTRY
 
 
+async def test_an_entry_that_may_replace_no_younger_one_replaces_all_else(store: StoreFixture, redis: Any) -> None:
+    younger = msgspec.structs.replace(ENTRY, created=ENTRY.created + 0.001, stream=None)
+    for entry, kept in ((ENTRY, ENTRY), (younger, younger), (ENTRY, younger), (younger, younger)):
+        assert await store.put("k", entry, keeps_younger=True) == "stored"
+        assert await store.get("k") == kept
+        assert 0 < await redis.pttl("k") <= 60_000
+    for words in (("SET", "k", "a string"), ("HSET", "k", "created", "no number")):
+        await store.command("DEL", "k")
+        await store.command(*words)
+        assert await store.put("k", ENTRY, keeps_younger=True) == "stored"
+        assert await store.get("k") == ENTRY
+
+
 # -- invalid entries --------------------------------------------------------------------------------------------------
 
 
