@@ -72,8 +72,8 @@ def _write(data: RedisData, key: bytes, words: list[bytes]) -> int:
 
 def _write_if_youngest(data: RedisData, key: bytes, words: list[bytes]) -> int:
     current = data.find(key)
-    created = current.get(b"created", b"") if isinstance(current, dict) else b""
-    if re.fullmatch(rb"[0-9.]+", created) and float(created) > float(words[1]):
+    created = current.get(b"created") if isinstance(current, dict) else None
+    if isinstance(created, bytes) and re.fullmatch(rb"[0-9.]+", created) and float(created) > float(words[1]):
         return 0
     return _write(data, key, [words[0], *words[2:]])
 
