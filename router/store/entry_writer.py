@@ -12,6 +12,7 @@ from typing import Final
 
 from router.core.types import Entry
 from router.net.redis.pipeline import RedisDownError, RedisPipeline
+from router.net.tasks import cancel_and_wait
 from router.shared.cache.purges import PurgePosition
 from router.store.entry_store import AttemptResult, EntryStore, WriteResult
 
@@ -21,6 +22,7 @@ MAX_WAITING: Final = 32 << 20
 _MAX_ATTEMPTS: Final = 7  # while Redis is up; with the pauses between them, they last half a minute
 _MIN_PAUSE: Final = 1.0  # seconds after a repeated write that failed; twice as long after the next one
 _MAX_PAUSE: Final = 16.0
+_MAX_CLOSING: Final = 2.0  # seconds; a process that takes too long to end is killed, and has more to send
 
 
 class EntryWriter:
@@ -29,7 +31,7 @@ class EntryWriter:
     - `put` never raises and never waits. Its result is passed to `on_written`, once, when it is final.
     - An entry that Redis does not take because it is down is written when it is up, for the rest of its lifetime. It
       replaces no younger entry.
-    - At most `max_waiting` bytes wait, one entry for a key.
+    - At most `max_waiting` bytes wait, one entry for a key. What has expired makes room.
     - Late writes are sent one at a time, so that no lookup waits behind them.
     """
 
@@ -70,9 +72,14 @@ class EntryWriter:
                 pause = min(2 * pause, _MAX_PAUSE)
 
     async def aclose(self) -> None:
-        """Writes what waits if Redis is up. Call it before the pipeline is closed; nothing waits from now on."""
+        """Writes what waits if Redis is up, for two seconds at most.
+
+        Call it before the pipeline is closed; nothing waits from now on.
+        """
         self._closed = True
-        await self._repeat_all()
+        repeating = asyncio.get_running_loop().create_task(self._repeat_all())
+        await asyncio.wait([repeating], timeout=_MAX_CLOSING)
+        await cancel_and_wait(repeating)
         for key in list(self._waiting):
             self._take(key, "failed")
 
@@ -93,12 +100,21 @@ class EntryWriter:
             write.on_written("dropped")
             return
         self._take(write.key, "dropped")
-        if self._waiting_size + write.size > self._max_waiting:
+        if not self._make_room(write.size):
             write.on_written("dropped")
             return
         self._waiting[write.key] = write
         self._waiting_size += write.size
         self._is_waiting.set()
+
+    def _make_room(self, size: int) -> bool:
+        """Drops the oldest ones as far as they have expired. Returns whether so many bytes fit."""
+        while self._waiting_size + size > self._max_waiting:
+            oldest = next(iter(self._waiting.values()), None)
+            if oldest is None or self._remaining(oldest) > 0:
+                return False
+            self._take(oldest.key, "dropped")
+        return True
 
     def _take(self, key: str, result: WriteResult | None = None) -> None:
         """The write for the key waits no more. `result`: it is final."""

@@ -95,6 +95,19 @@ async def test_a_response_that_ended_while_redis_was_down_is_a_hit_when_it_is_up
 
 
 @scenario
+async def test_a_response_that_began_while_redis_was_down_is_a_hit_when_it_is_up(world: World) -> None:
+    async with start(world) as setting:
+        setting.engine.paced = False
+        setting.proxy.refuse("listening", "commands")
+        for _ in range(2):
+            assert (await setting.near.chat("x", stream=True)).headers["x-cache"] == "BYPASS"
+        setting.proxy.release("listening", "commands")
+        await eventually(lambda: _is_counted(setting.near, "stored"))
+        assert await setting.writes() == {"dropped": 1, "stored": 1}, "one entry for a key"
+        assert (await setting.other.chat("x", stream=True)).headers["x-cache"] == "HIT"
+
+
+@scenario
 async def test_a_response_that_was_purged_before_redis_was_reached_again_is_not_stored(world: World) -> None:
     async with start(world) as setting:
         await setting.answer_without_redis()
@@ -281,6 +294,21 @@ async def test_what_waits_has_a_limit(world: World) -> None:
 
 
 @scenario
+async def test_what_has_expired_makes_room(world: World) -> None:
+    async with open_writer(world, max_waiting=10_000) as writer:
+        await stop_redis(world, writer)
+        for name in "ab":
+            writer.write(name, at=name, stream=b"=" + 3000 * b"x", ttl=50.0)
+        await asyncio.sleep(60)
+        for name in "cde":
+            writer.write(name, at=name, stream=b"=" + 3000 * b"x")
+        dropped = dict.fromkeys("abe", "dropped")
+        assert writer.results == dropped
+        world.redis.start()
+        assert await writer.until_results(5) == {**dropped, "c": "stored", "d": "stored"}
+
+
+@scenario
 async def test_a_write_that_always_fails_is_given_up_and_holds_up_no_other_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,3 +355,19 @@ async def test_closing_without_redis_does_not_wait_for_it(world: World) -> None:
         started = time.time()
     assert time.time() == pytest.approx(started, abs=0.01)
     assert writer.results == {"a": "failed"}
+
+
+@scenario
+async def test_closing_takes_two_seconds_at_most(world: World) -> None:
+    count = 2000
+    async with open_writer(world) as writer:
+        await stop_redis(world, writer)
+        for number in range(count):
+            writer.write(f"{number}", at=f"{number}")
+        world.redis.start()
+        await writer.pipeline.wait_until_up()
+        started = time.time()
+    assert time.time() - started < 2.2
+    stored = [number for number in range(count) if await world.redis.client.exists(f"{number}")]
+    assert writer.results == {f"{number}": "stored" if number in stored else "failed" for number in range(count)}
+    assert 100 < len(stored) < count
