@@ -18,7 +18,7 @@ from router.upstream.engine import Engine
 StoreResponse = Callable[[RecordedResponse | NotStoredReason, GenerationRecord, GenerationTrace], None]
 """Stores a response without waiting, or gets why it is not to be stored.
 
-Redis executes the write before any command that this process sends later.
+Redis executes the write before any command that this process sends later, unless it is down.
 """
 
 
