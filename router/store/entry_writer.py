@@ -19,7 +19,7 @@ from router.store.entry_store import AttemptResult, EntryStore, WriteResult
 MAX_WAITING: Final = 32 << 20
 """Bytes of entries that may wait until Redis is up; further ones are dropped."""
 
-_MAX_ATTEMPTS: Final = 7  # while Redis is up; with the pauses between them, they last half a minute
+_MAX_ATTEMPTS: Final = 7  # while Redis is up; with the pauses between them, they last less than a minute
 _MIN_PAUSE: Final = 1.0  # seconds after a repeated write that failed; twice as long after the next one
 _MAX_PAUSE: Final = 16.0
 _MAX_CLOSING: Final = 2.0  # seconds; a process that takes too long to end is killed, and has more to send
@@ -53,10 +53,12 @@ class EntryWriter:
         lifetime: float | None = None,
     ) -> None:  # fmt: skip
         """See EntryStore.put."""
-        if self._waiting:
-            self._take(key, "dropped")  # it is older
         kept = entry.ttl + entry.stale if lifetime is None else lifetime
-        self._write(_Write(self, key, entry, since, kept, on_written), kept)
+        older, write = self._waiting.get(key), _Write(self, key, entry, since, kept, on_written)
+        self._write(write, kept)
+        # One that is refused at once, such as one that was purged, takes no place.
+        if older is not None and self._waiting.get(key) is older and not write.is_refused:
+            self._take(key, "dropped")
 
     async def run(self) -> None:
         """Repeats writes until it is cancelled."""
@@ -93,15 +95,15 @@ class EntryWriter:
     def on_unavailable(self, write: "_Write") -> None:
         """Redis did not take it: it waits, if it may."""
         if self._closed or write.attempts >= _MAX_ATTEMPTS:
-            write.on_written("failed")
+            write.finish("failed")
             return
         waiting = self._waiting.get(write.key)
         if waiting is not None and waiting.entry.created > write.entry.created:
-            write.on_written("dropped")
+            write.finish("dropped")
             return
         self._take(write.key, "dropped")
         if not self._make_room(write.size):
-            write.on_written("dropped")
+            write.finish("dropped")
             return
         self._waiting[write.key] = write
         self._waiting_size += write.size
@@ -125,7 +127,7 @@ class EntryWriter:
         if not self._waiting:
             self._is_waiting.clear()
         if result is not None:
-            write.on_written(result)
+            write.finish(result)
 
     # -- late ones ----------------------------------------------------------------------------------------------------
 
@@ -151,9 +153,9 @@ class EntryWriter:
         self._take(write.key)
         lifetime = self._remaining(write)
         if stored is not None and stored.created >= write.entry.created:
-            write.on_written("stored")  # this entry, whose reply was lost, or a younger one
+            write.finish("stored")  # this entry, whose reply was lost, or a younger one
         elif lifetime <= 0:
-            write.on_written("dropped")
+            write.finish("dropped")
         else:
             answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             write.answered, write.is_late = answered, True
@@ -175,6 +177,7 @@ class EntryWriter:
 class _Write:
     """`lifetime` in seconds; `attempts`: while Redis was up; `is_late`: whether it is repeated.
 
+    `is_refused`: the result is final, and the entry is not stored.
     It is called with the result of each attempt.
     """
 
@@ -189,7 +192,7 @@ class _Write:
         self.lifetime = lifetime
         self.on_written = on_written
         self.attempts = 0
-        self.is_late = False
+        self.is_late = self.is_refused = False
         self.answered: asyncio.Future[None] | None = None  # of the last attempt, if somebody waits for it
 
     @property
@@ -197,12 +200,17 @@ class _Write:
         """In bytes, with room for the key."""
         return self.entry.size + 1024
 
+    def finish(self, result: WriteResult) -> None:
+        """It is final."""
+        self.is_refused = result != "stored"
+        self.on_written(result)
+
     def __call__(self, result: AttemptResult) -> None:
         try:
             if result == "unavailable":
                 self._writer.on_unavailable(self)
             else:
-                self.on_written(result)
+                self.finish(result)
         finally:
             if self.answered is not None and not self.answered.done():  # done: the process ends
                 self.answered.set_result(None)

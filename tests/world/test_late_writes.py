@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from router.api.access.auth import hash_key
+from router.core.cache.entry_filter import EntryFilter
+from router.core.cache.redis_keys import PURGE_LOG_KEY
 from router.core.types import Entry
 from router.net.redis.errors import RedisBackendError, RedisDownError
 from router.net.tasks import cancel_and_wait
+from router.shared.cache.purges import PurgePosition
 from router.store.entry_store import WriteResult
 from router.store.entry_writer import EntryWriter
-from tests.support.entry_factory import make_entry
+from tests.support.entry_factory import entry_key, make_entry
 from tests.support.router_server import router_config
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.sse_answers import DONE_FRAME, ROLE_FRAME, chat_frame
@@ -169,9 +172,10 @@ class Writer(StoreFixture):
         await self.writer.aclose()
         await super().aclose()
 
-    def write(self, name: str, at: str = "k", **fields: Any) -> Entry:
+    def write(self, name: str, at: str = "k", since: PurgePosition | None = None, **fields: Any) -> Entry:
         entry = make_entry(body=name.encode(), **fields)
-        self.writer.put(at, entry, self.purges.last_position, lambda result: self.results.__setitem__(name, result))
+        position = self.purges.last_position if since is None else since
+        self.writer.put(at, entry, position, lambda result: self.results.__setitem__(name, result))
         return entry
 
     async def until_results(self, count: int = 1) -> dict[str, WriteResult]:
@@ -258,6 +262,32 @@ async def test_of_two_entries_for_a_key_that_redis_lost_together_the_younger_is_
         world.redis.start()
         await writer.until_results(2)
         assert await writer.body() == b"a"
+
+
+@scenario
+async def test_of_two_entries_for_a_key_the_one_with_the_later_time_is_stored(world: World) -> None:
+    async with open_writer(world) as writer:
+        await stop_redis(world, writer)
+        now = int(time.time())
+        writer.write("a", created=now + 0.5)
+        writer.write("b", created=now + 0.25)
+        world.redis.start()
+        assert await writer.until_results(2) == {"a": "stored", "b": "dropped"}
+
+
+@scenario
+async def test_an_entry_that_was_purged_takes_no_place_of_one_that_waits(world: World) -> None:
+    async with open_writer(world) as writer:
+        before = writer.purges.last_position
+        await world.redis.client.xadd(PURGE_LOG_KEY, {"scope": EntryFilter(all=True).to_json()})
+        await writer.wait_until_up()
+        await stop_redis(world, writer)
+        writer.write("a", at=entry_key())
+        await asyncio.sleep(1)
+        writer.write("b", at=entry_key(), since=before)
+        world.redis.start()
+        assert await writer.until_results(2) == {"a": "stored", "b": "purged"}
+        assert await writer.body(entry_key()) == b"a"
 
 
 @scenario
