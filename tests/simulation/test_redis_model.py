@@ -33,6 +33,7 @@ from router.shared.quota import budgets
 from router.shared.quota.rate_limit_script import decode_status, update_command
 from router.shared.responses import background_records, item_index, response_index, response_records
 from router.shared.scripts import DELETE_IF_SAME, REPLACE_IF_SAME
+from router.store import entry_store
 from tests.simulation.redis_scripts import SCRIPTS
 from tests.simulation.redis_test_clients import ClientFactory, ModelRedisClient, RealRedisClient
 from tests.support.examples import EXAMPLES
@@ -554,6 +555,24 @@ def test_a_script_takes_over_engines_whose_lease_has_ended_and_drops_old_ones(bo
     assert found.keys() == {b"engine/ended", b"engine/nonsense", b"changed"}
     assert {found[name].split(b" ")[1] for name in (b"engine/ended", b"engine/nonsense")} == {b"one"}
     assert found[b"changed"] != b"1"
+
+
+def test_an_entry_is_written_unless_a_younger_one_is_there(both: ClientFactory) -> None:
+    client = both.connect()
+
+    def write(created: str) -> list[Any]:
+        command = ("EVAL", entry_store._WRITE_IF_YOUNGEST_SCRIPT, 1, "k", LONG, created, "created", created)
+        return client.send_commands(command, ("HGETALL", "k"))
+
+    assert write("2.000") == [1, {b"created": b"2.000"}]
+    assert write("1.999") == [0, {b"created": b"2.000"}]
+    assert write("2.000") == [1, {b"created": b"2.000"}]
+    assert write("2.001") == [1, {b"created": b"2.001"}]
+    (left,) = client.send_commands(("PTTL", "k"))
+    assert 0 < left <= LONG
+    for value in (("SET", "k", "mine"), ("HSET", "k", "body", "x"), ("HSET", "k", "created", "no number")):
+        client.send_commands(("DEL", "k"), value)
+        assert write("1.000") == [1, {b"created": b"1.000"}]
 
 
 def keep_command(key: str, digest: str, parent: str = "", **fields: str) -> tuple[str | int, ...]:
