@@ -8,8 +8,8 @@ has not asked ignores them.
 An engine's entries are added once all of them are there, unless the engine has lost its cache meanwhile. They count as
 older than what was added meanwhile: so the prefixes are forgotten in the order in which the sender forgets them. Of
 more entries than the index has room for, the newest are kept. Pieces are numbered: one that comes again is
-ignored, and after one that is lost, the rest. If nothing comes for TIMEOUT, another process is asked, until ASK_PERIOD
-has passed.
+ignored, and after one that is lost, the rest. If nothing comes for TIMEOUT, another process is asked, or the same one
+if there is no other, until ASK_PERIOD has passed.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ def snapshot_pieces(prefills: Prefills, size: int = MAX_ENTRIES) -> Iterator[Sna
 
 
 class SnapshotReceiver:
-    """Asks for a snapshot once, and adds it to the indexes."""
+    """Asks for a snapshot until one has come, and adds it to the indexes."""
 
     def __init__(self, prefills: Prefills, ask: Callable[[str], None]) -> None:
         """`ask` sends a SnapshotRequest to this process."""
@@ -121,9 +121,11 @@ class SnapshotReceiver:
         if now > self._asks_until:
             return
         own = entry_count(self._prefills)
-        richer = {process: count for process, count in held.items() if count > own and process not in self._asked}
+        richer = {process: count for process, count in held.items() if count > own}
         if richer:
-            self._sender = max(richer, key=lambda process: (richer[process], process))
+            # One that was asked already only if there is no other: its pieces may have been lost.
+            others = {process: count for process, count in richer.items() if process not in self._asked} or richer
+            self._sender = max(others, key=lambda process: (others[process], process))
             self._asked.add(self._sender)
             self._last_at, self._next = now, 0
             self._ask(self._sender)

@@ -206,6 +206,21 @@ def test_a_piece_that_is_lost_lets_another_be_asked() -> None:
     assert asker.asked == ["one", "two"]
 
 
+def test_the_only_other_process_is_asked_again_if_a_piece_was_lost() -> None:
+    own, sent = prefills(), prefills([(URLS[0], [1, 2, 3])])
+    asker = Asker(own)
+    pieces = list(snapshot_pieces(sent, 1))
+    asker.receiver.on_others({"one": 9}, 0)
+    for piece in pieces[1:]:
+        asker.receiver.on_piece("one", piece, 0)
+    asker.receiver.on_others({"one": 9}, TIMEOUT)
+    for piece in pieces:
+        asker.receiver.on_piece("one", piece, TIMEOUT)
+    asker.receiver.on_others({"one": 9}, 3 * TIMEOUT)
+    assert asker.asked == ["one", "one"]
+    assert entries(own) == entries(sent)
+
+
 # -- how it is sent ---------------------------------------------------------------------------------------------------
 
 
