@@ -82,6 +82,8 @@ async def start(world: World) -> AsyncIterator[Setting]:
     async with TcpProxy(world.redis.socket) as proxy:
         texts = [
             router_config(url, {"scripted": ("llama", "any", engine.url)}, rest=keys)
+            .replace("2500ms", "50ms")
+            .replace("20ms", "500ms")
             for url in (proxy.url, world.redis.url)
         ]
         yield Setting(await world.router(texts[0]), await world.router(texts[1]), proxy, engine)
@@ -136,7 +138,8 @@ async def test_a_younger_response_of_another_router_stays(world: World) -> None:
 @scenario
 async def test_a_redis_that_comes_back_empty_gets_no_response_of_before(world: World) -> None:
     engine = await world.scripted_engine(*ANSWER, paced=True)
-    router = await world.router(router_config(world.redis.url, {"scripted": ("llama", "any", engine.url)}))
+    text = router_config(world.redis.url, {"scripted": ("llama", "any", engine.url)})
+    router = await world.router(text.replace("2500ms", "50ms").replace("20ms", "500ms"))
     async with open_stream(router, "x") as answer:
         await answer.read_until_text("one ")
         world.redis.stop(loses_data=True)
@@ -158,7 +161,7 @@ class Writer(StoreFixture):
     """A store's writer, whose repetitions run; `results` by the body's first letter."""
 
     def __init__(self, url: str, **options: Any) -> None:
-        super().__init__(url, timeout=0.1, retry=0.1)
+        super().__init__(url, timeout=0.05, retry=0.5)
         self.writer = EntryWriter(self.entries, self.pipeline, time.time, **options)
         self.results: dict[str, WriteResult] = {}
         self._running: asyncio.Task[None] | None = None
