@@ -15,7 +15,7 @@ from router.shared.accounting import daily_sums
 from router.shared.audit import audit_stream
 from router.shared.cache import retention, sample_order
 from router.shared.credentials import key_records
-from router.shared.engines import announcements, drains
+from router.shared.engines import announcements, drains, gpu_groups
 from router.shared.inflight import claims
 from router.shared.prompts import recent_prompts
 from router.shared.quota import budgets
@@ -208,6 +208,55 @@ def _restore_drain(data: RedisData, key: bytes, words: list[bytes]) -> int:
     if _drain_state(states.get(words[0]))[1] >= int(words[2]):
         return 0
     return _set_drain(data, key, states, words[0], b" ".join(words[1:]))
+
+
+def _exchange_gpu_report(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes]:
+    process, own, text, lease, *lifetimes, retention = words
+    now, fields = data.clock(), dict(data.get(key, dict) or {})
+    fields[own] = b"%d %b" % (now, text)
+    found = re.fullmatch(rb"(\S+) (\d+)", fields.get(b"lease", b""))
+    holder, ends = (found[1], int(found[2])) if found else (b"", 0)
+    if lease != b"0" and (holder == process or not now <= ends <= now + int(lease)):
+        holder = process
+        fields[b"lease"] = b"%b %d" % (holder, now + int(lease))
+    reply = [holder, fields.get(b"state", b""), b""]
+    for field in list(fields):
+        kind = field.partition(b":")[0]
+        if kind not in (b"process", b"launcher", b"order"):
+            continue
+        written = re.fullmatch(rb"(\d+) (.+)", fields[field], re.DOTALL)
+        if written is None or abs(now - int(written[1])) > int(lifetimes[kind == b"order"]):
+            del fields[field]
+        elif kind == b"order":
+            reply[2] = fields[field]
+        else:
+            reply += [field, written[2]]
+    _put(data, key, fields)
+    data.expire_at(key, now + 1000 * int(retention))
+    return reply
+
+
+def _set_gpu_state(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    process, state, order = words
+    fields = dict(data.get(key, dict) or {})
+    if fields.get(b"lease", b"").partition(b" ")[0] != process:
+        return 0
+    fields[b"state"] = state
+    if order and fields.get(b"order") == order:
+        del fields[b"order"]
+    _put(data, key, fields, keep_expiry=True)
+    return 1
+
+
+def _give_gpu_order(data: RedisData, key: bytes, words: list[bytes]) -> int:
+    now, fields = data.clock(), dict(data.get(key, dict) or {})
+    found = re.fullmatch(rb"\S+ (\d+)", fields.get(b"lease", b""))
+    if found is None or int(found[1]) < now:
+        return 0
+    fields[b"order"] = b"%d %b" % (now, words[0])
+    _put(data, key, fields)
+    data.expire_at(key, now + 1000 * int(words[1]))
+    return 1
 
 
 def _add_prompt(data: RedisData, key: bytes, words: list[bytes]) -> list[bytes]:
@@ -528,6 +577,9 @@ SCRIPTS: Final[dict[bytes, ScriptFunction]] = {
     str(scan._TIME_COMMAND[1]).encode(): _read_time,
     budgets.UPDATE_SCRIPT.encode(): _budget,
     audit_stream._APPEND_SCRIPT.encode(): _append_audit,
+    gpu_groups._EXCHANGE_SCRIPT.encode(): _exchange_gpu_report,
+    gpu_groups._SET_STATE_SCRIPT.encode(): _set_gpu_state,
+    gpu_groups._GIVE_ORDER_SCRIPT.encode(): _give_gpu_order,
     drains._CHANGE_SCRIPT.encode(): _change_drain,
     drains._RESTORE_SCRIPT.encode(): _restore_drain,
     announcements._WRITE_SCRIPT.encode(): _announce,

@@ -10,6 +10,8 @@
     rh:1:drain:engines                                         the drained engines, a hash
     rh:1:engine:announced                                      the engines that announce themselves, a hash
     rh:1:engine:adapters                                       when an adapter was last loaded or unloaded
+    rh:1:engine:gpu:{group}                                    which engines of a GPU are awake, a hash
+    rh:1:engine:gpu-switches:{group}                           the last switches between them, a list
     rh:1:breaker:{engine}                                      the state of an engine's breaker
     rh:1:breaker:{engine}:probe                                the claim on the one request of a half-open breaker
     rh:1:limit:{tenant}                                        the recent usage of a tenant with limits, JSON
@@ -68,6 +70,8 @@ DRAINS_KEY: Final = _DRAIN_PREFIX + "engines"
 _ENGINE_PREFIX: Final = KEY_PREFIX + "engine:"
 ANNOUNCEMENTS_KEY: Final = _ENGINE_PREFIX + "announced"
 ADAPTERS_KEY: Final = _ENGINE_PREFIX + "adapters"
+_GPU_PREFIX: Final = _ENGINE_PREFIX + "gpu:"
+_GPU_SWITCHES_PREFIX: Final = _ENGINE_PREFIX + "gpu-switches:"
 _CLAIM_PREFIX: Final = KEY_PREFIX + "claim:"
 _FLIGHT_PREFIX: Final = KEY_PREFIX + "flight:"
 _HITS_PREFIX: Final = KEY_PREFIX + "hits:"
@@ -99,6 +103,14 @@ _KEYS_PREFIX: Final = KEY_PREFIX + "apikey:"
 KEYS_RECORDS_KEY: Final = _KEYS_PREFIX + "records"
 KEYS_APPLIED_KEY: Final = _KEYS_PREFIX + "applied"
 KEYS_USED_KEY: Final = _KEYS_PREFIX + "used"
+
+
+def gpu_group_key(group: str) -> str:
+    return _GPU_PREFIX + group
+
+
+def gpu_switches_key(group: str) -> str:
+    return _GPU_SWITCHES_PREFIX + group
 
 
 def entry_key(tenant: str, model: str, system: str, rag: str, query: str) -> str:

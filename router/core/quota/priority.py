@@ -17,6 +17,9 @@ MAX_PRIORITY: Final = 2**63 - 1
 
 DEFAULT_PRIORITY: Final = 0
 
+LINE_PRIORITY: Final = 2**31 - 1
+"""Of lines of batches. Of engines, too, whose field may have 32 bits."""
+
 
 class PriorityRule(msgspec.Struct, frozen=True):
     """The priorities of one tenant.

@@ -9,11 +9,12 @@ says which engines that are awake are to sleep, so that the one that is wanted m
 - An engine with requests keeps its turn for `max_wait` seconds of that wait, and for `min_awake` seconds in any case.
   Then its new requests wait, those in flight end, and it sleeps. So requests for one engine are served together, and no
   model is starved.
+- An operator may wake an engine up: it is next, and then keeps its turn for `min_awake` without requests, too.
 - Lines of batches take no turn from people: their engine waits until the other one had no requests for `min_awake`. An
   engine that has only lines in flight gives up its turn to people at once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -33,6 +34,7 @@ class GroupMember(NamedTuple):
     - `people`, `lines`: requests in flight, those of people and those of batches.
     - `used_at`: when its last request of a person ended.
     - `asked_at`, `line_at`: since when the longest wait for it lasts, of people and of lines; None: nobody waits.
+    - `is_called`: an operator wants it to wake up. `kept_until`: it has done so, and keeps its turn until then.
     """
 
     name: str
@@ -43,10 +45,12 @@ class GroupMember(NamedTuple):
     used_at: float = 0.0
     asked_at: float | None = None
     line_at: float | None = None
+    is_called: bool = False
+    kept_until: float = 0.0
 
     @property
     def is_wanted(self) -> bool:
-        return self.asked_at is not None or self.line_at is not None
+        return self.is_called or self.asked_at is not None or self.line_at is not None
 
     @property
     def serves_people(self) -> bool:
@@ -55,7 +59,10 @@ class GroupMember(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """`wakes`: the engine that is to wake up when those of `sleeps` are asleep. These get no new requests from now."""
+    """`wakes`: the engine that is to wake up when those of `sleeps` are asleep. These get no new requests from now.
+
+    Empty: none is.
+    """
 
     wakes: str
     sleeps: tuple[str, ...]
@@ -79,11 +86,22 @@ def next_turn(members: Sequence[GroupMember], rules: TurnRules, now: float) -> T
     return Turn(wanted.name, tuple(sleeps)) if room >= wanted.need else None
 
 
+def excess(members: Sequence[GroupMember], capacity: float) -> tuple[str, ...]:
+    """The engines that are awake and for which there is no room any more: those that were used last stay."""
+    awake = [member for member in members if member.awake_since is not None]
+    need, found = sum(member.need for member in awake), []
+    for member in sorted(awake, key=lambda each: (each.serves_people, each.used_at)):
+        if need <= capacity:
+            break
+        need -= member.need
+        found.append(member.name)
+    return tuple(found)
+
+
 def _most_wanted(members: Iterable[GroupMember]) -> GroupMember | None:
-    def key(member: GroupMember) -> tuple[bool, float]:
+    def key(member: GroupMember) -> tuple[bool, bool, float]:
         since = member.asked_at if member.asked_at is not None else member.line_at
-        assert since is not None, "it is wanted"
-        return member.asked_at is None, since
+        return not member.is_called, member.asked_at is None, since or 0.0
 
     return min(members, key=key, default=None)
 
@@ -91,6 +109,10 @@ def _most_wanted(members: Iterable[GroupMember]) -> GroupMember | None:
 def _may_sleep(member: GroupMember, wanted: GroupMember, rules: TurnRules, now: float) -> bool:
     """Whether an engine that is awake is to give up its turn for the one that is wanted."""
     assert member.awake_since is not None
+    if wanted.is_called:
+        return True
+    if now < member.kept_until:
+        return False
     had_its_time = now - member.awake_since >= rules.min_awake
     if wanted.asked_at is not None:
         return not member.serves_people or (had_its_time and now - wanted.asked_at >= rules.max_wait)
@@ -98,3 +120,32 @@ def _may_sleep(member: GroupMember, wanted: GroupMember, rules: TurnRules, now: 
     if member.serves_people or now - max(member.used_at, member.awake_since) < rules.min_awake:
         return False
     return not member.lines or now - wanted.line_at >= rules.max_wait
+
+
+class Reconciled(NamedTuple):
+    """`awake`: as in GroupMember.awake_since, by name. `strays`: engines that are awake without a turn."""
+
+    awake: Mapping[str, float]
+    strays: tuple[str, ...]
+
+
+def reconcile(
+    needs: Mapping[str, float], awake: Mapping[str, float], sleeping: Mapping[str, bool], capacity: float, now: float
+) -> Reconciled:
+    """What follows from what the engines say of themselves, which others may have put to sleep or woken up.
+
+    `needs`: of all members, by name, in their order. `awake`: what was decided. `sleeping`: what engines say; those
+    that say nothing stay as they are.
+    """
+    kept = {name: since for name, since in awake.items() if not sleeping.get(name, False)}
+    room = capacity - sum(needs[name] for name in kept)
+    strays = []
+    for name, need in needs.items():
+        if name in kept or sleeping.get(name, True):
+            continue
+        if need <= room:
+            kept[name] = now
+            room -= need
+        else:
+            strays.append(name)
+    return Reconciled(kept, tuple(strays))

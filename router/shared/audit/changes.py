@@ -15,8 +15,8 @@ from router.core.cache.entry_filter import EntryFilter, text_document_name
 from router.core.printable import escape_unprintable
 
 Action = Literal[
-    "drain", "resume", "restart", "purge", "reload", "key_created", "key_revoked", "switch", "rollback",
-    "adapter_loaded", "adapter_unloaded", "import",
+    "drain", "resume", "restart", "sleep", "wake", "purge", "reload", "key_created", "key_revoked", "switch",
+    "rollback", "adapter_loaded", "adapter_unloaded", "import",
 ]  # fmt: skip
 
 ACTIONS: Final[tuple[str, ...]] = get_args(Action)
@@ -72,6 +72,11 @@ def engine_drained(engine: str, *, everywhere: bool = True) -> Change:
 
 def engine_resumed(engine: str, *, everywhere: bool = True) -> Change:
     return Change("resume", engine, {"everywhere": everywhere})
+
+
+def engine_ordered(engine: str, group: str, *, sleeps: bool) -> Change:
+    """An engine that takes turns at a GPU, the group, is to sleep, or to wake up."""
+    return Change("sleep" if sleeps else "wake", engine, {"gpu": group})
 
 
 def engine_restarted(engine: str, result: str | None = None) -> Change:

@@ -140,6 +140,8 @@ def sample_keys(tenants: Iterable[str]) -> list[tuple[str, str]]:
         redis_keys.hits_key(nonce),
         redis_keys.DRAINS_KEY,
         redis_keys.ANNOUNCEMENTS_KEY,
+        redis_keys.gpu_group_key(nonce),
+        redis_keys.gpu_switches_key(nonce),
         redis_keys.breaker_key(nonce),
         redis_keys.limit_key(nonce),
         redis_keys.budget_key(nonce),

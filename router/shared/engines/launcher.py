@@ -1,4 +1,4 @@
-"""What `roundhouse up` reads in Redis to replace engines."""
+"""What `roundhouse up` reads and writes in Redis to replace engines, and to let them take turns."""
 
 from collections.abc import Collection, Sequence
 from types import TracebackType
@@ -13,6 +13,14 @@ from router.net.redis.replies import stream_records
 from router.shared.cache.logged_purges import LoggedPurges
 from router.shared.connection.redis import open_client
 from router.shared.engines.announcements import AnnouncedEngine, Fleet, decode_fleet, read_held_command
+from router.shared.engines.gpu_groups import (
+    GroupState,
+    ProcessReport,
+    decode_turns,
+    decode_view,
+    read_turns_command,
+    report_process_command,
+)
 from router.shared.prompts.recent_prompts import (
     RecentPrompt,
     decode_ids,
@@ -26,7 +34,7 @@ _PAGE: Final = 1000  # records of the purge log in one reply
 
 
 class LauncherRedis:
-    """A connection for the time of one operation: `async with LauncherRedis(url) as redis`.
+    """A connection, for the time of one operation with `async with LauncherRedis(url) as redis`.
 
     If Redis is down, or refuses a command, nothing is known (no requests, no engines).
     """
@@ -41,6 +49,9 @@ class LauncherRedis:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
         await self._client.aclose()
 
     async def recent_prompts(self, model: str, count: int) -> list[RecentPrompt]:
@@ -79,6 +90,20 @@ class LauncherRedis:
         reply = await self._execute(read_held_command())
         fleet = decode_fleet(reply) if reply is not None else Fleet()
         return [engine for name, engine in fleet.engines.items() if name not in own]
+
+    async def turns_of(self, group: str) -> GroupState | None:
+        """Which engines of a GPU are awake; None if that is unknown."""
+        try:
+            return decode_turns(await self._execute(read_turns_command(group)))[0]
+        except UnexpectedReplyError:
+            return None
+
+    async def report_process(self, group: str, engine: str, report: ProcessReport) -> GroupState | None:
+        """As `turns_of`, after a report on the process of an engine."""
+        try:
+            return decode_view(await self._execute(report_process_command(group, engine, report))).state
+        except UnexpectedReplyError:
+            return None
 
     async def _execute(self, command: Command) -> Any:
         """The reply; None if there is none, or an error."""

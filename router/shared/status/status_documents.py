@@ -109,6 +109,28 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     asleep: bool = False
 
 
+class GpuEngineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine of a GPU. `state`: awake, asleep, about to sleep or waking up; `since`: when it fell asleep or woke up.
+
+    `wake_seconds`: how long the last switch to it took.
+    """
+
+    engine: str
+    state: str
+    since: float | None = None
+    wake_seconds: float | None = None
+
+
+class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU whose engines take turns. `switches`, `failed`: of the last hour; `error`: of the last one that failed."""
+
+    name: str
+    engines: tuple[GpuEngineRow, ...] = ()
+    switches: int = 0
+    failed: int = 0
+    error: str = ""
+
+
 class RedisRow(msgspec.Struct, frozen=True, kw_only=True):
     """`url` without user and password. Memory in bytes; `maxmemory`: None for no limit. A cluster's are sums.
 
@@ -271,6 +293,7 @@ class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     redis: RedisRow
     last_hour: LastHour | None
     problems: tuple[Problem, ...] = ()
+    gpus: tuple[GpuRow, ...] = ()
     router_now: float | None = None
 
 

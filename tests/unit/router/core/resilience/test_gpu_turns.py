@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.resilience.gpu_turns import GroupMember, Turn, TurnRules, next_turn
+from router.core.resilience.gpu_turns import GroupMember, Turn, TurnRules, excess, next_turn, reconcile
 
 RULES = TurnRules(capacity=1.0, min_awake=30.0, max_wait=120.0)
 NOW = 1000.0
@@ -93,11 +93,49 @@ def test_as_many_sleep_as_the_engine_needs_room_and_none_if_that_is_not_enough()
     assert turn(*busy, *members[2:], large, rules=rules) is None
 
 
+def test_an_engine_that_an_operator_calls_is_next_and_waits_for_nobody() -> None:
+    busy = awake(since=NOW - 1, people=3, kept_until=NOW + 9)
+    members = busy, asleep("b", asked_at=NOW - 900), asleep("c", is_called=True)
+    assert turn(*members) == Turn("c", ("a",))
+
+
+def test_one_that_an_operator_has_woken_up_keeps_its_turn_for_a_while() -> None:
+    wanted = asleep(asked_at=NOW - 900)
+    assert turn(awake(kept_until=NOW + 1), wanted) is None
+    assert turn(awake(kept_until=NOW), wanted) == Turn("b", ("a",))
+
+
+def test_if_there_is_less_room_those_that_were_used_last_stay_awake() -> None:
+    members = awake("a", used_at=5), awake("b", used_at=9), awake("c", used_at=1, people=1), asleep("d")
+    assert [excess(members, room) for room in (3.0, 2.0, 1.0)] == [(), ("a",), ("a", "b")]
+
+
+NEEDS = {"a": 1.0, "b": 1.0, "c": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("awake_before", "sleeping", "awake_then", "strays"),
+    [
+        ({"a": 5.0}, {"a": False, "b": True, "c": True}, {"a": 5.0}, ()),
+        ({"a": 5.0}, {}, {"a": 5.0}, ()),
+        ({"a": 5.0}, {"a": True}, {}, ()),
+        ({}, {"b": False}, {"b": NOW}, ()),
+        ({"a": 5.0}, {"a": False, "b": False, "c": False}, {"a": 5.0, "b": NOW}, ("c",)),
+        ({"a": 5.0}, {"a": True, "c": False}, {"c": NOW}, ()),
+    ],
+)  # fmt: skip
+def test_what_engines_say_counts_more_than_what_was_decided(
+    awake_before: dict[str, float], sleeping: dict[str, bool], awake_then: dict[str, float], strays: tuple[str, ...]
+) -> None:
+    assert reconcile(NEEDS, awake_before, sleeping, 2.0, NOW) == (awake_then, strays)
+
+
 instants = st.none() | st.floats(0, NOW)
 members_of_a_group = st.lists(
     st.builds(
         GroupMember, name=st.uuids().map(str), need=st.just(1.0), awake_since=instants, people=st.integers(0, 2),
         lines=st.integers(0, 2), used_at=st.floats(0, NOW), asked_at=instants, line_at=instants,
+        is_called=st.booleans(), kept_until=st.floats(0, NOW + RULES.min_awake),
     ),
     max_size=6,
 )  # fmt: skip
@@ -123,7 +161,8 @@ def test_a_turn_never_needs_more_than_there_is_and_takes_no_engine_too_many(
 @given(members_of_a_group)
 def test_who_has_waited_long_enough_gets_a_turn(members: list[GroupMember]) -> None:
     had_their_time = [
-        member._replace(awake_since=0.0 if member.awake_since is not None else None) for member in members
+        member._replace(awake_since=0.0 if member.awake_since is not None else None, kept_until=0.0)
+        for member in members
     ]
     awake_now = [member for member in had_their_time if member.awake_since is not None][:1]
     sleeping = [member for member in had_their_time if member.awake_since is None]
