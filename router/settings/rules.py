@@ -13,11 +13,12 @@ from router.core.types import AUTO
 from router.net.redis import url as redis_address
 from router.settings.access_rules import broken_access
 from router.settings.addresses import is_engine_url, is_http_url
-from router.settings.kv_rules import broken_kv_events
-from router.settings.launch_rules import broken_launch
+from router.settings.engine_rules.gpus import broken_gpus
+from router.settings.engine_rules.kv_events import broken_kv_events
+from router.settings.engine_rules.launch import broken_launch
+from router.settings.engine_rules.shares import broken_shares
 from router.settings.mistakes import Mistake, Place, hint, written
 from router.settings.origin_rules import broken_origins
-from router.settings.share_rules import broken_shares
 from router.settings.tables import (
     EMBEDDED,
     AuthSettings,
@@ -68,6 +69,8 @@ def broken(settings: Settings) -> Iterator[Mistake]:
     yield from _engines(settings.engine, [model.name for model in settings.model])
     yield from broken_shares(settings.engine)
     yield from broken_kv_events(settings.engine, settings.router.workers)
+    yield from broken_gpus(settings.gpu, settings.engine)
+    yield from _repeated(((("gpu", i, "name"), gpu.name) for i, gpu in enumerate(settings.gpu)))
     yield from _breaker(settings.breaker)
     yield from _timeouts(settings.timeouts)
     yield from _watchdog(settings.watchdog)

@@ -264,7 +264,8 @@ class EngineSettings(Strict, frozen=True):
     """`kind`, `health`, `stream_usage` and `ends_without_done`: None is found out, see router.upstream.engine_kinds.
 
     `share`, `revision`: see core.routing.traffic_share. `data_parallel`, `kv_events`, `kv_events_replay`: see
-    settings.replicas.
+    settings.replicas. `sleep`, `sleep_level`, `gpu_memory`: see GpuSettings; `sleep_call`, `wake_call`: URLs that get a
+    POST, or commands of the shell.
     """
 
     name: Name
@@ -289,6 +290,11 @@ class EngineSettings(Strict, frozen=True):
     data_parallel: Annotated[int, Meta(ge=1, le=1024)] = 1
     kv_events: KvEndpoint | None = None
     kv_events_replay: KvEndpoint | None = None
+    sleep: Literal["vllm", "process"] | None = None
+    sleep_level: Literal[1, 2] = 1
+    sleep_call: Secret | None = None
+    wake_call: Secret | None = None
+    gpu_memory: Bytes | None = None
     launch: LaunchSettings | None = None
 
     @property
@@ -301,6 +307,29 @@ class EngineSettings(Strict, frozen=True):
         """What every request to the engine carries; its values are secrets."""
         authorization = {"authorization": f"Bearer {self.api_key}"} if self.api_key is not None else {}
         return authorization | {name.lower(): value for name, value in self.headers.items()}
+
+
+class GpuSettings(Strict, frozen=True):
+    """Engines that take turns at a GPU: `awake` of them at once, or as many as `memory` has room for.
+
+    See router.core.resilience.gpu_turns.
+    """
+
+    name: Name
+    engines: list[Name]
+    awake: Count | None = None
+    memory: Bytes | None = None
+    min_awake: Seconds = Seconds(30)
+    max_wait: Seconds = Seconds(120)
+    wake_before_fallback: bool = True
+
+    @property
+    def capacity(self) -> float:
+        return float(self.memory if self.memory is not None else self.awake or 1)
+
+    def need(self, engine: EngineSettings) -> float:
+        """Its part of the capacity."""
+        return float(engine.gpu_memory or 0) if self.memory is not None else 1.0
 
 
 class BreakerSettings(Strict, frozen=True):
@@ -365,6 +394,7 @@ class Settings(Strict, frozen=True):
     tenant: list[TenantSettings] = []
     model: list[ModelSettings] = []
     engine: list[EngineSettings] = []
+    gpu: list[GpuSettings] = []
     breaker: BreakerSettings = BreakerSettings()
     timeouts: TimeoutSettings = TimeoutSettings()
     retry: RetrySettings = RetrySettings()

@@ -40,7 +40,7 @@ SCHEMES: Final = (
             '["a\\nb"]\n',
             (
                 '"a\\nb": no such setting; known settings: router, '
-                "cache, responses, batch, auth, tenant, model, engine, breaker, timeouts, retry, watchdog, tracing"
+                "cache, responses, batch, auth, tenant, model, engine, gpu, breaker, timeouts, retry, watchdog, tracing"
             ),
         ),
         ("[router]\nport = 0\n", "router.port: 0 is not an integer from 1 to 65535"),
