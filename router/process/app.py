@@ -15,7 +15,7 @@ from router.process.wiring.engine_pool import EnginePool, build_engine_pool
 from router.process.wiring.gateway import build_gateway
 from router.process.wiring.http_endpoints import build_http_endpoints
 from router.process.wiring.live_configuration import LiveConfiguration
-from router.process.wiring.probe import build_probe
+from router.process.wiring.probe import build_engine_checks
 from router.process.wiring.redis_link import redis_identity
 from router.process.wiring.redis_services import RedisServices
 from router.process.wiring.request_resolver import build_request_resolver
@@ -81,7 +81,7 @@ def _build_parts(
     auth = build_authenticator(settings, redis)
     rules, resolver = tenant_rules(settings, engines.catalog), build_request_resolver(settings, engines.catalog)
     gateway = build_gateway(settings, process_state, services, engines, resolver, rules)
-    probe = build_probe(process_state.telemetry, redis, engines)
+    probe, turns = build_engine_checks(settings, process_state, redis, services.live, engines)
     ops = OpsRoutes(
         catalog=engines.catalog,
         breakers=engines.breakers,
@@ -92,7 +92,7 @@ def _build_parts(
         rules=rules,
         is_draining=lambda: process_state.draining,
     )
-    status = build_status(settings, process_state, redis, engines, auth)
+    status = build_status(settings, process_state, redis, engines, auth, turns.gpus)
     admin_authenticator = build_admin_authenticator(settings, services.records)
     admin_routes = build_admin_routes(
         settings, process_state, services, engines, resolver, rules, status, admin_authenticator
@@ -105,6 +105,7 @@ def _build_parts(
         process_state,
         services,
         probe=probe,
+        turn_takers=turns.takers,
         rules=gateway.rules,
         http=build_http_endpoints(
             settings, process_state, auth, admin_authenticator, gateway, [*ops.routes(), *admin_routes],

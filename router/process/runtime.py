@@ -16,7 +16,9 @@ Some is handed over when it is built, which changes nothing of the old configura
 """
 
 import asyncio
+from collections.abc import Sequence
 
+from router.flow.gpu.turn_taker import TurnTaker
 from router.flow.replicas.background import keep_running
 from router.flow.sharing.generation_rules import GenerationRules
 from router.net.tasks import cancel_and_wait
@@ -44,6 +46,7 @@ class Runtime:
         services: RedisServices,
         *,
         probe: EngineProbe,
+        turn_takers: Sequence[TurnTaker],
         rules: GenerationRules,
         http: HttpEndpoints,
         status: Status,
@@ -63,6 +66,7 @@ class Runtime:
         self._configuration = configuration
         self._status = status
         self._probe = probe
+        self._turn_takers = turn_takers
         self._rules = rules
         self._process_state = process_state
         self._http_tasks = http.tasks
@@ -82,12 +86,17 @@ class Runtime:
     async def start(self) -> None:
         """Returns after the first contact with Redis and every engine, whether they answer or not."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.services.attach(self._configuration))
+            attaching = group.create_task(self.services.attach(self._configuration))
+            if self._turn_takers:  # before the first check, and the first request: what sleeps must not get one
+                await attaching
+                for each in self._turn_takers:
+                    await each.step()
             group.create_task(self._probe.check())
         await self._process_state.kv_feeds.follow(configured_feeds(self.settings))
         loop = asyncio.get_running_loop()
         # The first check is over before the application reports that it has started: it can route at once.
         self._tasks = [loop.create_task(run()) for run in (self._probe.run, self._status.publisher.run)]
+        self._tasks += [loop.create_task(keep_running(each.run)) for each in self._turn_takers]
         self._work = [loop.create_task(keep_running(run)) for run in self._http_tasks]
 
     async def on_replaced(self) -> None:

@@ -64,7 +64,7 @@ def log_ready(settings: Settings, engines: EngineCount) -> None:
         verb = "is" if engines.total == 1 else "are"
         total = pluralize(engines.total, "engine")
         log.info("%s%d of %s %s up", message, engines.up, total, verb, extra=with_facts(facts))
-    elif settings.model and all(model.wake is not None for model in settings.model):
+    elif settings.gpu or (settings.model and all(model.wake is not None for model in settings.model)):
         log.info("%sno engine is up, and requests wait for one to start", message, extra=with_facts(facts))
     else:
         log.warning("%sno engine is up, so only hits are answered", message, extra=with_facts(facts))

@@ -144,6 +144,14 @@ _ROWS: Final = (
         "Seconds that a request waited until an engine of its model had started", _START,
     ),
     MetricRow(
+        "llm_gpu_switches_total", "counter", ("gpu", "engine", "result"), Source.EVENT,
+        "Switches of a GPU to another engine, by whether that has woken up",
+    ),
+    MetricRow(
+        "llm_gpu_switch_seconds", "histogram", ("gpu",), Source.EVENT,
+        "Seconds from the decision to wake an engine up until it took requests", _START,
+    ),
+    MetricRow(
         "llm_continuations_total", "counter", ("model", "reason", "result"), Source.GENERATION,
         "Streams that an engine broke off, by whether another engine went on",
     ),

@@ -85,6 +85,7 @@ class Telemetry:
         self._retries = counters["llm_retries_total"]
         self._fallbacks = counters["llm_fallbacks_total"]
         self._wakes = counters["llm_engine_wakes_total"]
+        self._gpu_switches = counters["llm_gpu_switches_total"]
         self._continuations = counters["llm_continuations_total"]
         self._repeated_tokens = counters["llm_continuation_tokens_total"]
         self._lost_audit = counters["roundhouse_audit_lost_total"]
@@ -96,6 +97,7 @@ class Telemetry:
         self._speed = histograms["llm_tokens_per_second"]
         self._latency = histograms["llm_inter_token_latency_seconds"]
         self._wake_seconds = histograms["llm_engine_wake_seconds"]
+        self._gpu_switch_seconds = histograms["llm_gpu_switch_seconds"]
         self._exemplars = (
             HistogramExemplars("llm_request_duration_seconds"),
             HistogramExemplars("llm_time_to_first_token_seconds"),
@@ -324,6 +326,18 @@ class Telemetry:
         """Begins the counters with 0, so that Prometheus sees the first increase."""
         for result in results:
             self._wakes.labels(model, result)
+
+    def expect_gpu_switches(self, group: str, engines: Iterable[str]) -> None:
+        """Begins the counters with 0."""
+        for engine in engines:
+            for result in ("woken", "failed"):
+                self._gpu_switches.labels(group, engine, result)
+
+    def record_gpu_switch(self, group: str, engine: str, succeeded: bool, seconds: float) -> None:
+        """Counts a switch of a GPU. `engine`: the one that was to wake up; `seconds`: how long it took."""
+        self._gpu_switches.labels(group, engine, "woken" if succeeded else "failed").inc()
+        if succeeded:
+            self._gpu_switch_seconds.labels(group).observe(seconds)
 
     def record_wake(self, model: str, result: str, seconds: float) -> None:
         """Counts a request that found its model asleep; `seconds`: how long it waited."""

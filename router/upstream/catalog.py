@@ -36,7 +36,7 @@ class Model(msgspec.Struct, frozen=True):
 
     `fallback`: the name of the model that answers if no engine of this one can. `adapter`: None for a model of the
     configuration. `reported_name`: the name in metrics and log lines. `wake`: seconds that a request waits for an
-    engine to start; None: it does not.
+    engine to start; None: it does not. `wakes_first`: it waits although a fallback could answer.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Model(msgspec.Struct, frozen=True):
     adapter: Adapter | None = None
     reported_name: str = ""
     wake: float | None = None
+    wakes_first: bool = False
 
     def __post_init__(self) -> None:
         if not self.reported_name:
@@ -82,14 +83,16 @@ class Catalog:
 
     def __init__(
         self, models: Sequence[Model], engines: Sequence[Engine], reported_adapters: set[str] | None = None, *,
-        default_model: str | None = None, changes: Sequence[Callable[[], None]] = (),
+        default_model: str | None = None, has_turns: bool = False, changes: Sequence[Callable[[], None]] = (),
     ) -> None:  # fmt: skip
         """`reported_adapters`: of the catalog that this one replaces. `default_model`: see `requested_name`.
+        `has_turns`: engines take turns at a GPU.
 
         `changes`: of engines that this catalog shares with the one that it replaces; see `take_effect`.
         """
         self._changes = changes
         self._default_model = default_model
+        self._has_turns = has_turns
         self.reported_adapters = reported_adapters if reported_adapters is not None else set()
         self.models = list(models)
         self.engines = {engine.name: engine for engine in engines}
@@ -119,7 +122,8 @@ class Catalog:
 
         `auto` is, among the models with this task in `auto`, the first that has an engine for exactly this task, else
         the first. If no model has the task, it is chosen the same way among all models with any task in `auto`. Only
-        models with `access` count; None: all. Other names ignore the task and `access`.
+        models with `access` count; None: all. Of models whose engines take turns at a GPU, one that is awake comes
+        first. Other names ignore the task and `access`.
         """
         if name != AUTO:
             model = self._models_by_name.get(name) or self._adapters_by_id.get(name)
@@ -130,9 +134,16 @@ class Catalog:
         candidates = [m for m in models if task in m.auto] or models
         if not candidates:
             raise unknown_model(name)
+        # What is stored for a model that sleeps is not found then: one more generation costs less than a turn.
+        if self._has_turns and len(candidates) > 1:
+            candidates = [m for m in candidates if not self._rests(m.name)] or candidates
         return next(
             (m for m in candidates if any(e.task == task for e in self._engines_by_model[m.name])), candidates[0]
         )
+
+    def _rests(self, model: str) -> bool:
+        engines = self._engines_by_model[model]
+        return bool(engines) and all(engine.rest for engine in engines)
 
     def requested_name(self, name: str, access: ModelAccess | None = None) -> str:
         """The name for `resolve` of a request for `name`, which is empty if the request names no model.
@@ -288,10 +299,15 @@ class Catalog:
         )
 
     def asleep_engines(self, breaker_state: BreakerStates) -> Mapping[str, bool]:
-        """The engines of the models whose requests may wait for one to start: whether the model is asleep."""
+        """The engines of the models whose requests may wait for one to start: whether the model, or it, is asleep."""
         waking = [model.name for model in self.models if model.wake is not None]
         states = {name: self.is_asleep(name, breaker_state) for name in waking}
-        return {engine.name: asleep for name, asleep in states.items() for engine in self._engines_by_model[name]}
+        return {
+            # One that rests is no engine that is missing, though another one of its model may be up.
+            engine.name: asleep or bool(engine.rest)
+            for name, asleep in states.items()
+            for engine in self._engines_by_model[name]
+        }
 
     def replace_engines(self, model: str, engines: Sequence[Engine]) -> None:
         """From now on, the model has these engines. The others are still found by name, for requests that use them."""

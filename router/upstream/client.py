@@ -4,7 +4,7 @@ from collections.abc import Awaitable
 
 from router.core.endpoints.endpoint import Endpoint
 from router.net.client.response import EngineResponse
-from router.net.client.target import header_line
+from router.net.client.target import RequestTarget, header_line
 from router.net.client.transport import HTTPTransport
 from router.upstream.engine import Engine
 
@@ -63,6 +63,17 @@ class EngineClient:
         return self._transport.send(
             target.origin,
             message,
+            connect_timeout=self._connect_timeout,
+            head_timeout=timeout,
+            total_timeout=timeout,
+        )
+
+    def post_url(self, url: str, *, timeout: float) -> Awaitable[EngineResponse]:
+        """Post nothing to any URL. Raises EngineError."""
+        target = RequestTarget(url, "")
+        return self._transport.send(
+            target.origin,
+            b"%b0\r\n\r\n" % target.post_prefix,
             connect_timeout=self._connect_timeout,
             head_timeout=timeout,
             total_timeout=timeout,

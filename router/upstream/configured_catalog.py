@@ -17,6 +17,9 @@ from router.upstream.engine_kinds import stated_traits
 from router.upstream.process_slots import ProcessSlots
 from router.upstream.shared_slots import SharedSlots
 
+_DEFAULT_WAKE: Final = 600.0
+"""Seconds that a request waits for an engine that takes turns with others at a GPU."""
+
 # The memory belongs to them, because a draft needs some of it.
 _DRAFT_SETTINGS: Final = (
     "speculation", "draft", "num_speculative_tokens", "speculation_max_batch", "heterogeneous_vocab",
@@ -33,9 +36,7 @@ def build_catalog(
     An engine is identified by its table and its id. If its name and its settings are as in `old`, it is the same
     object, so its in-flight count continues; else it inherits the state of the old one.
     """
-    models = [
-        Model(m.name, m.revision, tuple(m.aliases), tuple(m.auto), m.fallback, wake=m.wake) for m in settings.model
-    ]
+    models = _models(settings)
     engines: list[Engine] = []
     created: list[Engine] = []
     changes: list[Callable[[], None]] = []
@@ -45,8 +46,27 @@ def build_catalog(
         for engine in created:
             engine.close()
         raise
+    # One that has left its group is on its own, awake or not.
+    members = {name for gpu in settings.gpu for name in gpu.engines}
+    changes += [engine.leave_gpu for engine in engines if engine.config.family not in members]
     reported_adapters = old[1].reported_adapters if old is not None else None
-    return Catalog(models, engines, reported_adapters, default_model=settings.router.default_model, changes=changes)
+    return Catalog(
+        models, engines, reported_adapters, default_model=settings.router.default_model,
+        has_turns=bool(settings.gpu), changes=changes,
+    )  # fmt: skip
+
+
+def _models(settings: Settings) -> list[Model]:
+    groups = {name: gpu for gpu in settings.gpu for name in gpu.engines}
+    turns = {engine.model: groups[engine.name] for engine in settings.engine if engine.name in groups}
+    return [
+        Model(
+            m.name, m.revision, tuple(m.aliases), tuple(m.auto), m.fallback,
+            wake=_DEFAULT_WAKE if m.wake is None and m.name in turns else m.wake,
+            wakes_first=m.name in turns and turns[m.name].wake_before_fallback,
+        )
+        for m in settings.model
+    ]  # fmt: skip
 
 
 def _add_engines(

@@ -66,6 +66,7 @@ class Engine:
     - `access`: whether it lets the router in. While it does not, `up` is False.
     - `since`: when its state began, in seconds since the epoch by the own clock; None before the first check.
     - `cause`: why it is down, in a few words. `failures`: attempts that it failed as it went down, and since.
+    - `rest`: why it gets no requests although it may answer its checks, in a word or two: another engine has its GPU.
     """
 
     __slots__ = (
@@ -100,6 +101,7 @@ class Engine:
         "name",
         "on_slot_freed",
         "rank",
+        "rest",
         "revision",
         "served_model",
         "share",
@@ -161,6 +163,7 @@ class Engine:
         self._state: EngineState = "unknown"
         self.since: float | None = None
         self.cause = ""
+        self.rest = ""
         self.failures = 0
         self._failed_at = 0.0
         self.set_announced(announced)
@@ -311,6 +314,10 @@ class Engine:
 
     def update_status(self, *, up: bool, cause: str = "") -> None:
         """`cause`: why it is down, in a few words. Call it after a change of `access`, too."""
+        if self.rest:
+            self.up = False
+            self._note_state(self.rest)
+            return
         if self.access.refused is not None:
             self._log_refused(self.access.refused)
         elif up is not self.up or (not up and self._logged_refusal is not None):
@@ -326,6 +333,22 @@ class Engine:
             self.traits = traits_of(self.kind, self.config.stated_traits)
             self.unserved_paths.clear()
             self.learned_limit = LearnedLimit()
+
+    def set_rest(self, rest: str) -> None:
+        """Empty: it gets requests once a check finds it up."""
+        if rest == self.rest:
+            return
+        log.info("engine %s is %s", self.name, rest or "awake")
+        self.rest = rest
+        if rest:
+            self.up = False
+            self._note_state(rest)
+
+    def leave_gpu(self) -> None:
+        """It takes no turns with others any more."""
+        if self.rest:
+            log.warning("engine %s takes no turns any more, and is %s: nobody wakes it up", self.name, self.rest)
+            self.rest = ""
 
     def _note_state(self, cause: str) -> None:
         state = self.state
@@ -391,6 +414,7 @@ class Engine:
             previous.external_load,
         )
         self._state, self.since, self.cause = previous._state, previous.since, previous.cause  # noqa: SLF001 - its own kind
+        self.rest = previous.rest
         self.failures, self._failed_at = previous.failures, previous._failed_at  # noqa: SLF001 - as above
         self.watch = previous.watch  # it has the requests that are in flight
         self.learned_limit = previous.learned_limit

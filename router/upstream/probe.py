@@ -91,6 +91,11 @@ class EngineProbe:
         self.last_check = time.time()
         self._on_round()
 
+    async def check_one(self, engine: Engine) -> None:
+        """Checks this engine now: it may be up again."""
+        self._last_checks.pop(engine.name, None)
+        await self._check_engine(engine)
+
     async def aclose(self) -> None:
         """To be called when `run` and `check` have ended."""
         await cancel_and_wait(*self._list_reads.values())
@@ -105,6 +110,12 @@ class EngineProbe:
         was_down = engine.up is False
         outcome = await self._ask(engine, now + self._timeout)
         if outcome is None or (outcome.up and _was_found_down(engine, was_down)):
+            return
+        if engine.rest:
+            # Others have its GPU: it gets no requests, whatever it answers. Those that it has are still watched.
+            engine.update_status(up=False)
+            engine.update_gauges(outcome.gauges)
+            self._watch(engine, outcome)
             return
         if outcome.up and (engine.up or engine.access.refused is not None):
             self._start_list_read(engine)

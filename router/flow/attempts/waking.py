@@ -19,6 +19,7 @@ from functools import partial
 from typing import Final, Literal, TypeVar
 
 from router.core.plural import pluralize
+from router.core.quota.priority import LINE_PRIORITY
 from router.core.resilience.asleep import StartWait, start_retry_after
 from router.core.resilience.breaker import BreakerState
 from router.core.resilience.readiness import Readiness
@@ -70,7 +71,8 @@ class Waking:
         self._start_times = start_times
         self._record = record
         self._clock = clock
-        self._waiting: dict[str, int] = {}  # requests that wait, by model; models without any are absent
+        # Since when each of them waits, and whether it is a line of a batch; models without any are absent.
+        self._waiting: dict[str, list[tuple[float, bool]]] = {}
         self._starts: dict[str, StartWait] = {}
         self._successor: Catalog | None = None
         self._stopped = False
@@ -96,6 +98,7 @@ class Waking:
             model=model,
             fallbacks=fallbacks,
             max_wait=max_wait,
+            wakes_first=configured.wakes_first,
             is_preferred=preferred_wait is not None,
             is_shortened=max_wait < configured.wake,
             order_engines=order_engines,
@@ -176,7 +179,8 @@ class Waking:
             plan.deadline = began_at + plan.max_wait
         result: WakeResult = "left"
         is_start = self.is_asleep(model)
-        self._enter(model, began_at, is_start=is_start)
+        waiting = began_at, inflight.origin.priority == LINE_PRIORITY
+        self._enter(model, waiting, is_start=is_start)
         try:
             slot = await self._wait_in_queue(inflight, plan, plan.deadline - began_at)
             result = "started"
@@ -193,7 +197,7 @@ class Waking:
             result = "stopped"
             raise
         finally:
-            self._leave(model)
+            self._leave(model, waiting)
             self._record(model, result, self._clock() - began_at)
 
     async def _wait_in_queue(self, inflight: InFlightRequest, plan: WaitPlan, seconds: float) -> Slot:
@@ -215,17 +219,25 @@ class Waking:
 
     # -- the starts ---------------------------------------------------------------------------------------------------
 
-    def _enter(self, model: str, now: float, *, is_start: bool) -> None:
-        start = self._starts.get(model)
+    def longest_waits(self, model: str) -> tuple[float | None, float | None]:
+        """Since when a person has waited longest, and a line of a batch; None: nobody waits."""
+        waiting = self._waiting.get(model, ())
+        return (
+            min((since for since, is_line in waiting if not is_line), default=None),
+            min((since for since, is_line in waiting if is_line), default=None),
+        )
+
+    def _enter(self, model: str, waiting: tuple[float, bool], *, is_start: bool) -> None:
+        now, start = waiting[0], self._starts.get(model)
         if is_start and (start is None or start.last_left is not None):
             if start is None or not start.continues(now):
                 start = StartWait(now)
                 log.info("model %s: no engine is up; requests wait for one to start", model)
             self._starts[model] = start._replace(last_left=None)
-        self._waiting[model] = self._waiting.get(model, 0) + 1
+        self._waiting.setdefault(model, []).append(waiting)
 
-    def _leave(self, model: str) -> None:
-        self._waiting[model] -= 1
+    def _leave(self, model: str, waiting: tuple[float, bool]) -> None:
+        self._waiting[model].remove(waiting)
         if not self._waiting[model]:
             del self._waiting[model]
             if model in self._starts:
@@ -235,7 +247,7 @@ class Waking:
         start = self._starts.pop(model, None)
         if start is not None:  # else the first of those that waited has reported it
             seconds = self._clock() - start.since
-            waited = pluralize(self._waiting[model], "request")
+            waited = pluralize(len(self._waiting[model]), "request")
             log.info("model %s: an engine is up after %.1f s; %s waited", model, seconds, waited)
             self._start_times.add(model, seconds)
 

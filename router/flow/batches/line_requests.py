@@ -10,9 +10,10 @@ import msgspec
 
 from router.core.cache.cache_control import CacheControl
 from router.core.endpoints.endpoint import Endpoint
+from router.core.quota.priority import LINE_PRIORITY
 from router.core.types import BypassReason, CacheStatus
 from router.errors import ApiError, internal_error
-from router.flow.batches.spare_capacity import BegunLine
+from router.flow.batches.begun_lines import BegunLine
 from router.flow.body_budget import BodyAllocation
 from router.flow.caller import NO_HEARTBEAT, Caller
 from router.flow.exchange import Exchange, new_request_id
@@ -27,9 +28,6 @@ KEY_ID: Final = "batch"
 """In place of the id of an API key, so that usage shows batches apart."""
 
 _CACHED: Final = (CacheStatus.HIT, CacheStatus.STALE)
-
-_LOWEST_PRIORITY: Final = 2**31 - 1
-"""Of engines, too, whose field may have 32 bits."""
 
 
 class _NoClient:
@@ -114,7 +112,7 @@ class LineRequests:
         self, exchange: Exchange, control: CacheControl, body: bytes, *, may_generate: bool
     ) -> FullResponse | ApiError:
         caller = Caller(_NO_CLIENT, _send_nothing, self._new_allocation())
-        caller.request_id, caller.priority = exchange.request_id, _LOWEST_PRIORITY
+        caller.request_id, caller.priority = exchange.request_id, LINE_PRIORITY
         caller.prefers_engine = self._prefers
         caller.max_ttft = inf  # its tenant's is for people
         caller.is_kept_by_default = False  # one batch would replace all conversations of the tenant

@@ -10,7 +10,7 @@ from router.core.resilience.readiness import Readiness
 from router.core.types import AUTO
 from router.errors import ApiError
 from router.flow.attempts.admission import Admission
-from router.flow.exchange import Exchange
+from router.flow.batches.begun_lines import BegunLine, BegunLines
 from router.upstream.catalog import Catalog
 from router.upstream.engine import Engine
 
@@ -18,21 +18,6 @@ _LOOK_INTERVAL: Final = 0.25
 
 _MAX_LOOKUPS: Final = 2
 """At once: a hit takes CPU time of the process, which people share."""
-
-
-class BegunLine:
-    """`exchange`: of its request; None before it is sent."""
-
-    __slots__ = ("exchange",)
-
-    def __init__(self) -> None:
-        self.exchange: Exchange | None = None
-
-    @property
-    def is_placed(self) -> bool:
-        """Whether it counts in the load of an engine, or needs none as another request does."""
-        generation = self.exchange.generation if self.exchange is not None else None
-        return generation is not None and (bool(generation.attempts) or generation.leader is not None)
 
 
 class SpareCapacity:
@@ -44,8 +29,8 @@ class SpareCapacity:
     """
 
     def __init__(
-        self, catalog: Catalog, admission: Admission, readiness: Callable[[Engine], Readiness], *, max_in_flight: int,
-        max_kv_usage: float, is_open: Callable[[], bool] = lambda: True,
+        self, catalog: Catalog, admission: Admission, readiness: Callable[[Engine], Readiness], *, begun: BegunLines,
+        max_in_flight: int, max_kv_usage: float, is_open: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         """`max_kv_usage`: of an engine's KV cache; above that, no line begins there. `is_open`: whether any may."""
         self._catalog = catalog
@@ -54,8 +39,7 @@ class SpareCapacity:
         self._max_in_flight = max_in_flight
         self._max_kv_usage = max_kv_usage
         self._is_open = is_open
-        self._begun: dict[str, set[BegunLine]] = {}  # by model
-        self._in_flight = 0
+        self._begun = begun
         self._released = asyncio.Event()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._lookups = asyncio.Semaphore(min(max_in_flight, _MAX_LOOKUPS))
@@ -70,11 +54,12 @@ class SpareCapacity:
             # Room may also come from other workers and routers, and from gauges, whose changes set no event.
             while not self._may_begin(model):
                 await self._wait_a_moment()
-            line = self._begin(model)
+            line = self._begun.begin(model)
         try:
             yield line
         finally:
-            self._end(model, line)
+            self._begun.end(model, line)
+            self._released.set()
 
     async def wait_until_open(self) -> None:
         while not self.is_open:
@@ -86,20 +71,6 @@ class SpareCapacity:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_INTERVAL):
                 await self._released.wait()
-
-    def _begin(self, model: str) -> BegunLine:
-        line = BegunLine()
-        self._begun.setdefault(model, set()).add(line)
-        self._in_flight += 1
-        return line
-
-    def _end(self, model: str, line: BegunLine) -> None:
-        begun = self._begun[model]
-        begun.remove(line)
-        if not begun:
-            del self._begun[model]
-        self._in_flight -= 1
-        self._released.set()
 
     def must_wait(self, model: str) -> bool:
         """Whether a line cannot begin now."""
@@ -117,7 +88,7 @@ class SpareCapacity:
         return self._is_open()
 
     def _may_begin(self, model: str) -> bool:
-        return self._in_flight < self._max_in_flight and self.has_room(model)
+        return self._begun.count < self._max_in_flight and self.has_room(model)
 
     def has_room(self, name: str) -> bool:
         if not self.is_open:
@@ -132,11 +103,13 @@ class SpareCapacity:
             engines = self._catalog.engines_for(configured)
             if self._admission.waiting(configured):  # lines of batches, too: they do not crowd each other
                 continue
+            unplaced = self._begun.unplaced(name)
             room = sum(engine.spare_slots for engine in engines if self.is_spare(engine))
-            if room > sum(not line.is_placed for line in self._begun.get(name, ())):
+            if room > unplaced:
                 return True
-            if model.wake is not None and not any(engine.up for engine in engines):
-                return True  # the line waits for an engine to start, as any request does
+            # More than one would wait as long, and look like people who queue.
+            if model.wake is not None and not unplaced and not any(engine.up for engine in engines):
+                return True  # one line waits for an engine to start, as any request does
         return False
 
     def is_spare(self, engine: Engine) -> bool:

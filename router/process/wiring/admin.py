@@ -43,15 +43,7 @@ def build_admin_routes(
     admin_authenticator: AdminAuthenticator,
 ) -> list[Route]:
     redis, records, client = services.redis, services.records, services.redis.admin_client
-    access = AdminAccess(
-        admin_authenticator,
-        Sessions(settings.auth.admin_keys, lambda: process_state.session_secret.value, redis.clock.now),
-        partial(process_state.session_secret.refresh, redis.pipeline),
-        LinkStore(
-            partial(process_state.sign_in_links.issue, redis.pipeline),
-            partial(process_state.sign_in_links.redeem, redis.pipeline),
-        ),
-    )
+    access = _build_access(settings, process_state, services, admin_authenticator)
     router = f"{process_state.identity.host}:{process_state.identity.pid}"
     audit = build_audit(settings, router, redis, process_state.telemetry.record_lost_audit)
     choice_explainer = ChoiceExplainer(
@@ -70,7 +62,13 @@ def build_admin_routes(
         redis=client,
         explainer=build_explainer(settings, resolver, client),
         engine_admin=EngineAdmin(
-            engines.catalog, records.drains, prefix_statuses(process_state), choice_explainer, audit, max_body=max_body
+            engines.catalog,
+            records.drains,
+            status.gpus,
+            prefix_statuses(process_state),
+            choice_explainer,
+            audit,
+            max_body=max_body,
         ),
         key_admin=KeyAdmin(settings, client, audit),
         adapter_admin=AdapterAdmin(engines.catalog, engines.client, engines.model_lists, client, audit),
@@ -88,6 +86,21 @@ def build_admin_routes(
     model = AUTO if any(model.auto for model in settings.model) else settings.model[0].name
     home = home_route(partial(home_page, auth_mode=settings.auth_mode, model=model))
     return [*admin.routes(), *dashboard.routes(), home]
+
+
+def _build_access(
+    settings: Settings, process_state: ProcessState, services: RedisServices, authenticator: AdminAuthenticator
+) -> AdminAccess:
+    redis = services.redis
+    return AdminAccess(
+        authenticator,
+        Sessions(settings.auth.admin_keys, lambda: process_state.session_secret.value, redis.clock.now),
+        partial(process_state.session_secret.refresh, redis.pipeline),
+        LinkStore(
+            partial(process_state.sign_in_links.issue, redis.pipeline),
+            partial(process_state.sign_in_links.redeem, redis.pipeline),
+        ),
+    )
 
 
 def build_explainer(settings: Settings, resolver: RequestResolver, client: RedisClient) -> Explainer:

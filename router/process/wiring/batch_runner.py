@@ -32,6 +32,7 @@ def build_runner(
         engines.catalog,
         engines.admission,
         engines.health.readiness,
+        begun=engines.begun_lines,
         max_in_flight=batch.max_in_flight,
         max_kv_usage=batch.max_kv_usage,
         is_open=partial(_is_open, parse_hours(batch.hours), redis_is_up),

@@ -9,6 +9,7 @@ from router.flow.attempts.continuation.continuation_engines import ContinuationE
 from router.flow.attempts.engine_health import EngineHealth
 from router.flow.attempts.engine_selection import EngineSelector
 from router.flow.attempts.waking import WakeResult, Waking
+from router.flow.batches.begun_lines import BegunLines
 from router.net.redis.pipeline import RedisPipeline
 from router.process.process_state import ProcessState
 from router.settings import Settings, groups
@@ -30,6 +31,7 @@ class EnginePool(NamedTuple):
     continuation_engines: ContinuationEngines
     waking: Waking
     selector: EngineSelector
+    begun_lines: BegunLines
     model_lists: ModelListReader
     adapter_refresh: AdapterRefresh
 
@@ -63,6 +65,7 @@ def build_engine_pool(
         continuation_engines=ContinuationEngines(catalog, admission),
         waking=_build_waking(catalog, admission, health, pipeline, process_state.telemetry),
         selector=_build_selector(settings, process_state, catalog),
+        begun_lines=BegunLines(),
         model_lists=model_lists,
         adapter_refresh=AdapterRefresh(catalog, model_lists),
     )

@@ -1,5 +1,7 @@
 """What a process shares with others through one Redis; it lives as long as `cache.url` stays the same."""
 
+from collections.abc import Sequence
+
 from router.core.cache.redis_keys import tracked_prefixes
 from router.process.process_state import ProcessState
 from router.process.wiring.background import build_background
@@ -30,6 +32,10 @@ class RedisServices:
         self._process_state = process_state
         self._background = build_background(settings, process_state, self.redis, self._live, self.records, self.cache)
         self._is_started = False
+
+    @property
+    def live(self) -> Sequence[LiveConfiguration]:
+        return self._live
 
     @property
     def is_shared(self) -> bool:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from router.api.access.auth import Authenticator
 from router.api.admin.batches import BatchReader
+from router.api.admin.gpus import Gpus
 from router.api.admin.status import HOUR, SHOWN_REQUESTS, StatusReader
 from router.api.dashboard.event_hub import EventHub
 from router.core.routing.prefill import PrefixIndexStatus
@@ -26,11 +27,13 @@ class Status(NamedTuple):
     batches: BatchReader
     event_hub: EventHub
     publisher: StatusPublisher
+    gpus: Gpus
 
 
 def build_status(
-    settings: Settings, process_state: ProcessState, redis: RedisLink, engines: EnginePool, auth: Authenticator
-) -> Status:
+    settings: Settings, process_state: ProcessState, redis: RedisLink, engines: EnginePool, auth: Authenticator,
+    gpus: Gpus,
+) -> Status:  # fmt: skip
     snapshot = _snapshots(settings, process_state, engines, redis.clock)
     reader = StatusReader(
         redis=redis.admin_client,
@@ -41,6 +44,7 @@ def build_status(
         take_snapshot=snapshot,
         own_requests=process_state.latest_requests.kept,
         refuses_all=lambda: auth.refuses_all,
+        read_gpus=gpus.read,
     )
     records = BatchRecords(redis.pipeline, clock=redis.clock.now) if settings.batch.folder else None
     batches = BatchReader(records, redis.clock.now, time.monotonic)
@@ -54,7 +58,7 @@ def build_status(
         pending_traffic=process_state.pending_traffic,
         requests=process_state.latest_requests,
     )
-    return Status(reader, batches, event_hub, publisher)
+    return Status(reader, batches, event_hub, publisher, gpus)
 
 
 def prefix_statuses(process_state: ProcessState) -> Callable[[str], PrefixIndexStatus]:

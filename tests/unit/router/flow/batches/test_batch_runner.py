@@ -26,9 +26,9 @@ from router.core.endpoints.embeddings import EMBEDDINGS
 from router.core.types import CacheStatus
 from router.errors import ApiError, not_cached
 from router.flow.batches.batch_runner import BatchLimits, BatchRunner
+from router.flow.batches.begun_lines import BegunLine
 from router.flow.batches.leftover_folders import remove_leftover_folders
 from router.flow.batches.line_requests import LineRequests
-from router.flow.batches.spare_capacity import BegunLine
 from router.flow.body_budget import BodyAllocation, BodyBudget
 from router.flow.caller import Caller
 from router.flow.exchange import Exchange

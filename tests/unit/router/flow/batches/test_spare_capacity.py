@@ -9,7 +9,8 @@ import pytest
 
 from router.core.resilience.readiness import Readiness
 from router.errors import unknown_model
-from router.flow.batches.spare_capacity import BegunLine, SpareCapacity
+from router.flow.batches.begun_lines import BegunLine, BegunLines
+from router.flow.batches.spare_capacity import SpareCapacity
 from router.upstream.engine_gauges import EngineGauges
 from tests.support.virtual_time import on_virtual_time
 
@@ -54,8 +55,9 @@ def capacity(
     admission: Any = SimpleNamespace(waiting=lambda _: waiting)
     readiness: Any = lambda engine: engine.state  # noqa: E731
     return SpareCapacity(
-        catalog, admission, readiness, max_in_flight=max_in_flight, max_kv_usage=0.7, is_open=lambda: is_open
-    )
+        catalog, admission, readiness, begun=BegunLines(), max_in_flight=max_in_flight, max_kv_usage=0.7,
+        is_open=lambda: is_open,
+    )  # fmt: skip
 
 
 def test_a_line_begins_where_an_engine_has_room() -> None:
