@@ -97,6 +97,8 @@ async def _restart(name: str, fleet: EngineFleet, switcher: Switcher) -> str | N
         return f"no engine {name[:64]!r} runs here; there is {', '.join(fleet.engines) or 'none'}"
     if switcher.is_switching:  # it may stop the engine, or be about to do so
         return "a switch is under way"
+    if fleet.turns.is_resting(name):
+        return f"{name} is asleep, since others have its GPU; `roundhouse engines wake {name}` wakes it up"
     try:
         await engine.supervisor.restart()
     except (StartError, RestartRefusedError) as error:

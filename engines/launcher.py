@@ -21,6 +21,8 @@ SIMULATED_PACE: Final = (
 """Of simulated engines: slow enough that a person sees a cache miss, and a prompt that is not in the prefix cache of an
 engine; fast enough not to wait for it."""
 
+SIMULATED_SLEEP: Final = ("--sleep-ms=500", "--wake-ms=1000")
+
 # Acceptance of draft tokens in chat and in code. Like a real draft, one is good at the prompts of its engine's task, so
 # that the router finds out what the README says.
 _ACCEPTANCE: Final[dict[EngineTask, tuple[float, float]]] = {
@@ -92,8 +94,9 @@ def engine_command(spec: EngineSpec, program: Program, plan: UpPlan) -> EngineCo
     timeout = _READY_TIMEOUT[program] + (0.0 if request is None else _RAY_START)
     where = "" if request is None else f", on a Ray node with {describe_resources(request.on_one_node)}"
     if program == "vllm":
-        argv = vllm_argv(spec, plan.vllm_python or sys.executable)
-        return EngineCommand(argv, vllm_env(spec, _uses_cpu(launch)), timeout, f"vLLM, {model_names}{where}", request)
+        cpu = _uses_cpu(launch)
+        argv = vllm_argv(spec, plan.vllm_python or sys.executable, cpu=cpu)
+        return EngineCommand(argv, vllm_env(spec, cpu), timeout, f"vLLM, {model_names}{where}", request)
     description = f"simulated instead of {model_names}{where}"
     return EngineCommand(_simulator_argv(spec, launch, draft), {}, timeout, description, request)
 
@@ -103,6 +106,8 @@ def _simulator_argv(spec: EngineSpec, launch: LaunchSpec, draft: str | None) -> 
     argv += ["--model", launch.target, "--served-model-name", spec.served_model]
     argv += [*SIMULATED_PACE, "--enable-prompt-tokens-details"]
     argv += kv_events_options(spec)
+    if spec.sleep == "vllm":
+        argv += ["--server-dev-mode", *SIMULATED_SLEEP]
     if launch.lora:
         argv += ["--enable-lora", "--lora-modules", *lora_modules(launch)]
     if spec.max_model_len is not None:

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from engines.spec import EngineSpec
+from engines.spec import EngineSpec, GpuSpec
 from engines.watchdog.settings import WatchdogSpec
 
 EngineKind = Literal["auto", "vllm", "simulator"]
@@ -38,6 +38,7 @@ class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
     - `redis_socket`: the socket of the private Redis; None if Redis runs elsewhere, at `redis_url`.
     - `router`: None if only engines are started.
     - `vllm_python`: the interpreter that vLLM is installed in; None: this one.
+    - `gpus`: those whose engines take turns.
     - `example_model`: the model in the banner's example.
     """
 
@@ -49,6 +50,7 @@ class UpPlan(msgspec.Struct, frozen=True, kw_only=True):
     kind: EngineKind
     vllm_python: str | None
     engines: list[EngineSpec]
+    gpus: list[GpuSpec] = []
     example_model: str
     watchdog: WatchdogSpec = WatchdogSpec()
 

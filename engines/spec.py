@@ -1,5 +1,6 @@
 """One engine of the configuration and how to start it, which the router's command line passes in JSON."""
 
+from collections.abc import Iterable
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -68,7 +69,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     routers send, `scheduling` vLLM's --scheduling-policy, `kv_events` and `kv_events_replay` where
     routers read its KV events. `revision` and `fallback` are the model's in the
     configuration. Without `launch` the engine is started elsewhere. `url` is empty if the engine is placed by Ray,
-    which decides it.
+    which decides it. `sleep` says how it sleeps while others have its GPU: by vLLM's sleep mode at `sleep_level`, or
+    its process is stopped; None if it shares none.
     """
 
     name: str
@@ -83,6 +85,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_events_replay: str | None = None
     revision: str = ""
     fallback: str | None = None
+    sleep: Literal["vllm", "process"] | None = None
+    sleep_level: int = 1
     launch: LaunchSpec | None = None
 
     @property
@@ -104,3 +108,25 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The port of the URL, or the default of its scheme; raises ValueError if the port is invalid."""
         parts = urlsplit(self.url)
         return parts.port or (443 if parts.scheme == "https" else 80)
+
+
+class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Engines that take turns at a GPU: `[[gpu]]` of the configuration.
+
+    `engines`: how much of the `capacity` each one needs while it is awake, by name, in their order: bytes if it is
+    shared `by_memory`, else 1 each.
+    """
+
+    name: str
+    engines: dict[str, float]
+    capacity: float
+    by_memory: bool = False
+
+    def first(self, engines: Iterable[str]) -> list[str]:
+        """Those of `engines`, in the order of the group, that there is room for."""
+        wanted, room, found = set(engines), self.capacity, []
+        for name, need in self.engines.items():
+            if name in wanted and need <= room:
+                room -= need
+                found.append(name)
+        return found

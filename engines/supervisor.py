@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from engines.gpu_memory import is_out_of_memory, with_less_memory
+from engines.gpu.gpu_memory import is_out_of_memory, with_less_memory
 from engines.logs import rotate_if_large
 from engines.process import ManagedProcess, StartError, describe_exit
 from engines.restarts import INITIAL_DELAY, MAX_FAILED_STARTS, STABLE_AFTER, GiveUp, Run, decide_restart
@@ -72,6 +72,11 @@ class EngineSupervisor:
     def is_restarting(self) -> bool:
         """Whether a restart that was requested is under way."""
         return self._request is not None
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether `run` starts it again, so that it may run and not be ready."""
+        return self._is_starting
 
     async def start(self) -> None:
         """Raises StartError; then nothing of the engine runs any more."""
@@ -165,7 +170,8 @@ class EngineSupervisor:
             self._add_run(Run(None))
         else:
             self._report(f"{self.name} is ready again")
-        self._is_starting = False
+        finally:
+            self._is_starting = False
         request, self._request = self._request, None
         self._requested.clear()
         if request is not None and not request.done():  # done: its caller was cancelled

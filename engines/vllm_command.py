@@ -18,8 +18,8 @@ class MissingLaunchError(ValueError):
     """The configuration does not contain how to start this engine."""
 
 
-def vllm_argv(spec: EngineSpec, python: str) -> list[str]:
-    """The command that starts the engine; `python` is the interpreter that vLLM is installed in.
+def vllm_argv(spec: EngineSpec, python: str, *, cpu: bool = False) -> list[str]:
+    """The command that starts the engine; `python` is the interpreter that vLLM is installed in, `cpu` its CPU build.
 
     Reads only the configuration files of local models, to compare their vocabularies.
     Raises MissingLaunchError for a spec without `launch`.
@@ -32,6 +32,8 @@ def vllm_argv(spec: EngineSpec, python: str) -> list[str]:
     argv += _option("--scheduling-policy", spec.scheduling)
     argv += kv_events_options(spec)
     argv += _launch_options(launch)
+    if spec.sleep == "vllm" and not cpu:  # the CPU build refuses it; there, an engine that sleeps only stands still
+        argv += ["--enable-sleep-mode"]
     if launch.speculation_method is not None:
         argv += ["--speculative-config", json.dumps(speculative_config(launch, launch.speculation_method))]
         # The router learns from it what the draft is worth; without a draft, vLLM refuses the option.
@@ -87,6 +89,8 @@ def vllm_env(spec: EngineSpec, cpu: bool) -> dict[str, str]:
     elif launch.gpus:
         # By default, CUDA numbers GPUs by speed. nvidia-smi numbers them by PCI slot, and so does the configuration.
         env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, launch.gpus))}
+    if spec.sleep == "vllm":
+        env["VLLM_SERVER_DEV_MODE"] = "1"  # only then has it /sleep and /wake_up
     return env | launch.env
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from engines.gpu_memory import DEFAULT_MEMORY_UTILIZATION
+from engines.gpu.gpu_memory import DEFAULT_MEMORY_UTILIZATION
 
 _ALIASES: Final = {
     "sc": "speculative-config",

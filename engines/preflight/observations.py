@@ -132,10 +132,23 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     disks: tuple[Disk, ...] = ()
 
 
+class Turns(msgspec.Struct, frozen=True, kw_only=True):
+    """- `gpu`: the name of a `[[gpu]]`. `most_awake`: how many of its engines are awake at once; None: by their memory.
+    - `memory`: what the engine is said to need, in bytes; None without a memory of the group.
+    - `keeps_weights`: in the memory of the machine, while it sleeps.
+    """
+
+    gpu: str
+    most_awake: int | None
+    memory: int | None = None
+    keeps_weights: bool = True
+
+
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """An engine that `roundhouse up` would start: what it is configured to be, and its models.
 
-    `configured_gpus` are those of the configuration; `options.gpus` those that the engine would get.
+    `configured_gpus` are those of the configuration; `options.gpus` those that the engine would get. `turns`: the
+    `[[gpu]]` at which it takes turns with others.
     """
 
     name: str
@@ -144,6 +157,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     options: LaunchOptions
     target: Model
     draft: Model | None = None
+    turns: Turns | None = None
 
 
 class Observations(msgspec.Struct, frozen=True, kw_only=True):

@@ -173,12 +173,14 @@ class Switcher:
         return configured_version(launch, revision)
 
     def _new_specs(self, plan: SwitchPlan) -> list[EngineSpec]:
-        """The specs of the new engines, on free ports. Raises SwitchFailedError."""
+        """The specs of the new engines, on free ports. Raises SwitchFailedError and SwitchRefusedError."""
         taken = {spec.port for spec in self._configured.values() if spec.name not in plan.versions}
         taken |= self._fleet.used_ports
         specs = []
         for name, version in plan.versions.items():
             spec = self._configured[name]
+            if spec.sleep is not None:
+                raise SwitchRefusedError(f"engine {name} takes turns at a GPU; no other one can start beside it")
             try:
                 port = self._find_port(spec.host, spec.port, taken)
             except StartError as error:

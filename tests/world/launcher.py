@@ -35,7 +35,6 @@ from tests.world.processes import HostedProcess, WorldEngine
 WHO: Final = "command line: somebody@somewhere"
 """Who switches."""
 
-_LOADING: Final = 1.0  # seconds until an engine that starts answers
 _TIMEOUT: Final = 5.0  # seconds; as in engines/up.py
 
 
@@ -58,6 +57,8 @@ class WorldLauncher(HostedProcess):
         """The engines that run, by the names of their processes."""
         self.started: list[WorldEngine] = []
         """Those that have run as well."""
+        self.loading = 1.0
+        """Seconds until an engine that starts answers."""
         self._text = text
         self._state = state
         self._client: httpx.AsyncClient
@@ -166,7 +167,7 @@ async def _close_at_the_end(fleet: EngineFleet) -> None:
     try:
         await asyncio.Event().wait()
     finally:
-        await asyncio.gather(fleet._watchdog.aclose(), fleet.announcer._redis.aclose())
+        await asyncio.gather(fleet._watchdog.aclose(), fleet.announcer._redis.aclose(), fleet.turns._redis.aclose())
 
 
 class _WorldProcess(EngineProcess):
@@ -198,7 +199,7 @@ class _WorldProcess(EngineProcess):
         self._loading = asyncio.ensure_future(self._load(engine))
 
     async def _load(self, engine: WorldEngine) -> None:
-        await asyncio.sleep(_LOADING)
+        await asyncio.sleep(self._launcher.loading)
         await engine.start()
 
     async def wait(self) -> int:

@@ -1,7 +1,7 @@
 """Do weights and KV cache fit into the memory of the GPUs? Estimates: see engines.preflight.memory_estimate."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from engines.preflight.checks.drafts import served_context
@@ -25,6 +25,7 @@ def check_memory(observed: Observations) -> Iterator[Finding]:
             if gpus := _gpus_of(engine, observed):
                 yield from _check_fit(engine, min(gpus, key=lambda gpu: gpu.total))
     yield from _check_sharing(observed)
+    yield from _check_turns(observed)
 
 
 def _gpus_of(engine: EngineFacts, observed: Observations) -> list[Gpu]:
@@ -133,10 +134,46 @@ def mend_context(engine: EngineFacts, tokens: int) -> str:
     )
 
 
+def _claimed_together(sharing: Sequence[EngineFacts], gpu: Gpu) -> int:
+    """The most that these engines hold at once: of those that take turns, as many as may be awake."""
+    claims = [_claim(engine, gpu) for engine in sharing if engine.turns is None]
+    groups: dict[str, list[EngineFacts]] = {}
+    for engine in sharing:
+        if engine.turns is not None:
+            groups.setdefault(engine.turns.gpu, []).append(engine)
+    for members in groups.values():
+        assert members[0].turns is not None
+        most = members[0].turns.most_awake
+        # By memory, any of them may be awake alone; whether more fit is up to what the configuration says.
+        claims += sorted((_claim(engine, gpu) for engine in members), reverse=True)[: 1 if most is None else most]
+    return sum(claims)
+
+
+def _check_turns(observed: Observations) -> Iterator[Finding]:
+    """What the configuration says of engines that take turns."""
+    kept = 0
+    for engine in observed.engines:
+        if engine.turns is None or engine.options.on_cpu:
+            continue
+        if engine.turns.keeps_weights:
+            kept += estimate_memory(engine).weights or 0
+        for gpu in _gpus_of(engine, observed)[:1]:
+            wanted = _claim(engine, gpu)
+            if engine.turns.memory is not None and wanted > engine.turns.memory:
+                problem = f"it is {gib(engine.turns.memory)}, and the engine wants {gib(wanted)} of GPU {gpu.index}"
+                share = math.floor(100 * engine.turns.memory / gpu.total) / 100
+                remedy = f"Raise it, or add `--gpu-memory-utilization {share:g}` to args."
+                yield error(engine.name, "gpu_memory", problem, remedy)
+    memory = observed.machine.total_memory
+    if memory is not None and kept > memory:
+        problem = f"the weights of the engines that sleep need {gib(kept)} of the machine's {gib(memory)}"
+        yield error(None, "sleep_level", problem, 'Set sleep_level = 2, or sleep = "process", for some of them.')
+
+
 def _check_sharing(observed: Observations) -> Iterator[Finding]:
     for gpu in observed.driver.gpus:
         sharing = [e for e in observed.engines if not e.options.on_cpu and gpu in _gpus_of(e, observed)]
-        claimed = sum(_claim(engine, gpu) for engine in sharing)
+        claimed = _claimed_together(sharing, gpu)
         if len(sharing) > 1 and claimed > gpu.total:  # one alone is reported by _check_fit
             names = listed(engine.name for engine in sharing)
             problem = f"{names} together want {gib(claimed)} of its {gib(gpu.total)}"

@@ -8,7 +8,7 @@ from engines.plan import UpPlan
 from engines.preflight.gather.model_folder import hub_cache
 from engines.preflight.gather.models import read_model
 from engines.preflight.launch_options import LaunchOptions, launch_options
-from engines.preflight.observations import EngineFacts, Model
+from engines.preflight.observations import EngineFacts, Model, Turns
 from engines.spec import EngineSpec
 from engines.vllm_command import is_local_model
 
@@ -25,6 +25,20 @@ def read_engine(spec: EngineSpec, plan: UpPlan, environment: Mapping[str, str]) 
         options=options,
         target=_read(options.target, options, options.revision, cache),
         draft=None if options.draft is None else _read(options.draft, options, None, cache),
+        turns=_turns(spec, plan),
+    )
+
+
+def _turns(spec: EngineSpec, plan: UpPlan) -> Turns | None:
+    gpu = next((gpu for gpu in plan.gpus if spec.name in gpu.engines), None)
+    if gpu is None:
+        return None
+    need = gpu.engines[spec.name]
+    return Turns(
+        gpu=gpu.name,
+        most_awake=None if gpu.by_memory else int(gpu.capacity),
+        memory=int(need) if gpu.by_memory else None,
+        keeps_weights=spec.sleep == "vllm" and spec.sleep_level == 1,
     )
 
 

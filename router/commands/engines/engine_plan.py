@@ -31,6 +31,8 @@ def build_plan(
 ) -> dict[str, Any]:
     """The input of `python -m engines`, which engines/plan.py reads. `engine_kind` is auto, vllm or simulator."""
     models = {model.name: model for model in settings.model}
+    tables = {engine.name: engine for engine in settings.engine}
+    turns = {name for gpu in settings.gpu for name in gpu.engines}
     return {
         "state": str(Path(settings.router.state).resolve()),
         "control_socket": str(settings.control_socket),
@@ -53,9 +55,20 @@ def build_plan(
                 "kv_events_replay": engine.kv_events_replay,
                 "revision": models[engine.model].revision,
                 "fallback": models[engine.model].fallback,
+                "sleep": "process" if engine.sleep == "process" else "vllm" if engine.name in turns else None,
+                "sleep_level": engine.sleep_level,
                 "launch": msgspec.to_builtins(engine.launch),
             }
             for engine in settings.engine
+        ],
+        "gpus": [
+            {
+                "name": gpu.name,
+                "engines": {name: gpu.need(tables[name]) for name in gpu.engines if name in tables},
+                "capacity": gpu.capacity,
+                "by_memory": gpu.memory is not None,
+            }
+            for gpu in settings.gpu
         ],
         "watchdog": {
             **msgspec.to_builtins(settings.watchdog, enc_hook=float),

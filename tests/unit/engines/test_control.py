@@ -84,7 +84,9 @@ def switcher() -> Switcher:
 async def control_socket(tmp_path: Path, supervisor: Supervisor, switcher: Switcher) -> AsyncIterator[Path]:
     path = tmp_path / "up.sock"
     path.touch()  # left by a run that was killed
-    fleet: Any = SimpleNamespace(engines={"e0": SimpleNamespace(supervisor=supervisor)})
+    fleet: Any = SimpleNamespace(
+        engines={"e0": SimpleNamespace(supervisor=supervisor)}, turns=SimpleNamespace(is_resting=lambda _: False)
+    )
     stand_in: Any = switcher
     server = await serve_control(path, fleet, stand_in)
     yield path

@@ -222,3 +222,16 @@ def test_of_the_router_and_the_engine_one_binds_the_endpoint_of_kv_events(of_rou
         "enable_kv_cache_events": True, "publisher": "zmq", "endpoint": of_engine, "replay_endpoint": "tcp://*:5558",
     }  # fmt: skip
     assert "--kv-events-config" not in vllm_argv(spec(launch), "python")
+
+
+def test_an_engine_that_takes_turns_has_vllms_sleep_mode_where_there_is_a_gpu() -> None:
+    sleeping = spec(LaunchSpec(target="org/M"), sleep="vllm")
+    assert "--enable-sleep-mode" in vllm_argv(sleeping, "python")
+    assert "--enable-sleep-mode" not in vllm_argv(sleeping, "python", cpu=True), "the CPU build refuses it"
+    assert [vllm_env(sleeping, cpu)["VLLM_SERVER_DEV_MODE"] for cpu in (False, True)] == ["1", "1"]
+
+
+def test_an_engine_whose_process_is_stopped_has_no_development_endpoints() -> None:
+    stopped = spec(LaunchSpec(target="org/M"), sleep="process")
+    assert "--enable-sleep-mode" not in vllm_argv(stopped, "python")
+    assert "VLLM_SERVER_DEV_MODE" not in vllm_env(stopped, cpu=False)

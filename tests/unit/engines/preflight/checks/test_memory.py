@@ -7,8 +7,16 @@ from msgspec.structs import replace
 
 from engines.preflight.checks.memory import check_memory
 from engines.preflight.finding import Finding
-from engines.preflight.observations import EngineFacts, Gpu, GpuDriver, GpuProcess, ModelShape, Process
-from tests.support.preflight_facts import GIB, LLAMA_8B, make_engine, make_gpu, make_model, make_observations
+from engines.preflight.observations import EngineFacts, Gpu, GpuDriver, GpuProcess, ModelShape, Process, Turns
+from tests.support.preflight_facts import (
+    GIB,
+    LLAMA_8B,
+    make_engine,
+    make_gpu,
+    make_machine,
+    make_model,
+    make_observations,
+)
 
 
 def findings(*engines: EngineFacts, gpus: tuple[Gpu, ...] = (make_gpu(),)) -> list[Finding]:
@@ -164,3 +172,38 @@ def test_engines_on_the_cpu_are_not_compared_with_gpus() -> None:
 
 def test_without_known_gpus_nothing_is_said() -> None:
     assert findings(make_engine(), gpus=()) == []
+
+
+def taking_turns(name: str, memory: int | None = None, most: int | None = 1, **turns: bool) -> EngineFacts:
+    return replace(make_engine(name), turns=Turns(gpu="gpu0", most_awake=most, memory=memory, **turns))
+
+
+def errors(*engines: EngineFacts, total_memory: int = 64 * GIB) -> list[str]:
+    driver = GpuDriver(kind="nvidia", gpus=(make_gpu(),))
+    machine = make_machine(total_memory=total_memory)
+    found = check_memory(make_observations(*engines, driver=driver, machine=machine))
+    return [each.problem for each in found if each.severity == "error"]
+
+
+def test_engines_that_take_turns_need_the_memory_of_those_that_are_awake() -> None:
+    three = [taking_turns(name) for name in "abc"]
+    assert errors(*three) == []
+    assert errors(*(taking_turns(name, most=2) for name in "abc")) == [
+        "a, b and c together want 44.2 GiB of its 24.0 GiB"
+    ]
+    assert errors(*three, make_engine("d")) == ["a, b, c and d together want 44.2 GiB of its 24.0 GiB"]
+
+
+def test_what_an_engine_is_said_to_need_is_compared_with_what_it_takes() -> None:
+    assert errors(taking_turns("a", 23 * GIB, None), taking_turns("b", 23 * GIB, None)) == []
+    assert errors(taking_turns("a", 14 * GIB, None)) == [
+        "it is 14.0 GiB, and the engine wants 22.1 GiB of GPU 0"
+    ]  # fmt: skip
+
+
+def test_the_weights_of_engines_that_sleep_must_fit_into_the_memory_of_the_machine() -> None:
+    three = [taking_turns(name) for name in "abc"]
+    assert errors(*three, total_memory=32 * GIB) == [
+        "the weights of the engines that sleep need 45.0 GiB of the machine's 32.0 GiB"
+    ]
+    assert errors(*(taking_turns(name, keeps_weights=False) for name in "abc"), total_memory=32 * GIB) == []

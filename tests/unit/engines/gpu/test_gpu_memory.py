@@ -2,7 +2,7 @@
 
 import pytest
 
-from engines.gpu_memory import is_out_of_memory, with_less_memory
+from engines.gpu.gpu_memory import is_out_of_memory, with_less_memory
 
 OUT_OF_MEMORY = [
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.68 GiB",
