@@ -44,8 +44,9 @@ async def check_all(settings: Settings, *, timeout: float = CHECK_TIMEOUT) -> li
     name, redis_facts = ("redis (embedded)", _of_up(redis)) if embedded else ("redis", redis)
     findings = [*judge_redis(name, redis_facts, retention=settings.cache.retention)]
     waking = {model.name for model in settings.model if model.wake is not None}
+    sharing = {name for gpu in settings.gpu for name in gpu.engines}
     for facts in engines:
-        findings += judge_engine(facts, may_sleep=facts.engine.model in waking)
+        findings += judge_engine(facts, may_sleep=facts.engine.model in waking or facts.engine.name in sharing)
     return [
         *findings,
         *judge_models(settings, engines),

@@ -108,6 +108,8 @@ class AdminRoutes:
             ("POST", "/admin/engines/explain", self._engine_admin.explain),
             ("POST", "/admin/engines/{name}/drain", self._engine_admin.drain),
             ("POST", "/admin/engines/{name}/resume", self._engine_admin.resume),
+            ("POST", "/admin/engines/{name}/sleep", self._engine_admin.sleep),
+            ("POST", "/admin/engines/{name}/wake", self._engine_admin.wake),
             ("POST", "/admin/sign-in-links", self.make_sign_in_link),
             ("GET", "/admin/keys", self._key_admin.list),
             ("POST", "/admin/keys", self._key_admin.create),

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from router.shared.status.request_explanation import explain
 from router.shared.status.router_snapshots import RouterSnapshot
 from router.shared.status.status_documents import (
     ExplainedRequestsDocument,
+    GpuRow,
     HistoryDocument,
     RedisRow,
     RequestRow,
@@ -61,6 +62,7 @@ class StatusReader:
         take_snapshot: Callable[[], RouterSnapshot],
         own_requests: Callable[[float], Sequence[RequestRow]],
         refuses_all: Callable[[], str | None],
+        read_gpus: Callable[[], Awaitable[tuple[GpuRow, ...]]],
     ) -> None:
         """`clock`: seconds since the epoch by Redis' clock. `own_requests`: those of this process, the newest first.
 
@@ -74,6 +76,7 @@ class StatusReader:
         self._take_snapshot = take_snapshot
         self._own_requests = own_requests
         self._refuses_all = refuses_all
+        self._read_gpus = read_gpus
 
     async def status(self, *, complete: bool = False) -> StatusDocument:
         """`complete`: if nobody has watched, waits until all processes have published."""
@@ -110,6 +113,7 @@ class StatusReader:
             redis=redis,
             last_hour=traffic.last_hour(minutes) if minutes else None,
             problems=find_problems(facts),
+            gpus=await self._read_gpus(),
             router_now=round(facts.now, 3),
         )
 

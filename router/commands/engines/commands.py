@@ -35,6 +35,7 @@ from router.commands.engines.engine_access import engine_names, probe_engines, w
 from router.commands.engines.engine_explain import explain
 from router.commands.engines.engine_list import list_command
 from router.commands.engines.logs import logs
+from router.commands.engines.sleep import sleep, wake
 from router.commands.engines.switch import rollback, switch
 from router.commands.redis import record_change, unless_replica, with_redis
 from router.commands.suggestions import command_group
@@ -62,7 +63,7 @@ app = command_group(
 app.command(name="list")(list_command)
 app.command(name="status", help="The same as `list`.")(list_command)
 app.add_typer(adapters, name="adapters")
-for command in (explain, logs, switch, rollback):
+for command in (explain, logs, sleep, wake, switch, rollback):
     app.command()(command)
 
 

@@ -40,7 +40,8 @@ class EngineRow(msgspec.Struct, frozen=True):
     """An engine's present status, from a probe; None means unknown, never 0.
 
     - `prefix_cache_hit_rate` (0 to 1) and `tokens_per_step` (with speculative decoding): since the engine's start.
-    - `seen_by`: the router process that believes `prefix_tokens` to `seconds_per_token`, see PrefixIndexStatus.
+    - `seen_by`: the router process that believes `prefix_tokens` to `seconds_per_token`, see PrefixIndexStatus, and
+      for which the engine is `asleep`: it is started, or wakes up, when a request comes.
     """
 
     name: str
@@ -61,6 +62,7 @@ class EngineRow(msgspec.Struct, frozen=True):
     prefix_entries: int | None = None
     prefix_unused_seconds: float | None = None
     seconds_per_token: float | None = None
+    asleep: bool = False
 
 
 def list_command(
@@ -107,6 +109,7 @@ def _engine_row(engine: "Engine", drained: set[str], view: "RouterView") -> Engi
         row, seen_by=view.process, prefix_tokens=believed.prefix_tokens,
         prefix_capacity_tokens=believed.prefix_capacity_tokens, prefix_entries=believed.prefix_entries,
         prefix_unused_seconds=believed.prefix_unused_seconds, seconds_per_token=believed.seconds_per_token,
+        asleep=believed.asleep,
     )  # fmt: skip
 
 
@@ -114,7 +117,7 @@ def _table_row(row: EngineRow) -> tuple[str, ...]:
     def number(value: Any, form: str = "g") -> str:
         return "?" if value is None else f"{value:{form}}"
 
-    state = row.state + (", drained" if row.drained else "")
+    state = ("asleep" if row.asleep else row.state) + (", drained" if row.drained else "")
     return (
         row.name, row.model, row.task, state, number(row.running), number(row.waiting),
         number(row.kv_cache_usage, ".0%"), number(row.prefix_cache_hit_rate, ".0%"),

@@ -9,6 +9,7 @@ import { EntryListing } from "./entries.js";
 import { showEntry } from "./entry.js";
 import { mountExplain } from "./explain.js";
 import { addFilterFields, listingHash } from "./filters.js";
+import { mountGpus } from "./gpus.js";
 import { mountHour } from "./hour.js";
 import { LiveEvents } from "./live.js";
 import { announce, notify } from "./notices.js";
@@ -51,6 +52,7 @@ function eventHandler(requestList) {
   const overview = mountOverview();
   const problems = mountProblems();
   const engines = mountEngines();
+  const gpus = mountGpus();
   const hour = mountHour(byId("figures"), byId("charts"), byId("hour-empty"));
   const requests = mountRequests();
   const handlers = {
@@ -58,6 +60,7 @@ function eventHandler(requestList) {
       overview(status);
       problems(status);
       engines(status);
+      gpus(status);
       hour.updateStatus(status);
       requests.updateStatus(status);
       requestList.updateStatus(status);
