@@ -51,7 +51,7 @@ def section(page: str, heading: str) -> str:
 def test_there_is_a_table_for_every_part_of_the_configuration() -> None:
     assert {heading for heading, _ in tables()} == {
         "[router]", "[cache]", "[responses]", "[batch]", "[auth]", "[[tenant]]", "[[model]]", "[[engine]]",
-        "[engine.launch]", "[breaker]", "[timeouts]", "[retry]", "[watchdog]", "[tracing]",
+        "[engine.launch]", "[[gpu]]", "[breaker]", "[timeouts]", "[retry]", "[watchdog]", "[tracing]",
     }  # fmt: skip
 
 
