@@ -136,12 +136,13 @@ class Catalog:
             raise unknown_model(name)
         # What is stored for a model that sleeps is not found then: one more generation costs less than a turn.
         if self._has_turns and len(candidates) > 1:
-            candidates = [m for m in candidates if not self._rests(m.name)] or candidates
+            candidates = [m for m in candidates if not self.rests(m.name)] or candidates
         return next(
             (m for m in candidates if any(e.task == task for e in self._engines_by_model[m.name])), candidates[0]
         )
 
-    def _rests(self, model: str) -> bool:
+    def rests(self, model: str) -> bool:
+        """Whether others have the GPUs of all its engines."""
         engines = self._engines_by_model[model]
         return bool(engines) and all(engine.rest for engine in engines)
 

@@ -51,6 +51,7 @@ async def test_the_listing_shows_the_state_of_each_engine(world: World) -> None:
     assert listed[0] == {
         "name": "llama-chat", "model": "llama", "task": "chat", "url": engines.chat.url, "up": True, "drained": False,
         "in_flight": 0, "running": 0.0, "waiting": 0.0, "kv_cache_usage": listed[0]["kv_cache_usage"],
+        "rest": "",
         "prefixes": {
             "tokens": 0, "capacity_tokens": listed[0]["prefixes"]["capacity_tokens"], "entries": 0,
             "unused_seconds": None, "seconds_per_token": None,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.support.waiting import eventually
 from tests.world.batches import batch_lines, begin_batch
-from tests.world.gpu_group import start
+from tests.world.gpu_group import ADMIN, start
 from tests.world.scenario import World, scenario
 
 AUTO = 'auto = ["chat", "code"]'
@@ -49,6 +49,26 @@ async def test_a_fallback_that_is_awake_answers_if_the_group_says_so(world: Worl
     await router.reload(fallback_of_code(setting.config("wake_before_fallback = false")))
     answer = await router.chat("A function?", model="code")
     assert (answer.status_code, answer.headers["x-engine"]) == (200, "chat")
+    assert await setting.awake() == ["chat"]
+
+
+@scenario
+async def test_a_fallback_answers_for_an_engine_that_is_awake_and_has_died(world: World) -> None:
+    setting = await start(world, asleep=("mistral",), gpu="awake = 2")
+    (router,) = setting.routers
+    await router.reload(fallback_of_code(setting.config("awake = 2")))
+    setting.engines["code"].kill()
+    await asyncio.sleep(5)
+    answer = await router.chat("A function?", model="code")
+    assert (answer.status_code, answer.headers["x-engine"]) == (200, "chat")
+
+
+@scenario
+async def test_a_drained_engine_that_sleeps_wakes_for_nobody(world: World) -> None:
+    setting = await start(world)
+    (router,) = setting.routers
+    assert (await router.http.post("/admin/engines/code/drain", headers=ADMIN)).status_code == 200
+    assert (await router.chat("A function?", model="code")).status_code == 503
     assert await setting.awake() == ["chat"]
 
 

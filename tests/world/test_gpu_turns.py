@@ -316,3 +316,18 @@ async def test_after_a_reload_with_less_room_those_that_were_used_last_stay_awak
     await router.reload(setting.config("awake = 1"))
     await asyncio.sleep(3)
     assert await setting.awake() == ["code"]
+
+
+@scenario
+async def test_an_engine_of_calls_that_has_died_is_woken_up_by_the_next_request(world: World) -> None:
+    calls = 'sleep_call = "URL/sleep?level=1&mode=wait"\nwake_call = "URL/wake_up"'
+    setting = await start(world, options={"engine": calls}, asleep=())
+    (router,) = setting.routers
+    await asyncio.sleep(3)
+    assert await setting.awake() == ["chat"], "those that there is no room for are put to sleep at the start"
+    chat = setting.engines["chat"]
+    chat.kill()
+    await asyncio.sleep(20)
+    await chat.start()
+    await put_to_sleep(chat)
+    assert (await router.chat("The sea?", model="chat")).status_code == 200

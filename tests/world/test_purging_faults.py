@@ -64,12 +64,14 @@ async def test_a_purged_entry_whose_write_lost_its_reply_is_not_served(world: Wo
             await answer.read_until_text("one ")
             setting.proxy.refuse("listening")  # so that the near router does not receive the purge
             await setting.admin("cache/purge", all=True)
-            executed = setting.proxy.drop_replies_from(b"unpack(ARGV, 2)")
+            key = answer.headers["x-cache-key"]
+            # The write of the entry: a recent prompt is written by the same script.
+            executed = setting.proxy.drop_replies_from(f"ARGV[1])\r\n$1\r\n1\r\n${len(key)}\r\n{key}".encode())
             setting.engine.chunk_permits.release()
             await answer.read_to_end()
             await executed.wait()
+            assert await redis.exists(key)
             setting.proxy.cut("commands")
-            assert await redis.exists(answer.headers["x-cache-key"])
         setting.engine.paced = False
         again = await setting.other.chat("x", stream=True)
         assert again.headers["x-cache"] == "MISS"

@@ -82,7 +82,17 @@ async def test_the_first_status_already_has_every_router(world: World) -> None:
     assert all(router["seen"] < 2.5 and not router["draining"] for router in status["routers"])
     assert abs(status["now"] - time.time()) < 1
     assert await router_ids(routers.second) == [router["id"] for router in status["routers"]]
-    assert list(status) == ["now", "routers", "engines", "models", "redis", "last_hour", "problems", "router_now"]
+    assert list(status) == [
+        "now",
+        "routers",
+        "engines",
+        "models",
+        "redis",
+        "last_hour",
+        "problems",
+        "gpus",
+        "router_now",
+    ]
 
 
 @scenario

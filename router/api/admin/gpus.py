@@ -53,10 +53,10 @@ class Gpus:
             )
         try:
             is_taken = await self._records.give_order(group.name, Order(engine, sleeps))
-        except RedisDownError:
-            is_taken = False
+        except RedisDownError as error:
+            raise unavailable("Redis is down, so no router decides for this GPU.", code="redis_down") from error
         if not is_taken:
-            raise unavailable("Redis is down, so no router decides for this GPU.", code="redis_down")
+            raise unavailable("No router decides for this GPU at the moment.", code="no_gpu_decision")
         return group.name
 
 

@@ -98,6 +98,8 @@ async def _carry_out(
     from router.shared.engines.gpu_groups import give_order_command
 
     began_at, shown = time.monotonic(), ""
+    seconds_, micros = await _execute(redis, ("TIME",))
+    ordered_at = int(seconds_) + int(micros) / 1e6
     if not await _execute(redis, give_order_command(group, order)):
         return None
     await record_change(settings, engine_ordered(order.engine, group, sleeps=order.sleeps))
@@ -106,7 +108,7 @@ async def _carry_out(
         state, is_open = await _read(redis, group)
         if state is not None and not is_open and state.phase == "steady":
             found = "awake" if order.engine in state.awake else "asleep"
-            error = "" if found == _wanted(order) else await _last_error(redis, group, order.engine)
+            error = "" if found == _wanted(order) else await _last_error(redis, group, order.engine, ordered_at)
             return _Outcome(order.engine, group, found, round(seconds, 1), error)
         if seconds >= timeout:
             return _Outcome(order.engine, group, None, round(seconds, 1))
@@ -132,12 +134,13 @@ async def _read(redis: "RedisClient", group: str) -> "tuple[GroupState | None, b
     return decode_turns(await _execute(redis, read_turns_command(group)))
 
 
-async def _last_error(redis: "RedisClient", group: str, engine: str) -> str:
-    """Why it has not woken up."""
+async def _last_error(redis: "RedisClient", group: str, engine: str, since: float) -> str:
+    """Why it has not woken up, or not fallen asleep."""
     from router.shared.engines.gpu_groups import decode_switches, read_switches_command
 
     switches = decode_switches(await _execute(redis, read_switches_command(group)))
-    last = next((switch for switch in switches if switch.wakes == engine), None)
+    of_engine = (each for each in switches if engine in (each.wakes, *each.sleeps) and each.at >= since)
+    last = next(of_engine, None)
     return last.error if last is not None and last.error else "another request or order came first"
 
 

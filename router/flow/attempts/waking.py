@@ -112,7 +112,10 @@ class Waking:
 
     def must_wait(self, plan: WaitPlan) -> bool:
         """Whether only the start of an engine lets the request be answered as it should be."""
-        return self.is_asleep(plan.model) and (plan.prefers_waiting or not self._fallback_is_ready(plan))
+        if not self.is_asleep(plan.model):
+            return False
+        waits_for_turn = plan.wakes_first and plan.max_wait > 0 and self._catalog.rests(plan.model)
+        return plan.prefers_waiting or waits_for_turn or not self._fallback_is_ready(plan)
 
     def _fallback_is_ready(self, plan: WaitPlan) -> bool:
         engines = (engine for model in plan.fallbacks for engine in self._catalog.engines_for(model))

@@ -113,9 +113,11 @@ class TurnSwitcher:
         """The first state: what the engines say. One that cannot be asked is taken for awake."""
         found = await self._ask()
         sleeping = {name: bool(sleeps) for name, sleeps in found.items()}
-        awake = reconcile(self._needs, {}, sleeping, self._rules.capacity, self._now()).awake
-        # What is awake beyond the capacity is found by the next look.
+        awake, strays = reconcile(self._needs, {}, sleeping, self._rules.capacity, self._now())
         self._looked_at = -LOOK_INTERVAL
+        if strays:
+            log.info("GPU %s: put to sleep at the start: %s", self._name, ", ".join(strays))
+            self._action = asyncio.get_running_loop().create_task(self._repair(strays, ()))
         # No state has had this version: Redis may have been emptied, while processes remember what they apply.
         first = GroupState(version=int(1000 * self._now()))
         return await self._set(first, GroupState(awake=awake, since=self._now()))
@@ -324,12 +326,13 @@ class TurnSwitcher:
         else:
             new = replace(state, phase="steady", since=now)
         result = await self._set(state, new)
-        if result is not None and state.phase != "returning" and state.wakes:
+        if result is not None and state.phase != "returning":
             self._record(Switch(now, state.wakes, state.sleeps, round(now - state.since, 3), str(failure)))
         return result
 
     def _record(self, switch: Switch) -> None:
-        self._record_switch(switch.wakes, not switch.error, switch.seconds)
+        if switch.wakes:
+            self._record_switch(switch.wakes, not switch.error, switch.seconds)
         try:
             self._records.add_switch(self._name, switch)
         except RedisDownError:
@@ -338,7 +341,9 @@ class TurnSwitcher:
     async def _set(self, before: GroupState, state: GroupState, order_text: bytes = b"") -> GroupState | None:
         """The state that is in effect; None if another process has taken the lease since."""
         now = self._now()
-        kept = {name: until for name, until in state.kept.items() if until > now}
+        # The engine that is to wake up keeps its mark, however long that takes.
+        coming = state.wakes if state.phase != "steady" else ""
+        kept = {name: until for name, until in state.kept.items() if until > now or name == coming}
         asleep = {name: before.asleep.get(name, now) for name in self._engines if name not in state.awake}
         new = replace(state, version=before.version + 1, asleep=asleep, kept=kept)
         return new if await self._records.set_state(self._name, new, order_text) else None

@@ -133,7 +133,8 @@ class TurnTaker:
         return MemberReport(people, demand.lines, self._used_at[name], demand.asked_at, demand.line_at)
 
     async def _apply(self, state: GroupState) -> None:
-        if self._state is not None and state.version == self._state.version and not self._has_looked:
+        # Not only the version: a failover of Redis may have lost the state that had it before.
+        if state == self._state and not self._has_looked:
             return
         self._state, self._has_looked = state, False
         for name, member in self._engines.items():

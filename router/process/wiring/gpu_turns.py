@@ -84,6 +84,8 @@ def build_gpu_turns(
 
 
 def _demand(engine: Engine, pools: Sequence[EnginePool], clock: RedisClock) -> Demand:
+    if engine.drained:  # an operator wants no requests there
+        return Demand(in_flight=sum(each.in_flight for each in _engines(pools, engine.name)))
     waits = [each.waking.longest_waits(engine.model) for each in pools]
     return Demand(
         in_flight=sum(each.in_flight for each in _engines(pools, engine.name)),

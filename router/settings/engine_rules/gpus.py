@@ -32,7 +32,9 @@ def broken_gpus(gpus: Sequence[GpuSettings], engines: Sequence[EngineSettings]) 
 
 def _member(gpu: GpuSettings, index: int, engine: EngineSettings) -> Iterator[Mistake]:
     place: Place = ("engine", index)
-    if len(engine.addresses) != 1 or engine.data_parallel > 1:
+    if engine.data_parallel > 1:
+        yield Mistake((*place, "data_parallel"), f"must be 1: the engine takes turns at {gpu.name!r}")
+    elif len(engine.addresses) != 1:
         yield Mistake((*place, "urls"), f"must be one url: the engine takes turns at {gpu.name!r}", of_value=False)
     yield from _sleep(gpu, place, engine)
     if gpu.memory is None:
@@ -55,7 +57,7 @@ def _sleep(gpu: GpuSettings, place: Place, engine: EngineSettings) -> Iterator[M
         if engine.sleep is not None:
             yield Mistake(sleep, "cannot be combined with sleep_call and wake_call", reads=calls)
         if engine.launch is not None:
-            message = 'are for engines that something else starts; set sleep to "vllm" or "process"'
+            message = 'is for engines that something else starts; set sleep to "vllm" or "process"'
             yield Mistake(calls[0], message, of_value=False, reads=(launch,))
     elif engine.launch is None:
         if engine.sleep is None:

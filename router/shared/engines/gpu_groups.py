@@ -285,6 +285,7 @@ class GpuGroups:
         """`process`: an id without blanks that no other process has."""
         self._pipeline = pipeline
         self._process = process
+        self._refusal = ""  # of Redis, the last one
 
     async def exchange(self, group: str, report: GroupReport) -> GroupView:
         reply = await self._execute(exchange_command(group, self._process, report))
@@ -315,8 +316,11 @@ class GpuGroups:
         if isinstance(reply, RedisBackendError):  # the server of a cluster that holds the key is down
             raise RedisDownError
         if isinstance(reply, Exception):  # out of memory, or no permission
-            log.debug("cannot exchange the state of a GPU: %s", reply)
+            if str(reply) != self._refusal:  # else it is logged already
+                self._refusal = str(reply)
+                log.warning("Redis refuses the state of a GPU, so its engines take no turns: %s", reply)
             raise RedisDownError
+        self._refusal = ""
         return reply
 
 

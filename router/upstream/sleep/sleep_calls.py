@@ -2,8 +2,12 @@
 
 import asyncio
 import contextlib
-from typing import Final
+import os
+import signal
+import tempfile
+from typing import IO, Final
 
+from router.core.printable import escape_unprintable
 from router.net.client.errors import EngineError, describe_cause
 from router.upstream.client import EngineClient
 from router.upstream.engine import Engine
@@ -13,7 +17,7 @@ _TIMEOUT: Final = 600.0  # seconds
 _READY_INTERVAL: Final = 0.5  # seconds between two checks whether the engine answers
 _CHECK_TIMEOUT: Final = 5.0  # seconds
 _MAX_ANSWER: Final = 64 << 10  # bytes
-_MAX_MESSAGE: Final = 200  # characters of what a command says of its failure
+_MAX_MESSAGE: Final = 200  # bytes of what a command writes before it fails
 
 
 class SleepByCalls:
@@ -41,8 +45,9 @@ class SleepByCalls:
         except TimeoutError:
             raise SleepError(f"it does not answer its health check within {_TIMEOUT:g} s of `wake`") from None
 
-    async def is_sleeping(self, _: Engine) -> bool | None:
-        return None
+    async def is_sleeping(self, engine: Engine) -> bool | None:
+        # A server that has unloaded its model may be healthy, too.
+        return None if await self._is_healthy(engine) else True
 
     async def _is_healthy(self, engine: Engine) -> bool:
         try:
@@ -53,7 +58,7 @@ class SleepByCalls:
             return False
 
     async def _call(self, name: str, target: str) -> None:
-        if target.startswith(("http://", "https://")):
+        if target.lower().startswith(("http://", "https://")):
             await self._post(name, target)
         else:
             await _run(name, target)
@@ -69,22 +74,36 @@ class SleepByCalls:
 
 
 async def _run(name: str, command: str) -> None:
-    process = await asyncio.create_subprocess_shell(
-        command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        async with asyncio.timeout(_TIMEOUT):
-            _, errors = await process.communicate()
-    except TimeoutError:
-        raise SleepError(f"`{name}`: the command has not ended within {_TIMEOUT:g} s") from None
-    finally:
-        # Also after a cancellation: another process may decide by now, and would run the same command.
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-    if process.returncode:
-        message = errors.decode("utf-8", "replace").strip()[-_MAX_MESSAGE:]
-        raise SleepError(f"`{name}`: the command has ended with status {process.returncode}: {message}")
+    # A file and not a pipe: a server that the command leaves in the background would keep a pipe open.
+    with tempfile.TemporaryFile() as errors:
+        try:
+            process = await asyncio.create_subprocess_shell(
+                command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            raise SleepError(f"`{name}`: the command cannot be started: {error}") from error
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                await process.wait()
+        except TimeoutError:
+            raise SleepError(f"`{name}`: the command has not ended within {_TIMEOUT:g} s") from None
+        finally:
+            # Also after a cancellation: another process may decide by now, and would run the same command.
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode:
+            raise SleepError(f"`{name}`: the command has ended with status {process.returncode}{_end_of(errors)}")
+
+
+def _end_of(errors: IO[bytes]) -> str:
+    """The last line that a command has written, for a message."""
+    size = errors.seek(0, os.SEEK_END)
+    errors.seek(max(0, size - _MAX_MESSAGE))
+    lines = errors.read(_MAX_MESSAGE).decode("utf-8", "replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f": {escape_unprintable(last.strip())}" if last else ""

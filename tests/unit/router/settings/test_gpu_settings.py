@@ -47,7 +47,7 @@ MEMORY = engine("a", 'sleep = "vllm"\ngpu_memory = "14GiB"\n')
         ),
         (
             engine("a", 'sleep_call = "x"\nwake_call = "y"\n', rest=_LAUNCH) + engine("b") + gpu(),
-            "engine[0].sleep_call: are for engines that something else starts",
+            "engine[0].sleep_call: is for engines that something else starts",
         ),
         (
             engine("a", "", "http://10.0.0.1:8000", _LAUNCH) + engine("b") + gpu(),
